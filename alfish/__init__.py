@@ -1,0 +1,44 @@
+"""alfish: a modular toolkit for on-policy, off-policy, offline and hybrid reinforcement learning in PyTorch.
+
+policy = alfish.load("runs/ppo")
+action = policy.act(observation)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Imported when first used: `import alfish` alone should not wait for torch.
+_HOME = {
+    "AlgStep": "alfish.data",
+    "Experience": "alfish.data",
+    "LossInfo": "alfish.data",
+    "Policy": "alfish.policy",
+    "RLAlgorithm": "alfish.algorithms.rl_algorithm",
+    "StepType": "alfish.data",
+    "TimeStep": "alfish.data",
+    "Trainer": "alfish.trainer",
+    "load": "alfish.bin.run",
+    "make_environment": "alfish.environments",
+}
+__all__ = sorted(_HOME)
+
+if TYPE_CHECKING:
+    from alfish.algorithms.rl_algorithm import RLAlgorithm as RLAlgorithm
+    from alfish.bin.run import load as load
+    from alfish.data import AlgStep as AlgStep
+    from alfish.data import Experience as Experience
+    from alfish.data import LossInfo as LossInfo
+    from alfish.data import StepType as StepType
+    from alfish.data import TimeStep as TimeStep
+    from alfish.environments import make_environment as make_environment
+    from alfish.policy import Policy as Policy
+    from alfish.trainer import Trainer as Trainer
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'alfish' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)
