@@ -1,0 +1,54 @@
+"""Nests: NamedTuples, dicts and tuples of leaves, mapped with optree. `None` is an absent subtree.
+
+Leaves are torch tensors unless a function says otherwise.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import optree
+import torch
+
+Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, however deep; a leaf alone; or None
+
+leaves = optree.tree_leaves
+
+
+def map(function: Callable[..., Any], nest: Nest, *others: Nest, is_leaf: Callable[[Any], bool] | None = None) -> Nest:
+    """The nest of `function(leaf, *leaves of the others at the same place)`."""
+    if type(nest) is torch.Tensor:  # a bare leaf is the common case, and the walk costs more than most functions
+        return function(nest, *others)
+    return optree.tree_map(function, nest, *others, is_leaf=is_leaf)
+
+
+def paths(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+    """Names of the leaves in the order of `leaves`: `observation.camera.0`; the only leaf of a bare leaf is ''."""
+    accessors, _, _ = optree.tree_flatten_with_accessor(nest, is_leaf=is_leaf)
+    return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
+
+
+def stack(nests: list[Nest], dim: int = 0) -> Nest:
+    """Nests of one structure, stacked leaf by leaf along a new dimension."""
+    return map(lambda *tensors: torch.stack(tensors, dim), *nests)
+
+
+def detach(nest: Nest) -> Nest:
+    return map(torch.Tensor.detach, nest)
+
+
+def to(nest: Nest, device: torch.device | str) -> Nest:
+    return map(lambda tensor: tensor.to(device), nest)
+
+
+def merge_leading(nest: Nest) -> Nest:
+    """Leaves `[T, B, ...]` become `[1, T*B, ...]`: time-independent rows in one batch, still time first."""
+    return map(lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), nest)
+
+
+def where(condition: torch.Tensor, chosen: Nest, other: Nest) -> Nest:
+    """Per row: `chosen` where `condition` (`[B]` bool), else `other`; leaves are `[B, ...]`."""
+
+    def select(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return map(select, chosen, other)

@@ -1,0 +1,95 @@
+"""Values that change with training progress, 0 at the start and 1 when the budget is spent.
+
+Any scalar setting that takes a schedule also takes a plain number: `as_schedule` makes the number a constant one.
+Progress may be a float or a 0-d tensor, so that the same schedule serves on the host, in a worker, and in a compiled
+update.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import gin
+import torch
+
+Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
+
+
+def as_schedule(value: "float | Schedule") -> Schedule:
+    return value if callable(value) else Constant(value)
+
+
+@gin.configurable(module="alfish")
+class Constant:
+    def __init__(self, value: float):
+        self._value = value
+
+    def __call__(self, progress: Any) -> float:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Constant({self._value})"
+
+
+@gin.configurable(module="alfish")
+class Linear:
+    """Goes straight from `start` to `end` while progress goes from `begin` to `finish`, and is flat outside."""
+
+    def __init__(self, start: float, end: float = 0.0, begin: float = 0.0, finish: float = 1.0):
+        if not 0 <= begin < finish <= 1:
+            raise ValueError(f"Linear: needs 0 <= begin < finish <= 1, got begin={begin}, finish={finish}")
+        self._start, self._end, self._begin, self._finish = start, end, begin, finish
+
+    def __call__(self, progress: Any) -> Any:
+        share = _clip((progress - self._begin) / (self._finish - self._begin))
+        return self._start + (self._end - self._start) * share
+
+    def __repr__(self) -> str:
+        return f"Linear({self._start} -> {self._end})"
+
+
+@gin.configurable(module="alfish")
+class Exponential:
+    """Goes from `start` to `end` by a constant factor; both positive."""
+
+    def __init__(self, start: float, end: float):
+        if start <= 0 or end <= 0:
+            raise ValueError(f"Exponential: start and end must be positive, got {start} and {end}")
+        self._start, self._rate = start, math.log(end / start)
+
+    def __call__(self, progress: Any) -> Any:
+        exponent = _clip(progress) * self._rate
+        return self._start * (exponent.exp() if isinstance(exponent, torch.Tensor) else math.exp(exponent))
+
+
+@gin.configurable(module="alfish")
+class Cosine:
+    """Goes from `start` to `end` along half a cosine wave."""
+
+    def __init__(self, start: float, end: float = 0.0):
+        self._start, self._end = start, end
+
+    def __call__(self, progress: Any) -> Any:
+        angle = _clip(progress) * math.pi
+        cosine = angle.cos() if isinstance(angle, torch.Tensor) else math.cos(angle)
+        return self._end + (self._start - self._end) * (1 + cosine) / 2
+
+
+@gin.configurable(module="alfish")
+class Steps:
+    """`values[i]` from progress `boundaries[i-1]` on: one more value than boundaries, which ascend within (0, 1)."""
+
+    def __init__(self, values: Sequence[float], boundaries: Sequence[float]):
+        if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
+            raise ValueError(f"Steps: needs ascending boundaries and one more value, got {values} and {boundaries}")
+        self._values, self._boundaries = values, boundaries
+
+    def __call__(self, progress: Any) -> Any:
+        value = self._values[0] + 0 * progress
+        for boundary, before, after in zip(self._boundaries, self._values, self._values[1:]):
+            value = value + (after - before) * (progress >= boundary)
+        return value
+
+
+def _clip(progress: Any) -> Any:
+    return progress.clamp(0, 1) if isinstance(progress, torch.Tensor) else min(max(progress, 0.0), 1.0)
