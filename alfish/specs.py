@@ -1,0 +1,183 @@
+"""Specs: nests (dict, tuple) whose leaves are gymnasium's Box, Discrete, MultiDiscrete and MultiBinary spaces.
+
+A spec describes what an algorithm sees, per environment and without batch dimension. It differs from the environment's
+own space where the stream does:
+- observations: float64 is float32, Discrete starts at 0;
+- actions: canonical units. Box is one-dimensional float32 in [-1, 1] where the environment's box is bounded (else
+  unbounded, in the environment's units), Discrete and MultiDiscrete start at 0 and are int64, MultiBinary is flat.
+`ActionUnits` converts between the two.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.errors import UsageError
+from alfish.nest import Nest
+
+LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def observation_spec(space: spaces.Space) -> Nest:
+    """The spec of an observation space.
+
+    Raises:
+      UsageError: if a leaf is not one of `LEAF_SPACES` (Text, Graph, Sequence, OneOf), with its path.
+    """
+    return _map_space(_observation_leaf, space, "observation")
+
+
+def action_spec(space: spaces.Space) -> Nest:
+    """The canonical spec of an action space; see the module's docstring.
+
+    Raises:
+      UsageError: if a leaf is not one of `LEAF_SPACES`, with its path.
+    """
+    return _map_space(_action_leaf, space, "action")
+
+
+def reward_spec(num_rewards: int | None = None) -> spaces.Box:
+    """A scalar reward, or a vector of `num_rewards`."""
+    return spaces.Box(-np.inf, np.inf, () if num_rewards is None else (num_rewards,), np.float32)
+
+
+def torch_dtype(spec: spaces.Space) -> torch.dtype:
+    """The dtype that a leaf has in the stream."""
+    return torch.from_numpy(np.empty(0, spec.dtype)).dtype
+
+
+def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cpu") -> Nest:
+    """A nest of zeros, each leaf `[*leading, *shape]`."""
+    return nest.map(
+        lambda leaf: torch.zeros(*leading, *(leaf.shape or ()), dtype=torch_dtype(leaf), device=device), spec
+    )
+
+
+def is_bounded(spec: spaces.Space) -> bool:
+    """Whether every entry of a leaf has two finite bounds (true for all but Box)."""
+    return not isinstance(spec, spaces.Box) or spec.is_bounded("both")
+
+
+def describe(spec: Nest) -> str:
+    """One line for messages: `camera: Box(0, 255, (84, 84, 3), uint8), speed: Discrete(3)`."""
+    parts = [f"{path}: {leaf}" if path else str(leaf) for path, leaf in zip(nest.paths(spec), nest.leaves(spec))]
+    return ", ".join(parts)
+
+
+class ActionUnits:
+    """Converts actions between an algorithm's units and an environment's, batched; the only place that does.
+
+    A bounded Box is clipped to [-1, 1] and stretched to its bounds; any other Box is clipped to the bounds it has.
+
+    Args:
+      space: the environment's own action space, of one environment.
+      device: None for numpy arrays in and out, else torch tensors there.
+    """
+
+    def __init__(self, space: spaces.Space, device: torch.device | None = None):
+        self._units = _map_space(lambda leaf: _LeafUnits(leaf, device), space, "action")
+        if isinstance(self._units, _LeafUnits):  # a bare leaf: no walk
+            self.to_environment = self._units.to_environment
+            self.from_environment = self._units.from_environment
+            self.executed = self._units.executed
+
+    def to_environment(self, action: Nest) -> Any:
+        """The action nest (leaves `[B, ...]`, canonical) as the environment takes it."""
+        return nest.map(_LeafUnits.to_environment, self._units, action)
+
+    def from_environment(self, action: Nest) -> Nest:
+        """The inverse, for actions within bounds."""
+        return nest.map(_LeafUnits.from_environment, self._units, action)
+
+    def executed(self, action: Nest) -> Nest:
+        """What of a sampled action is executed, in the algorithm's units."""
+        return nest.map(_LeafUnits.executed, self._units, action)
+
+
+class _LeafUnits:
+    """environment = clip(algorithm, low, high) * scale + offset, reshaped."""
+
+    def __init__(self, space: spaces.Space, device: torch.device | None):
+        def constant(array: Any, dtype: Any = np.float32) -> Any:
+            array = np.asarray(array, dtype).reshape(-1)
+            return array if device is None else torch.from_numpy(array).to(device)
+
+        self._shape = _shape(space)
+        self._dtype = space.dtype if device is None else torch_dtype(space)
+        self._low = self._high = self._scale = self._offset = None
+        if isinstance(space, spaces.Box):
+            if space.is_bounded("both"):
+                low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+                self._low, self._high = constant(np.full(low.shape, -1)), constant(np.full(low.shape, 1))
+                self._scale, self._offset = constant((high - low) / 2), constant((high + low) / 2)
+            elif space.bounded_below.any() or space.bounded_above.any():
+                self._low, self._high = constant(space.low), constant(space.high)
+        elif isinstance(space, spaces.Discrete):
+            self._offset = int(space.start) or None
+        elif isinstance(space, spaces.MultiDiscrete) and space.start.any():
+            self._offset = constant(space.start, np.int64)
+
+    def to_environment(self, action: Any) -> Any:
+        value = self.executed(action)
+        if self._scale is not None:
+            value = value * self._scale
+        if self._offset is not None:
+            value = value + self._offset
+        if len(self._shape) != 1:
+            value = value.reshape(len(value), *self._shape)
+        return value.to(self._dtype) if isinstance(value, torch.Tensor) else value.astype(self._dtype, copy=False)
+
+    def from_environment(self, action: Any) -> Any:
+        value = action.reshape(len(action), -1) if self._shape else action
+        if self._offset is not None:
+            value = value - self._offset
+        if self._scale is not None:
+            value = value / (self._scale + (self._scale == 0))
+        return value
+
+    def executed(self, action: Any) -> Any:
+        return action if self._low is None else action.clip(self._low, self._high)
+
+
+def _map_space(function: Any, space: spaces.Space, path: str) -> Nest:
+    if isinstance(space, spaces.Dict):
+        return {key: _map_space(function, child, f"{path}.{key}") for key, child in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_map_space(function, child, f"{path}.{i}") for i, child in enumerate(space.spaces))
+    if not isinstance(space, LEAF_SPACES):
+        raise UsageError(
+            f"{path} is a {type(space).__name__} space, which alfish cannot learn from; wrap the environment so that "
+            "it is a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
+        )
+    return function(space)
+
+
+def _observation_leaf(space: spaces.Space) -> spaces.Space:
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+    return space
+
+
+def _action_leaf(space: spaces.Space) -> spaces.Space:
+    if isinstance(space, spaces.Box):
+        size = int(np.prod(space.shape))
+        if space.is_bounded("both"):
+            return spaces.Box(-1.0, 1.0, (size,), np.float32)
+        return spaces.Box(space.low.reshape(size).astype(np.float32), space.high.reshape(size).astype(np.float32))
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec.reshape(-1))
+    return spaces.MultiBinary(int(np.prod(_shape(space))))
+
+
+def _shape(space: spaces.Space) -> tuple[int, ...]:
+    assert space.shape is not None
+    return tuple(space.shape)
