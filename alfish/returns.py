@@ -1,0 +1,121 @@
+"""Returns and advantages: pure functions from `[T, B]` rows to `[T-1, B]`.
+
+Arrival side, always: what follows action t is reward[t+1], discount[t+1], value[t+1]; row 0's reward and discount are
+never read. `discount` is gamma times the environment's. Rows that do not train (`data.trainable`) are 0 in the result
+and cut the trace, so that no value flows from one episode, or across a gap, into another. A truncated episode
+bootstraps from the value of its LAST row, a terminated one is stopped by its discount 0.
+
+Rewards and values may be `[T, B]` or `[T, B, R]`; discounts are `[T, B]` or `[T, B, R]`.
+"""
+
+import torch
+
+from alfish.data import trainable
+from alfish.losses import masked_mean
+
+
+def discounted_return(
+    reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor
+) -> torch.Tensor:
+    """The return until the episode's end or the last row, whichever comes first, bootstrapped there.
+
+        G_t = r_{t+1} + g_{t+1} G_{t+1},   with G = v at LAST rows and at the last row
+
+    Args:
+      reward: `[T, B]` or `[T, B, R]` float.
+      discount: `[T, B]` or `[T, B, R]` float in [0, 1], gamma folded in.
+      value: like `reward`; only read where the return stops.
+      step_type: `[T, B]` int32.
+
+    Returns:
+      `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train.
+
+    Raises:
+      ValueError: if T < 2 or the shapes differ.
+    """
+    return lambda_return(reward, discount, value, step_type, 1.0)
+
+
+def lambda_return(
+    reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor, lambda_: float
+) -> torch.Tensor:
+    """Bootstrapped returns that mix all horizons by `lambda_`.
+
+        G_t = r_{t+1} + g_{t+1} ((1 - lambda) v_{t+1} + lambda G_{t+1}),   with G = v at LAST rows and at the last row
+
+    Args and raises: as `discounted_return`; `lambda_` in [0, 1], 0 is the one-step return.
+
+    Returns:
+      `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train.
+
+    Source: Sutton & Barto, 2018, ch. 12.3.
+    """
+    advantage = gae(reward, discount, value, step_type, lambda_)
+    return torch.where(_like(trainable(step_type), advantage), advantage + value[:-1], 0)
+
+
+def gae(
+    reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor, lambda_: float
+) -> torch.Tensor:
+    """Generalised advantage estimates.
+
+        delta_t = r_{t+1} + g_{t+1} v_{t+1} - v_t
+        A_t = delta_t + g_{t+1} lambda A_{t+1},   with A = 0 on rows that do not train
+
+    Args and raises: as `discounted_return`; `lambda_` in [0, 1].
+
+    Returns:
+      `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train.
+
+    Source: Schulman et al., 2016, eq. 16.
+    """
+    _check(reward, discount, value, step_type)
+    discount = _like(discount[1:], reward)
+    valid = _like(trainable(step_type), reward)
+    delta = torch.where(valid, reward[1:] + discount * value[1:] - value[:-1], 0)
+    decay = torch.where(valid, discount * lambda_, 0)
+    return reverse_scan(decay, delta)
+
+
+def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """To mean 0 and standard deviation 1 over the rows of `mask`; both `[T, B]`."""
+    mean = masked_mean(values, mask)
+    deviation = masked_mean((values - mean).square(), mask).sqrt()
+    return (values - mean) / (deviation + 1e-8)
+
+
+def reverse_scan(decay: torch.Tensor, increment: torch.Tensor) -> torch.Tensor:
+    """Solves `x_t = increment_t + decay_t x_{t+1}` with x = 0 past the end.
+
+    By doubling: log2(T) whole-array operations in place of T small ones, the same on every device.
+
+    Args:
+      decay: `[T, ...]`.
+      increment: `[T, ...]`.
+
+    Returns:
+      `[T, ...]`.
+    """
+    decay = decay.expand_as(increment)
+    x, reach = increment, 1
+    while reach < len(x):
+        # After each round x_t holds the first `2 * reach` terms of its sum, and decay_t their combined factor.
+        x = torch.cat([x[:-reach] + decay[:-reach] * x[reach:], x[-reach:]])
+        decay = torch.cat([decay[:-reach] * decay[reach:], torch.zeros_like(decay[-reach:])])
+        reach *= 2
+    return x
+
+
+def _like(rows: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
+    """`[T, B]` seen as `[T, B, 1]` where rewards are vectors: aligned on the left only, never on R."""
+    return rows.unsqueeze(-1) if rows.ndim < reward.ndim else rows
+
+
+def _check(reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor) -> None:
+    if len(reward) < 2:
+        raise ValueError(f"returns need at least 2 rows, got {len(reward)}")
+    if value.shape != reward.shape or discount.shape[:2] != reward.shape[:2] or step_type.shape != reward.shape[:2]:
+        raise ValueError(
+            f"shapes differ: reward {tuple(reward.shape)}, discount {tuple(discount.shape)}, "
+            f"value {tuple(value.shape)}, step_type {tuple(step_type.shape)}"
+        )
