@@ -1,0 +1,12 @@
+"""Networks: encoders of nested observations, torsos, policy and value heads.
+
+Every network takes any number of leading dims (`[B]`, `[T, B]`, `[1, N]`) and keeps them. Sizes come from specs, so no
+conf repeats a shape.
+"""
+
+from alfish.networks.actor_critic import ActorCritic
+from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot
+from alfish.networks.heads import PolicyHead
+from alfish.networks.torsos import MLP, Torso
+
+__all__ = ["MLP", "ActorCritic", "Encoder", "Flat", "ImpalaCNN", "NatureCNN", "OneHot", "PolicyHead", "Torso"]

@@ -1,0 +1,73 @@
+"""Heads: features in, a distribution over actions out."""
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest
+from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Distribution, Joint, MultiCategorical
+from alfish.nest import Nest
+from alfish.networks.initializers import orthogonal
+
+
+@gin.configurable(module="alfish.networks")
+class PolicyHead(nn.Module):
+    """One distribution for each leaf of the action: Categorical, MultiCategorical, Bernoulli or DiagonalNormal.
+
+    A normal's standard deviation does not depend on the observation, as in PPO's and A2C's papers.
+
+    Args:
+      input_size: features in.
+      action_spec: canonical action nest.
+      gain: of the final layer's orthogonal weights; small, so that the first policy is close to uniform, or to mean 0.
+      initial_log_std: of normals, in the algorithm's units (half the width of a bounded Box is 1).
+    """
+
+    def __init__(self, input_size: int, action_spec: Nest, gain: float = 0.01, initial_log_std: float = 0.0):
+        super().__init__()
+        self._structure = nest.map(lambda _: 0, action_spec)
+        heads = []
+        for leaf in nest.leaves(action_spec):
+            if isinstance(leaf, spaces.Box):
+                heads.append(_NormalHead(input_size, leaf.shape[0], gain, initial_log_std))
+            elif isinstance(leaf, spaces.Discrete):
+                heads.append(_LogitsHead(input_size, [int(leaf.n)], gain, "categorical"))
+            elif isinstance(leaf, spaces.MultiDiscrete):
+                heads.append(_LogitsHead(input_size, [int(n) for n in leaf.nvec], gain, "multi_categorical"))
+            else:
+                heads.append(_LogitsHead(input_size, [leaf.shape[0]], gain, "bernoulli"))
+        self.heads = nn.ModuleList(heads)
+        self._is_bare = isinstance(action_spec, spaces.Space)
+
+    def forward(self, features: torch.Tensor) -> Distribution:
+        if self._is_bare:
+            return self.heads[0](features)
+        remaining = iter(self.heads)
+        return Joint(nest.map(lambda _: next(remaining)(features), self._structure))
+
+
+class _LogitsHead(nn.Module):
+    def __init__(self, input_size: int, sizes: list[int], gain: float, kind: str):
+        super().__init__()
+        self._sizes, self._kind = sizes, kind
+        self.linear = orthogonal(nn.Linear(input_size, sum(sizes)), gain)
+
+    def forward(self, features: torch.Tensor) -> Distribution:
+        logits = self.linear(features)
+        if self._kind == "categorical":
+            return Categorical.of(logits)
+        if self._kind == "bernoulli":
+            return Bernoulli(logits)
+        return MultiCategorical(tuple(Categorical.of(part) for part in logits.split(self._sizes, -1)))
+
+
+class _NormalHead(nn.Module):
+    def __init__(self, input_size: int, size: int, gain: float, initial_log_std: float):
+        super().__init__()
+        self.linear = orthogonal(nn.Linear(input_size, size), gain)
+        self.log_std = nn.Parameter(torch.full((size,), float(initial_log_std)))
+
+    def forward(self, features: torch.Tensor) -> DiagonalNormal:
+        mean = self.linear(features)
+        return DiagonalNormal(mean, self.log_std.expand_as(mean))
