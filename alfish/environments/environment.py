@@ -1,0 +1,76 @@
+"""What an unroller and the evaluator need of an environment."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.data import TimeStep
+from alfish.nest import Nest
+
+
+class Environment(abc.ABC):
+    """B environments that step together.
+
+    Where finished environments reset themselves in the next step (gymnasium's NEXT_STEP), every step is one row of
+    all: `step` returns LAST rows, and the next `step` FIRST rows. Elsewhere (`ragged`) an environment that finishes
+    makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row that follows it.
+
+    Attributes:
+      num_envs: B.
+      observation_space, action_space: gymnasium's, of one environment.
+      observation_spec, action_spec, reward_spec: see `alfish.specs`.
+      device: where the time steps' leaves are, and where actions are expected.
+      ragged: see above.
+      seeds_rows: whether `reset` takes a mask and a seed a row, so that evaluation may seed every episode.
+      infos: gymnasium's info dict of the last reset or step.
+    """
+
+    ragged = False
+    seeds_rows = False
+    infos: dict[str, Any]
+
+    def __init__(
+        self, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space, num_rewards: int | None,
+        device: torch.device, first_env_id: int = 0,
+    ):  # fmt: skip
+        self.num_envs = num_envs
+        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_spec = specs.observation_spec(observation_space)
+        self.action_spec = specs.action_spec(action_space)
+        self.reward_spec = specs.reward_spec(num_rewards)
+        self.device = device
+        self.env_id = torch.arange(first_env_id, first_env_id + num_envs, dtype=torch.int32, device=device)
+        self.infos = {}
+
+    @abc.abstractmethod
+    def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
+        """FIRST rows of every environment.
+
+        Args:
+          seeds: one an environment; None: at the first call those of the constructor, later ones unseeded.
+          rows: `[B]` bool, reset only these; the others' rows are what they were. Where `seeds_rows`.
+        """
+
+    @abc.abstractmethod
+    def step(self, action: Nest) -> TimeStep:
+        """Acts and returns the rows that arrive. `action` is a nest of `[B, ...]` in the algorithm's units."""
+
+    def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
+        """The FIRST rows that follow the LAST rows of this step: a mask `[B]` bool and rows `[B]`. Where `ragged`."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to continue: random number generators at least. Default: nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Continues from `state`. Whether episodes under way continue too; if not, the next `step` resets them all."""
+        return False
+
+    def close(self) -> None:
+        """Frees what the environments hold."""

@@ -1,0 +1,167 @@
+"""`make_environment`: from an id or a constructor to the stream."""
+
+import difflib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gin
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from alfish.environments.environment import Environment
+from alfish.environments.tensor import TensorEnvironment
+from alfish.environments.vector import VectorEnvironment
+from alfish.errors import UsageError
+
+VECTORIZATIONS = ("sync", "async", "vector_entry_point", "envpool")
+# What a module that cannot be imported tells about the extra that brings it.
+EXTRA_OF_MODULE = {"mujoco": "mujoco", "ale_py": "atari", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool"}
+EXTRA_OF_PREFIX = {"ALE/": "atari"}
+
+
+@gin.configurable(module="alfish.environments")
+def make_environment(
+    env_id: str | Callable[..., Any] = gin.REQUIRED,
+    num_envs: int = 1,
+    vectorization: str = "sync",
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
+    training_wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
+    seed: int = 0,
+    evaluation: bool = False,
+    render_mode: str | None = None,
+) -> Environment:
+    """Builds environments that step together.
+
+    Args:
+      env_id: a gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable that returns a gymnasium Env, or one
+        with an argument `num_envs` that returns a VectorEnv, numpy or torch.
+      num_envs: B.
+      vectorization: 'sync' steps one by one, in this process; 'async' in a process each (pays above about 50 us per
+        step); 'vector_entry_point' takes the id's own vector class; 'envpool' takes EnvPool's.
+      env_kwargs: for the constructor.
+      wrappers: applied to each single environment, the first one innermost.
+      training_wrappers: the same, outside `wrappers`, and left out in evaluation.
+      seed: of the run; environment i receives the i-th child of its SeedSequence.
+      evaluation: build for the evaluator: single environments in sync whose resets the caller owns, whatever
+        `vectorization` says. A VectorEnv of the user's stays as it is.
+      render_mode: gymnasium's.
+
+    Raises:
+      UsageError: an id that does not exist (with close matches), a missing extra, a space that cannot be learned from.
+    """
+    if vectorization not in VECTORIZATIONS:
+        raise UsageError(f"make_environment.vectorization is {vectorization!r}; it is one of {VECTORIZATIONS}")
+    if num_envs < 1:
+        raise UsageError(f"make_environment.num_envs is {num_envs}; it must be at least 1")
+    kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
+    seeds = spawn_seeds(seed, num_envs)
+    if callable(env_id) and "num_envs" in inspect.signature(env_id).parameters:
+        return _adapt(env_id(num_envs=num_envs, **kwargs), seeds, evaluation)
+    if vectorization == "envpool" and not evaluation:
+        return _make_envpool(env_id, num_envs, seeds, kwargs)
+    if vectorization == "vector_entry_point" and not evaluation:
+        _check_exists(env_id)
+        return _adapt(gymnasium.make_vec(env_id, num_envs, vectorization_mode=vectorization, **kwargs), seeds, False)
+
+    def single() -> gymnasium.Env:
+        env = env_id(**kwargs) if callable(env_id) else _make_single(env_id, kwargs)
+        for wrapper in (*wrappers, *(() if evaluation else training_wrappers)):
+            env = wrapper(env)
+        return ScalarReward(env)
+
+    mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
+    if vectorization == "async" and not evaluation:
+        env: VectorEnv = gymnasium.vector.AsyncVectorEnv([single] * num_envs, autoreset_mode=mode)
+    else:
+        # The adapter copies what it keeps.
+        env = gymnasium.vector.SyncVectorEnv([single] * num_envs, copy=False, autoreset_mode=mode)
+    return _adapt(env, seeds, evaluation)
+
+
+class ScalarReward(gymnasium.Wrapper):
+    """Makes a float of whatever number an environment rewards with; arrays of one element break the batching."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return (
+            observation,
+            float(reward.item() if isinstance(reward, np.ndarray) else reward),
+            terminated,
+            truncated,
+            info,
+        )
+
+
+def spawn_seeds(seed: int, count: int) -> list[int]:
+    """Independent 31-bit seeds. `seed + i` would make run 1's environment 1 equal run 2's environment 0."""
+    return [int(child.generate_state(1)[0] >> 1) for child in np.random.SeedSequence(seed).spawn(count)]
+
+
+def _adapt(env: VectorEnv, seeds: Sequence[int], evaluation: bool) -> Environment:
+    returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
+    if returns_tensors:
+        return TensorEnvironment(env, seeds[0])
+    return VectorEnvironment(env, seeds, autoreset=not evaluation)
+
+
+def _make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
+    _check_exists(env_id)
+    try:
+        return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError, ImportError) as error:
+        raise _missing_extra(env_id, error) from error
+    except TypeError as error:
+        raise UsageError(f"make_environment: {env_id} does not take env_kwargs={dict(kwargs)}: {error}") from error
+
+
+def _check_exists(env_id: str) -> None:
+    if ":" in env_id:
+        module, _, env_id = env_id.partition(":")
+        if importlib.util.find_spec(module.split(".")[0]) is None:
+            raise UsageError(f"make_environment.env_id: there is no module {module!r} to import")
+        importlib.import_module(module)
+    for prefix, extra in EXTRA_OF_PREFIX.items():
+        if env_id.startswith(prefix):
+            module = {"atari": "ale_py"}[extra]
+            if importlib.util.find_spec(module) is None:
+                raise UsageError(f"{env_id} needs the extra {extra!r}: pip install 'alfish[{extra}]'")
+            gymnasium.register_envs(importlib.import_module(module))
+    try:
+        gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        close = difflib.get_close_matches(env_id, list(gymnasium.registry), 3, 0.5)
+        hint = f"; close ones are {', '.join(close)}" if close else ""
+        raise UsageError(f"make_environment.env_id: there is no environment {env_id!r}{hint}") from error
+
+
+def _missing_extra(env_id: str, error: Exception) -> UsageError:
+    words = str(error)
+    for module, extra in EXTRA_OF_MODULE.items():
+        if module.lower() in words.lower():
+            return UsageError(f"{env_id} needs the extra {extra!r}: pip install 'alfish[{extra}]'")
+    return UsageError(f"{env_id} cannot be built: {words}")
+
+
+def _make_envpool(env_id: Any, num_envs: int, seeds: Sequence[int], kwargs: Mapping[str, Any]) -> Environment:
+    try:
+        import envpool
+    except ImportError as error:
+        raise UsageError("vectorization 'envpool' needs the extra 'envpool': pip install 'alfish[envpool]'") from error
+    if env_id not in envpool.list_all_envs():
+        close = difflib.get_close_matches(str(env_id), envpool.list_all_envs(), 3, 0.5)
+        raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
+    env = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
+    return EnvPoolEnvironment(env, seeds)
+
+
+class EnvPoolEnvironment(VectorEnvironment):
+    """EnvPool's environments, seeded when they are built."""
+
+    def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None):
+        self._seeds = None
+        return super().reset(None, rows)

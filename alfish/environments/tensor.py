@@ -1,0 +1,123 @@
+"""Vector environments that return torch tensors, on any device, as the stream of time steps; nothing is copied."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from alfish import nest, specs
+from alfish.data import StepType, TimeStep
+from alfish.environments.environment import Environment
+from alfish.environments.vector import autoreset_mode
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.specs import ActionUnits
+
+
+class TensorEnvironment(Environment):
+    """A `gymnasium.vector.VectorEnv` whose observations, rewards and flags are torch tensors `[B, ...]`.
+
+    It must return new tensors at each step, or never write again to those it returned: none is copied. Modes:
+    NEXT_STEP, and SAME_STEP with `infos['final_obs']` as a batch like the observation.
+
+    Args:
+      env: publishes `metadata['autoreset_mode']`; `env.device` is its device (default: cpu).
+      seed: for the first reset.
+      first_env_id: the global id of environment 0.
+    """
+
+    def __init__(self, env: VectorEnv, seed: int, first_env_id: int = 0):
+        mode = autoreset_mode(env)
+        if mode == AutoresetMode.DISABLED:
+            raise UsageError(f"{type(env).__name__} returns tensors and disables autoreset; give it NEXT_STEP")
+        reward_space = getattr(env, "reward_space", None)
+        num_rewards = None if reward_space is None else reward_space.shape[0]
+        device = torch.device(getattr(env, "device", "cpu"))
+        super().__init__(
+            env.num_envs, env.single_observation_space, env.single_action_space, num_rewards, device, first_env_id
+        )
+        self.env = env
+        self.ragged = mode == AutoresetMode.SAME_STEP
+        self._seed: int | None = seed
+        self._units = ActionUnits(env.single_action_space, device)
+        self._was_done = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
+        self._resets: tuple[torch.Tensor, TimeStep] | None = None
+        self._restart = False
+
+    def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
+        seed, self._seed = (self._seed if seeds is None else seeds[0]), None
+        observation, self.infos = self.env.reset(seed=seed)
+        self._was_done = torch.zeros_like(self._was_done)
+        return self._first(self._read(observation))
+
+    def step(self, action: Nest) -> TimeStep:
+        if self._restart:
+            self._restart = False
+            return self.reset()
+        observation, reward, terminated, truncated, self.infos = self.env.step(self._units.to_environment(action))
+        observation, done, first = self._read(observation), terminated | truncated, self._was_done
+        if self.ragged:
+            if "final_obs" not in self.infos:
+                raise UsageError(
+                    f"{type(self.env).__name__} resets in the same step but gives no infos['final_obs'], so truncated "
+                    "episodes cannot be bootstrapped; let it reset in the next step"
+                )
+            self._resets = done, self._first(observation)
+            observation = nest.where(done, self._read(self.infos["final_obs"]), observation)
+        else:
+            self._was_done = done
+        # Whole-array operations without a look at any value: a look would wait for the device.
+        last_or_mid = torch.where(done, StepType.LAST, StepType.MID)
+        return TimeStep(
+            step_type=torch.where(first, StepType.FIRST, last_or_mid).to(torch.int32),
+            reward=_zero_where(first, reward.to(torch.float32)),
+            discount=(~terminated | first).to(torch.float32),
+            observation=observation,
+            prev_action=nest.map(lambda leaf: _zero_where(first, leaf), self._units.executed(action)),
+            env_id=self.env_id,
+        )
+
+    def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
+        resets, self._resets = self._resets, None
+        return resets
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of the environment's state where it has `get_state`, else nothing."""
+        if not hasattr(self.env, "get_state"):
+            return {}
+        return {"env": self.env.get_state(), "was_done": self._was_done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        self.reset()
+        if "env" in state and hasattr(self.env, "set_state"):
+            self.env.set_state(state["env"])
+            self._was_done = state["was_done"].to(self.device)
+            return True
+        self._restart = True
+        return False
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _read(self, observation: Any) -> Nest:
+        def convert(leaf: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.to(specs.torch_dtype(leaf))  # the tensor itself where the dtype is right
+
+        return nest.map(convert, self.observation_spec, observation)
+
+    def _first(self, observation: Nest) -> TimeStep:
+        reward_shape = self.reward_spec.shape
+        return TimeStep(
+            step_type=torch.full((self.num_envs,), StepType.FIRST, dtype=torch.int32, device=self.device),
+            reward=torch.zeros(self.num_envs, *reward_shape, device=self.device),
+            discount=torch.ones(self.num_envs, device=self.device),
+            observation=observation,
+            prev_action=specs.zeros(self.action_spec, (self.num_envs,), self.device),
+            env_id=self.env_id,
+        )
+
+
+def _zero_where(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return values.masked_fill(rows.reshape(-1, *[1] * (values.ndim - 1)), 0)

@@ -1,0 +1,248 @@
+"""Small environments whose right answer is known: for tests, and for trying a new algorithm in seconds.
+
+All are `gymnasium.Env`s or vector environments; build them with `make_environment.env_id = @Stamped` and the like.
+"""
+
+from typing import Any
+
+import gin
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from alfish.errors import UsageError
+
+
+@gin.configurable(module="alfish.environments.toy")
+class Stamped(gymnasium.Env):
+    """Each observation is (env, episode, step), so every row that was torn, lost, doubled or shifted can be told.
+
+    Reward of step k of an episode is k; the env stamp is drawn from the seed, the episode counts from 0.
+
+    Args:
+      lengths: number of actions of the episodes, taken in turn.
+      truncates: whether episodes end by truncation (else by termination).
+    """
+
+    def __init__(self, lengths: tuple[int, ...] = (3, 5, 1, 8), truncates: bool = False):
+        self.observation_space = spaces.Box(0, 2**31, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self._lengths, self._truncates = lengths, truncates
+        self._stamp, self._episode, self._step = -1, -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        if self._stamp < 0:
+            self._stamp = int(self.np_random.integers(1 << 20))
+        self._episode, self._step = self._episode + 1, 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        ends = self._step >= self._lengths[self._episode % len(self._lengths)]
+        info = {"episode": self._episode, "note": "text"}
+        return self._observation(), float(self._step), ends and not self._truncates, ends and self._truncates, info
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self._stamp, self._episode, self._step], np.float32)
+
+
+@gin.configurable(module="alfish.environments.toy")
+class OneState(gymnasium.Env):
+    """One state, reward 1 a step, truncated after `length` actions: its value is 1 / (1 - gamma)."""
+
+    def __init__(self, length: int = 7):
+        self.observation_space = spaces.Box(1, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._length, self._step = length, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        return np.ones(1, np.float32), 1.0, False, self._step >= self._length, {}
+
+
+@gin.configurable(module="alfish.environments.toy")
+class TwoLengths(gymnasium.Env):
+    """Episodes of 10 or 500 actions with equal odds: their mean length is 255, unless short ones are counted first."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._length, self._step = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._length, self._step = (10 if self.np_random.random() < 0.5 else 500), 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        return np.zeros(1, np.float32), 1.0, self._step >= self._length, False, {}
+
+
+@gin.configurable(module="alfish.environments.toy")
+class Bandit(gymnasium.Env):
+    """Match the observation: reward 1 - |action - target| / scale, `length` times an episode, at best.
+
+    Args:
+      action: 'discrete' (4 arms), 'box' (a number in [-2, 6]), 'multi_discrete' or 'multi_binary'.
+      length: actions an episode.
+    """
+
+    def __init__(self, action: str = "discrete", length: int = 4):
+        spaces_of = {
+            "discrete": spaces.Discrete(4, start=-1),
+            "box": spaces.Box(-2, 6, (1,), np.float32),
+            "multi_discrete": spaces.MultiDiscrete([4, 4]),
+            "multi_binary": spaces.MultiBinary(2),
+        }
+        if action not in spaces_of:
+            raise UsageError(f"Bandit.action is {action!r}; it is one of {sorted(spaces_of)}")
+        self.action_space = spaces_of[action]
+        self.observation_space = spaces.Box(0, 1, (4,), np.float32)
+        self._kind, self._length, self._step, self._target = action, length, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        target = self._target
+        if self._kind == "discrete":
+            reward = float(action + 1 == target)
+        elif self._kind == "box":
+            reward = 1 - abs(float(np.asarray(action).reshape(-1)[0]) - target) / 4
+        elif self._kind == "multi_discrete":
+            reward = float(np.mean(np.asarray(action) == [target, 3 - target]))
+        else:
+            reward = float(np.mean(np.asarray(action) == [target // 2, target % 2]))
+        return self._observe(), reward, self._step >= self._length, False, {}
+
+    def _observe(self) -> np.ndarray:
+        self._target = int(self.np_random.integers(4))
+        return np.eye(4, dtype=np.float32)[self._target]
+
+
+@gin.configurable(module="alfish.environments.toy")
+class NestedBandit(gymnasium.Env):
+    """A Dict(image, vector, Discrete) observation and a MultiDiscrete, or a nested, action; the best return is length.
+
+    The image is bright in its left or right half, the vector and the digit say the rest; each part of the action must
+    name one.
+
+    Args:
+      nested_action: the action is a Dict of a Discrete, a Tuple of a Box and a MultiBinary, instead of a MultiDiscrete.
+      image_size: height and width of the image.
+      length: actions an episode.
+    """
+
+    def __init__(self, nested_action: bool = False, image_size: int = 36, length: int = 4):
+        self.observation_space = spaces.Dict(
+            image=spaces.Box(0, 255, (image_size, image_size, 1), np.uint8),
+            vector=spaces.Box(-1, 1, (2,), np.float64),
+            digit=spaces.Discrete(3, start=2),
+        )
+        parts = spaces.Tuple([spaces.Box(-3, 1, (2,), np.float32), spaces.MultiBinary(2)])
+        nested = spaces.Dict(choice=spaces.Discrete(3, start=1), parts=parts)
+        self.action_space = nested if nested_action else spaces.MultiDiscrete([2, 2, 3])
+        self._nested, self._size, self._length = nested_action, image_size, length
+        self._step, self._hidden = 0, (0, 0, 0)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+        self._step += 1
+        side, sign, digit = self._hidden
+        if self._nested:
+            right = [
+                float(action["choice"] - 1 == digit),
+                1 - abs(float(action["parts"][0][0]) - (2 * sign - 2)) / 4,  # -2 or 0
+                float(action["parts"][1][0] == side),
+            ]
+        else:
+            right = [float(a == b) for a, b in zip(action, self._hidden)]
+        return self._observe(), float(np.mean(right)), self._step >= self._length, False, {}
+
+    def _observe(self) -> dict:
+        side, sign, digit = (int(self.np_random.integers(n)) for n in (2, 2, 3))
+        self._hidden = side, sign, digit
+        image = np.zeros((self._size, self._size, 1), np.uint8)
+        half = self._size // 2
+        image[:, half * side : half * (side + 1)] = 255
+        return {"image": image, "vector": np.array([2 * sign - 1, 0.0]), "digit": np.int64(digit + 2)}
+
+
+@gin.configurable(module="alfish.environments.toy")
+class TensorPointMass(VectorEnv):
+    """A point on a line, all environments in a few torch operations: reward -|position|, action a push in [-1, 1].
+
+    Doing nothing returns about -0.5 `length`; pushing home, about -0.5. Its state can be saved and restored exactly.
+
+    Args:
+      num_envs: B.
+      length: actions an episode, then truncated.
+      device: of all tensors.
+      autoreset: 'next_step' or 'same_step'.
+    """
+
+    def __init__(self, num_envs: int, length: int = 20, device: str = "cpu", autoreset: str = "next_step"):
+        mode = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP}[autoreset]
+        self.metadata = {"autoreset_mode": mode}
+        self.num_envs, self.device, self._length = num_envs, torch.device(device), length
+        self.single_observation_space = spaces.Box(-2, 2, (2,), np.float32)
+        self.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
+        self._generator = torch.Generator(device=self.device)
+        self._position = torch.zeros(num_envs, device=self.device)
+        self._elapsed = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[torch.Tensor, dict]:
+        if seed is not None:
+            self._generator.manual_seed(seed)
+        self._position = self._start()
+        self._elapsed = torch.zeros_like(self._elapsed)
+        return self._observation(), {}
+
+    def step(self, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict]:
+        same_step = self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+        restart = self._elapsed >= self._length  # never in SAME_STEP
+        moved = (self._position + 0.5 * action[:, 0]).clamp(-2, 2)
+        self._position = torch.where(restart, self._start(), moved)
+        self._elapsed = torch.where(restart, 0, self._elapsed + 1)
+        reward = torch.where(restart, 0, -self._position.abs())
+        truncated = self._elapsed >= self._length
+        infos = {}
+        if same_step:
+            infos["final_obs"] = self._observation()
+            self._position = torch.where(truncated, self._start(), self._position)
+            self._elapsed = torch.where(truncated, 0, self._elapsed)
+        return self._observation(), reward, torch.zeros_like(truncated), truncated, infos
+
+    def get_state(self) -> dict[str, torch.Tensor]:
+        state = {"position": self._position, "elapsed": self._elapsed, "generator": self._generator.get_state()}
+        return {name: tensor.clone() for name, tensor in state.items()}
+
+    def set_state(self, state: dict[str, torch.Tensor]) -> None:
+        self._position = state["position"].to(self.device)
+        self._elapsed = state["elapsed"].to(self.device)
+        self._generator.set_state(state["generator"].cpu())
+
+    def close(self, **kwargs: Any) -> None:
+        pass
+
+    def _start(self) -> torch.Tensor:
+        return torch.rand(self.num_envs, generator=self._generator, device=self.device) * 2 - 1
+
+    def _observation(self) -> torch.Tensor:
+        return torch.stack([self._position, self._elapsed / self._length], -1)
