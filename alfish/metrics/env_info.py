@@ -1,0 +1,198 @@
+"""Scalars that environments report in their infos.
+
+In gymnasium's format for vector environments an info is a dict of arrays `[B, ...]`; the mask `_key` says which
+environments reported `key` (the others read 0), and nested dicts have masks at both levels. Masks may be missing.
+"""
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+
+from alfish.errors import UsageError
+from alfish.metrics.metric import Metric, Window
+from alfish.metrics.rows import Rows
+
+_MODES = ("episode_end", "step", "sum")
+
+
+@gin.configurable(module="alfish.metrics")
+class EnvInfo(Metric):
+    """Means of what infos report, a scalar each: `env_info/<key>`, `env_info/<key>.<nested key>`.
+
+    Whatever is not one number per environment (strings, None, objects, larger arrays) is passed over. An environment
+    that did not report a key does not take part in its mean, so each mean has its own `/n`.
+
+    Args:
+      include: globs; a flattened name (`a.b.c`) must match one of them.
+      exclude: globs; it must match none of these.
+      when: `episode_end` reads LAST rows; `step` reads every environment step; `sum` adds up the steps of an episode.
+        FIRST rows are never read. `episode_end` and `sum` are averaged over episodes.
+      window: how many values are averaged, the latest ones: episodes, or environment steps under `step`. By default
+        100 episodes or 10_000 steps.
+      name: of the results, before the slash; two `EnvInfo` need two names.
+    """
+
+    reads_infos = True
+
+    def __init__(
+        self,
+        include: Sequence[str] = ("*",),
+        exclude: Sequence[str] = (),
+        when: str = "episode_end",
+        window: int | None = None,
+        name: str = "env_info",
+    ):
+        if when not in _MODES:
+            raise UsageError(f"EnvInfo.when is {when!r}; choose one of {', '.join(_MODES)}.")
+        for globs in (include, exclude):
+            if isinstance(globs, str):
+                raise UsageError(f"EnvInfo takes lists of globs, not the string {globs!r}; write [{globs!r}].")
+        self.name = name
+        self._include, self._exclude, self._when = include, exclude, when
+        self._window_size = window if window is not None else 10_000 if when == "step" else 100
+        self._windows: dict[str, Window] = {}
+        self._open: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # under `sum`: totals and numbers of reports, [B]
+        self._wanted: dict[str, bool] = {}
+
+    def update(self, rows: Rows) -> None:
+        if self._when == "sum":
+            self._add_up(rows, self._read(rows, rows.counted))
+            return
+        where = rows.ended if self._when == "episode_end" else rows.arrived
+        for key, (values, present) in self._read(rows, where).items():
+            self._window_of(key).extend(values[present])
+
+    def result(self) -> dict[str, float]:
+        result = {}
+        for key in sorted(self._windows):
+            result |= self._windows[key].result(f"{self.name}/{key}")
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "windows": {key: window.state_dict() for key, window in self._windows.items()},
+            "open": {key: [torch.from_numpy(array.copy()) for array in pair] for key, pair in self._open.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._windows = {}
+        for key, window_state in state["windows"].items():
+            self._window_of(key).load_state_dict(window_state)
+        self._open = {key: tuple(array.numpy().copy() for array in pair) for key, pair in state["open"].items()}
+
+    def _window_of(self, key: str) -> Window:
+        if key not in self._windows:
+            self._windows[key] = Window(self._window_size)
+        return self._windows[key]
+
+    def _add_up(self, rows: Rows, reported: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        nothing = np.zeros(rows.step_type.shape), np.zeros(rows.step_type.shape, bool)
+        for key in self._open.keys() | reported.keys():
+            values, present = reported.get(key, nothing)
+            open_sum, open_count = self._open.get(key, (None, None))
+            total, open_sum = rows.episode_sums(values, open_sum)
+            count, open_count = rows.episode_sums(present.astype(np.float64), open_count)
+            self._open[key] = open_sum, open_count
+            if count.any():
+                self._window_of(key).extend(total[count > 0])  # never reported is not a sum of 0
+
+    def _read(self, rows: Rows, where: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """By flattened key: values `[T, B]` float64, 0 where absent, and whether present `[T, B]` bool.
+
+        Args:
+          rows: whose infos to read.
+          where: `[T, B]` bool, which rows to read.
+        """
+        columns = {}
+        for row, info in rows.infos:
+            for key, value, present in _at_row(info, where[row], rows.last[row]):
+                if not self._wants(key):
+                    continue
+                numbers = _numbers(value, present)
+                if numbers is None:
+                    continue
+                if key not in columns:
+                    columns[key] = np.zeros(where.shape), np.zeros(where.shape, bool)
+                values, presences = columns[key]
+                np.copyto(values[row], numbers[0], where=numbers[1])
+                presences[row] |= numbers[1]
+        return columns
+
+    def _wants(self, key: str) -> bool:
+        if key not in self._wanted:
+            included = any(fnmatchcase(key, glob) for glob in self._include)
+            self._wanted[key] = included and not any(fnmatchcase(key, glob) for glob in self._exclude)
+        return self._wanted[key]
+
+
+def _at_row(info: dict, where: np.ndarray, last: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
+    """Flattened (key, array, present `[B]`) of one row, LAST columns being read from `final_info` where there is one.
+
+    A vector environment that resets in the same step (SAME_STEP) reports the end of an episode there, and the start of
+    the next one outside.
+    """
+    if not where.any():
+        return
+    if "final_info" in info:
+        final = where & last & _mask(info, "final_info", len(where))
+        where = where & ~final
+        if isinstance(info["final_info"], dict):
+            yield from _flatten(info["final_info"], final)
+    yield from _flatten(info, where)
+
+
+def _flatten(info: dict, where: np.ndarray, prefix: str = "") -> Iterator[tuple[str, Any, np.ndarray]]:
+    for key, value in info.items():
+        is_mask = isinstance(key, str) and key.startswith("_") and key[1:] in info
+        if is_mask or (not prefix and key in ("final_obs", "final_info")):
+            continue
+        present = where & _mask(info, key, len(where))
+        if not present.any():
+            continue
+        if isinstance(value, dict):
+            yield from _flatten(value, present, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value, present
+
+
+def _mask(info: dict, key: Any, num_envs: int) -> np.ndarray:
+    """`[B]` bool: which environments reported `key`; all of them where the info has no mask for it."""
+    mask = info.get(f"_{key}")
+    if isinstance(mask, np.ndarray | torch.Tensor):
+        mask = np.asarray(mask.cpu() if isinstance(mask, torch.Tensor) else mask)
+        if mask.dtype == bool and mask.shape == (num_envs,):
+            return mask
+    return np.ones(num_envs, bool)
+
+
+def _numbers(value: Any, present: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """One float64 per environment and whether it is present, `[B]` both; None if `value` holds anything else."""
+    if isinstance(value, torch.Tensor):
+        value = None if value.is_complex() else value.detach().cpu().double().numpy()
+    if not isinstance(value, np.ndarray) or value.shape[:1] != present.shape:
+        return None
+    if value.dtype.kind in "biuf" and value.size == len(present):
+        return value.reshape(-1).astype(np.float64), present
+    if value.dtype.kind != "O" or value.ndim != 1:
+        return None
+    # gymnasium makes an object array where the first environment's value was not a number.
+    numbers = [_number(item) if there else None for item, there in zip(value, present, strict=True)]
+    found = np.array([number is not None for number in numbers])
+    return (np.array([0.0 if number is None else number for number in numbers]), found) if found.any() else None
+
+
+def _number(item: Any) -> float | None:
+    if isinstance(item, torch.Tensor) and not item.is_complex():
+        item = item.detach().cpu().double().numpy()
+    if isinstance(item, np.ndarray | np.generic) and item.dtype.kind in "biuf" and item.size == 1:
+        item = item.item()
+    if not isinstance(item, int | float):
+        return None
+    try:
+        return float(item)
+    except OverflowError:  # an integer beyond all floats
+        return None

@@ -1,0 +1,143 @@
+"""Metrics of whole episodes: each is a weighted sum over the steps of an episode, averaged over the latest episodes."""
+
+import abc
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+
+from alfish.errors import UsageError
+from alfish.metrics.metric import Metric, Window
+from alfish.metrics.rows import Rows
+
+
+class EpisodeMetric(Metric, abc.ABC):
+    """The mean over the last `window` finished episodes of a sum over each.
+
+    A subclass names itself and says what a step contributes. Values that are not finite are counted, not averaged.
+    """
+
+    def __init__(self, window: int = 100):
+        self._window = Window(window)
+        self._open_sum: np.ndarray | None = None  # [B] float64
+
+    @abc.abstractmethod
+    def per_step(self, rows: Rows) -> np.ndarray:
+        """`[T, B]` float64: what each arrival adds to its episode's total. Other rows are not read."""
+
+    def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """The value of episodes from their totals (`[E]` float64) and their numbers of actions (`[E]` int)."""
+        return total
+
+    def update(self, rows: Rows) -> None:
+        with np.errstate(all="ignore"):  # rewards that are not finite are counted by the window
+            total, self._open_sum = rows.episode_sums(self.per_step(rows), self._open_sum)
+            self._window.extend(self.finish(total, rows.lengths))
+
+    def result(self) -> dict[str, float]:
+        return self._window.result(self.name)
+
+    def state_dict(self) -> dict[str, Any]:
+        open_sum = None if self._open_sum is None else torch.from_numpy(self._open_sum.copy())
+        return {"window": self._window.state_dict(), "open_sum": open_sum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._window.load_state_dict(state["window"])
+        self._open_sum = None if state["open_sum"] is None else state["open_sum"].numpy().copy()
+
+
+@gin.configurable(module="alfish.metrics")
+class AverageReturn(EpisodeMetric):
+    """Undiscounted sum of an episode's rewards."""
+
+    def __init__(self, window: int = 100, name: str = "average_return"):
+        super().__init__(window)
+        self.name = name
+
+    def per_step(self, rows: Rows) -> np.ndarray:
+        return rows.reward
+
+
+@gin.configurable(module="alfish.metrics")
+class AverageEpisodeLength(EpisodeMetric):
+    """Number of actions in an episode."""
+
+    def __init__(self, window: int = 100, name: str = "average_episode_length"):
+        super().__init__(window)
+        self.name = name
+
+    def per_step(self, rows: Rows) -> np.ndarray:
+        return rows.arrived.astype(np.float64)
+
+
+@gin.configurable(module="alfish.metrics")
+class AverageDiscountedReturn(EpisodeMetric):
+    """Discounted return to the end of the episode, from each of its steps, averaged over these steps.
+
+        sum_t G_t / L,   G_t = sum_{k >= t} gamma^(k-t) r_k
+
+    Arrival k takes part in G_0 ... G_k with gamma^k ... 1, so it adds r_k (1 - gamma^(k+1)) / (1 - gamma). Truncated
+    episodes are not bootstrapped.
+
+    Args:
+      gamma: in [0, 1]. Where several are wanted, give each metric its `name`.
+    """
+
+    def __init__(self, gamma: float = 0.99, window: int = 100, name: str = "average_discounted_return"):
+        super().__init__(window)
+        self.name = name
+        self._gamma = _checked(gamma)
+
+    def per_step(self, rows: Rows) -> np.ndarray:
+        starts = rows.index + 1
+        if self._gamma == 1.0:
+            return rows.reward * starts
+        return rows.reward * (1 - self._gamma**starts) / (1 - self._gamma)
+
+    def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
+        return total / length
+
+
+@gin.configurable(module="alfish.metrics")
+class StartDiscountedReturn(EpisodeMetric):
+    """Discounted return from the start of the episode, sum_k gamma^k r_k; what a critic says of FIRST rows.
+
+    Args:
+      gamma: in [0, 1]. Where several are wanted, give each metric its `name`.
+    """
+
+    def __init__(self, gamma: float = 0.99, window: int = 100, name: str = "start_discounted_return"):
+        super().__init__(window)
+        self.name = name
+        self._gamma = _checked(gamma)
+
+    def per_step(self, rows: Rows) -> np.ndarray:
+        return rows.reward * self._gamma ** np.maximum(rows.index, 0)
+
+
+@gin.configurable(module="alfish.metrics")
+class NumberOfEpisodes(Metric):
+    """Episodes that ended since training began, those apart whose start was not seen."""
+
+    def __init__(self, name: str = "episodes"):
+        self.name = name
+        self._count = 0
+
+    def update(self, rows: Rows) -> None:
+        self._count += len(rows.lengths)
+
+    def result(self) -> dict[str, float]:
+        return {self.name: float(self._count)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count = state["count"]
+
+
+def _checked(gamma: float) -> float:
+    if not 0 <= gamma <= 1:
+        raise UsageError(f"A metric's gamma is {gamma}; it must lie in [0, 1].")
+    return float(gamma)

@@ -1,0 +1,194 @@
+"""What a metric is, the window most of them average over, and the container that feeds them."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from alfish.errors import UsageError
+from alfish.metrics.rows import InfoRow, Rows
+
+
+class Metric(Protocol):
+    """Consumes raw rows, yields named scalars. Pure bookkeeping: reading a result changes nothing."""
+
+    name: str  # every result is called `name`, or `name/...`
+    reads_infos: bool = False  # whether `Rows.infos` is wanted; where no metric wants it, it is not kept
+
+    @abc.abstractmethod
+    def update(self, rows: Rows) -> None:
+        """Takes in rows that follow those of the update before."""
+
+    @abc.abstractmethod
+    def result(self) -> dict[str, float]:
+        """Scalars by name; empty where there is nothing yet."""
+
+    @abc.abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, numbers, strings, lists and dicts only."""
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Window:
+    """The last `size` finite values, and how many values were not finite."""
+
+    def __init__(self, size: int):
+        if size < 1:
+            raise UsageError(f"A metric's window is {size}; it must hold at least one value.")
+        self._size = size
+        self._values = np.empty(0)
+        self._num_nonfinite = 0
+
+    def extend(self, values: np.ndarray) -> None:
+        """Takes `[N]` float64 values, oldest first."""
+        if len(values) == 0:
+            return
+        finite = values[np.isfinite(values)]
+        self._num_nonfinite += len(values) - len(finite)
+        self._values = np.concatenate([self._values, finite])[-self._size :]
+
+    def result(self, name: str) -> dict[str, float]:
+        """The mean, `/n` how many values it is a mean of, and `/nonfinite` where there were such values."""
+        result = {}
+        if len(self._values):
+            with np.errstate(over="ignore"):
+                result = {name: float(self._values.mean()), f"{name}/n": float(len(self._values))}
+        if self._num_nonfinite:
+            result[f"{name}/nonfinite"] = float(self._num_nonfinite)
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": torch.from_numpy(self._values.copy()), "num_nonfinite": self._num_nonfinite}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._values = state["values"].numpy().copy()[-self._size :]
+        self._num_nonfinite = state["num_nonfinite"]
+
+
+class Metrics:
+    """Feeds rows to metrics. Rows are gathered first, so that unrolls of length 1 cost little too.
+
+    Args:
+      metrics: distinct by name.
+      num_envs: B.
+      flush_rows: how many rows are gathered before the metrics see them. Results do not depend on it.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], num_envs: int, flush_rows: int = 256):
+        names = [metric.name for metric in metrics]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"Two metrics are called {name!r}; give one of them another `name`.")
+        self._metrics = {metric.name: metric for metric in metrics}
+        self._num_envs = num_envs
+        self._flush_rows = flush_rows
+        self._reads_infos = any(metric.reads_infos for metric in metrics)
+        self._env_id = np.arange(num_envs, dtype=np.int32)
+        self._env_id_given = False
+        self._open_length = np.full(num_envs, -1)
+        self._clear()
+
+    def update(
+        self,
+        step_type: np.ndarray | torch.Tensor,
+        reward: np.ndarray | torch.Tensor,
+        infos: Sequence[InfoRow] = (),
+        env_id: np.ndarray | torch.Tensor | None = None,
+    ) -> None:
+        """Takes in new rows; what it keeps it copies.
+
+        Each row is handed over once: unrolls overlap by a row, and the caller leaves that row out the second time.
+
+        Args:
+          step_type, reward, infos: see `Rows`; arrays or tensors.
+          env_id: `[B]` int, the same at every call.
+
+        Raises:
+          ValueError: if the columns are not those of the calls before.
+        """
+        step_type, reward = _copy(step_type), _copy(reward)
+        if step_type.shape[1:] != (self._num_envs,) or reward.shape[:2] != step_type.shape:
+            expected = f"[T, {self._num_envs}]"
+            raise ValueError(f"Expected {expected} rows, got step_type {step_type.shape} and reward {reward.shape}.")
+        if env_id is not None:
+            self._check_env_id(_numpy(env_id))
+        if self._reads_infos:
+            self._infos += [(self._num_rows + row, _own(info)) for row, info in infos]
+        self._step_type.append(step_type)
+        self._reward.append(reward)
+        self._num_rows += len(step_type)
+        if self._num_rows >= self._flush_rows:
+            self._flush()
+
+    def results(self) -> dict[str, float]:
+        """Every metric's scalars over all rows so far."""
+        self._flush()
+        return {name: value for metric in self._metrics.values() for name, value in metric.result().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        self._flush()
+        metrics = {name: metric.state_dict() for name, metric in self._metrics.items()}
+        return {"open_length": torch.from_numpy(self._open_length.copy()), "metrics": metrics}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues as if nothing had happened, in the middle of episodes too.
+
+        Environments that were started anew say so by their FIRST row, which ends the episodes that were under way
+        uncounted. If the state does not know some metric, that one starts empty, and as it missed the beginning of the
+        episodes under way, no metric counts these.
+
+        Raises:
+          UsageError: if the state is of another number of environments.
+        """
+        num_envs = len(state["open_length"])
+        if num_envs != self._num_envs:
+            raise UsageError(
+                f"The saved metrics are of {num_envs} environments, not {self._num_envs}; set num_envs = {num_envs}."
+            )
+        self._clear()
+        self._open_length = state["open_length"].numpy().copy()
+        if self._metrics.keys() - state["metrics"].keys():
+            self._open_length[:] = -1
+        for name, metric_state in state["metrics"].items():
+            if name in self._metrics:
+                self._metrics[name].load_state_dict(metric_state)
+
+    def _check_env_id(self, env_id: np.ndarray) -> None:
+        if not self._env_id_given:
+            self._env_id, self._env_id_given = env_id.copy(), True
+        if not np.array_equal(env_id, self._env_id):
+            raise ValueError(f"Columns were environments {self._env_id.tolist()} and are now {env_id.tolist()}.")
+
+    def _clear(self) -> None:
+        self._step_type, self._reward, self._infos, self._num_rows = [], [], [], 0
+
+    def _flush(self) -> None:
+        if self._num_rows == 0:
+            return
+        step_type, reward = np.concatenate(self._step_type), np.concatenate(self._reward)
+        rows = Rows(step_type, reward, self._infos, self._env_id, self._open_length)
+        self._clear()
+        self._open_length = rows.next_open_length
+        for metric in self._metrics.values():
+            metric.update(rows)
+
+
+def _numpy(array: np.ndarray | torch.Tensor) -> np.ndarray:
+    return array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+
+
+def _copy(array: np.ndarray | torch.Tensor) -> np.ndarray:
+    return np.array(_numpy(array))
+
+
+def _own(value: Any) -> Any:
+    """A vector info with arrays of its own, without the observations in it."""
+    if isinstance(value, dict):
+        return {key: _own(item) for key, item in value.items() if key not in ("final_obs", "_final_obs")}
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value

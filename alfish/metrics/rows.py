@@ -1,0 +1,144 @@
+"""What one update of the metrics sees, and where in its episode each row lies, computed once for all metrics."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from alfish.data import StepType
+
+InfoRow = tuple[int, dict]  # row t, and the vector info dict that came with it
+
+
+class Rows:
+    """Consecutive raw rows of B environments; column b continues column b of the rows before.
+
+    Args:
+      step_type: `[T, B]` int, T >= 1; values of `StepType`.
+      reward: `[T, B]` or `[T, B, R]` (summed over R), received on arriving at the row; anything at FIRST and PAD.
+      infos: (t, info) for the rows that have one; arrays `[B, ...]` in gymnasium's format for vector environments.
+      env_id: `[B]` int, by default 0 ... B-1.
+      open_length: `[B]` int, `next_open_length` of the rows before: actions so far in each column's episode, -1 where
+        no episode is under way or its FIRST row was never seen. By default -1.
+    """
+
+    def __init__(
+        self,
+        step_type: np.ndarray,
+        reward: np.ndarray,
+        infos: Sequence[InfoRow] = (),
+        env_id: np.ndarray | None = None,
+        open_length: np.ndarray | None = None,
+    ):
+        self.step_type = step_type
+        self.infos = infos
+        self.num_envs = step_type.shape[1]
+        self.env_id = np.arange(self.num_envs, dtype=np.int32) if env_id is None else env_id
+        self.open_length = np.full(self.num_envs, -1) if open_length is None else open_length
+        self._reward = reward
+
+    @cached_property
+    def first(self) -> np.ndarray:
+        """`[T, B]` bool."""
+        return self.step_type == StepType.FIRST
+
+    @cached_property
+    def last(self) -> np.ndarray:
+        """`[T, B]` bool."""
+        return self.step_type == StepType.LAST
+
+    @cached_property
+    def arrived(self) -> np.ndarray:
+        """`[T, B]` bool: MID or LAST, the rows that an action led to. Each is one environment step."""
+        return (self.step_type == StepType.MID) | self.last
+
+    @cached_property
+    def reward(self) -> np.ndarray:
+        """`[T, B]` float64, 0 where nothing arrived."""
+        reward = self._reward.astype(np.float64)
+        if reward.ndim == 3:
+            with np.errstate(all="ignore"):  # what is not finite is counted by the metrics
+                reward = reward.sum(-1)
+        return np.where(self.arrived, reward, 0.0)
+
+    @cached_property
+    def index(self) -> np.ndarray:
+        """`[T, B]` int: k = 0 for the first arrival after FIRST, 1 for the next; -1 at rows of no known episode."""
+        return np.where(self.arrived & self._started, self._arrivals - self._arrivals_before_episode - 1, -1)
+
+    @cached_property
+    def counted(self) -> np.ndarray:
+        """`[T, B]` bool: arrivals in an episode whose FIRST row was seen."""
+        return self.index >= 0
+
+    @cached_property
+    def ended(self) -> np.ndarray:
+        """`[T, B]` bool: LAST rows of episodes whose FIRST row was seen."""
+        return self.last & self.counted
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """`[E]` int: number of actions of each episode that ended, in the order of ending."""
+        return self.index[self.ended] + 1
+
+    @cached_property
+    def next_open_length(self) -> np.ndarray:
+        """`[B]` int: `open_length` for the rows that follow."""
+        row, columns = self._boundary[-1], np.arange(self.num_envs)
+        since = self._arrivals[-1] - self._arrivals[row, columns]
+        inside = np.where(self.first[row, columns], since, -1)
+        carried = np.where(self.open_length >= 0, self.open_length + self._arrivals[-1], -1)
+        return np.where(row < 0, carried, inside)
+
+    def episode_sums(self, per_step: np.ndarray, open_sum: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Sums over episodes, added up step by step in time: the result does not depend on where updates split.
+
+        Args:
+          per_step: `[T, B]` float64; only `counted` rows are read.
+          open_sum: `[B]` float64, sums so far of the episodes under way, from the rows before; None at the start.
+
+        Returns:
+          `[E]` sums of the episodes that ended, in the order of ending, and `[B]` those of the episodes now under way
+          (0 where there is none).
+        """
+        if open_sum is None:
+            open_sum = np.zeros(self.num_envs)
+        ids, num_ids = self._episode_ids
+        columns = np.arange(self.num_envs)
+        addends = np.concatenate([open_sum, per_step[self.counted]])
+        sums = np.bincount(np.concatenate([columns, ids[self.counted]]), addends, num_ids)
+        return sums[ids[self.ended]], np.where(self.next_open_length >= 0, sums[ids[-1]], 0.0)
+
+    @cached_property
+    def _episode_ids(self) -> tuple[np.ndarray, int]:
+        """`[T, B]` int, a number for each episode, below B for those open at the start; and a bound on them."""
+        serial = np.cumsum(self.first, axis=0)
+        return serial * self.num_envs + np.arange(self.num_envs), (serial[-1].max() + 1) * self.num_envs
+
+    @cached_property
+    def _boundary(self) -> np.ndarray:
+        """`[T, B]` int: the latest row up to and including this one that is FIRST or LAST; -1 where there is none."""
+        row = np.arange(len(self.step_type))[:, None]
+        return np.maximum.accumulate(np.where(self.first | self.last, row, -1), axis=0)
+
+    @cached_property
+    def _boundary_before(self) -> np.ndarray:
+        """`[T, B]` int: the same, without this row."""
+        return np.concatenate([np.full((1, self.num_envs), -1), self._boundary[:-1]])
+
+    @cached_property
+    def _arrivals(self) -> np.ndarray:
+        """`[T, B]` int: arrivals up to and including this row."""
+        return np.cumsum(self.arrived, axis=0)
+
+    @cached_property
+    def _started(self) -> np.ndarray:
+        """`[T, B]` bool: just before this row an episode was under way that had begun with FIRST."""
+        row = self._boundary_before
+        return np.where(row < 0, self.open_length >= 0, np.take_along_axis(self.first, np.maximum(row, 0), 0))
+
+    @cached_property
+    def _arrivals_before_episode(self) -> np.ndarray:
+        """`[T, B]` int: what `_arrivals` was when the episode began; negative if it began in earlier rows."""
+        row = self._boundary_before
+        return np.where(row < 0, -self.open_length, np.take_along_axis(self._arrivals, np.maximum(row, 0), 0))

@@ -1,0 +1,51 @@
+"""Metrics of single environment steps. They need no episode to end, nor to have been seen from its start."""
+
+from typing import Any
+
+import gin
+import numpy as np
+
+from alfish.metrics.metric import Metric, Window
+from alfish.metrics.rows import Rows
+
+
+@gin.configurable(module="alfish.metrics")
+class EnvironmentSteps(Metric):
+    """Actions that environments have executed since training began."""
+
+    def __init__(self, name: str = "environment_steps"):
+        self.name = name
+        self._count = 0
+
+    def update(self, rows: Rows) -> None:
+        self._count += int(np.count_nonzero(rows.arrived))
+
+    def result(self) -> dict[str, float]:
+        return {self.name: float(self._count)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count = state["count"]
+
+
+@gin.configurable(module="alfish.metrics")
+class AverageReward(Metric):
+    """Mean reward of the last `window` environment steps, all environments together."""
+
+    def __init__(self, window: int = 10_000, name: str = "average_reward"):
+        self.name = name
+        self._window = Window(window)
+
+    def update(self, rows: Rows) -> None:
+        self._window.extend(rows.reward[rows.arrived])
+
+    def result(self) -> dict[str, float]:
+        return self._window.result(self.name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._window.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._window.load_state_dict(state)
