@@ -1,0 +1,150 @@
+"""Transforms with running statistics."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+
+import gin
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest
+from alfish.data import StepType, TimeStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.returns import reverse_scan
+from alfish.transforms.transform import Transform
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance per entry of all rows seen, in float64. Source: Chan et al., 1979, eq. 2.1."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))  # summed deviations, squared
+        # What the transform reads: float32, and the identity until rows were seen.
+        self.register_buffer("shift", torch.zeros(shape))
+        self.register_buffer("scale", torch.ones(shape))
+
+    def update(self, rows: torch.Tensor, mask: torch.Tensor, epsilon: float) -> None:
+        """`rows` `[N, *shape]`; those where `mask` `[N]` is false do not count."""
+        mask = mask.reshape(-1, *[1] * (rows.ndim - 1))
+        rows = torch.where(mask, rows, 0).double()
+        number = mask.sum().double()
+        safe = number.clamp(min=1)
+        mean = rows.sum(0) / safe
+        squares = torch.where(mask, rows - mean, 0).square().sum(0)
+        total = self.count + number
+        delta = mean - self.mean
+        self.squares += squares + delta.square() * self.count * number / total.clamp(min=1)
+        self.mean += delta * number / total.clamp(min=1)
+        self.count.copy_(total)
+        self.shift.copy_(self.mean)
+        self.scale.copy_((self.squares / total.clamp(min=1) + epsilon).rsqrt())
+
+
+@gin.configurable(module="alfish.transforms")
+class ObservationNormalizer(Transform):
+    """Shifts and scales float leaves to mean 0 and deviation 1 over all rows seen, and clips.
+
+    Args:
+      observation_spec, reward_spec: of the rows that come in.
+      leaves: globs of leaf paths to normalise; leaves that are not float are left alone in any case.
+      clip: largest absolute value that comes out.
+      epsilon: added to the variance.
+    """
+
+    def __init__(
+        self, observation_spec: Nest, reward_spec: spaces.Box, leaves: Sequence[str] = ("*",), clip: float = 10.0,
+        epsilon: float = 1e-8,
+    ):  # fmt: skip
+        super().__init__(observation_spec, reward_spec)
+        self._clip, self._epsilon = clip, epsilon
+
+        def moments(path: str, spec: spaces.Space) -> RunningMoments | None:
+            floats = isinstance(spec, spaces.Box) and spec.dtype == np.float32
+            chosen = floats and any(fnmatch(path, pattern) for pattern in leaves)
+            return RunningMoments(spec.shape) if chosen else None
+
+        paths = nest.paths(observation_spec)
+        self._moments = nn.ModuleList(moments(*pair) for pair in zip(paths, nest.leaves(observation_spec)))
+        if not any(self._moments):
+            raise UsageError(f"ObservationNormalizer: no float leaf matches {leaves}; the leaves are {sorted(paths)}")
+        remaining = iter(self._moments)
+        self.observation_spec = nest.map(
+            lambda spec: spaces.Box(np.float32(-clip), np.float32(clip), spec.shape) if next(remaining) else spec,
+            observation_spec,
+        )
+
+    def transform(self, time_step: TimeStep) -> TimeStep:
+        remaining = iter(self._moments)
+
+        def normalize(leaf: torch.Tensor) -> torch.Tensor:
+            moments = next(remaining)
+            if moments is None:
+                return leaf
+            return ((leaf - moments.shift) * moments.scale).clamp(-self._clip, self._clip)
+
+        return time_step._replace(observation=nest.map(normalize, time_step.observation))
+
+    def observe(self, time_step: TimeStep) -> None:
+        mask = (time_step.step_type != StepType.PAD).reshape(-1)
+        for moments, leaf in zip(self._moments, nest.leaves(time_step.observation)):
+            if moments is not None:
+                moments.update(leaf.flatten(0, 1), mask, self._epsilon)
+
+
+@gin.configurable(module="alfish.transforms")
+class RewardNormalizer(Transform):
+    """Divides rewards by the standard deviation of discounted returns-so-far, and clips. Vector rewards: per entry.
+
+    The return-so-far of a column is R <- gamma R + r, and starts at 0 with each episode. The mean is not subtracted.
+
+    Args:
+      observation_spec, reward_spec: of the rows that come in.
+      gamma: discount per environment step; the algorithm's.
+      clip: largest absolute reward that comes out.
+      epsilon: added to the variance.
+
+    Source: Engstrom et al., 2020, section 3 (reward scaling).
+    """
+
+    def __init__(
+        self, observation_spec: Nest, reward_spec: spaces.Box, gamma: float = 0.99, clip: float = 10.0,
+        epsilon: float = 1e-8,
+    ):  # fmt: skip
+        super().__init__(observation_spec, reward_spec)
+        self._gamma, self._clip, self._epsilon = gamma, clip, epsilon
+        self._moments = RunningMoments(reward_spec.shape)
+        # Of each environment, at the last row observed; sized by the first rows, hence not a buffer.
+        self._return: torch.Tensor | None = None
+
+    def transform(self, time_step: TimeStep) -> TimeStep:
+        scaled = (time_step.reward * self._moments.scale).clamp(-self._clip, self._clip)
+        return time_step._replace(reward=scaled)
+
+    def observe(self, time_step: TimeStep) -> None:
+        step_type, reward = time_step.step_type, time_step.reward.double()
+        arrives = (step_type == StepType.MID) | (step_type == StepType.LAST)
+        # R_t = increment_t + decay_t R_{t-1}: a FIRST row forgets, a PAD row keeps.
+        decay = torch.where(arrives, self._gamma, (step_type == StepType.PAD).double())
+        decay = decay.unsqueeze(-1) if reward.ndim > decay.ndim else decay
+        increment = torch.where(_like(arrives, reward), reward, 0)
+        if self._return is not None:
+            increment[0] += decay[0] * self._return.to(reward.device)
+        so_far = reverse_scan(decay.flip(0), increment.flip(0)).flip(0)
+        self._return = so_far[-1].clone()
+        self._moments.update(so_far.flatten(0, 1), arrives.reshape(-1), self._epsilon)
+
+    def get_extra_state(self) -> dict[str, torch.Tensor | None]:
+        return {"return": self._return}
+
+    def set_extra_state(self, state: dict[str, torch.Tensor | None]) -> None:
+        self._return = state["return"]
+
+
+def _like(rows: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
+    return rows.unsqueeze(-1) if example.ndim > rows.ndim else rows

@@ -1,0 +1,35 @@
+"""Rewards, changed without statistics."""
+
+import gin
+from gymnasium import spaces
+
+from alfish.data import TimeStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.transforms.transform import Transform
+
+
+@gin.configurable(module="alfish.transforms")
+class RewardClip(Transform):
+    """Clips rewards to [low, high], in reward units."""
+
+    def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, low: float = -1.0, high: float = 1.0):
+        super().__init__(observation_spec, reward_spec)
+        if low >= high:
+            raise UsageError(f"RewardClip: low must be below high, got {low} and {high}")
+        self._low, self._high = low, high
+
+    def transform(self, time_step: TimeStep) -> TimeStep:
+        return time_step._replace(reward=time_step.reward.clamp(self._low, self._high))
+
+
+@gin.configurable(module="alfish.transforms")
+class RewardScale(Transform):
+    """Multiplies rewards by `scale`."""
+
+    def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, scale: float = gin.REQUIRED):
+        super().__init__(observation_spec, reward_spec)
+        self._scale = scale
+
+    def transform(self, time_step: TimeStep) -> TimeStep:
+        return time_step._replace(reward=time_step.reward * self._scale)
