@@ -1,0 +1,228 @@
+"""Evaluation that is unbiased, seeded, and the same however many environments it runs in."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import StepType, TimeStep, reset_state
+from alfish.environments import Environment
+from alfish.nest import Nest
+from alfish.transforms import Transforms
+
+# float results depend on the batch size, so the policy is always called with this many rows, padded.
+POLICY_BATCH_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes by their index, which is also what they were seeded by: episode k with `seed + k`."""
+
+    env_steps: int  # of the policy's training
+    seed: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]  # actions
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.returns) / len(self.returns)
+
+    def summary(self) -> dict[str, Any]:
+        """Mean with a 95 % bootstrap interval, spread, and every episode."""
+        returns = np.array(self.returns)
+        draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
+        low, high = np.percentile(draws, [2.5, 97.5])
+        return {
+            "env_steps": self.env_steps,
+            "num_episodes": len(returns),
+            "mean": self.mean,
+            "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+            "ci_low": float(low),
+            "ci_high": float(high),
+            "min": float(returns.min()),
+            "max": float(returns.max()),
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
+
+    def to_csv(self) -> str:
+        rows = [f"{k},{self.seed + k},{r!r},{n}" for k, (r, n) in enumerate(zip(self.returns, self.lengths))]
+        return "\n".join(["episode,seed,return,length", *rows]) + "\n"
+
+
+def make_evaluator(
+    make_environment: Callable[..., Environment],
+    algorithm: RLAlgorithm,
+    transforms: Transforms,
+    num_episodes: int,
+    num_envs: int = POLICY_BATCH_SIZE,
+    **environment_arguments: Any,
+) -> "Evaluator":
+    """An evaluator with environments of its own, of at most `num_envs`.
+
+    Environments that cannot reset and seed single rows (vector environments of the user's) get one for each episode.
+    """
+    environment = make_environment(num_envs=min(num_envs, num_episodes), evaluation=True, **environment_arguments)
+    if not environment.seeds_rows and environment.num_envs != num_episodes:
+        environment.close()
+        environment = make_environment(num_envs=num_episodes, evaluation=True, **environment_arguments)
+    return Evaluator(environment, algorithm, transforms)
+
+
+class Evaluator:
+    """Runs whole episodes under `predict_step`, with frozen transforms and without touching any random state outside.
+
+    Episodes are counted when they start and all run to their end: counting the first to finish would favour short ones.
+
+    Args:
+      environment: built for evaluation; never one that trains.
+      algorithm, transforms: read, not changed.
+    """
+
+    def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):
+        self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
+        self._device = algorithm.progress.device
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        num_episodes: int,
+        seed: int = 0,
+        sample: bool = False,
+        env_steps: int = 0,
+        on_row: Callable[[np.ndarray], None] | None = None,
+    ) -> Evaluation:
+        """Episode k starts from `reset(seed=seed + k)`.
+
+        Args:
+          num_episodes: whole episodes.
+          seed: of episode 0.
+          sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
+          env_steps: of the policy's training, to note in the result.
+          on_row: called after every reset and step with the episode index of each environment, -1 where none is under
+            way (films); environments that have just finished still have theirs.
+        """
+        was_training = self._algorithm.training
+        self._algorithm.eval()
+        cuda = [self._device] if self._device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices=cuda):
+                torch.manual_seed(seed)
+                returns, lengths = self._run(num_episodes, seed, sample, on_row)
+        finally:
+            self._algorithm.train(was_training)
+        return Evaluation(env_steps, seed, tuple(returns), tuple(lengths))
+
+    def close(self) -> None:
+        self.environment.close()
+
+    def _run(self, num_episodes: int, seed: int, sample: bool, on_row: Any) -> tuple[list[float], list[int]]:
+        environment, num_envs = self.environment, self.environment.num_envs
+        returns, lengths = [0.0] * num_episodes, [0] * num_episodes
+        episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
+        started = min(num_envs, num_episodes)
+        time_step = environment.reset(_seeds(episode, seed))
+        state = self._padded_initial_state(num_envs)
+        noise = {k: _seeded_generators(self._device, seed + k) for k in range(started)} if sample else None
+        if on_row:
+            on_row(episode)
+        while (episode >= 0).any():
+            action, state = self._act(time_step, state, episode, noise)
+            time_step = environment.step(nest.to(action, environment.device))
+            step_type = time_step.step_type.cpu().numpy()
+            reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(num_envs, -1).sum(1)
+            for lane in np.flatnonzero(episode >= 0):
+                returns[episode[lane]] += float(reward[lane])
+                lengths[episode[lane]] += 1
+            if on_row:
+                on_row(episode)
+            finished = step_type == StepType.LAST
+            if not finished.any():
+                continue
+            episode = episode.copy()
+            for lane in np.flatnonzero(finished):
+                refill = environment.seeds_rows and started < num_episodes
+                episode[lane] = started if refill else -1
+                if refill and noise is not None:
+                    noise[started] = _seeded_generators(self._device, seed + started)
+                started += refill
+            time_step = self._after_end(time_step, finished, episode, seed)
+            if on_row and (episode[finished] >= 0).any():
+                on_row(np.where(finished, episode, -1))
+        return returns, lengths
+
+    def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
+        """The rows to act from once some environments have finished; those without a further episode idle on."""
+        if self.environment.seeds_rows:
+            first = self.environment.reset(_seeds(episode, seed), finished)
+            return nest.where(torch.from_numpy(finished), first, time_step)
+        resets = self.environment.take_resets()
+        return time_step if resets is None else nest.where(resets[0], resets[1], time_step)
+
+    def _padded_initial_state(self, num_envs: int) -> tuple[Nest, Nest]:
+        rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
+        self._initial_state = nest.to(self._algorithm.initial_state(rows), self._device)
+        return self._initial_state, self._transforms.initial_state(rows)
+
+    def _act(self, time_step: TimeStep, state: Nest, episode: np.ndarray, noise: Any) -> tuple[Nest, Nest]:
+        """Actions `[num_envs, ...]` and the state of all padded rows."""
+        num_envs = len(episode)
+        rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
+        padding = torch.arange(rows, device=time_step.step_type.device).clamp(max=num_envs - 1)
+        padded = nest.to(nest.map(lambda leaf: leaf[padding], time_step), self._device)
+        actions, states = [], []
+        for start in range(0, rows, POLICY_BATCH_SIZE):
+            block = slice(start, start + POLICY_BATCH_SIZE)
+            part, before = nest.map(lambda leaf, block=block: leaf[block], (padded, (state, self._initial_state)))
+            lanes = range(start, min(start + POLICY_BATCH_SIZE, num_envs))
+            step, after = self._act_block(part, before, [episode[lane] for lane in lanes], noise)
+            actions.append(step)
+            states.append(after)
+        action = nest.map(lambda *parts: torch.cat(parts)[:num_envs], *actions)
+        return action, nest.map(lambda *parts: torch.cat(parts), *states)
+
+    def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int], noise: Any) -> tuple[Nest, Nest]:
+        (state, transform_state), initial_state = before
+        seen, transform_state = self._transforms(time_step, transform_state)
+        state = reset_state(state, initial_state, seen.step_type)
+        if noise is None:
+            step = self._algorithm.predict_step(seen, state)
+            return step.output, (step.state, transform_state)
+        # One call for each episode, so that its noise comes from its own generator and from nothing else.
+        own = []
+        for lane, k in enumerate(episodes):
+            if k >= 0:
+                _set_generators(self._device, noise[k])
+            alone = nest.map(lambda leaf, lane=lane: leaf[lane : lane + 1].expand_as(leaf), (seen, state))
+            step = self._algorithm.rollout_step(*alone)
+            if k >= 0:
+                noise[k] = _get_generators(self._device)
+            own.append(nest.map(lambda leaf: leaf[:1], (step.output, step.state)))
+        own += own[-1:] * (POLICY_BATCH_SIZE - len(own))
+        output, state = nest.map(lambda *rows: torch.cat(rows), *own)
+        return output, (state, transform_state)
+
+
+def _seeds(episode: np.ndarray, seed: int) -> list[int | None]:
+    return [seed + int(k) if k >= 0 else None for k in episode]
+
+
+def _seeded_generators(device: torch.device, seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return _get_generators(device)
+
+
+def _get_generators(device: torch.device) -> list[torch.Tensor]:
+    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_device]
+
+
+def _set_generators(device: torch.device, states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

@@ -1,0 +1,220 @@
+"""The unroller that steps in this process: the bit-reproducible reference for all others."""
+
+from typing import Any, NamedTuple
+
+import gin
+import numpy as np
+import optree
+import torch
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, Experience, StepType, TimeStep, reset_state
+from alfish.environments import Environment
+from alfish.errors import RunError, UsageError
+from alfish.nest import Nest
+from alfish.transforms import Transforms
+
+
+class Arrivals(NamedTuple):
+    """What metrics need of the rows that an unroll was the first to see, in the order they arrived."""
+
+    step_type: np.ndarray  # [S, B]
+    reward: np.ndarray  # [S, B] or [S, B, R], raw
+    infos: list[tuple[int, dict[str, Any]]]  # index into S, and gymnasium's info of that step
+
+
+@gin.configurable(module="alfish.unrollers")
+class SyncUnroller:
+    """Acts with an algorithm in environments and keeps what happened, raw, as rows.
+
+    Args:
+      environment: what to act in.
+      algorithm: whose `rollout_step` acts.
+      transforms: what the algorithm sees of a raw row.
+
+    Attributes:
+      arrivals: of the last unroll, for metrics.
+      policy_version: how often weights were published; the caller counts.
+    """
+
+    def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):
+        self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
+        self._device = algorithm.progress.device
+        self._same_device = environment.device == self._device
+        self._time_step: TimeStep | None = None  # the row to act from: the next unroll's row 0
+        self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
+        self._state = self._initial_state
+        self._transform_state = transforms.initial_state(environment.num_envs)
+        self.policy_version = 0
+        self.arrivals: Arrivals | None = None
+
+    @torch.no_grad()
+    def unroll(self, length: int) -> Experience:
+        """Acts until there are `length` rows; on-policy, one more follows: row 0 of the next unroll, for its value.
+
+        Where environments make two rows when they end (`Environment.ragged`), a column that ends more often is full
+        sooner: the unroll stops then, and shorter columns are filled up with PAD rows.
+
+        Returns:
+          Experience whose leaves are `[length, B, ...]`, on-policy `[length+1, B, ...]`; the extra row's action is
+          never executed.
+
+        Raises:
+          RunError: an environment returned a reward or an observation that is not finite.
+        """
+        unseen = self._time_step is None
+        if self._time_step is None:
+            self._time_step = self.environment.reset()
+        state = reset_state(self._state, self._initial_state, self._here(self._time_step.step_type))
+        unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
+        time_step, action, info = unroll(length, unseen)
+        check_finite(time_step)
+        version = torch.full((self.environment.num_envs,), self.policy_version, dtype=torch.int64)
+        return Experience(time_step, action, info, state, version)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "time_step": None if self._time_step is None else list(self._time_step),
+            "state": self._state,
+            "transform_state": self._transform_state,
+            "environment": self.environment.state_dict(),
+            "policy_version": self.policy_version,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues. Episodes that the environment cannot continue end here, truncated."""
+        self._state = nest.to(state["state"], self._device)
+        self._transform_state = nest.to(state["transform_state"], self._device)
+        self.policy_version = state["policy_version"]
+        if state["time_step"] is None:
+            return
+        time_step = nest.to(TimeStep(*state["time_step"]), self.environment.device)
+        if not self.environment.load_state_dict(state["environment"]):
+            time_step = time_step._replace(step_type=torch.full_like(time_step.step_type, StepType.LAST))
+        self._time_step = time_step
+
+    def close(self) -> None:
+        self.environment.close()
+
+    def _unroll_aligned(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
+        """Every step is one row of all columns."""
+        num_rows = length + self._algorithm.on_policy
+        rows, infos = _Rows(num_rows), []
+        for t in range(length):
+            step, transform_state = self._act()
+            rows.write(t, (self._time_step, step.output, step.info))
+            self._advance(step, transform_state)
+            if self.environment.infos:
+                infos.append((t + unseen, self.environment.infos))
+        if self._algorithm.on_policy:
+            step, _ = self._act()  # of the next unroll's row 0, which acts again: its state is dropped
+            rows.write(length, (self._time_step, step.output, step.info))
+        time_step, action, info = rows.finish()
+        seen = time_step if self._algorithm.on_policy else _append(time_step, self._time_step)
+        step_type, reward = seen.step_type.cpu().numpy(), seen.reward.cpu().numpy()
+        self.arrivals = Arrivals(step_type[1 - unseen :], reward[1 - unseen :], infos)
+        return time_step, action, info
+
+    def _unroll_ragged(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
+        """A column gets a row a step, and one more each time its episode ends."""
+        if length < 2 and self._algorithm.on_policy:
+            raise UsageError(
+                "these environments reset in the same step, which needs an unroll length of 2 or more; build them with "
+                "AutoresetMode.NEXT_STEP, or raise Trainer.unroll_length"
+            )
+        num_rows, after = length + 1, 2 if self._algorithm.on_policy else 1
+        rows = _Rows(num_rows)
+        columns = torch.arange(self.environment.num_envs, device=self.environment.device)
+        cursor = torch.zeros_like(columns)  # where each column's current row goes
+        arrivals, infos = ([self._time_step] if unseen else []), []
+        while int(cursor.max()) + after < num_rows:
+            step, transform_state = self._act()
+            record = step.output, step.info
+            rows.write((cursor, columns), (self._time_step, *record))
+            self._advance(step, transform_state)
+            cursor += 1
+            infos.append((len(arrivals), self.environment.infos))
+            arrivals.append(self._time_step)
+            resets = self.environment.take_resets()
+            if resets is not None:
+                ended, first = resets
+                rows.write((cursor[ended], columns[ended]), _select((self._time_step, *record), ended))
+                cursor += ended
+                waiting = torch.full_like(first.step_type, StepType.PAD)
+                arrivals.append(first._replace(step_type=torch.where(ended, first.step_type, waiting)))
+                self._time_step = nest.where(ended, first, self._time_step)
+        if self._algorithm.on_policy:
+            step, _ = self._act()
+            rows.write((cursor, columns), (self._time_step, step.output, step.info))
+            cursor += 1
+        time_step, action, info = rows.finish()
+        filler = torch.arange(num_rows, device=cursor.device)[:, None] >= cursor
+        time_step.step_type.masked_fill_(filler, StepType.PAD)
+        step_type = np.stack([row.step_type.cpu().numpy() for row in arrivals])
+        reward = np.stack([row.reward.cpu().numpy() for row in arrivals])
+        self.arrivals = Arrivals(step_type, reward, [(t, info) for t, info in infos if info])
+        return time_step, action, info
+
+    def _act(self) -> tuple[AlgStep, Nest]:
+        seen, transform_state = self._transforms(self._here(self._time_step), self._transform_state)
+        state = reset_state(self._state, self._initial_state, seen.step_type)
+        return self._algorithm.rollout_step(seen, state), transform_state
+
+    def _advance(self, step: AlgStep, transform_state: Nest) -> None:
+        self._state, self._transform_state = step.state, transform_state
+        action = step.output if self._same_device else nest.to(step.output, self.environment.device)
+        self._time_step = self.environment.step(action)
+
+    def _here(self, value: Nest) -> Nest:
+        return value if self._same_device else nest.to(value, self._device)
+
+
+class _Rows:
+    """Storage laid out from the first row; each leaf `[num_rows, B, ...]` on its own device."""
+
+    def __init__(self, num_rows: int):
+        self._num_rows = num_rows
+        self._tensors: list[torch.Tensor] = []
+        self._targets: list[Any] = []  # numpy views where the tensor is on the CPU: a write costs a tenth
+
+    def write(self, index: Any, row: Nest) -> None:
+        leaves, self._structure = optree.tree_flatten(row)
+        if not self._tensors:
+            self._tensors = [leaf.new_zeros(self._num_rows, *leaf.shape) for leaf in leaves]
+            self._targets = [tensor.numpy() if tensor.device.type == "cpu" else tensor for tensor in self._tensors]
+        for target, leaf in zip(self._targets, leaves):
+            if isinstance(target, np.ndarray):
+                target[index] = leaf.numpy() if not leaf.requires_grad else leaf.detach().numpy()
+            else:
+                target[index] = leaf
+
+    def finish(self) -> Nest:
+        return optree.tree_unflatten(self._structure, self._tensors)
+
+
+def check_finite(time_step: TimeStep) -> None:
+    """Raises RunError that names the environment, the row and the leaf of the first value that is not finite."""
+    named = {"reward": time_step.reward, "discount": time_step.discount}
+    paths = nest.paths(time_step.observation)
+    named |= {f"observation {path}".rstrip(): x for path, x in zip(paths, nest.leaves(time_step.observation))}
+    for name, leaf in named.items():
+        # One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at).
+        if leaf.is_floating_point() and not torch.isfinite(leaf.sum()):
+            bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
+            if not bad.any():
+                continue
+            row, column = (int(i) for i in bad.nonzero()[0])
+            env_id = int(time_step.env_id[row, column])
+            raise RunError(
+                f"environment {env_id} returned a {name} that is not finite in row {row} of the unroll: "
+                f"{leaf[row, column].cpu().numpy()}; mend the environment, the run cannot learn from it"
+            )
+
+
+def _append(rows: TimeStep, row: TimeStep) -> TimeStep:
+    return nest.map(lambda many, one: torch.cat([many, one[None]]), rows, row)
+
+
+def _select(row: Nest, columns: torch.Tensor) -> Nest:
+    return nest.map(lambda leaf: leaf[columns.to(leaf.device)], row)
