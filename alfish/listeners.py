@@ -1,0 +1,168 @@
+"""The trainer's listeners: evaluation, checkpoints, summaries, progress. Each may use what those before it did."""
+
+import sys
+from typing import Any
+
+import gin
+
+from alfish.checkpoint import Checkpoints, write_atomically
+from alfish.errors import UsageError
+from alfish.evaluator import Evaluator
+from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, TensorBoardWriter, Writer
+from alfish.trainer import Listener, Report, Trainer
+
+
+@gin.configurable(module="alfish.listeners")
+class Evaluate(Listener):
+    """Evaluates on its own environments, always on the same episodes, and writes each of them to `eval/`.
+
+    Args:
+      period: environment steps between evaluations; 0: only at the end.
+      num_episodes: whole episodes.
+      num_envs: environments at a time; the result does not depend on it.
+      seed: of the first episode; the others follow.
+    """
+
+    def __init__(self, period: int = 10_000, num_episodes: int = 20, num_envs: int = 8, seed: int = 0):
+        if num_episodes < 1:
+            raise UsageError(f"Evaluate.num_episodes is {num_episodes}; it must be at least 1")
+        self._period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
+        self._evaluator: Evaluator | None = None
+        self._next = period
+
+    def start(self, trainer: Trainer) -> None:
+        self._evaluator = trainer.evaluator(self._num_episodes, self._num_envs)
+
+    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+        due = self._period and report.env_steps >= self._next
+        if not due and not trainer.finished:
+            return
+        if self._period:
+            self._next = (report.env_steps // self._period + 1) * self._period
+        evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
+        directory = trainer.root_dir / "eval"
+        directory.mkdir(exist_ok=True)
+        write_atomically(directory / f"evaluation-{report.env_steps:012d}.csv", evaluation.to_csv())
+        report.evaluation = evaluation
+        summary = evaluation.summary()
+        for name in ("mean", "std", "min", "max"):
+            report.scalars[f"evaluation/{name}_return"] = summary[name]
+        report.scalars["evaluation/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
+        trainer.log(
+            f"Evaluation at {report.env_steps:,} env steps: return {evaluation.mean:.1f} "
+            f"[{summary['ci_low']:.1f}, {summary['ci_high']:.1f}] over {self._num_episodes} episodes"
+        )
+
+    def close(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
+
+
+@gin.configurable(module="alfish.listeners")
+class CheckpointSaver(Listener):
+    """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
+
+    Args:
+      period: environment steps between checkpoints; 0: only at the end, when interrupted, and the best.
+      keep_last: how many of the newest are kept.
+      keep_period: one for every so many environment steps is kept for ever; 0: none.
+      keep_best: whether the one with the best mean evaluation return is kept (of equals, the newest).
+    """
+
+    def __init__(self, period: int = 50_000, keep_last: int = 3, keep_period: int = 0, keep_best: bool = True):
+        self._period, self._keep_last, self._keep_period, self._keep_best = period, keep_last, keep_period, keep_best
+        self._next = period
+        self._best: float | None = None
+
+    def start(self, trainer: Trainer) -> None:
+        directory = trainer.root_dir / "checkpoints"
+        trainer.checkpoints = Checkpoints(directory, self._keep_last, self._keep_period)
+
+    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+        due = self._period and report.env_steps >= self._next
+        evaluation = report.evaluation
+        is_best = (
+            self._keep_best and evaluation is not None and (self._best is None or evaluation.mean >= self._best)
+        )  # fmt: skip
+        if not (due or is_best or report.finished):
+            return
+        if self._period:
+            self._next = (report.env_steps // self._period + 1) * self._period
+        if is_best:
+            self._best = evaluation.mean
+        trainer.save(best=is_best)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next, "best": self._best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next, self._best = state["next"], state["best"]
+
+
+@gin.configurable(module="alfish.listeners")
+class Summaries(Listener):
+    """Writes scalars to TensorBoard (`tensorboard/`) and to `metrics.csv`, and the configuration to TensorBoard."""
+
+    def __init__(self) -> None:
+        self._writer: Writer | None = None
+
+    def start(self, trainer: Trainer) -> None:
+        resumed = trainer.env_steps if trainer.env_steps else None
+        purge_step = None if resumed is None else resumed + 1
+        self._writer = MultiWriter(
+            [
+                TensorBoardWriter(trainer.root_dir / "tensorboard", purge_step),
+                CSVWriter(trainer.root_dir / "metrics.csv", resumed),
+            ]
+        )
+        self._config_written = False
+
+    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+        if not self._config_written:
+            self._config_written = True
+            for name, text in trainer.config.items():
+                self._writer.text(name, f"```\n{text}\n```", report.env_steps)
+        if report.scalars:
+            counters = report.env_steps, report.iterations, report.updates, report.wall_seconds
+            self._writer.scalars(report.scalars, *counters)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+@gin.configurable(module="alfish.listeners")
+class Progress(Listener):
+    """Shows a progress bar; where the console is not a terminal, prints a line every `period_seconds`."""
+
+    def __init__(self, period_seconds: float = 5.0):
+        self._period_seconds = period_seconds
+        self._console: ConsoleProgress | None = None
+        self._values: dict[str, float] = {}
+
+    def start(self, trainer: Trainer) -> None:
+        name, budget = trainer.budget
+        unit = name.removeprefix("num_").replace("_", " ").replace("wall seconds", "seconds")
+        self._console = ConsoleProgress(budget, unit, sys.stderr, self._period_seconds)
+        self._console.update(trainer.progress * budget, trainer.env_steps, {})
+
+    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+        shown = {"return": "metrics/average_return", "loss": "train/loss"}
+        self._values |= {name: report.scalars[key] for name, key in shown.items() if key in report.scalars}
+        self._console.update(report.progress * trainer.budget[1], report.env_steps, self._values)
+
+    def line(self, text: str) -> None:
+        if self._console is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._console.line(text)
+
+    def close(self) -> None:
+        if self._console is not None:
+            self._console.close()

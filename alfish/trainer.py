@@ -1,0 +1,448 @@
+"""The trainer: composes environments, unroller, algorithm and learner, and counts.
+
+The loop yields a `Report` an iteration and knows nobody who reads it; evaluation, checkpoints, summaries and the
+progress bar are listeners.
+"""
+
+import json
+import platform
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gin
+import gymnasium
+import numpy as np
+import torch
+
+import alfish
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches import Batches, EpochBatches
+from alfish.checkpoint import Checkpoints, load_model, rng_state, set_rng_state, write_atomically
+from alfish.data import Experience, StepType
+from alfish.environments import Environment, make_environment
+from alfish.errors import UsageError
+from alfish.evaluator import Evaluation, Evaluator, make_evaluator
+from alfish.learner import Learner
+from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
+from alfish.policy import Policy
+from alfish.transforms import Transforms
+from alfish.unrollers import SyncUnroller
+
+BUDGETS = ("num_env_steps", "num_iterations", "num_updates", "wall_seconds")
+
+
+@dataclass
+class Report:
+    """What one iteration did. Listeners read it in order, and may add to it for those after them."""
+
+    env_steps: int
+    iterations: int
+    updates: int
+    wall_seconds: float
+    progress: float  # of the budget, in [0, 1]
+    finished: bool  # no iteration follows: the budget is spent, or the run was interrupted
+    scalars: dict[str, float] = field(default_factory=dict)  # empty unless a summary was due
+    evaluation: Evaluation | None = None
+
+
+class Listener:
+    """Consumes the trainer's reports. Every method may be left out."""
+
+    def start(self, trainer: "Trainer") -> None:
+        """Before the first iteration, after a resume: whatever is built is built here."""
+
+    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
+        """After every iteration, the last one included (`report.finished`)."""
+
+    def close(self) -> None:
+        """At the end, also after an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def default_listeners() -> list[Listener]:
+    """Evaluation, checkpoints, summaries and the progress bar."""
+    from alfish.listeners import CheckpointSaver, Evaluate, Progress, Summaries
+
+    return [Evaluate(), CheckpointSaver(), Summaries(), Progress()]
+
+
+@gin.configurable(module="alfish")
+class Trainer:
+    """Trains an algorithm in environments until its budget is spent. Give exactly one budget.
+
+    Args:
+      root_dir: the run's directory, made if needed; a run that is there is continued.
+      algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
+      environment: factory like `make_environment`, takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
+      batches: class or factory of the source of batches.
+      unroller: class or factory, takes (environment, algorithm, transforms).
+      learner: class or factory, takes the algorithm.
+      transforms: transform classes, the first one applied first.
+      metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
+      listeners: instances; None: evaluation, checkpoints, summaries and progress.
+      unroll_length: vector steps an iteration.
+      num_env_steps: budget in environment steps, all environments together.
+      num_iterations: budget in iterations.
+      num_updates: budget in gradient steps.
+      wall_seconds: budget in seconds of training, over all resumes.
+      seed: of everything random; environments get independent ones from it.
+      device: 'cpu', 'cuda', 'cuda:1', or 'auto': cuda if there is one.
+      num_threads: of torch. More than one is faster on an idle machine and much slower on a busy one.
+      summary_period: environment steps between two summaries.
+
+    Attributes:
+      env_steps, iterations, updates, wall_seconds, progress: how far the run is.
+      config: texts to save with the run, by file name; the command line puts the gin configuration here.
+    """
+
+    def __init__(
+        self,
+        root_dir: str | Path,
+        *,
+        algorithm: Callable[..., RLAlgorithm] = gin.REQUIRED,
+        environment: Callable[..., Environment] = make_environment,
+        batches: Callable[[], Batches] = EpochBatches,
+        unroller: Callable[..., Any] = SyncUnroller,
+        learner: Callable[[RLAlgorithm], Learner] = Learner,
+        transforms: Sequence[Callable[..., Any]] = (),
+        metrics: Sequence[Metric] | None = None,
+        listeners: Sequence[Listener] | None = None,
+        unroll_length: int = 128,
+        num_env_steps: int | None = None,
+        num_iterations: int | None = None,
+        num_updates: int | None = None,
+        wall_seconds: float | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        num_threads: int = 1,
+        summary_period: int = 1000,
+    ):
+        given = dict(zip(BUDGETS, (num_env_steps, num_iterations, num_updates, wall_seconds)))
+        self._budget_name, self._budget = _only_budget(given)
+        if unroll_length < 1:
+            raise UsageError(f"Trainer.unroll_length is {unroll_length}; it must be at least 1")
+        torch.set_num_threads(num_threads)
+        self.root_dir = Path(root_dir)
+        self.device = _device(device)
+        self.seed, self._unroll_length, self._summary_period = seed, unroll_length, summary_period
+        _seed_all(seed)
+        self._make_environment = environment
+        self.environment = environment(seed=seed)
+        observation_spec, reward_spec = self.environment.observation_spec, self.environment.reward_spec
+        self.transforms = Transforms(transforms, observation_spec, reward_spec).to(self.device)
+        specs = self.transforms.observation_spec, self.environment.action_spec, self.transforms.reward_spec
+        self.algorithm = algorithm(*specs).to(self.device)
+        if not self.algorithm.on_policy:
+            raise UsageError(f"{type(self.algorithm).__name__} is off-policy, and there is no replay to train it from")
+        self.batches = batches()
+        self.batches.check(unroll_length, self.environment.num_envs, self.algorithm.has_state)
+        self.learner = learner(self.algorithm)
+        self.unroller = unroller(self.environment, self.algorithm, self.transforms)
+        metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
+        self.metrics = Metrics(metrics, self.environment.num_envs)
+        self.listeners = list(default_listeners() if listeners is None else listeners)
+        self.checkpoints = Checkpoints(self.root_dir / "checkpoints")
+        self.config: dict[str, str] = {}
+        self.env_steps = self.iterations = 0
+        self.wall_seconds = 0.0
+        self._next_summary = summary_period
+        self._started = False
+        self._updating = False
+        self._interrupted_by: int | None = None
+
+    # Where the run is.
+
+    @property
+    def updates(self) -> int:
+        return self.learner.updates
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self._spent() / self._budget)
+
+    @property
+    def budget(self) -> tuple[str, float]:
+        """Its name, one of `BUDGETS`, and its size."""
+        return self._budget_name, self._budget
+
+    @property
+    def finished(self) -> bool:
+        return self._spent() >= self._budget
+
+    @property
+    def interrupted_by(self) -> int | None:
+        """The signal that ended `train` before its budget was spent."""
+        return self._interrupted_by
+
+    # What it does.
+
+    def start(self) -> None:
+        """Continues the run in `root_dir` if there is one, and starts the listeners. `train` calls this."""
+        if self._started:
+            return
+        self._started = True
+        self.root_dir.mkdir(parents=True, exist_ok=True)
+        if self.checkpoints.steps():
+            step, state = self.checkpoints.load("latest")
+            self.load_state_dict(state)
+            if self.finished:
+                return
+            self.log(f"Resuming from {self.root_dir / 'checkpoints'} at {step:,} env steps")
+        (self.root_dir / "done").unlink(missing_ok=True)
+        for listener in self.listeners:
+            listener.start(self)
+
+    def train(self) -> Report | None:
+        """Runs until the budget is spent, or SIGTERM or SIGINT asks to stop; a second SIGINT exits at once.
+
+        Returns:
+          The last report; None if nothing was left to do.
+        """
+        report: Report | None = None
+        try:
+            self.start()
+            if self.finished:
+                return None
+            write_atomically(self.root_dir / "provenance.json", json.dumps(self._provenance(), indent=2) + "\n")
+            for name, text in self.config.items():
+                write_atomically(self.root_dir / name, text)
+            with _Signals(self):
+                for report in self.iterate():
+                    for listener in self.listeners:
+                        listener.after_iteration(self, report)
+            if self.finished:
+                counters = {"env_steps": self.env_steps, "iterations": self.iterations, "updates": self.updates}
+                write_atomically(self.root_dir / "done", json.dumps(counters) + "\n")
+        except Exception:
+            self._save_what_is_whole()
+            raise
+        finally:
+            self.close()
+        return report
+
+    def close(self) -> None:
+        """Frees environments and files; `train` does it itself."""
+        for listener in self.listeners:
+            listener.close()
+        self.unroller.close()
+
+    def iterate(self) -> Iterator[Report]:
+        """The loop: one unroll, the updates on it, and a report, until one says that it is the last."""
+        finished = self.finished
+        while not finished:
+            report = self._iteration()
+            # A signal that comes while listeners work is seen by the next report, so that one always says `finished`.
+            finished = report.finished
+            yield report
+
+    def evaluator(self, num_episodes: int, num_envs: int = 8, **environment_arguments: Any) -> Evaluator:
+        """An evaluator of the policy in training, with environments of its own."""
+        return make_evaluator(
+            self._make_environment, self.algorithm, self.transforms, num_episodes, num_envs, **environment_arguments
+        )
+
+    def policy(self) -> Policy:
+        """The policy in training, to act with."""
+        spaces = self.environment.observation_space, self.environment.action_space
+        return Policy(self.algorithm, self.transforms, *spaces, self.env_steps)
+
+    def load_policy(self, checkpoint: str | int = "latest") -> int:
+        """Puts a checkpoint's weights and transforms in place, nothing else; returns its env steps."""
+        step, state = self.checkpoints.load(checkpoint)
+        load_model(self.algorithm, state["algorithm"], f"checkpoint {step} of {self.root_dir}")
+        load_model(self.transforms, state["transforms"], f"transforms of checkpoint {step} of {self.root_dir}")
+        self.env_steps = step
+        return step
+
+    def save(self, best: bool = False) -> Path:
+        """Writes a checkpoint of everything that `load_state_dict` continues from."""
+        return self.checkpoints.save(self.env_steps, self.state_dict(), best)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "transforms": self.transforms.state_dict(),
+            "learner": self.learner.state_dict(),
+            "unroller": self.unroller.state_dict(),
+            "metrics": self.metrics.state_dict(),
+            "listeners": [listener.state_dict() for listener in self.listeners],
+            "counters": {
+                "env_steps": self.env_steps, "iterations": self.iterations, "wall_seconds": self.wall_seconds,
+                "next_summary": self._next_summary,
+            },
+            "rng": rng_state(),
+            "num_threads": torch.get_num_threads(),
+            "config": self.config,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        load_model(self.algorithm, state["algorithm"], f"the checkpoint in {self.root_dir}")
+        load_model(self.transforms, state["transforms"], f"the transforms of the checkpoint in {self.root_dir}")
+        self.learner.load_state_dict(state["learner"])
+        if state["unroller"] is not None:
+            self.unroller.load_state_dict(state["unroller"])
+        self.metrics.load_state_dict(state["metrics"])
+        if len(state["listeners"]) == len(self.listeners):
+            for listener, saved in zip(self.listeners, state["listeners"]):
+                listener.load_state_dict(saved)
+        counters = state["counters"]
+        self.env_steps, self.iterations = counters["env_steps"], counters["iterations"]
+        self.wall_seconds, self._next_summary = counters["wall_seconds"], counters["next_summary"]
+        torch.set_num_threads(state["num_threads"])  # sums differ in their last bits between thread counts
+        set_rng_state(state["rng"])
+
+    def log(self, text: str) -> None:
+        """Prints a line without breaking the progress bar, and keeps it in `log.txt`."""
+        with open(self.root_dir / "log.txt", "a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        for listener in self.listeners:
+            if hasattr(listener, "line"):
+                listener.line(text)
+                return
+        print(text, file=sys.stderr, flush=True)
+
+    # The loop's parts.
+
+    def _iteration(self) -> Report:
+        began = time.perf_counter()
+        algorithm = self.algorithm
+        algorithm.progress.fill_(self.progress)
+        algorithm.eval()
+        experience = self.unroller.unroll(self._unroll_length)
+        unrolled = time.perf_counter()
+        arrivals = self.unroller.arrivals
+        self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos)
+        steps = int(((arrivals.step_type == StepType.MID) | (arrivals.step_type == StepType.LAST)).sum())
+        self.env_steps += steps
+        summarize = self.env_steps >= self._next_summary
+        experience = nest.to(experience, self.device)
+        algorithm.train()
+        again = algorithm.preprocess_each_epoch
+        chunks = self.batches.chunks(experience, self._prepare, algorithm.has_state, again)
+        self._updating = True
+        learned = self.learner.train(chunks, summarize)
+        with torch.no_grad():
+            algorithm.after_iteration(experience)
+            # Row 0 was the extra row of the unroll before; statistics count it once.
+            self.transforms.observe(nest.map(lambda leaf: leaf[1:], experience.time_step))
+        self._updating = False
+        self.iterations += 1
+        self.unroller.policy_version += 1
+        ended = time.perf_counter()
+        self.wall_seconds += ended - began
+        report = self._report()
+        if summarize or report.finished:
+            self._next_summary = (self.env_steps // self._summary_period + 1) * self._summary_period
+            report.scalars = {f"train/{name}": value for name, value in learned.items()}
+            report.scalars |= {f"metrics/{name}": value for name, value in self.metrics.results().items()}
+            report.scalars["time/unroll_ms"] = 1000 * (unrolled - began)
+            report.scalars["time/train_ms"] = 1000 * (ended - unrolled)
+            report.scalars["time/env_steps_per_second"] = steps / (ended - began)
+        return report
+
+    def _prepare(self, experience: Experience) -> Experience:
+        with torch.no_grad():
+            seen = experience._replace(time_step=self.transforms.transform(experience.time_step))
+            return self.algorithm.preprocess_experience(seen)
+
+    def _report(self) -> Report:
+        finished = self.finished or self._interrupted_by is not None
+        return Report(self.env_steps, self.iterations, self.updates, self.wall_seconds, self.progress, finished)
+
+    def _spent(self) -> float:
+        spent = (self.env_steps, self.iterations, self.updates, self.wall_seconds)
+        return dict(zip(BUDGETS, spent))[self._budget_name]
+
+    def _save_what_is_whole(self) -> None:
+        """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
+        if self.iterations and not self._updating:
+            self.checkpoints.save(self.env_steps, self.state_dict() | {"unroller": None})
+            self.log(f"Saved a checkpoint at {self.env_steps:,} env steps after an error")
+
+    def _provenance(self) -> dict[str, Any]:
+        """What a reader of the results wants to know of how they came about."""
+        versions = {"alfish": alfish.__version__, "python": platform.python_version(), "torch": torch.__version__}
+        versions |= {"gymnasium": gymnasium.__version__, "numpy": np.__version__}
+        return {
+            "command": sys.argv,
+            "versions": versions,
+            "git": _git_revision(Path(alfish.__file__).parent),
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "machine": f"{platform.platform()}, {platform.processor() or platform.machine()}",
+            "num_threads": torch.get_num_threads(),
+            "seed": self.seed,
+        }
+
+
+class _Signals:
+    """Turns SIGTERM and SIGINT into a stop after the iteration; where there is no main thread, changes nothing."""
+
+    def __init__(self, trainer: Trainer):
+        self._trainer, self._before = trainer, {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._trainer._interrupted_by is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._trainer._interrupted_by = number
+
+
+def _only_budget(given: dict[str, float | None]) -> tuple[str, float]:
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if len(chosen) != 1:
+        said = " and ".join(f"Trainer.{name} = {value}" for name, value in chosen.items()) or "none"
+        raise UsageError(f"Trainer takes exactly one budget of {', '.join(BUDGETS)}; given: {said}")
+    name, value = next(iter(chosen.items()))
+    if value <= 0:
+        raise UsageError(f"Trainer.{name} is {value}; it must be positive")
+    return name, value
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("Trainer.device is 'cuda', but torch finds no GPU here; use --device=cpu")
+    return device
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _git_revision(directory: Path) -> dict[str, Any] | None:
+    """Revision and dirty flag of the checkout that alfish runs from; None where it is not one."""
+    try:
+        revision = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=directory, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        status = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=directory, capture_output=True, text=True, check=True, timeout=10
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"revision": revision, "dirty": bool(status.strip())}
