@@ -1,0 +1,81 @@
+"""The `alfish` command: `alfish SUBCOMMAND --flags`."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+SUBCOMMANDS = {
+    "train": "train what a gin file describes, or continue a run",
+    "evaluate": "evaluate a run's policy on whole, seeded episodes",
+    "play": "play episodes of a run's policy, and film them",
+    "confs": "list the shipped configurations",
+    "check-env": "say whether alfish can train on an environment",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a subcommand; returns its exit status: 2 for a user's mistake, 1 for a run that failed."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        import alfish
+
+        print(f"alfish {alfish.__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in SUBCOMMANDS:
+        print(f"alfish: there is no subcommand {name!r}\n\n{_help()}", file=sys.stderr)
+        return 2
+    sys.path.insert(0, os.getcwd())  # a gin file may import the user's own modules
+    module = importlib.import_module(f"alfish.bin.{name.replace('-', '_')}")
+    if any(argument in ("-h", "--help") for argument in rest):
+        print(f"{module.__doc__.strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
+        return 0
+    return _run(name, module, rest)
+
+
+def _run(name: str, module, rest: list[str]) -> int:
+    from absl import flags
+
+    from alfish.errors import RunError, UsageError
+
+    try:
+        left = module.FLAGS([f"alfish {name}", *rest])[1:]
+        if left:
+            raise UsageError(f"{left[0]!r} is not a flag; flags look like --root_dir=runs/ppo")
+        return module.main(module.FLAGS)
+    except flags.Error as error:
+        print(f"alfish {name}: {error}; `alfish {name} --help` lists the flags", file=sys.stderr)
+        return 2
+    except (UsageError, RunError) as error:
+        # gin appends the chain of constructors to a message; the user needs the sentence.
+        sentence = str(error).split("\n  In call to configurable")[0]
+        print(f"alfish {name}: {sentence}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _help() -> str:
+    lines = [f"  {name:<11} {words}" for name, words in SUBCOMMANDS.items()]
+    return "\n".join(
+        ["alfish: reinforcement learning in PyTorch", "", "usage: alfish SUBCOMMAND --flags", "", *lines, "",
+         "alfish SUBCOMMAND --help explains one of them."]
+    )  # fmt: skip
+
+
+def _flag_help(flag_values) -> str:
+    lines = []
+    for name in sorted(flag_values):
+        flag = flag_values[name]
+        lines.append(f"  --{name}: {flag.help}")
+        if flag.default not in (None, []):
+            lines.append(f"      default: {flag.default}")
+    return "\n".join(lines) or "  none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Evaluates the policy of a run on whole, seeded episodes.
+
+  alfish evaluate --root_dir=runs/ppo --num_episodes=100
+  alfish evaluate --root_dir=runs/ppo --checkpoint=best --json
+
+Episode k is seeded with `seed + k`, every episode that starts is run to its end, and the numbers do not depend on
+--num_envs. With --json, standard output is one JSON object: env_steps, num_episodes, mean, std, ci_low, ci_high (a 95 %
+bootstrap interval of the mean), min, max, returns, lengths.
+"""
+
+import json
+
+from absl import flags
+
+from alfish.errors import UsageError
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", "latest, best, or environment steps.", flag_values=FLAGS)
+flags.DEFINE_integer("num_episodes", 20, "Whole episodes.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
+flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
+flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
+flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)
+flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    from alfish.bin.run import open_run
+
+    if not flag_values.root_dir:
+        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    with open_run(flag_values.root_dir, flag_values.device) as trainer:
+        env_steps = trainer.load_policy(checkpoint(flag_values.checkpoint))
+        evaluator = trainer.evaluator(flag_values.num_episodes, flag_values.num_envs)
+        evaluation = evaluator.evaluate(flag_values.num_episodes, flag_values.seed, flag_values.sample, env_steps)
+        evaluator.close()
+    summary = evaluation.summary()
+    if flag_values.json:
+        print(json.dumps(summary))
+        return 0
+    print(f"checkpoint at {env_steps:,} env steps, {summary['num_episodes']} episodes from seed {flag_values.seed}")
+    print(f"return  mean {summary['mean']:.2f}  95 % interval [{summary['ci_low']:.2f}, {summary['ci_high']:.2f}]")
+    print(f"        std {summary['std']:.2f}  min {summary['min']:.2f}  max {summary['max']:.2f}")
+    print(f"length  mean {sum(summary['lengths']) / len(summary['lengths']):.1f}")
+    return 0
+
+
+def checkpoint(name: str) -> str | int:
+    """'latest', 'best', or a number of environment steps."""
+    if name in ("latest", "best"):
+        return name
+    if name.replace("_", "").isdigit():
+        return int(name)
+    raise UsageError(f"--checkpoint is {name!r}; it is latest, best, or a number of environment steps")

@@ -1,0 +1,53 @@
+"""A run directory, opened again: for evaluation, films, and policies in other programs."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from alfish.bin import configuration
+from alfish.errors import UsageError
+from alfish.policy import Policy
+from alfish.trainer import Trainer
+
+
+@contextlib.contextmanager
+def open_run(root_dir: str | Path, device: str = "cpu") -> Iterator[Trainer]:
+    """The trainer of a run, built from the configuration saved in it, with nothing loaded and nothing started.
+
+    Within the context gin is configured as the run was; at its end, as it was before.
+
+    Raises:
+      UsageError: there is no run, or one that was not built from gin.
+    """
+    root_dir = Path(root_dir)
+    path = root_dir / configuration.CONFIG_FILE
+    if not path.is_file():
+        runs = sorted(str(found.parent) for found in root_dir.parent.glob(f"*/{configuration.CONFIG_FILE}"))
+        hint = f"; there are {', '.join(runs[:3])}" if runs else ""
+        raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {configuration.CONFIG_FILE}{hint}")
+    with configuration.preserved():
+        configuration.read_text(path.read_text(), str(path))
+        trainer = Trainer(root_dir, device=device, listeners=[])
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+
+def load(root_dir: str | Path, checkpoint: str | int = "latest", device: str = "cpu") -> Policy:
+    """The trained policy of a run.
+
+        policy = alfish.load("runs/ppo")
+        action = policy.act(observation)
+
+    Args:
+      root_dir: of `alfish train`.
+      checkpoint: 'latest', 'best' or environment steps.
+      device: where it acts.
+
+    Raises:
+      UsageError: there is no such run or checkpoint.
+    """
+    with open_run(root_dir, device) as trainer:
+        trainer.load_policy(checkpoint)
+        return trainer.policy()

@@ -1,0 +1,82 @@
+"""Trains what a gin file describes.
+
+  alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
+  alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/seed1 --gin_param='Trainer.seed=1'
+
+A gin file is looked for where you stand, then among the shipped confs (`alfish confs` lists them). The same command on
+an existing run continues it from its newest checkpoint; a larger budget extends a finished one. Ctrl-C or SIGTERM saves
+a checkpoint and stops; a second Ctrl-C stops at once.
+
+The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
+operative_config.gin (with every default), provenance.json, log.txt, and `done` once the budget is spent.
+"""
+
+import signal
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from alfish.bin import configuration
+from alfish.errors import UsageError
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string("gin_file", [], "Gin file; repeat it to add others, later ones win.", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "gin_param", [], "One binding, as 'PPO.gamma=0.98'; repeatable, wins over files.", flag_values=FLAGS
+)
+flags.DEFINE_string("root_dir", None, "Directory of the run; made if needed.", flag_values=FLAGS)
+flags.DEFINE_string("device", None, "auto, cpu, cuda or cuda:N; wins over Trainer.device.", flag_values=FLAGS)
+flags.DEFINE_enum(
+    "on_config_change", "stop", ["stop", "old", "new"],
+    "What to do where the run in root_dir has another configuration: stop and show the difference, go on with the old "
+    "one, or go on with the new one.", flag_values=FLAGS,
+)  # fmt: skip
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    if not flag_values.root_dir:
+        raise UsageError("--root_dir is missing: name a directory for the run, as in --root_dir=runs/ppo")
+    root_dir = Path(flag_values.root_dir)
+    saved = root_dir / configuration.CONFIG_FILE
+    files = flag_values.gin_file or [str(saved)]
+    if not flag_values.gin_file and not saved.is_file():
+        raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
+    bindings = list(flag_values.gin_param)
+    if flag_values.device:
+        bindings.append(f"Trainer.device = '{flag_values.device}'")
+    configuration.read(files, bindings)
+    if saved.is_file():
+        _settle(saved, flag_values.on_config_change)
+
+    from alfish.trainer import Trainer  # after the configuration: a typo should not wait for torch
+
+    text = configuration.text()
+    trainer = Trainer(root_dir)
+    configuration.refuse_unreachable(files)
+    operative_text = configuration.operative_text()
+    trainer.config = {configuration.CONFIG_FILE: text, configuration.OPERATIVE_FILE: operative_text}
+    if trainer.train() is None:
+        name, budget = trainer.budget
+        print(f"{root_dir} is done: Trainer.{name} = {budget:,} is spent; raise it to go on", file=sys.stderr)
+        return 0
+    if trainer.interrupted_by is None:
+        return 0
+    name = signal.Signals(trainer.interrupted_by).name
+    print(f"{name}: stopped at {trainer.env_steps:,} env steps; the same command continues", file=sys.stderr)
+    return 128 + trainer.interrupted_by
+
+
+def _settle(saved: Path, choice: str) -> None:
+    """Compares with the configuration of the run that is there."""
+    before = saved.read_text()
+    changes = configuration.difference(before, configuration.text())
+    if not changes or choice == "new":
+        return
+    if choice == "old":
+        configuration.read_text(before, str(saved))
+        return
+    raise UsageError(
+        f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\n"
+        "choose another --root_dir, or go on with --on_config_change=old or =new"
+    )
