@@ -51,7 +51,8 @@ class Learner:
         self._max_nonfinite_updates = max_nonfinite_updates
         self.updates = 0
         device = algorithm.progress.device
-        self._kept = torch.zeros((), device=device)  # updates made, without those skipped
+        self._on_cpu = device.type == "cpu"
+        self._kept = torch.zeros((), dtype=torch.float64, device=device)  # updates made, without those skipped
         self._skipped_in_row = torch.zeros((), device=device)
 
     def train(self, chunks: Iterable[Chunk], summarize: bool = True) -> dict[str, float]:
@@ -103,24 +104,28 @@ class Learner:
         keep = torch.isfinite(total.sum()).float()  # 1, or 0 where the update must be skipped
         self._kept += keep
         self._skipped_in_row.add_(1).mul_(1 - keep)
+        if self._on_cpu and not keep:
+            losses = {}
         for name in losses:
             self._groups[name].clip(norms[name], self._max_grad_norm)
-            self._optimizers[name].step(self._learning_rate[name], keep)
+            self._optimizers[name].step(self._learning_rate[name], None if self._on_cpu else keep)
         self.updates += 1
         with torch.no_grad():
             algorithm.after_update()
-        return _Record(list(losses), total, batch.mask, loss_info.extra or {})
+        return _Record(list(norms), total, batch.mask, loss_info.extra or {})
 
     def _reduce(self, loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
         """One 0-d loss a group: the mean over trained rows, weighted where replay says so, plus its scalar loss."""
         per_row = loss_info.loss if isinstance(loss_info.loss, dict) else {self._only_group(): loss_info.loss}
         losses = {}
-        for name, loss in per_row.items():
+        scalar = loss_info.scalar or {}
+        for name in (*per_row, *scalar):
             if name not in self._groups:
                 raise UsageError(
                     f"calc_loss returned a loss for {name!r}; the parameter groups are {list(self._groups)}"
                 )
-            mask = batch.mask[: len(loss)]
+        for name, loss in per_row.items():
+            mask = batch.mask[: len(loss)] if loss.ndim else batch.mask
             if loss.shape != mask.shape:
                 raise UsageError(
                     f"calc_loss must return one loss per row: {name!r} has shape {tuple(loss.shape)} for rows of "
@@ -129,7 +134,7 @@ class Learner:
             if batch.weight is not None:
                 loss = loss * batch.weight
             losses[name] = masked_mean(loss, mask)
-        for name, loss in (loss_info.scalar or {}).items():
+        for name, loss in scalar.items():
             losses[name] = losses[name] + loss if name in losses else loss
         return losses
 

@@ -1,9 +1,11 @@
 """Optimizers over flat vectors: a parameter group is one tensor, or one for each dtype, with its gradient in `.grad`.
 
-`step(learning_rate, keep)` makes one update where `keep` (0-d float32) is 1, and changes nothing where it is 0, without
-looking at its value, so that an update that is not finite is skipped without waiting for the device.
+An update that is not finite must change nothing. On a CPU the learner looks, and does not call `step`. On a GPU a look
+would wait for the device, so `step` gets a flag there, `keep` (0-d float32), and changes nothing where it is 0; only
+Adam's count of steps, which lives on the host, goes on.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -12,7 +14,7 @@ import torch
 
 
 class Optimizer(Protocol):
-    def step(self, learning_rate: float, keep: torch.Tensor) -> None: ...
+    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -39,32 +41,33 @@ class Adam:
         self._parameters = list(parameters)
         self._first = [torch.zeros_like(p) for p in self._parameters]
         self._second = [torch.zeros_like(p) for p in self._parameters]
-        device = self._parameters[0].device
-        self._rates = 1 - torch.tensor(betas, dtype=torch.float64, device=device)
-        self._remaining = torch.ones(2, dtype=torch.float64, device=device)  # beta^t of the bias corrections
-        self._eps, self._weight_decay = eps, weight_decay
+        self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
+        self._num_steps = 0
 
-    def step(self, learning_rate: float, keep: torch.Tensor) -> None:
-        rates = self._rates * keep
-        self._remaining -= self._remaining * rates
-        scale = learning_rate * keep / (1 - self._remaining[0])
-        root = (1 - self._remaining[1]).sqrt()
-        first_rate, second_rate = rates.float().unbind()
+    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+        self._num_steps += 1
+        # Bias corrections on the host: powers of a 0-d tensor are slow, and lose digits in compiled code.
+        size, root = (1 - beta**self._num_steps for beta in self._betas)
+        size, root = learning_rate / size, math.sqrt(root)
+        first_rate, second_rate = (1 - beta if keep is None else (1 - beta) * keep for beta in self._betas)
         for p, m, v in zip(self._parameters, self._first, self._second):
-            gradient = torch.where(keep > 0, p.grad, 0)  # a rate of 0 does not silence a nan
+            gradient = _silenced(p.grad, keep)
             m.lerp_(gradient, first_rate)
             v.lerp_(gradient.square_(), second_rate)
             if self._weight_decay:
-                p.mul_(1 - learning_rate * self._weight_decay * keep)
-            p.sub_(v.sqrt().div_(root).add_(self._eps).reciprocal_().mul_(m).mul_(scale))
+                p.mul_(1 - learning_rate * self._weight_decay * (1 if keep is None else keep))
+            denominator = v.sqrt().div_(root).add_(self._eps)
+            if keep is None:
+                p.addcdiv_(m, denominator, value=-size)
+            else:
+                p.sub_(m / denominator * (size * keep))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"first": self._first, "second": self._second, "remaining": self._remaining}
+        return {"first": self._first, "second": self._second, "num_steps": self._num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mine, saved in zip((*self._first, *self._second), (*state["first"], *state["second"]), strict=True):
-            mine.copy_(saved)
-        self._remaining.copy_(state["remaining"])
+        _copy((*self._first, *self._second), (*state["first"], *state["second"]))
+        self._num_steps = state["num_steps"]
 
 
 @gin.configurable(module="alfish.optimizers")
@@ -84,25 +87,25 @@ class RMSprop:
         self._second = [torch.zeros_like(p) for p in self._parameters]
         self._decay, self._eps = decay, eps
 
-    def step(self, learning_rate: float, keep: torch.Tensor) -> None:
+    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+        rate = (1 - self._decay) if keep is None else (1 - self._decay) * keep
         for p, v in zip(self._parameters, self._second):
-            gradient = torch.where(keep > 0, p.grad, 0)
-            v.lerp_(gradient.square(), (1 - self._decay) * keep)
-            p.sub_(gradient.div_(v.sqrt().add_(self._eps)).mul_(learning_rate))
+            gradient = _silenced(p.grad, keep)
+            v.lerp_(gradient.square(), rate)
+            p.addcdiv_(gradient, v.sqrt().add_(self._eps), value=-learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         return {"second": self._second}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for mine, saved in zip(self._second, state["second"], strict=True):
-            mine.copy_(saved)
+        _copy(self._second, state["second"])
 
 
 @gin.configurable(module="alfish.optimizers")
 class TorchOptimizer:
     """Any torch optimizer that works entry by entry (SGD, AdamW, NAdam, RAdam, ...): `@TorchOptimizer`.
 
-    Looks at `keep`, and so waits for the device.
+    Looks at `keep`, and so waits for a GPU.
 
     Args:
       parameters: flat vectors.
@@ -112,8 +115,8 @@ class TorchOptimizer:
     def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Any = gin.REQUIRED):
         self._optimizer = optimizer(list(parameters), lr=0.0)
 
-    def step(self, learning_rate: float, keep: torch.Tensor) -> None:
-        if keep > 0:
+    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+        if keep is None or keep > 0:
             for settings in self._optimizer.param_groups:
                 settings["lr"] = learning_rate
             self._optimizer.step()
@@ -123,3 +126,14 @@ class TorchOptimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state)
+
+
+def _silenced(gradient: torch.Tensor | None, keep: torch.Tensor | None) -> torch.Tensor:
+    """The gradient, or zeros where `keep` is 0: a rate of 0 alone does not silence a nan."""
+    assert gradient is not None
+    return gradient if keep is None else torch.where(keep > 0, gradient, 0)
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

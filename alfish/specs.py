@@ -106,6 +106,7 @@ class _LeafUnits:
             return array if device is None else torch.from_numpy(array).to(device)
 
         self._shape = _shape(space)
+        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a Box of no dimension is too
         self._dtype = space.dtype if device is None else torch_dtype(space)
         self._low = self._high = self._scale = self._offset = None
         if isinstance(space, spaces.Box):
@@ -131,7 +132,7 @@ class _LeafUnits:
         return value.to(self._dtype) if isinstance(value, torch.Tensor) else value.astype(self._dtype, copy=False)
 
     def from_environment(self, action: Any) -> Any:
-        value = action.reshape(len(action), -1) if self._shape else action
+        value = action.reshape(len(action), -1) if self._is_vector else action
         if self._offset is not None:
             value = value - self._offset
         if self._scale is not None:

@@ -35,6 +35,7 @@ class PPOTarget(NamedTuple):
     value: torch.Tensor  # before this iteration's updates
     advantage: torch.Tensor  # summed over R
     target: torch.Tensor  # of the value
+    trains: torch.Tensor  # which rows do
 
 
 class PPOTrain(NamedTuple):
@@ -85,7 +86,8 @@ class PPO(RLAlgorithm):
         self._gamma, self._lambda = gamma, lambda_
         self._clip_range = as_schedule(clip_range)
         self._value_clip_range = None if value_clip_range is None else as_schedule(value_clip_range)
-        self._value_coef, self._entropy_coef = value_coef, as_schedule(entropy_coef)
+        self._value_coef = value_coef
+        self._entropy_coef = as_schedule(entropy_coef) if entropy_coef != 0 else None
         self._target_kl = target_kl
         self._normalize_advantage = normalize_advantage
 
@@ -104,11 +106,12 @@ class PPO(RLAlgorithm):
         target = advantage + value[:-1]
         if self.reward_spec.shape:
             advantage = advantage.sum(-1)
+        trains = trainable(step.step_type)
         if self._normalize_advantage:
-            advantage = returns.standardize(advantage, trainable(step.step_type))
+            advantage = returns.standardize(advantage, trains)
         policy = experience.info.policy
         log_prob = policy.log_prob(experience.action)
-        return experience._replace(info=PPOTarget(policy, log_prob, value, advantage, target))
+        return experience._replace(info=PPOTarget(policy, log_prob, value, advantage, target, trains))
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         policy, value = self.network(experience.time_step.observation)
@@ -126,18 +129,20 @@ class PPO(RLAlgorithm):
             value_loss = losses.clipped_value_loss(info.value, rollout.value, rollout.target, value_clip_range)
         if self.reward_spec.shape:
             value_loss = value_loss.sum(-1)
-        entropy = info.policy.entropy()
-        loss = policy_loss + self._value_coef * value_loss - self._entropy_coef(self.progress) * entropy
+        loss = policy_loss + self._value_coef * value_loss
+        if self._entropy_coef is not None:
+            loss = loss - self._entropy_coef(self.progress) * info.policy.entropy()
         with torch.no_grad():
             log_ratio = log_prob - rollout.log_prob
             extra = {
                 "policy_loss": policy_loss.detach(),
                 "value_loss": value_loss.detach(),
-                "entropy": entropy.detach(),
+                "entropy": info.policy.entropy(),
                 "kl": log_ratio.exp() - 1 - log_ratio,  # unbiased and never negative (Schulman, 2020)
                 "clip_fraction": ((ratio - 1).abs() > clip_range).to(loss.dtype),
             }
         stop = None
         if self._target_kl is not None:
-            stop = rollout.policy.kl(info.policy).detach().mean() > 1.5 * self._target_kl
+            kl = losses.masked_mean(rollout.policy.kl(info.policy).detach(), rollout.trains)
+            stop = kl > 1.5 * self._target_kl
         return LossInfo(loss, extra=extra, stop=stop)

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import inspect
+import logging
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> None:
     _register()
     for path in paths:
         with _named_errors(str(path)):
-            gin.parse_config_file(str(path))
+            gin.parse_config_file(str(path.resolve()))
     for binding in bindings:
         with _named_errors(f"--gin_param={binding}"):
             gin.parse_config(binding)
@@ -162,6 +163,12 @@ def _register() -> None:
 
 @contextlib.contextmanager
 def _named_errors(origin: str) -> Iterator[None]:
+    """Turns what gin raises into one sentence that names `origin`."""
+
+    def is_about_a_failure(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Path not found")  # gin says so of every place but the right one
+
+    logging.getLogger().addFilter(is_about_a_failure)
     try:
         yield
     except ModuleNotFoundError as error:
@@ -170,6 +177,8 @@ def _named_errors(origin: str) -> Iterator[None]:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from error
+    finally:
+        logging.getLogger().removeFilter(is_about_a_failure)
 
 
 def _first_sentence(error: Exception) -> str:

@@ -41,7 +41,7 @@ class ActorCritic(nn.Module):
         self.actor_torso = actor_torso(observation_spec)
         self.critic_torso = None if shared_torso else critic_torso(observation_spec)
         self.policy_head = policy_head(self.actor_torso.output_size, action_spec)
-        critic_size = (self.critic_torso or self.actor_torso).output_size
+        critic_size = (self.actor_torso if self.critic_torso is None else self.critic_torso).output_size
         self._vector_reward = bool(reward_spec.shape)
         self.value_head = orthogonal(nn.Linear(critic_size, reward_spec.shape[0] if reward_spec.shape else 1), 1.0)
 
@@ -50,7 +50,8 @@ class ActorCritic(nn.Module):
 
     def value(self, observation: Nest) -> torch.Tensor:
         """`[...]`, or `[..., R]` for vector rewards."""
-        return self._value((self.critic_torso or self.actor_torso)(observation))
+        torso = self.actor_torso if self.critic_torso is None else self.critic_torso
+        return self._value(torso(observation))
 
     def forward(self, observation: Nest) -> tuple[Distribution, torch.Tensor]:
         features = self.actor_torso(observation)

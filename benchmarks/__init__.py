@@ -1,0 +1,1 @@
+"""Measurements: throughput beside peers, and what the confs reach. Not part of the package."""

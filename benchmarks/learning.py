@@ -1,0 +1,128 @@
+"""What the confs reach: trains each over its seeds with the shipped command, and evaluates the last checkpoint.
+
+  python -m benchmarks.learning                                     every conf of the table below
+  python -m benchmarks.learning --confs=ppo_cartpole --seeds=0,1    some of it
+  python -m benchmarks.learning --table                             only the table, from the runs that are there
+
+Writes `docs/results/CONF.csv` (a row a seed: the figures, and what it took) and `docs/results/CONF-curve.csv` (every
+evaluation during training), and prints the table for `docs/results.md`. Runs are kept under --root, and a finished one is
+not trained again.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+PROJECT = Path(__file__).parent.parent
+RESULTS = PROJECT / "docs" / "results"
+
+
+@dataclass(frozen=True)
+class Goal:
+    conf: str
+    seeds: tuple[int, ...]
+    bar: float  # of the mean return
+    every_seed: bool  # whether each seed has to pass the bar, or their mean
+    num_episodes: int = 100
+
+
+GOALS = [
+    Goal("ppo_cartpole", (0, 1, 2, 3, 4), 475, True),
+    Goal("a2c_cartpole", (0, 1, 2), 475, True),
+    Goal("ppo_acrobot", (0, 1, 2), -100, True),
+    Goal("ppo_pendulum", (0, 1, 2), -200, True),
+    Goal("ppo_lunarlander", (0, 1, 2), 200, True),
+    Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
+    Goal("ppo_hopper", (0, 1, 2), 2300, False),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--confs", default=",".join(goal.conf for goal in GOALS))
+    parser.add_argument("--seeds", help="instead of the goal's own")
+    parser.add_argument("--root", default="runs/learning")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    goals = [goal for goal in GOALS if goal.conf in arguments.confs.split(",")]
+    if not arguments.table:
+        for goal in goals:
+            seeds = [int(seed) for seed in arguments.seeds.split(",")] if arguments.seeds else goal.seeds
+            for seed in seeds:
+                run(goal, seed, Path(arguments.root) / goal.conf / f"seed{seed}")
+    print(table(goals))
+
+
+def run(goal: Goal, seed: int, root_dir: Path) -> None:
+    """Trains if needed, evaluates, and puts the seed's row and curve into the CSV files."""
+    alfish = [sys.executable, "-m", "alfish"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    train = [
+        *alfish,
+        "train",
+        f"--gin_file={goal.conf}.gin",
+        f"--root_dir={root_dir}",
+        f"--gin_param=Trainer.seed={seed}",
+    ]
+    began = time.perf_counter()
+    subprocess.run(train, check=True, env=environment, cwd=PROJECT)
+    seconds = time.perf_counter() - began
+    evaluate = [*alfish, "evaluate", f"--root_dir={root_dir}", f"--num_episodes={goal.num_episodes}", "--json"]
+    finished = subprocess.run(evaluate, check=True, env=environment, cwd=PROJECT, capture_output=True, text=True)
+    result = json.loads(finished.stdout)
+    row = {"seed": seed} | {name: result[name] for name in ("env_steps", "num_episodes", "mean", "ci_low", "ci_high")}
+    row |= {name: result[name] for name in ("std", "min", "max")} | {"command_seconds": round(seconds, 1)}
+    print(f"{goal.conf} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
+    _merge(RESULTS / f"{goal.conf}.csv", [row], ("seed",))
+    curve = []
+    for path in sorted((PROJECT / root_dir / "eval").glob("evaluation-*.csv")):
+        returns = [float(episode["return"]) for episode in csv.DictReader(path.open())]
+        env_steps = int(path.stem.removeprefix("evaluation-"))
+        curve.append({"seed": seed, "env_steps": env_steps, "mean": float(np.mean(returns)), "episodes": len(returns)})
+    _merge(RESULTS / f"{goal.conf}-curve.csv", curve, ("seed", "env_steps"))
+
+
+def table(goals: list[Goal]) -> str:
+    lines = [
+        "| conf | env steps | seeds | mean of the seeds | each seed | goal | met |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for goal in goals:
+        path = RESULTS / f"{goal.conf}.csv"
+        if not path.is_file():
+            lines.append(f"| {goal.conf} | | | not run | | {goal.bar:g} | |")
+            continue
+        rows = list(csv.DictReader(path.open()))
+        means = [float(row["mean"]) for row in rows]
+        judged = min(means) if goal.every_seed else float(np.mean(means))
+        each = ", ".join(f"{mean:.1f}" for mean in means)
+        seeds = ", ".join(row["seed"] for row in rows)
+        steps = f"{max(int(row['env_steps']) for row in rows):,}"
+        wanted = f"{goal.bar:g} {'every seed' if goal.every_seed else 'in the mean'}"
+        met = "yes" if judged >= goal.bar else "no"
+        lines.append(f"| {goal.conf} | {steps} | {seeds} | {np.mean(means):.1f} | {each} | {wanted} | {met} |")
+    return "\n".join(lines)
+
+
+def _merge(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
+    """Writes `rows` into a CSV, in place of those with the same key."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = list(csv.DictReader(path.open())) if path.is_file() else []
+    by_key = {tuple(str(row[name]) for name in key): row for row in [*kept, *rows]}
+    ordered = sorted(by_key.values(), key=lambda row: tuple(int(row[name]) for name in key))
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(ordered)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""REINFORCE with a learned baseline: a complete algorithm of one's own. Williams, 1992.
+
+    alfish train --gin_file=examples/reinforce_cartpole.gin --root_dir=runs/reinforce
+"""
+
+from typing import NamedTuple
+
+import gin
+import torch
+
+from alfish import AlgStep, LossInfo, RLAlgorithm, returns
+from alfish.losses import huber
+from alfish.networks import ActorCritic
+
+
+class Target(NamedTuple):
+    return_: torch.Tensor  # [T, B]
+    advantage: torch.Tensor  # [T, B]
+
+
+@gin.configurable
+class Reinforce(RLAlgorithm):
+    on_policy = True
+
+    def __init__(self, observation_spec, action_spec, reward_spec, gamma=0.99, baseline_coef=0.5):
+        super().__init__(observation_spec, action_spec, reward_spec)
+        self.network = ActorCritic(observation_spec, action_spec, reward_spec)
+        self._gamma, self._baseline_coef = gamma, baseline_coef
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(self.network.policy(time_step.observation).sample(), state)
+
+    def predict_step(self, time_step, state):
+        return AlgStep(self.network.policy(time_step.observation).mode(), state)
+
+    def preprocess_experience(self, experience):  # [T+1, B], no gradient
+        step = experience.time_step
+        value = self.network.value(step.observation)
+        return_ = returns.discounted_return(step.reward, self._gamma * step.discount, value, step.step_type)
+        return experience._replace(info=Target(return_, return_ - value[:-1]))
+
+    def train_step(self, experience, state):  # [T, N], with gradients
+        return AlgStep(info=self.network(experience.time_step.observation))
+
+    def calc_loss(self, experience, info):  # one loss per row; the learner masks and averages
+        policy, baseline = info
+        policy_loss = -policy.log_prob(experience.action) * experience.info.advantage
+        baseline_loss = huber(baseline - experience.info.return_)
+        return LossInfo(policy_loss + self._baseline_coef * baseline_loss, extra={"baseline_loss": baseline_loss})
