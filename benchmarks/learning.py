@@ -5,8 +5,8 @@
   python -m benchmarks.learning --table                             only the table, from the runs that are there
 
 Writes `docs/results/CONF.csv` (a row a seed: the figures, and what it took) and `docs/results/CONF-curve.csv` (every
-evaluation during training), and prints the table for `docs/results.md`. Runs are kept under --root, and a finished one is
-not trained again.
+evaluation during training), and prints the table for `docs/results.md`. Runs are kept under --root, and a finished one
+is not trained again.
 """
 
 import argparse

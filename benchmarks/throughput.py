@@ -3,9 +3,9 @@
   python -m benchmarks.throughput --recipes=ppo_cartpole,ppo_halfcheetah --peers=sb3 --repeats=5
 
 Libraries take turns run by run (A B A B ...), each run in a process of its own on one torch thread, start-up left out.
-A peer lives in a virtual environment of its own, made from `benchmarks/peers/PEER.txt` when first needed. Writes the raw
-runs and a table to `benchmarks/results/throughput.{csv,md}`. The ratio is of medians, its interval a bootstrap over
-runs.
+A peer lives in a virtual environment of its own, made from `benchmarks/peers/PEER.txt` when first needed. Writes the
+raw runs and a table to `benchmarks/results/throughput.{csv,md}`. The ratio is of medians, its interval a bootstrap
+over runs.
 """
 
 import argparse
