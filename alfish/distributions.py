@@ -116,6 +116,36 @@ class DiagonalNormal(NamedTuple):
         return (other.log_std - self.log_std + 0.5 * spread * precision - 0.5).sum(-1)
 
 
+class SquashedNormal(NamedTuple):
+    """tanh of independent normals; actions are `[..., A]` float32 in (-1, 1).
+
+    A density from an action alone would need atanh, which is lost where tanh is flat; take `sample_with_log_prob`.
+    """
+
+    mean: torch.Tensor  # [..., A], before tanh
+    log_std: torch.Tensor  # [..., A], before tanh
+
+    def sample(self) -> torch.Tensor:
+        return torch.tanh(self.mean + self.log_std.exp() * torch.randn_like(self.mean))
+
+    def mode(self) -> torch.Tensor:
+        """tanh of the normal's mean: the median."""
+        return torch.tanh(self.mean)
+
+    def sample_with_log_prob(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """An action `[..., A]` that gradients flow through, and its log-density `[...]`.
+
+            log p(a) = sum_i log N(u_i) - log(1 - tanh(u_i)^2),   log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))
+
+        Source: Haarnoja et al., 2018, appendix C.
+        """
+        noise = torch.randn_like(self.mean)
+        before = self.mean + self.log_std.exp() * noise
+        log_slope = 2 * (math.log(2) - before - F.softplus(-2 * before))
+        log_prob = -(0.5 * noise.square() + self.log_std + LOG_SQRT_2PI + log_slope).sum(-1)
+        return torch.tanh(before), log_prob
+
+
 class Joint(NamedTuple):
     """Independent distributions for the leaves of an action nest."""
 
@@ -144,7 +174,7 @@ Distribution: TypeAlias = Categorical | MultiCategorical | Bernoulli | DiagonalN
 
 
 def is_distribution(value: object) -> bool:
-    return isinstance(value, (Categorical, MultiCategorical, Bernoulli, DiagonalNormal))
+    return isinstance(value, (Categorical, MultiCategorical, Bernoulli, DiagonalNormal, SquashedNormal))
 
 
 def sum_of(terms) -> torch.Tensor:

@@ -5,8 +5,24 @@ conf repeats a shape.
 """
 
 from alfish.networks.actor_critic import ActorCritic
+from alfish.networks.critics import CriticEnsemble, QNetwork
 from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot
-from alfish.networks.heads import PolicyHead
+from alfish.networks.heads import PolicyHead, SquashedNormalHead
+from alfish.networks.target import Target
 from alfish.networks.torsos import MLP, Torso
 
-__all__ = ["MLP", "ActorCritic", "Encoder", "Flat", "ImpalaCNN", "NatureCNN", "OneHot", "PolicyHead", "Torso"]
+__all__ = [
+    "MLP",
+    "ActorCritic",
+    "CriticEnsemble",
+    "Encoder",
+    "Flat",
+    "ImpalaCNN",
+    "NatureCNN",
+    "OneHot",
+    "PolicyHead",
+    "QNetwork",
+    "SquashedNormalHead",
+    "Target",
+    "Torso",
+]

@@ -1,6 +1,7 @@
 """Policy and value of an observation: what on-policy algorithms train."""
 
 from collections.abc import Callable
+from typing import Any
 
 import gin
 import torch
@@ -32,15 +33,15 @@ class ActorCritic(nn.Module):
         observation_spec: Nest,
         action_spec: Nest,
         reward_spec: spaces.Box,
-        actor_torso: Callable[[Nest], nn.Module] = Torso,
-        critic_torso: Callable[[Nest], nn.Module] = Torso,
+        actor_torso: Callable[[Nest], Any] = Torso,
+        critic_torso: Callable[[Nest], Any] = Torso,
         policy_head: Callable[[int, Nest], nn.Module] = PolicyHead,
         shared_torso: bool = False,
     ):
         super().__init__()
-        self.actor_torso = actor_torso(observation_spec)
-        self.critic_torso = None if shared_torso else critic_torso(observation_spec)
-        self.policy_head = policy_head(self.actor_torso.output_size, action_spec)
+        self.actor_torso: Any = actor_torso(observation_spec)
+        self.critic_torso: Any = None if shared_torso else critic_torso(observation_spec)
+        self.policy_head: Any = policy_head(self.actor_torso.output_size, action_spec)
         critic_size = (self.actor_torso if self.critic_torso is None else self.critic_torso).output_size
         self._vector_reward = bool(reward_spec.shape)
         self.value_head = orthogonal(nn.Linear(critic_size, reward_spec.shape[0] if reward_spec.shape else 1), 1.0)

@@ -7,6 +7,7 @@ any three-dimensional uint8 Box; its channels are its smallest end, first or las
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import gin
 import numpy as np
@@ -20,7 +21,8 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.initializers import orthogonal
 
-LeafEncoder = Callable[[spaces.Space], nn.Module]  # the module has `output_size`, and maps [*, *shape] to [*, size]
+# Takes a leaf's space, and makes a module that has `output_size` and maps [*, *shape] to [*, output_size].
+LeafEncoder = Callable[..., Any]
 
 
 @gin.configurable(module="alfish.networks")
@@ -56,8 +58,9 @@ class Encoder(nn.Module):
                 return discrete or OneHot
             return (image or NatureCNN) if is_image(spec) else (vector or Flat)
 
-        self.encoders = nn.ModuleList(choose(path, spec)(spec) for path, spec in zip(paths, specs))
-        self.output_size = sum(encoder.output_size for encoder in self.encoders)
+        encoders = [choose(path, spec)(spec) for path, spec in zip(paths, specs)]
+        self.encoders = nn.ModuleList(encoders)
+        self.output_size: int = sum(encoder.output_size for encoder in encoders)
 
         # Rollout asks for one small batch at a time: a bare vector leaf goes through without a walk or a call.
         self._is_plain = isinstance(observation_spec, spaces.Box) and isinstance(self.encoders[0], Flat)
@@ -82,9 +85,9 @@ class Flat(nn.Module):
 
     def __init__(self, spec: spaces.Space):
         super().__init__()
-        self._ndim = len(spec.shape)
+        self._ndim = len(spec.shape or ())
         self._scale = _integer_scale(spec)
-        self.output_size = int(np.prod(spec.shape))
+        self.output_size = int(np.prod(spec.shape or ()))
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         if leaf.dtype != torch.float32:
@@ -99,7 +102,7 @@ class OneHot(nn.Module):
     def __init__(self, spec: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
         self._sizes = [int(spec.n)] if isinstance(spec, spaces.Discrete) else [int(n) for n in spec.nvec.reshape(-1)]
-        self._ndim = len(spec.shape)
+        self._ndim = len(spec.shape or ())
         self.output_size = sum(self._sizes)
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:

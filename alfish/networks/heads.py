@@ -6,7 +6,15 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import nest
-from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Distribution, Joint, MultiCategorical
+from alfish.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagonalNormal,
+    Distribution,
+    Joint,
+    MultiCategorical,
+    SquashedNormal,
+)
 from alfish.nest import Nest
 from alfish.networks.initializers import orthogonal
 
@@ -27,7 +35,7 @@ class PolicyHead(nn.Module):
     def __init__(self, input_size: int, action_spec: Nest, gain: float = 0.01, initial_log_std: float = 0.0):
         super().__init__()
         self._structure = nest.map(lambda _: 0, action_spec)
-        heads = []
+        heads: list[nn.Module] = []
         for leaf in nest.leaves(action_spec):
             if isinstance(leaf, spaces.Box):
                 heads.append(_NormalHead(input_size, leaf.shape[0], gain, initial_log_std))
@@ -45,6 +53,34 @@ class PolicyHead(nn.Module):
             return self.heads[0](features)
         remaining = iter(self.heads)
         return Joint(nest.map(lambda _: next(remaining)(features), self._structure))
+
+
+@gin.configurable(module="alfish.networks")
+class SquashedNormalHead(nn.Module):
+    """A tanh-squashed normal whose deviation depends on the features.
+
+    Args:
+      input_size: features in.
+      size: entries of the action.
+      gain: of the linear layer's orthogonal weights.
+      min_log_std, max_log_std: the log-deviation is clamped to these, before tanh.
+    """
+
+    def __init__(
+        self, input_size: int, size: int, gain: float = 0.01, min_log_std: float = -20.0, max_log_std: float = 2.0
+    ):
+        super().__init__()
+        self.linear = orthogonal(nn.Linear(input_size, 2 * size), gain)
+        self._min_log_std, self._max_log_std = min_log_std, max_log_std
+
+    def forward(self, features: torch.Tensor) -> SquashedNormal:
+        mean, log_std = self.linear(features).chunk(2, -1)
+        return SquashedNormal(mean, log_std.clamp(self._min_log_std, self._max_log_std))
+
+
+def categorical_head(input_size: int, num_choices: int, gain: float = 0.01) -> nn.Module:
+    """A Categorical from features."""
+    return _LogitsHead(input_size, [num_choices], gain, "categorical")
 
 
 class _LogitsHead(nn.Module):

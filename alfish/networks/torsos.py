@@ -1,6 +1,7 @@
 """Torsos: stacks of linear layers, alone or on top of an encoder."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gin
 import torch
@@ -68,12 +69,12 @@ class Torso(nn.Module):
     def __init__(
         self,
         observation_spec: Nest,
-        encoder: Callable[[Nest], nn.Module] = Encoder,
-        mlp: Callable[[int], nn.Module] = MLP,
+        encoder: Callable[[Nest], Any] = Encoder,
+        mlp: Callable[[int], Any] = MLP,
     ):
         super().__init__()
-        self.encoder = encoder(observation_spec)
-        self.mlp = mlp(self.encoder.output_size)
+        self.encoder: Any = encoder(observation_spec)
+        self.mlp: Any = mlp(self.encoder.output_size)
         self.output_size: int = self.mlp.output_size
 
     def forward(self, observation: Nest) -> torch.Tensor:

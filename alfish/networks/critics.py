@@ -1,0 +1,110 @@
+"""Action values: Q networks for Discrete actions, and ensembles of critics for the rest."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+import torch
+from torch import nn
+
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.networks.encoders import Encoder
+from alfish.networks.initializers import orthogonal
+from alfish.networks.torsos import ACTIVATIONS, Torso
+
+
+@gin.configurable(module="alfish.networks")
+class QNetwork(nn.Module):
+    """Q of every Discrete action, `[..., A]`.
+
+    Args:
+      observation_spec: nest of spaces.
+      num_actions: A.
+      torso: takes the observation spec.
+      dueling: Q = V + advantage - mean advantage (Wang et al., 2016, eq. 9), each on its own linear layer.
+    """
+
+    def __init__(
+        self, observation_spec: Nest, num_actions: int, torso: Callable[[Nest], Any] = Torso, dueling: bool = False
+    ):
+        super().__init__()
+        self.torso: Any = torso(observation_spec)
+        self.advantage = orthogonal(nn.Linear(self.torso.output_size, num_actions), 1.0)
+        self.value: Any = orthogonal(nn.Linear(self.torso.output_size, 1), 1.0) if dueling else None
+
+    def forward(self, observation: Nest) -> torch.Tensor:
+        features = self.torso(observation)
+        advantage = self.advantage(features)
+        if self.value is None:
+            return advantage
+        return self.value(features) + advantage - advantage.mean(-1, keepdim=True)
+
+
+class EnsembleLinear(nn.Module):
+    """E linear layers in one product: `[E, N, in]`, or `[N, in]` for all, to `[E, N, out]`."""
+
+    def __init__(self, ensemble_size: int, input_size: int, output_size: int, gain: float = 2**0.5):
+        super().__init__()
+        layers: list[Any] = [orthogonal(nn.Linear(input_size, output_size), gain) for _ in range(ensemble_size)]
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]))  # [E, in, out]
+        self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, output_size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.ndim == 2:
+            x = x.expand(len(self.weight), *x.shape)
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+@gin.configurable(module="alfish.networks")
+class CriticEnsemble(nn.Module):
+    """E critics Q(observation, action), trained and evaluated as one batched product.
+
+    The encoder is shared by the critics; what stands on it is not.
+
+    Args:
+      observation_spec: nest of spaces.
+      action_size: entries of the action that are inputs; 0: none is.
+      num_outputs: 1, or one for each Discrete action.
+      ensemble_size: E.
+      layers: features of each hidden layer.
+      activation: a name of `ACTIVATIONS`.
+      layer_norm: normalise before each activation (as RLPD and DroQ do).
+      dropout: share of hidden features dropped, after each linear layer (as DroQ does).
+      encoder: takes the observation spec.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_size: int,
+        num_outputs: int = 1,
+        ensemble_size: int = 2,
+        layers: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        layer_norm: bool = False,
+        dropout: float = 0.0,
+        encoder: Callable[[Nest], Any] = Encoder,
+    ):
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise UsageError(f"CriticEnsemble.activation is {activation!r}; it is one of {sorted(ACTIVATIONS)}")
+        self.encoder: Any = encoder(observation_spec)
+        self.ensemble_size, self._num_outputs = ensemble_size, num_outputs
+        size = self.encoder.output_size + action_size
+        modules: list[nn.Module] = []
+        for width in layers:
+            modules.append(EnsembleLinear(ensemble_size, size, width))
+            modules += [nn.Dropout(dropout)] if dropout else []
+            modules += [nn.LayerNorm(width)] if layer_norm else []
+            modules.append(ACTIVATIONS[activation]())
+            size = width
+        self.body = nn.Sequential(*modules, EnsembleLinear(ensemble_size, size, num_outputs, 1.0))
+
+    def forward(self, observation: Nest, action: torch.Tensor | None = None) -> torch.Tensor:
+        """`[E, ...]`, or `[E, ..., num_outputs]` for several outputs; `action` is `[..., action_size]`."""
+        x = self.encoder(observation)
+        if action is not None:
+            x = torch.cat([x, action], -1)
+        q = self.body(x.reshape(-1, x.shape[-1])).reshape(self.ensemble_size, *x.shape[:-1], self._num_outputs)
+        return q.squeeze(-1) if self._num_outputs == 1 else q
