@@ -20,7 +20,7 @@ Prepare = Callable[[Experience], Experience]  # transforms and preprocess_experi
 
 class Chunk(NamedTuple):
     batch: Batch  # [T', M] rows
-    index: torch.Tensor  # [K, N] int64: K minibatches, each N of the M columns
+    index: torch.Tensor  # type: ignore[assignment]  # [K, N] int64: K minibatches, each N of the M columns
 
 
 class Batches(Protocol):

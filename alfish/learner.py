@@ -153,12 +153,12 @@ class Learner:
             )
         if not records or not summarize:
             return {}
-        values: dict[str, torch.Tensor] = {}
-        for names in {tuple(record.groups) for record in records}:  # a group may train less often than another
-            totals = torch.stack([record.total for record in records if tuple(record.groups) == names]).mean(0)
-            for i, kind in enumerate(("loss", "grad_norm")):
-                for j, name in enumerate(names):
-                    values[self._name(kind, name)] = totals[i * len(names) + j]
+        totals: dict[str, list[torch.Tensor]] = {}
+        for record in records:  # a group may train less often than another
+            keys = [self._name(kind, name) for kind in ("loss", "grad_norm") for name in record.groups]
+            for key, total in zip(keys, record.total):
+                totals.setdefault(key, []).append(total)
+        values = {key: torch.stack(each).mean() for key, each in totals.items()}
         for key in records[-1].extra:
             kept = [record for record in records if key in record.extra]
             rows = torch.stack([record.extra[key].detach() for record in kept])
@@ -231,13 +231,14 @@ class _Group:
         if max_norm is not None:
             scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
             for flat in self.flat:
-                flat.grad.mul_(scale)
+                flat.grad.mul_(scale)  # type: ignore[union-attr]  # made with the vector
 
 
 def _claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
     """Each group's trainable parameters; refuses one that no group, or more than one, claims."""
     names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
-    groups, owner = {}, {}
+    groups: dict[str, list[nn.Parameter]] = {}
+    owner: dict[int, str] = {}
     for group, parameters in algorithm.parameter_groups().items():
         groups[group] = [parameter for parameter in parameters if parameter.requires_grad]
         for parameter in groups[group]:

@@ -40,6 +40,11 @@ def to(nest: Nest, device: torch.device | str) -> Nest:
     return map(lambda tensor: tensor.to(device), nest)
 
 
+def at(nest: Nest, index: Any) -> Nest:
+    """Each leaf indexed: `at(rows, slice(0, 1))` is row 0, with its dimension kept."""
+    return map(lambda tensor: tensor[index], nest)
+
+
 def merge_leading(nest: Nest) -> Nest:
     """Leaves `[T, B, ...]` become `[1, T*B, ...]`: time-independent rows in one batch, still time first."""
     return map(lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), nest)

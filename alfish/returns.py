@@ -114,7 +114,8 @@ def _like(rows: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
 def _check(reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor) -> None:
     if len(reward) < 2:
         raise ValueError(f"returns need at least 2 rows, got {len(reward)}")
-    if value.shape != reward.shape or discount.shape[:2] != reward.shape[:2] or step_type.shape != reward.shape[:2]:
+    rows = reward.shape[:2]
+    if value.shape != reward.shape or discount.shape not in (rows, reward.shape) or step_type.shape != rows:
         raise ValueError(
             f"shapes differ: reward {tuple(reward.shape)}, discount {tuple(discount.shape)}, "
             f"value {tuple(value.shape)}, step_type {tuple(step_type.shape)}"

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import gin
 import torch
 
+from alfish.errors import UsageError
+
 Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
 
 
@@ -37,7 +39,7 @@ class Linear:
 
     def __init__(self, start: float, end: float = 0.0, begin: float = 0.0, finish: float = 1.0):
         if not 0 <= begin < finish <= 1:
-            raise ValueError(f"Linear: needs 0 <= begin < finish <= 1, got begin={begin}, finish={finish}")
+            raise UsageError(f"Linear: needs 0 <= begin < finish <= 1, got begin={begin}, finish={finish}")
         self._start, self._end, self._begin, self._finish = start, end, begin, finish
 
     def __call__(self, progress: Any) -> Any:
@@ -54,7 +56,7 @@ class Exponential:
 
     def __init__(self, start: float, end: float):
         if start <= 0 or end <= 0:
-            raise ValueError(f"Exponential: start and end must be positive, got {start} and {end}")
+            raise UsageError(f"Exponential: start and end must be positive, got {start} and {end}")
         self._start, self._rate = start, math.log(end / start)
 
     def __call__(self, progress: Any) -> Any:
@@ -81,13 +83,16 @@ class Steps:
 
     def __init__(self, values: Sequence[float], boundaries: Sequence[float]):
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
-            raise ValueError(f"Steps: needs ascending boundaries and one more value, got {values} and {boundaries}")
+            raise UsageError(f"Steps: needs ascending boundaries and one more value, got {values} and {boundaries}")
         self._values, self._boundaries = values, boundaries
 
     def __call__(self, progress: Any) -> Any:
         value = self._values[0] + 0 * progress
-        for boundary, before, after in zip(self._boundaries, self._values, self._values[1:]):
-            value = value + (after - before) * (progress >= boundary)
+        for boundary, after in zip(self._boundaries, self._values[1:]):
+            if isinstance(progress, torch.Tensor):
+                value = torch.where(progress >= boundary, after, value)
+            elif progress >= boundary:
+                value = after
         return value
 
 

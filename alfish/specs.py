@@ -51,9 +51,7 @@ def torch_dtype(spec: spaces.Space) -> torch.dtype:
 
 def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cpu") -> Nest:
     """A nest of zeros, each leaf `[*leading, *shape]`."""
-    return nest.map(
-        lambda leaf: torch.zeros(*leading, *(leaf.shape or ()), dtype=torch_dtype(leaf), device=device), spec
-    )
+    return nest.map(lambda leaf: torch.zeros((*leading, *_shape(leaf)), dtype=torch_dtype(leaf), device=device), spec)
 
 
 def is_bounded(spec: spaces.Space) -> bool:
@@ -79,13 +77,12 @@ class ActionUnits:
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None):
         self._units = _map_space(lambda leaf: _LeafUnits(leaf, device), space, "action")
-        if isinstance(self._units, _LeafUnits):  # a bare leaf: no walk
-            self.to_environment = self._units.to_environment
-            self.from_environment = self._units.from_environment
-            self.executed = self._units.executed
+        self._bare = self._units if isinstance(self._units, _LeafUnits) else None
 
     def to_environment(self, action: Nest) -> Any:
         """The action nest (leaves `[B, ...]`, canonical) as the environment takes it."""
+        if self._bare is not None:  # the common case, which needs no walk
+            return self._bare.to_environment(action)
         return nest.map(_LeafUnits.to_environment, self._units, action)
 
     def from_environment(self, action: Nest) -> Nest:
@@ -94,6 +91,8 @@ class ActionUnits:
 
     def executed(self, action: Nest) -> Nest:
         """What of a sampled action is executed, in the algorithm's units."""
+        if self._bare is not None:
+            return self._bare.executed(action)
         return nest.map(_LeafUnits.executed, self._units, action)
 
 
@@ -106,8 +105,8 @@ class _LeafUnits:
             return array if device is None else torch.from_numpy(array).to(device)
 
         self._shape = _shape(space)
-        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a Box of no dimension is too
-        self._dtype = space.dtype if device is None else torch_dtype(space)
+        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units, a 0-d Box too
+        self._dtype: Any = space.dtype if device is None else torch_dtype(space)
         self._low = self._high = self._scale = self._offset = None
         if isinstance(space, spaces.Box):
             if space.is_bounded("both"):
@@ -162,7 +161,7 @@ def _observation_leaf(space: spaces.Space) -> spaces.Space:
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(space.nvec)
     if isinstance(space, spaces.Box) and space.dtype == np.float64:
-        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+        return spaces.Box(_float32(space.low), _float32(space.high), dtype=np.float32)
     return space
 
 
@@ -171,12 +170,18 @@ def _action_leaf(space: spaces.Space) -> spaces.Space:
         size = int(np.prod(space.shape))
         if space.is_bounded("both"):
             return spaces.Box(-1.0, 1.0, (size,), np.float32)
-        return spaces.Box(space.low.reshape(size).astype(np.float32), space.high.reshape(size).astype(np.float32))
+        return spaces.Box(_float32(space.low.reshape(size)), _float32(space.high.reshape(size)))
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(space.nvec.reshape(-1))
     return spaces.MultiBinary(int(np.prod(_shape(space))))
+
+
+def _float32(bound: np.ndarray) -> np.ndarray:
+    """A bound of any dtype; one beyond float32 is infinite."""
+    with np.errstate(over="ignore"):
+        return bound.astype(np.float32)
 
 
 def _shape(space: spaces.Space) -> tuple[int, ...]:

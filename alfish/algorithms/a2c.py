@@ -7,12 +7,11 @@ Differs from the paper: a truncated episode is bootstrapped from its true final 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gin
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from alfish import losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
@@ -52,7 +51,7 @@ class A2C(RLAlgorithm):
         action_spec: Nest,
         reward_spec: spaces.Box,
         *,
-        network: Callable[..., nn.Module] = ActorCritic,
+        network: Callable[..., Any] = ActorCritic,
         gamma: float = 0.99,
         lambda_: float = 1.0,
         value_coef: float = 0.5,
@@ -60,7 +59,7 @@ class A2C(RLAlgorithm):
         normalize_advantage: bool = False,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
-        self.network = network(observation_spec, action_spec, reward_spec)
+        self.network: Any = network(observation_spec, action_spec, reward_spec)
         self._gamma, self._lambda = gamma, lambda_
         self._value_coef, self._entropy_coef = value_coef, as_schedule(entropy_coef)
         self._normalize_advantage = normalize_advantage

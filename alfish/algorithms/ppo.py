@@ -7,12 +7,11 @@ over the whole unroll, trained rows only, rather than per minibatch; the critic 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gin
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from alfish import losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
@@ -69,7 +68,7 @@ class PPO(RLAlgorithm):
         action_spec: Nest,
         reward_spec: spaces.Box,
         *,
-        network: Callable[..., nn.Module] = ActorCritic,
+        network: Callable[..., Any] = ActorCritic,
         gamma: float = 0.99,
         lambda_: float = 0.95,
         clip_range: float | Schedule = 0.2,
@@ -81,7 +80,7 @@ class PPO(RLAlgorithm):
         recompute_advantage: bool = False,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
-        self.network = network(observation_spec, action_spec, reward_spec)
+        self.network: Any = network(observation_spec, action_spec, reward_spec)
         self.preprocess_each_epoch = recompute_advantage
         self._gamma, self._lambda = gamma, lambda_
         self._clip_range = as_schedule(clip_range)

@@ -67,7 +67,7 @@ class EnvInfo(Metric):
             self._window_of(key).extend(values[present])
 
     def result(self) -> dict[str, float]:
-        result = {}
+        result: dict[str, float] = {}
         for key in sorted(self._windows):
             result |= self._windows[key].result(f"{self.name}/{key}")
         return result

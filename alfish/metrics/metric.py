@@ -164,7 +164,10 @@ class Metrics:
             raise ValueError(f"Columns were environments {self._env_id.tolist()} and are now {env_id.tolist()}.")
 
     def _clear(self) -> None:
-        self._step_type, self._reward, self._infos, self._num_rows = [], [], [], 0
+        self._step_type: list[np.ndarray] = []
+        self._reward: list[np.ndarray] = []
+        self._infos: list[InfoRow] = []
+        self._num_rows = 0
 
     def _flush(self) -> None:
         if self._num_rows == 0:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from typing import Any
 
 import gin
 import numpy as np
@@ -19,6 +20,12 @@ from alfish.transforms.transform import Transform
 
 class RunningMoments(nn.Module):
     """Mean and variance per entry of all rows seen, in float64. Source: Chan et al., 1979, eq. 2.1."""
+
+    count: torch.Tensor
+    mean: torch.Tensor
+    squares: torch.Tensor
+    shift: torch.Tensor
+    scale: torch.Tensor
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -67,10 +74,11 @@ class ObservationNormalizer(Transform):
         def moments(path: str, spec: spaces.Space) -> RunningMoments | None:
             floats = isinstance(spec, spaces.Box) and spec.dtype == np.float32
             chosen = floats and any(fnmatch(path, pattern) for pattern in leaves)
-            return RunningMoments(spec.shape) if chosen else None
+            return RunningMoments(spec.shape or ()) if chosen else None
 
         paths = nest.paths(observation_spec)
-        self._moments = nn.ModuleList(moments(*pair) for pair in zip(paths, nest.leaves(observation_spec)))
+        # A leaf that is left alone has no module.
+        self._moments: Any = nn.ModuleList(moments(*pair) for pair in zip(paths, nest.leaves(observation_spec)))  # type: ignore[misc]
         if not any(self._moments):
             raise UsageError(f"ObservationNormalizer: no float leaf matches {leaves}; the leaves are {sorted(paths)}")
         remaining = iter(self._moments)

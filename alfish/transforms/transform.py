@@ -6,6 +6,7 @@ sees in training are the same numbers, and PPO's first ratio is exactly 1.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -60,10 +61,11 @@ class Transforms(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
-        self._chain = nn.ModuleList()
+        self._chain: Any = nn.ModuleList()
         for factory in factories:
-            self._chain.append(factory(self.observation_spec, self.reward_spec))
-            self.observation_spec, self.reward_spec = self._chain[-1].observation_spec, self._chain[-1].reward_spec
+            transform = factory(self.observation_spec, self.reward_spec)
+            self._chain.append(transform)
+            self.observation_spec, self.reward_spec = transform.observation_spec, transform.reward_spec
 
     def initial_state(self, batch_size: int) -> Nest:
         return tuple(transform.initial_state(batch_size) for transform in self._chain)

@@ -1,0 +1,331 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest, specs
+from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
+from alfish.errors import UsageError
+from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, Torso
+from alfish.networks.encoders import is_image
+from alfish.networks.torsos import Tanh
+
+OBSERVATIONS = {
+    "vector": spaces.Box(-1, 1, (4,), np.float32),
+    "0-d": spaces.Box(-1, 1, (), np.float32),
+    "matrix": spaces.Box(-1, 1, (3, 5), np.float32),
+    "integers": spaces.Box(0, 9, (4,), np.int32),
+    "bytes": spaces.Box(0, 255, (4,), np.uint8),
+    "discrete": spaces.Discrete(3),
+    "multi-discrete": spaces.MultiDiscrete([2, 3]),
+    "2-d multi-discrete": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "bits": spaces.MultiBinary(3),
+    "2-d bits": spaces.MultiBinary([2, 2]),
+    "image": spaces.Box(0, 255, (36, 40, 3), np.uint8),
+    "image, channels first": spaces.Box(0, 255, (3, 36, 40), np.uint8),
+    "float image": spaces.Box(0, 1, (36, 36, 1), np.float32),
+    "nested": spaces.Dict(
+        image=spaces.Box(0, 255, (36, 36, 1), np.uint8),
+        rest=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3, start=2)]),
+        bits=spaces.MultiBinary(2),
+    ),
+}
+SIZES = {"vector": 4, "0-d": 1, "matrix": 15, "integers": 4, "bytes": 4, "discrete": 3, "multi-discrete": 5,
+         "2-d multi-discrete": 14, "bits": 3, "2-d bits": 4, "image": 512, "image, channels first": 512,
+         "float image": 512, "nested": 2 + 512 + 2 + 3}  # fmt: skip
+ACTIONS = {
+    "discrete": (spaces.Discrete(3, start=1), Categorical),
+    "box": (spaces.Box(-2, 2, (2,), np.float32), DiagonalNormal),
+    "0-d box": (spaces.Box(-2, 2, (), np.float32), DiagonalNormal),
+    "multi-discrete": (spaces.MultiDiscrete([2, 3]), MultiCategorical),
+    "bits": (spaces.MultiBinary(3), Bernoulli),
+    "nested": (spaces.Dict(b=spaces.Discrete(2), a=spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(5)])), Joint),
+}
+
+
+def _sample(space, leading, seed=0):
+    """Observations of the stream, `[*leading, ...]`."""
+    spec = specs.observation_spec(space)
+    generator = np.random.default_rng(seed)
+
+    def draw(leaf):
+        shape = (*leading, *leaf.shape)
+        if isinstance(leaf, spaces.Box):
+            if leaf.dtype == np.float32:
+                return torch.as_tensor(generator.standard_normal(shape), dtype=torch.float32)
+            return torch.as_tensor(generator.integers(leaf.low, leaf.high + 1.0, shape).astype(leaf.dtype))
+        high = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 2)
+        return torch.as_tensor(generator.integers(high, size=shape)).to(specs.torch_dtype(leaf))
+
+    return nest.map(draw, spec)
+
+
+@pytest.mark.parametrize("leading", [(2,), (3, 2), (1, 6), (6,)])
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_an_encoder_keeps_the_leading_dims(name, leading):
+    encoder = Encoder(specs.observation_spec(OBSERVATIONS[name]))
+    features = encoder(_sample(OBSERVATIONS[name], leading))
+    assert features.shape == (*leading, SIZES[name])
+    assert features.dtype == torch.float32
+    assert encoder.output_size == SIZES[name]
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_a_row_is_encoded_the_same_whatever_its_leading_dims(name):
+    torch.manual_seed(0)
+    torso = Torso(specs.observation_spec(OBSERVATIONS[name]))
+    rows = _sample(OBSERVATIONS[name], (3, 2))
+    flat = nest.map(lambda leaf: leaf.flatten(0, 1), rows)
+    torch.testing.assert_close(torso(rows).flatten(0, 1), torso(flat))
+    one = nest.map(lambda leaf: leaf[1, 1][None], rows)
+    torch.testing.assert_close(torso(rows)[1, 1], torso(one)[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), 255, 1.0),
+        (spaces.Box(0, 15, (2,), np.uint8), 15, 1.0),
+        (spaces.Box(0, 100, (2,), np.int64), 25, 0.25),
+        (spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64), 7, 7.0),
+        (spaces.Box(0, 255, (2,), np.float32), 255, 255.0),
+    ],
+)
+def test_integers_are_scaled_by_their_spaces_high_and_floats_are_not(space, value, expected):
+    leaf = torch.full((1, 2), value, dtype=specs.torch_dtype(space))
+    assert Flat(space)(leaf).tolist() == [pytest.approx([expected, expected])]
+
+
+@pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN])
+@pytest.mark.parametrize("high", [255, 100])
+def test_an_image_reaches_the_convolutions_between_zero_and_one(cnn, high):
+    seen = []
+    encoder = cnn(spaces.Box(0, high, (36, 36, 1), np.uint8))
+    encoder.body.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    encoder(torch.full((2, 36, 36, 1), high, dtype=torch.uint8))
+    assert seen[0].shape == (2, 1, 36, 36)
+    torch.testing.assert_close(seen[0], torch.ones(2, 1, 36, 36))
+
+
+@pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN])
+def test_channels_first_and_last_are_the_same_image(cnn):
+    torch.manual_seed(0)
+    last = cnn(spaces.Box(0, 255, (36, 40, 3), np.uint8))
+    first = cnn(spaces.Box(0, 255, (3, 36, 40), np.uint8))
+    first.load_state_dict(last.state_dict())
+    images = _sample(OBSERVATIONS["image"], (2, 3))
+    assert last.image_shape == first.image_shape == (3, 36, 40)
+    torch.testing.assert_close(last(images), first(images.movedim(-1, -3)))
+
+
+def test_what_is_an_image():
+    assert is_image(spaces.Box(0, 255, (84, 84, 4), np.uint8))
+    assert is_image(spaces.Box(0, 255, (10, 10, 3), np.uint8))
+    assert is_image(spaces.Box(-1, 1, (3, 64, 48), np.float32))
+    assert not is_image(spaces.Box(-1, 1, (3, 8, 8), np.float32))
+    assert not is_image(spaces.Box(0, 255, (84, 84), np.uint8))
+    assert not is_image(spaces.Discrete(3))
+
+
+def test_digits_become_one_hot_codes_side_by_side():
+    code = OneHot(spaces.MultiDiscrete([2, 3]))(torch.tensor([[1, 0], [0, 2]]))
+    assert code.tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
+    assert OneHot(spaces.Discrete(3))(torch.tensor([2])).tolist() == [[0, 0, 1]]
+
+
+def test_features_are_in_the_order_of_the_leaves():
+    spec = {"b": spaces.Discrete(2), "a": spaces.Box(-1, 1, (1,), np.float32)}
+    features = Encoder(spec)({"a": torch.tensor([[0.5]]), "b": torch.tensor([1])})
+    assert features.tolist() == [[0.5, 0, 1]]
+
+
+class _Tripled(nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.output_size = int(np.prod(spec.shape))
+
+    def forward(self, leaf):
+        return 3 * leaf.float()
+
+
+def test_a_leaf_may_have_an_encoder_of_its_own():
+    spec = specs.observation_spec(spaces.Dict(a=spaces.Tuple([OBSERVATIONS["vector"]]), b=OBSERVATIONS["vector"]))
+    encoder = Encoder(spec, leaves={"a.0": _Tripled})
+    features = encoder({"a": (torch.ones(2, 4),), "b": torch.ones(2, 4)})
+    assert features.tolist() == [[3.0] * 4 + [1.0] * 4] * 2
+
+
+def test_the_bare_leafs_path_is_empty():
+    encoder = Encoder(OBSERVATIONS["vector"], leaves={"": _Tripled})
+    assert encoder(torch.ones(1, 4)).tolist() == [[3.0] * 4]
+
+
+def test_kinds_of_leaves_may_have_other_encoders():
+    encoder = Encoder(specs.observation_spec(OBSERVATIONS["nested"]), image=Flat, vector=_Tripled, discrete=OneHot)
+    assert [type(each) for each in encoder.encoders] == [_Tripled, Flat, _Tripled, OneHot]
+    assert Encoder(OBSERVATIONS["vector"], vector=_Tripled)(torch.ones(1, 4)).tolist() == [[3.0] * 4]
+
+
+def test_an_encoder_for_a_leaf_that_there_is_not_is_named():
+    with pytest.raises(UsageError, match=r"'camera\.left'.*\['bits', 'image', 'rest\.0', 'rest\.1'\]"):
+        Encoder(specs.observation_spec(OBSERVATIONS["nested"]), leaves={"camera.left": Flat})
+
+
+def test_images_that_do_not_fit_are_refused_with_a_remedy():
+    with pytest.raises(UsageError, match=r"36 x 36.*got 10 x 12.*ImpalaCNN or Flat"):
+        Encoder(spaces.Box(0, 255, (10, 12, 3), np.uint8))
+    assert ImpalaCNN(spaces.Box(0, 255, (10, 12, 3), np.uint8)).output_size == 256
+    with pytest.raises(UsageError, match="ImpalaCNN encodes images"):
+        ImpalaCNN(spaces.Box(0, 255, (10, 12), np.uint8))
+
+
+@pytest.mark.parametrize("leading", [(2,), (3, 2), (1, 6)])
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_policy_head_gives_the_actions_distribution(name, leading):
+    space, kind = ACTIONS[name]
+    spec = specs.action_spec(space)
+    distribution = PolicyHead(7, spec)(torch.randn(*leading, 7))
+    assert isinstance(distribution, kind)
+    action = distribution.sample()
+    assert nest.paths(action) == nest.paths(spec)
+    for leaf, leaf_spec in zip(nest.leaves(action), nest.leaves(spec)):
+        assert leaf.shape == (*leading, *leaf_spec.shape)
+        assert leaf.dtype == specs.torch_dtype(leaf_spec)
+    assert distribution.log_prob(action).shape == leading
+
+
+def test_parts_of_a_nested_policy_belong_to_their_own_leaves():
+    """A dict keeps its order of insertion, a nest its order of keys: the heads must not be mixed up."""
+    spec = {"b": spaces.Discrete(2), "a": spaces.Discrete(5)}
+    joint = PolicyHead(3, spec)(torch.zeros(4, 3))
+    assert joint.parts["b"].log_p.shape == (4, 2)
+    assert joint.parts["a"].log_p.shape == (4, 5)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_the_first_policy_is_close_to_uniform_or_to_mean_zero(name):
+    torch.manual_seed(0)
+    space, _ = ACTIONS[name]
+    features = torch.randn(100, 64)
+
+    def far_from_even(part):
+        if isinstance(part, DiagonalNormal):
+            return part.mean.abs().max().item(), part.log_std.abs().max().item()
+        if isinstance(part, Bernoulli):
+            return (part.logits.abs().max().item(),)
+        logits = [each.log_p for each in getattr(part, "parts", [part])]
+        return tuple((log_p + math.log(log_p.shape[-1])).abs().max().item() for log_p in logits)
+
+    distribution = PolicyHead(64, specs.action_spec(space))(features)
+    parts = distribution._leaves() if isinstance(distribution, Joint) else [distribution]
+    sizes = [size for part in parts for size in far_from_even(part)]
+    assert max(sizes) < 0.1
+    large = PolicyHead(64, specs.action_spec(space), gain=1.0)(features)
+    parts = large._leaves() if isinstance(large, Joint) else [large]
+    assert max(size for part in parts for size in far_from_even(part)) > 0.5
+
+
+def test_the_deviation_is_learned_and_starts_where_it_is_told():
+    head = PolicyHead(3, spaces.Box(-1, 1, (2,), np.float32), initial_log_std=-0.5)
+    policy = head(torch.randn(4, 3))
+    assert policy.log_std.tolist() == [[-0.5, -0.5]] * 4
+    policy.log_std.sum().backward()
+    assert head.heads[0].log_std.grad.tolist() == [4, 4]
+
+
+def _matrices(module):
+    for layer in module.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            yield layer.weight.flatten(1), layer.bias
+
+
+@pytest.mark.parametrize("name", ["vector", "image"])
+def test_weights_are_orthogonal_and_biases_zero(name):
+    torch.manual_seed(0)
+    torso = Torso(specs.observation_spec(OBSERVATIONS[name]))
+    matrices = list(_matrices(torso))
+    assert len(matrices) == {"vector": 2, "image": 6}[name]
+    for weight, bias in matrices:
+        rows = weight if weight.shape[0] <= weight.shape[1] else weight.T
+        torch.testing.assert_close(rows @ rows.T, 2 * torch.eye(len(rows)), atol=1e-4, rtol=0)
+        assert not bias.any()
+
+
+def test_the_last_layers_are_small_for_the_policy_and_one_for_the_value():
+    torch.manual_seed(0)
+    network = ActorCritic(OBSERVATIONS["vector"], spaces.Discrete(3), specs.reward_spec())
+    weight = network.policy_head.heads[0].linear.weight
+    torch.testing.assert_close(weight @ weight.T, 1e-4 * torch.eye(3), atol=1e-8, rtol=0)
+    assert network.value_head.weight.norm().item() == pytest.approx(1, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({"layers": (5, 6)}, [nn.Linear, Tanh, nn.Linear, Tanh]),
+        ({"layers": (5,), "activation": "relu", "layer_norm": True}, [nn.Linear, nn.LayerNorm, nn.ReLU]),
+        ({"layers": (5,), "activation": nn.Hardtanh}, [nn.Linear, nn.Hardtanh]),
+        ({"layers": ()}, []),
+    ],
+)
+def test_an_mlp_is_made_of_what_it_was_told(settings, kinds):
+    mlp = MLP(3, **settings)
+    assert [type(module) for module in mlp] == kinds
+    size = settings["layers"][-1] if settings["layers"] else 3
+    assert mlp.output_size == size
+    assert mlp(torch.zeros(2, 1, 3)).shape == (2, 1, size)
+
+
+def test_an_unknown_activation_is_named():
+    with pytest.raises(UsageError, match=r"'tahn'.*'tanh'"):
+        MLP(3, activation="tahn")
+
+
+@pytest.mark.parametrize("number", [10, 5000])
+def test_tanh_is_tanh_with_its_gradient(number):
+    x = torch.linspace(-8, 8, number).requires_grad_()
+    y = Tanh()(x)
+    torch.testing.assert_close(y, torch.tanh(x), atol=3e-7, rtol=0)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(gradient, 1 - torch.tanh(x) ** 2, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("num_rewards", [None, 1, 3])
+@pytest.mark.parametrize("leading", [(2,), (3, 2), (1, 6)])
+def test_policy_and_value_agree_with_both_at_once(leading, num_rewards, shared):
+    torch.manual_seed(0)
+    space = OBSERVATIONS["nested"]
+    spec = specs.observation_spec(space)
+    network = ActorCritic(spec, spaces.Discrete(3), specs.reward_spec(num_rewards), shared_torso=shared)
+    observation = _sample(space, leading)
+    policy, value = network(observation)
+    assert value.shape == (leading if num_rewards is None else (*leading, num_rewards))
+    torch.testing.assert_close(value, network.value(observation))
+    torch.testing.assert_close(policy.log_p, network.policy(observation).log_p)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_critics_loss_reaches_the_actors_torso_only_where_it_is_shared(shared):
+    network = ActorCritic(OBSERVATIONS["vector"], spaces.Discrete(3), specs.reward_spec(), shared_torso=shared)
+    network.value(torch.randn(5, 4)).sum().backward()
+    assert (network.actor_torso.mlp[0].weight.grad is not None) == shared
+    assert network.policy_head.heads[0].linear.weight.grad is None
+
+
+def test_a_critic_without_hidden_layers_stands_on_its_own_torso():
+    """An empty Sequential is falsy."""
+
+    class Identity(nn.Sequential):
+        output_size = 4
+
+    network = ActorCritic(
+        OBSERVATIONS["vector"], spaces.Discrete(3), specs.reward_spec(), critic_torso=lambda spec: Identity()
+    )
+    observation = torch.randn(5, 4)
+    torch.testing.assert_close(network(observation)[1], network.value(observation))
+    network.value(observation).sum().backward()
+    assert network.actor_torso.mlp[0].weight.grad is None

@@ -1,0 +1,49 @@
+import itertools
+
+import pytest
+import torch
+
+from alfish.data import StepType, reset_state, trainable
+
+FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
+
+
+@pytest.mark.parametrize(
+    ("here", "arrival"), list(itertools.product((FIRST, MID, LAST, PAD), repeat=2)), ids=lambda kind: "FMLP"[kind]
+)
+def test_a_row_trains_only_from_first_or_mid_to_mid_or_last(here, arrival):
+    step_type = torch.tensor([[here], [arrival]], dtype=torch.int32)
+    trains = here in (FIRST, MID) and arrival in (MID, LAST)
+    assert trainable(step_type).tolist() == [[trains]]
+
+
+def test_no_row_trains_across_an_episodes_end_or_into_padding():
+    column = torch.tensor([FIRST, MID, LAST, FIRST, LAST, FIRST, MID, PAD, PAD], dtype=torch.int32)
+    expected = [True, True, False, True, False, True, False, False]
+    mask = trainable(torch.stack([column, column], 1))
+    assert mask.shape == (8, 2)
+    assert mask.dtype == torch.bool
+    assert mask[:, 0].tolist() == mask[:, 1].tolist() == expected
+
+
+def test_columns_are_judged_apart():
+    step_type = torch.tensor([[LAST, MID], [FIRST, MID], [MID, LAST]], dtype=torch.int32)
+    assert trainable(step_type).tolist() == [[False, True], [True, True]]
+
+
+def test_one_row_trains_nothing():
+    assert trainable(torch.zeros(1, 3, dtype=torch.int32)).shape == (0, 3)
+
+
+def test_state_is_reset_at_first_and_nowhere_else():
+    step_type = torch.tensor([FIRST, MID, LAST, PAD], dtype=torch.int32)
+    state = {"h": torch.ones(4, 2), "n": torch.ones(4)}
+    initial = {"h": torch.zeros(4, 2), "n": torch.full((4,), 7.0)}
+    reset = reset_state(state, initial, step_type)
+    assert reset["h"].tolist() == [[0, 0], [1, 1], [1, 1], [1, 1]]
+    assert reset["n"].tolist() == [7, 1, 1, 1]
+    assert state["n"].tolist() == [1, 1, 1, 1], "reset_state wrote into its argument"
+
+
+def test_without_memory_there_is_nothing_to_reset():
+    assert reset_state(None, None, torch.zeros(2, dtype=torch.int32)) is None

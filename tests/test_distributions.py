@@ -1,0 +1,198 @@
+"""Distributions against torch.distributions, and sampling against its own probabilities."""
+
+import itertools
+
+import pytest
+import torch
+from torch import distributions as reference
+
+from alfish import nest
+from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical, is_distribution
+
+LEADING = [(), (5,), (3, 4), (1, 6)]
+
+
+def _logits(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def _pair(kind, leading=(5,), seed=0):
+    """The same distribution twice: ours, and a list of torch's whose log-probabilities add up."""
+    a, b, c = (_logits(*leading, size, seed=10 * seed + k) for k, size in enumerate((3, 4, 3)))
+    if kind == "categorical":
+        return Categorical.of(b), [reference.Categorical(logits=b)]
+    if kind == "multi_categorical":
+        parts = [reference.Categorical(logits=logits) for logits in (a, b)]
+        return MultiCategorical((Categorical.of(a), Categorical.of(b))), parts
+    if kind == "bernoulli":
+        return Bernoulli(a), [reference.Independent(reference.Bernoulli(logits=a), 1)]
+    return DiagonalNormal(a, c / 4), [reference.Independent(reference.Normal(a, (c / 4).exp()), 1)]
+
+
+def _split(kind, action):
+    if kind == "multi_categorical":
+        return action.unbind(-1)
+    return [action.float() if kind == "bernoulli" else action]
+
+
+KINDS = ["categorical", "multi_categorical", "bernoulli", "normal"]
+
+
+@pytest.mark.parametrize("leading", LEADING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_prob_entropy_and_kl_are_torchs(kind, leading):
+    ours, torchs = _pair(kind, leading)
+    other, torchs_other = _pair(kind, leading, seed=1)
+    action = ours.sample()
+    log_prob = sum(d.log_prob(part) for d, part in zip(torchs, _split(kind, action)))
+    entropy = sum(d.entropy() for d in torchs)
+    kl = sum(reference.kl_divergence(p, q) for p, q in zip(torchs, torchs_other))
+    for got, expected in ((ours.log_prob(action), log_prob), (ours.entropy(), entropy), (ours.kl(other), kl)):
+        assert got.shape == leading
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_actions_have_the_shape_and_dtype_of_the_stream(kind):
+    dtype, shape = {
+        "categorical": (torch.int64, (3, 4)),
+        "multi_categorical": (torch.int64, (3, 4, 2)),
+        "bernoulli": (torch.int8, (3, 4, 3)),
+        "normal": (torch.float32, (3, 4, 3)),
+    }[kind]
+    distribution, _ = _pair(kind, (3, 4))
+    for action in (distribution.sample(), distribution.mode()):
+        assert action.dtype == dtype
+        assert action.shape == shape
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_action_is_likelier_than_the_mode(kind):
+    distribution, _ = _pair(kind, (50,))
+    best = distribution.log_prob(distribution.mode())
+    for _ in range(20):
+        assert (distribution.log_prob(distribution.sample()) <= best + 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", ["categorical", "multi_categorical", "bernoulli"])
+def test_actions_come_as_often_as_their_probability_says(kind):
+    torch.manual_seed(0)
+    distribution, _ = _pair(kind, ())
+    draws = 40_000
+    many = nest.map(lambda leaf: leaf.expand(draws, *leaf.shape), distribution).sample().reshape(draws, -1)
+    choices = {"categorical": [range(4)], "multi_categorical": [range(3), range(4)], "bernoulli": [range(2)] * 3}[kind]
+    total = 0.0
+    for action in itertools.product(*choices):
+        action = torch.tensor(action)
+        probability = distribution.log_prob(action[0] if kind == "categorical" else action).exp().item()
+        frequency = (many == action).all(-1).double().mean().item()
+        assert abs(frequency - probability) < 5 * (probability * (1 - probability) / draws) ** 0.5 + 1e-9
+        total += probability
+    assert total == pytest.approx(1, abs=1e-5)
+
+
+def test_normal_samples_have_its_mean_and_deviation():
+    torch.manual_seed(0)
+    mean, log_std = torch.tensor([1.0, -3.0]), torch.tensor([0.5, -1.0])
+    samples = DiagonalNormal(mean.expand(50_000, 2), log_std.expand(50_000, 2)).sample()
+    assert ((samples.mean(0) - mean).abs() < 5 * log_std.exp() / 50_000**0.5).all()
+    torch.testing.assert_close(samples.std(0), log_std.exp(), rtol=0.02, atol=0)
+    assert abs(torch.corrcoef(samples.T)[0, 1].item()) < 0.02
+
+
+def test_rows_are_sampled_apart():
+    torch.manual_seed(0)
+    samples = Categorical.of(torch.zeros(1000, 2)).sample().double()
+    assert 400 < samples.sum() < 600
+    assert DiagonalNormal(torch.zeros(100, 1), torch.zeros(100, 1)).sample().unique().numel() == 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("quantity", ["log_prob", "entropy", "kl"])
+def test_gradients_are_torchs(kind, quantity):
+    ours, _ = _pair(kind)
+    action = ours.sample()
+    leaves = [leaf.clone().requires_grad_() for leaf in (_logits(5, 3, seed=7), _logits(5, 4, seed=8))]
+    spread = (0.3 * _logits(5, 3, seed=9)).requires_grad_()
+    a, b = leaves
+    mine, torchs = {
+        "categorical": lambda: (Categorical.of(b), [reference.Categorical(logits=b)]),
+        "multi_categorical": lambda: (
+            MultiCategorical((Categorical.of(a), Categorical.of(b))),
+            [reference.Categorical(logits=a), reference.Categorical(logits=b)],
+        ),
+        "bernoulli": lambda: (Bernoulli(a), [reference.Independent(reference.Bernoulli(logits=a), 1)]),
+        "normal": lambda: (
+            DiagonalNormal(a, spread), [reference.Independent(reference.Normal(a, spread.exp()), 1)],
+        ),
+    }[kind]()  # fmt: skip
+    other, torchs_other = _pair(kind, seed=3)
+    if quantity == "log_prob":
+        pair = mine.log_prob(action), sum(d.log_prob(x) for d, x in zip(torchs, _split(kind, action)))
+    elif quantity == "entropy":
+        pair = mine.entropy(), sum(d.entropy() for d in torchs)
+    else:
+        pair = mine.kl(other), sum(reference.kl_divergence(p, q) for p, q in zip(torchs, torchs_other))
+    got, expected = (
+        torch.autograd.grad(value.sum(), (a, b, spread), allow_unused=True, materialize_grads=True) for value in pair
+    )
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    assert any(gradient.abs().max() > 1e-3 for gradient in got)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kl_is_zero_to_itself_and_positive_to_another(kind):
+    ours, _ = _pair(kind, (20,))
+    other, _ = _pair(kind, (20,), seed=1)
+    torch.testing.assert_close(ours.kl(ours), torch.zeros(20), atol=1e-5, rtol=0)
+    assert (ours.kl(other) > 0).all()
+
+
+@pytest.mark.parametrize("size", [1e3, 1e4])
+def test_certain_policies_stay_finite(size):
+    for distribution, action in (
+        (Categorical.of(torch.tensor([size, -size])), torch.tensor(1)),
+        (Bernoulli(torch.tensor([size, -size])), torch.tensor([0, 1], dtype=torch.int8)),
+    ):
+        for value in (distribution.log_prob(action), distribution.entropy(), distribution.kl(distribution)):
+            assert torch.isfinite(value)
+        assert distribution.entropy().item() == pytest.approx(0, abs=1e-6)
+
+
+def _joint(leading=(5,)):
+    """For the action nest {"b": {"y": discrete, "x": (bits, box)}, "a": multi-discrete}."""
+    parts = {kind: _pair(kind, leading)[0] for kind in KINDS}
+    inner = {"y": parts["categorical"], "x": (parts["bernoulli"], parts["normal"])}
+    return Joint({"b": inner, "a": parts["multi_categorical"]}), parts
+
+
+def test_a_joint_of_a_nest_samples_the_nest_and_sums_over_it():
+    joint, parts = _joint((3, 4))
+    action = joint.sample()
+    assert action["b"]["y"].shape == (3, 4)
+    assert action["b"]["x"][0].dtype == torch.int8
+    each = {
+        "categorical": action["b"]["y"], "bernoulli": action["b"]["x"][0], "normal": action["b"]["x"][1],
+        "multi_categorical": action["a"],
+    }  # fmt: skip
+    expected = sum(parts[kind].log_prob(each[kind]) for kind in KINDS)
+    torch.testing.assert_close(joint.log_prob(action), expected)
+    torch.testing.assert_close(joint.entropy(), sum(part.entropy() for part in parts.values()))
+    assert torch.equal(joint.mode()["b"]["y"], parts["categorical"].mode())
+
+
+def test_a_joints_kl_is_the_sum_of_its_parts():
+    joint, parts = _joint()
+    other = nest.map(lambda leaf: leaf * 0.5, joint)
+    expected = sum(part.kl(nest.map(lambda leaf: leaf * 0.5, part)) for part in parts.values())
+    torch.testing.assert_close(joint.kl(other), expected)
+
+
+def test_a_joint_travels_as_a_nest_of_tensors():
+    joint, _ = _joint((6, 2))
+    rows = nest.map(lambda leaf: leaf[:4], joint)
+    assert isinstance(rows, Joint)
+    assert isinstance(rows.parts["b"]["x"][1], DiagonalNormal)
+    assert rows.log_prob(rows.sample()).shape == (4, 2)
+    assert not is_distribution(joint)
+    assert all(is_distribution(part) for part in (*_joint()[1].values(),))

@@ -1,0 +1,227 @@
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.errors import UsageError
+from alfish.specs import ActionUnits
+
+NESTED = spaces.Dict(
+    camera=spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    body=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.Discrete(3, start=5)]),
+    switches=spaces.MultiBinary(4),
+    dials=spaces.MultiDiscrete([2, 3], start=[1, -1]),
+)
+ACTIONS = {
+    "box": spaces.Box(np.float32([-2, 0]), np.float32([6, 10]), dtype=np.float32),
+    "float64 box": spaces.Box(-2, 6, (2,), np.float64),
+    "0-d box": spaces.Box(0, 4, (), np.float32),
+    "2-d box": spaces.Box(-3, 5, (2, 3), np.float32),
+    "unbounded box": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "half-bounded box": spaces.Box(0, np.inf, (2,), np.float32),
+    "mixed box": spaces.Box(np.float32([-np.inf, -1]), np.float32([3, 1]), dtype=np.float32),
+    "discrete": spaces.Discrete(4),
+    "discrete with start": spaces.Discrete(4, start=-2),
+    "multi-discrete": spaces.MultiDiscrete([2, 5]),
+    "multi-discrete with start": spaces.MultiDiscrete([2, 5], start=[10, -3]),
+    "2-d multi-discrete": spaces.MultiDiscrete([[2, 5], [3, 4]]),
+    "2-d multi-discrete with start": spaces.MultiDiscrete([[2, 5], [3, 4]], start=[[1, 2], [3, 4]]),
+    "multi-binary": spaces.MultiBinary(3),
+    "2-d multi-binary": spaces.MultiBinary([2, 3]),
+    "nested": NESTED,
+}
+
+
+def _sample(space, size=20):
+    """A batch of actions of the environment, as numpy arrays."""
+    space.seed(0)
+    return nest.map(lambda *rows: np.stack([np.asarray(row) for row in rows]), *[space.sample() for _ in range(size)])
+
+
+def _assert_equal(got, expected):
+    assert nest.paths(got) == nest.paths(expected)
+    for a, b in zip(nest.leaves(got), nest.leaves(expected)):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_nested_observation_keeps_its_structure_and_dtypes():
+    spec = specs.observation_spec(NESTED)
+    assert nest.paths(spec) == ["body.0", "body.1", "camera", "dials", "switches"]
+    dtypes = [specs.torch_dtype(leaf) for leaf in nest.leaves(spec)]
+    assert dtypes == [torch.float32, torch.int64, torch.uint8, torch.int64, torch.int8]
+
+
+def test_observations_count_from_zero():
+    spec = specs.observation_spec(NESTED)
+    assert spec["body"][1] == spaces.Discrete(3)
+    assert spec["dials"] == spaces.MultiDiscrete([2, 3])
+
+
+def test_float64_becomes_float32_and_keeps_its_bounds():
+    spec = specs.observation_spec(spaces.Box(np.array([-1.5, -np.inf]), np.array([2.5, 7.0]), dtype=np.float64))
+    assert spec.dtype == np.float32
+    assert spec.low.tolist() == [-1.5, -np.inf]
+    assert spec.high.tolist() == [2.5, 7.0]
+
+
+def test_a_bound_beyond_float32_is_infinite():
+    spec = specs.observation_spec(spaces.Box(-1e300, 1e300, (1,), np.float64))
+    assert spec.low.tolist() == [-np.inf]
+    spec = specs.action_spec(spaces.Box(-np.inf, 1e300, (1,), np.float64))
+    assert spec.high.tolist() == [np.inf]
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_canonical_actions_are_flat_and_count_from_zero(name):
+    for leaf in nest.leaves(specs.action_spec(ACTIONS[name])):
+        if isinstance(leaf, spaces.Discrete):
+            assert leaf.start == 0
+        else:
+            assert len(leaf.shape) == 1
+        if isinstance(leaf, spaces.MultiDiscrete):
+            assert not leaf.start.any()
+        if isinstance(leaf, spaces.Box):
+            assert leaf.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["box", "float64 box", "0-d box", "2-d box"])
+def test_a_bounded_box_is_one_to_minus_one(name):
+    space = ACTIONS[name]
+    spec = specs.action_spec(space)
+    assert spec.shape == (int(np.prod(space.shape)),)
+    assert (spec.low == -1).all()
+    assert (spec.high == 1).all()
+    size = spec.shape[0]
+    units = ActionUnits(space)
+    corners = np.stack([np.full(size, x, np.float32) for x in (-1, 0, 1, -7, 7)])
+    low, middle, high, below, above = units.to_environment(corners)
+    np.testing.assert_allclose(low, space.low)
+    np.testing.assert_allclose(middle, (space.low + space.high) / 2)
+    np.testing.assert_allclose(high, space.high)
+    np.testing.assert_allclose(below, space.low)
+    np.testing.assert_allclose(above, space.high)
+    assert units.executed(corners)[3].tolist() == [-1] * size
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_an_action_of_the_environment_comes_back_unchanged(name):
+    space = ACTIONS[name]
+    units, actions = ActionUnits(space), _sample(space)
+    canonical = units.from_environment(actions)
+    for leaf, spec in zip(nest.leaves(canonical), nest.leaves(specs.action_spec(space))):
+        assert leaf.shape == (20, *spec.shape)
+        for row in leaf.astype(spec.dtype):
+            assert spec.contains(np.clip(row, -1, 1) if isinstance(spec, spaces.Box) and spec.is_bounded() else row)
+    _assert_equal(units.to_environment(canonical), actions)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_what_a_policy_samples_is_an_action_of_the_environment(name):
+    space = ACTIONS[name]
+    generator = np.random.default_rng(0)
+
+    def draw(spec):
+        if isinstance(spec, spaces.Box):
+            return (3 * generator.standard_normal((50, *spec.shape))).astype(np.float32)
+        if isinstance(spec, spaces.Discrete):
+            return generator.integers(spec.n, size=50)
+        if isinstance(spec, spaces.MultiDiscrete):
+            return generator.integers(spec.nvec, size=(50, *spec.shape))
+        return generator.integers(2, size=(50, *spec.shape)).astype(np.int8)
+
+    actions = ActionUnits(space).to_environment(nest.map(draw, specs.action_spec(space)))
+    for i in range(50):
+        assert space.contains(nest.map(lambda leaf, i=i: np.asarray(leaf[i]), actions))
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_tensors_and_arrays_are_converted_alike(name):
+    space = ACTIONS[name]
+    arrays, tensors = ActionUnits(space), ActionUnits(space, torch.device("cpu"))
+    actions = _sample(space)
+    canonical = arrays.from_environment(actions)
+    as_tensors = nest.map(torch.as_tensor, canonical)
+    _assert_equal(nest.map(lambda leaf: leaf.numpy(), tensors.to_environment(as_tensors)), actions)
+    back = tensors.from_environment(nest.map(torch.as_tensor, actions))
+    for got, expected in zip(nest.leaves(back), nest.leaves(as_tensors)):
+        torch.testing.assert_close(got, expected, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("unbounded box", [[-9.0, 9.0]]),
+        ("half-bounded box", [[0.0, 9.0]]),
+        ("mixed box", [[-9.0, 1.0]]),
+    ],
+)
+def test_a_box_without_both_bounds_keeps_the_environments_units_and_is_clipped_to_those_it_has(name, expected):
+    space = ACTIONS[name]
+    assert specs.action_spec(space) == space
+    assert not specs.is_bounded(space)
+    action = np.array([[-9.0, 9.0]], np.float32)
+    assert ActionUnits(space).to_environment(action).tolist() == expected
+    assert ActionUnits(space).executed(action).tolist() == expected
+
+
+def test_start_offsets_go_both_ways():
+    discrete = ActionUnits(ACTIONS["discrete with start"])
+    assert discrete.to_environment(np.array([0, 3])).tolist() == [-2, 1]
+    assert discrete.from_environment(np.array([-2, 1])).tolist() == [0, 3]
+    multi = ActionUnits(ACTIONS["multi-discrete with start"])
+    assert multi.to_environment(np.array([[0, 4]])).tolist() == [[10, 1]]
+    assert multi.from_environment(np.array([[10, 1]])).tolist() == [[0, 4]]
+
+
+def test_a_box_that_is_a_point_comes_back_finite():
+    units = ActionUnits(spaces.Box(2, 2, (1,), np.float32))
+    assert units.to_environment(np.array([[0.7]], np.float32)).tolist() == [[2]]
+    assert np.isfinite(units.from_environment(np.array([[2.0]], np.float32))).all()
+
+
+def test_converting_never_writes_into_the_action():
+    action = np.array([[5.0, -5.0]], np.float32)
+    ActionUnits(ACTIONS["box"]).to_environment(action)
+    assert action.tolist() == [[5, -5]]
+
+
+@pytest.mark.parametrize(
+    ("space", "path"),
+    [
+        (spaces.Text(5), "observation"),
+        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Dict(words=spaces.Text(5))), "observation.b.words"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Graph(spaces.Discrete(2), None)]), "observation.1"),
+        (spaces.Sequence(spaces.Discrete(2)), "observation"),
+    ],
+)
+def test_a_space_that_cannot_be_learned_from_is_refused_with_its_path(space, path):
+    kind = path.removeprefix("observation")
+    with pytest.raises(UsageError, match=rf"^{path} is a (Text|Graph|Sequence) space"):
+        specs.observation_spec(space)
+    for function in (specs.action_spec, ActionUnits):
+        with pytest.raises(UsageError, match=rf"^action{kind} is a (Text|Graph|Sequence) space"):
+            function(space)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (1, 5)])
+def test_zeros_have_the_leading_dims_shapes_and_dtypes_of_the_stream(leading):
+    spec = specs.observation_spec(NESTED)
+    for leaf, zeros in zip(nest.leaves(spec), nest.leaves(specs.zeros(spec, leading))):
+        assert zeros.shape == (*leading, *leaf.shape)
+        assert zeros.dtype == specs.torch_dtype(leaf)
+        assert not zeros.any()
+
+
+def test_rewards_are_scalars_or_vectors():
+    assert specs.reward_spec().shape == ()
+    assert specs.reward_spec(3).shape == (3,)
+    assert specs.reward_spec(3).dtype == np.float32
+
+
+def test_describe_names_every_leaf():
+    assert specs.describe(spaces.Discrete(3)) == "Discrete(3)"
+    text = specs.describe(specs.observation_spec(NESTED))
+    assert all(path in text for path in ("body.0: Box", "body.1: Discrete(3)", "camera: Box", "switches: MultiBinary"))

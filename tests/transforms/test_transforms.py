@@ -1,0 +1,334 @@
+import copy
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.data import StepType, TimeStep
+from alfish.errors import UsageError
+from alfish.transforms import ObservationNormalizer, RewardClip, RewardNormalizer, RewardScale, Transforms
+from alfish.transforms.normalizers import RunningMoments
+
+FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+NESTED = {
+    "body": VECTOR,
+    "camera": spaces.Box(0, 255, (2, 2, 1), np.uint8),
+    "goal": (spaces.Box(-1, 1, (), np.float32), spaces.Discrete(3)),
+}
+SCALAR = specs.reward_spec()
+
+
+def _rows(observation=None, reward=None, step_type=None):
+    """`[T, B]` rows; what is not given is zero, and every row MID."""
+    known = next(leaf for leaf in (step_type, reward, *nest.leaves(observation)) if leaf is not None)
+    leading = known.shape[:2]
+    step_type = torch.full(leading, MID, dtype=torch.int32) if step_type is None else step_type
+    reward = torch.zeros(leading) if reward is None else reward
+    observation = torch.zeros(*leading, 3) if observation is None else observation
+    return TimeStep(step_type, reward, torch.ones(leading), observation, torch.zeros(leading), torch.zeros(leading))
+
+
+def _random_step_types(num_rows, num_envs, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    step_type = torch.full((num_rows, num_envs), MID, dtype=torch.int32)
+    for b in range(num_envs):
+        end = num_rows - int(torch.randint(num_rows // 3, (), generator=generator))
+        previous = LAST
+        for t in range(num_rows):
+            last = torch.rand((), generator=generator) < 0.2
+            previous = PAD if t >= end else FIRST if previous == LAST else LAST if last else MID
+            step_type[t, b] = previous
+    return step_type
+
+
+class TestRunningMoments:
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+    def test_they_are_numpys_over_all_chunks(self, shape):
+        generator = torch.Generator().manual_seed(0)
+        moments, chunks = RunningMoments(shape), []
+        for size in (1, 7, 30, 2):
+            rows = torch.randn(size, *shape, generator=generator) * 5 + 100
+            mask = torch.rand(size, generator=generator) < 0.7
+            moments.update(rows, mask, 1e-8)
+            chunks.append(rows[mask].double().numpy())
+        everything = np.concatenate(chunks)
+        assert moments.count.item() == len(everything)
+        np.testing.assert_allclose(moments.mean.numpy(), everything.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(moments.squares.numpy() / len(everything), everything.var(0), rtol=1e-9)
+        np.testing.assert_allclose(moments.shift.numpy(), everything.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(moments.scale.numpy(), 1 / np.sqrt(everything.var(0) + 1e-8), rtol=1e-6)
+
+    @pytest.mark.parametrize("filler", [math.nan, math.inf, 1e30])
+    def test_rows_that_do_not_count_may_hold_anything(self, filler):
+        clean, dirty = RunningMoments((2,)), RunningMoments((2,))
+        rows, mask = torch.randn(10, 2), torch.arange(10) < 6
+        clean.update(rows[:6], mask[:6], 1e-8)
+        dirty.update(rows.masked_fill(~mask[:, None], filler), mask, 1e-8)
+        for name, value in clean.state_dict().items():
+            torch.testing.assert_close(dirty.state_dict()[name], value)
+
+    def test_a_small_spread_far_from_zero_keeps_its_digits(self):
+        moments = RunningMoments(())
+        for part in torch.linspace(0, 1, 1000).split(100):
+            moments.update(1000 + part, torch.ones(100, dtype=torch.bool), 0.0)
+        assert moments.scale.item() == pytest.approx(12**0.5, rel=1e-2)
+
+    def test_before_any_row_they_are_the_identity(self):
+        moments = RunningMoments((2,))
+        assert moments.shift.tolist() == [0, 0]
+        assert moments.scale.tolist() == [1, 1]
+
+    def test_no_row_changes_nothing(self):
+        moments = RunningMoments((2,))
+        moments.update(torch.randn(5, 2), torch.ones(5, dtype=torch.bool), 1e-8)
+        before = copy.deepcopy(moments.state_dict())
+        moments.update(torch.full((5, 2), math.nan), torch.zeros(5, dtype=torch.bool), 1e-8)
+        for name, value in moments.state_dict().items():
+            torch.testing.assert_close(value, before[name])
+
+    def test_buffers_are_updated_in_place(self):
+        """So that what a worker was given keeps seeing them."""
+        moments = RunningMoments((2,))
+        before = dict(moments.named_buffers())
+        moments.update(torch.randn(5, 2), torch.ones(5, dtype=torch.bool), 1e-8)
+        assert all(buffer is before[name] for name, buffer in moments.named_buffers())
+
+
+class TestObservationNormalizer:
+    def test_what_comes_out_has_mean_zero_and_deviation_one(self):
+        torch.manual_seed(0)
+        normalizer = ObservationNormalizer(VECTOR, SCALAR)
+        rows = _rows(torch.randn(20, 4, 3) * torch.tensor([1.0, 10, 0.1]) + 7)
+        normalizer.observe(rows)
+        out = normalizer.transform(rows).observation.flatten(0, 1)
+        torch.testing.assert_close(out.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
+        torch.testing.assert_close(out.std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
+
+    def test_padding_counts_for_nothing(self):
+        step_type = _random_step_types(20, 4)
+        observation = torch.randn(20, 4, 3)
+        normalizer = ObservationNormalizer(VECTOR, SCALAR)
+        poisoned = observation.masked_fill((step_type == PAD)[..., None], math.nan)
+        normalizer.observe(_rows(poisoned, step_type=step_type))
+        expected = observation[step_type != PAD].double()
+        (moments,) = normalizer._moments
+        torch.testing.assert_close(moments.mean, expected.mean(0))
+        assert moments.count.item() == (step_type != PAD).sum()
+
+    def test_only_float_leaves_are_normalized(self):
+        normalizer = ObservationNormalizer(NESTED, SCALAR)
+        observation = {
+            "body": torch.randn(6, 2, 3) + 5,
+            "camera": torch.randint(256, (6, 2, 2, 2, 1), dtype=torch.uint8),
+            "goal": (torch.rand(6, 2), torch.randint(3, (6, 2))),
+        }
+        rows = _rows(observation)
+        normalizer.observe(rows)
+        out = normalizer.transform(rows).observation
+        assert out["camera"] is observation["camera"]
+        assert out["goal"][1] is observation["goal"][1]
+        assert out["body"].mean().abs() < 1e-3
+        assert out["goal"][0].mean().abs() < 1e-3
+        assert out["goal"][0].dtype == torch.float32
+
+    def test_globs_choose_the_leaves(self):
+        normalizer = ObservationNormalizer(NESTED, SCALAR, leaves=["goal.*"])
+        observation = {
+            "body": torch.randn(6, 2, 3) + 5, "camera": torch.zeros(6, 2, 2, 2, 1, dtype=torch.uint8),
+            "goal": (torch.rand(6, 2), torch.zeros(6, 2, dtype=torch.int64)),
+        }  # fmt: skip
+        normalizer.observe(_rows(observation))
+        out = normalizer.transform(_rows(observation)).observation
+        assert out["body"] is observation["body"]
+        assert out["goal"][0].mean().abs() < 1e-3
+
+    def test_the_spec_says_what_comes_out(self):
+        spec = ObservationNormalizer(NESTED, SCALAR, clip=5.0).observation_spec
+        assert spec["camera"] == NESTED["camera"]
+        assert spec["goal"][1] == NESTED["goal"][1]
+        assert spec["goal"][0].shape == ()
+        assert (spec["body"].low == -5).all()
+        assert (spec["body"].high == 5).all()
+        assert spec["body"].dtype == np.float32
+        assert spec["body"].shape == (3,)
+
+    def test_outliers_are_clipped(self):
+        normalizer = ObservationNormalizer(VECTOR, SCALAR, clip=2.0)
+        normalizer.observe(_rows(torch.randn(50, 2, 3)))
+        out = normalizer.transform(_rows(torch.tensor([[[1e6, -1e6, 0.0]]]))).observation
+        assert out[0, 0, :2].tolist() == [2, -2]
+
+    def test_no_leaf_to_normalize_is_refused(self):
+        with pytest.raises(UsageError, match=r"no float leaf matches.*'camera'"):
+            ObservationNormalizer(NESTED, SCALAR, leaves=["camera"])
+        with pytest.raises(UsageError, match="no float leaf"):
+            ObservationNormalizer(spaces.Discrete(3), SCALAR)
+
+
+class TestRewardNormalizer:
+    @pytest.mark.parametrize("num_rewards", [None, 2, 3])  # 3 is also the number of environments
+    @pytest.mark.parametrize("pieces", [[60], [1, 20, 2, 37], [30, 30]])
+    def test_it_is_the_plain_loop_over_calls_and_episodes(self, pieces, num_rewards):
+        generator = torch.Generator().manual_seed(0)
+        step_type = torch.cat([_random_step_types(n, 3, seed=n) if n > 6 else torch.full((n, 3), MID) for n in pieces])
+        shape = (60, 3) if num_rewards is None else (60, 3, num_rewards)
+        reward = torch.randn(shape, generator=generator) + 0.3
+        normalizer = RewardNormalizer(VECTOR, specs.reward_spec(num_rewards), gamma=0.9)
+        for rows in zip(step_type.split(pieces), reward.split(pieces)):
+            normalizer.observe(_rows(step_type=rows[0].int(), reward=rows[1]))
+
+        running, seen = [np.zeros(shape[2:]) for _ in range(3)], []
+        for t in range(60):
+            for b in range(3):
+                kind = int(step_type[t, b])
+                if kind == FIRST:
+                    running[b] = np.zeros(shape[2:])
+                elif kind in (MID, LAST):
+                    running[b] = 0.9 * running[b] + reward[t, b].double().numpy()
+                    seen.append(running[b])
+        expected = 1 / np.sqrt(np.var(np.array(seen), 0) + 1e-8)
+        moments = normalizer._moments
+        assert moments.count.item() == len(seen)
+        np.testing.assert_allclose(moments.scale.numpy(), expected, rtol=1e-5)
+        out = normalizer.transform(_rows(reward=reward)).reward
+        expected_out = (reward * torch.as_tensor(expected, dtype=torch.float32)).clamp(-10, 10)
+        torch.testing.assert_close(out, expected_out, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("garbage", [1e6, math.nan])
+    def test_rewards_of_first_and_padding_rows_are_never_read(self, garbage):
+        step_type = _random_step_types(40, 3)
+        reward = torch.randn(40, 3)
+        unread = (step_type == FIRST) | (step_type == PAD)
+        clean, dirty = RewardNormalizer(VECTOR, SCALAR), RewardNormalizer(VECTOR, SCALAR)
+        clean.observe(_rows(step_type=step_type, reward=reward))
+        dirty.observe(_rows(step_type=step_type, reward=reward.masked_fill(unread, garbage)))
+        assert torch.equal(clean._moments.scale, dirty._moments.scale)
+
+    def test_the_mean_is_not_subtracted_and_outliers_are_clipped(self):
+        normalizer = RewardNormalizer(VECTOR, SCALAR, clip=3.0)
+        normalizer.observe(_rows(reward=torch.randn(100, 2)))
+        out = normalizer.transform(_rows(reward=torch.tensor([[0.0, 1e6, -1e6]]))).reward
+        assert out.tolist() == [[0, 3, -3]]
+        assert normalizer.transform(_rows(reward=torch.ones(1, 1))).reward.item() > 0
+
+    def test_state_goes_on_after_a_restore(self):
+        rows = [_rows(reward=torch.randn(7, 2)) for _ in range(3)]
+        straight = RewardNormalizer(VECTOR, SCALAR)
+        for part in rows:
+            straight.observe(part)
+        first = RewardNormalizer(VECTOR, SCALAR)
+        first.observe(rows[0])
+        restored = RewardNormalizer(VECTOR, SCALAR)
+        restored.load_state_dict(copy.deepcopy(first.state_dict()))
+        for part in rows[1:]:
+            restored.observe(part)
+        assert torch.equal(straight._moments.scale, restored._moments.scale)
+        assert torch.equal(straight._return, restored._return)
+
+
+FACTORIES = {
+    "observation": ObservationNormalizer,
+    "reward": RewardNormalizer,
+    "clip": RewardClip,
+    "scale": partial(RewardScale, scale=0.5),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("num_rewards", [None, 2])
+class TestContract:
+    def _make(self, name, num_rewards):
+        transforms = Transforms([FACTORIES[name]], VECTOR, specs.reward_spec(num_rewards))
+        return transforms, self._rows(num_rewards)
+
+    def _rows(self, num_rewards, num_rows=9):
+        shape = (num_rows, 2) if num_rewards is None else (num_rows, 2, num_rewards)
+        return _rows(torch.randn(num_rows, 2, 3) * 3, torch.randn(shape) * 3)
+
+    def test_acting_and_training_see_the_same_numbers(self, name, num_rewards):
+        transforms, rows = self._make(name, num_rewards)
+        transforms.observe(self._rows(num_rewards))
+        whole, state = transforms.transform(rows), transforms.initial_state(2)
+        for t in range(9):
+            seen, state = transforms(nest.map(lambda leaf, t=t: leaf[t], rows), state)
+            assert torch.equal(seen.observation, whole.observation[t])
+            assert torch.equal(seen.reward, whole.reward[t])
+
+    def test_raw_rows_are_left_as_they_were(self, name, num_rewards):
+        transforms, rows = self._make(name, num_rewards)
+        before = nest.map(torch.clone, rows)
+        transforms.observe(rows)
+        transforms.transform(rows)
+        for was, leaf in zip(nest.leaves(before), nest.leaves(rows)):
+            assert torch.equal(was, leaf)
+
+    def test_statistics_change_in_observe_and_nowhere_else(self, name, num_rewards):
+        transforms, rows = self._make(name, num_rewards)
+        transforms.observe(rows)
+        first = transforms.transform(rows)
+        state = transforms.initial_state(2)
+        for t in range(9):
+            _, state = transforms(nest.map(lambda leaf, t=t: leaf[t] + 100, rows), state)
+        again = transforms.transform(rows)
+        assert torch.equal(first.observation, again.observation)
+        assert torch.equal(first.reward, again.reward)
+
+    def test_state_round_trip(self, name, num_rewards):
+        transforms, rows = self._make(name, num_rewards)
+        transforms.observe(rows)
+        other, _ = self._make(name, num_rewards)
+        other.load_state_dict(copy.deepcopy(transforms.state_dict()))
+        assert torch.equal(transforms.transform(rows).observation, other.transform(rows).observation)
+        assert torch.equal(transforms.transform(rows).reward, other.transform(rows).reward)
+
+    def test_dtypes_and_shapes_stay(self, name, num_rewards):
+        transforms, rows = self._make(name, num_rewards)
+        transforms.observe(rows)
+        for was, leaf in zip(nest.leaves(rows), nest.leaves(transforms.transform(rows))):
+            assert leaf.dtype == was.dtype
+            assert leaf.shape == was.shape
+
+
+def test_reward_clip_and_scale():
+    rows = _rows(reward=torch.tensor([[-3.0, 0.25, 7.0]]))
+    assert RewardClip(VECTOR, SCALAR).transform(rows).reward.tolist() == [[-1, 0.25, 1]]
+    assert RewardScale(VECTOR, SCALAR, scale=2.0).transform(rows).reward.tolist() == [[-6, 0.5, 14]]
+    with pytest.raises(UsageError, match="low must be below high"):
+        RewardClip(VECTOR, SCALAR, low=1.0, high=1.0)
+
+
+def test_a_chain_applies_the_first_one_first():
+    factories = [partial(RewardScale, scale=10.0), partial(RewardClip, low=-2.0, high=2.0)]
+    rows = _rows(reward=torch.tensor([[0.1, 0.5]]))
+    assert Transforms(factories, VECTOR, SCALAR).transform(rows).reward.tolist() == [[1, 2]]
+    assert Transforms(factories[::-1], VECTOR, SCALAR).transform(rows).reward.tolist() == [[1, 5]]
+
+
+def test_a_chain_passes_specs_on():
+    transforms = Transforms(
+        [partial(ObservationNormalizer, clip=3.0), partial(ObservationNormalizer, clip=2.0)], VECTOR, SCALAR
+    )
+    assert (transforms.observation_spec.high == 2).all()
+    assert transforms.reward_spec.shape == ()
+
+
+def test_each_of_a_chain_observes_what_the_one_before_it_makes():
+    torch.manual_seed(0)
+    transforms = Transforms([partial(RewardScale, scale=10.0), RewardNormalizer], VECTOR, SCALAR)
+    alone = RewardNormalizer(VECTOR, SCALAR)
+    rows = _rows(reward=torch.randn(30, 2))
+    transforms.observe(rows)
+    alone.observe(rows._replace(reward=10 * rows.reward))
+    assert torch.equal(transforms._chain[1]._moments.scale, alone._moments.scale)
+
+
+def test_no_transform_is_the_identity():
+    transforms = Transforms([], VECTOR, SCALAR)
+    rows = _rows(reward=torch.randn(3, 2))
+    assert transforms.transform(rows) is rows
+    assert transforms(rows, transforms.initial_state(2))[0] is rows
