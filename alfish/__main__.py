@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, os.getcwd())  # a gin file may import the user's own modules
     module = importlib.import_module(f"alfish.bin.{name.replace('-', '_')}")
     if any(argument in ("-h", "--help") for argument in rest):
-        print(f"{module.__doc__.strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
+        print(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
         return 0
     return _run(name, module, rest)
 
@@ -42,6 +42,8 @@ def _run(name: str, module, rest: list[str]) -> int:
 
     from alfish.errors import RunError, UsageError
 
+    for flag in module.FLAGS:
+        module.FLAGS[flag].unparse()  # of an earlier call in this process
     try:
         left = module.FLAGS([f"alfish {name}", *rest])[1:]
         if left:

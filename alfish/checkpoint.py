@@ -48,12 +48,12 @@ class Checkpoints:
       keep_period: env steps between milestones; 0 keeps none.
 
     Raises:
-      ValueError: if `keep_last` or `keep_period` is out of range.
+      UsageError: if `keep_last` or `keep_period` is out of range.
     """
 
     def __init__(self, directory: str | os.PathLike, keep_last: int = 3, keep_period: int = 0):
         if keep_last < 1 or keep_period < 0:
-            raise ValueError(f"keep_last={keep_last} must be at least 1 and keep_period={keep_period} at least 0.")
+            raise UsageError(f"keep_last={keep_last} must be at least 1 and keep_period={keep_period} at least 0.")
         self._directory = Path(directory)
         self._keep_last = keep_last
         self._keep_period = keep_period
@@ -141,8 +141,8 @@ class Checkpoints:
             except _BrokenError as error:
                 broken.append(error)
                 continue
-            for error in broken:
-                logging.warning("%s; FALLING BACK to %s.", error, self._path(step).name)
+            for fault in broken:
+                logging.warning("%s; FALLING BACK to %s.", fault, self._path(step).name)
             return step, state
         raise UsageError(
             f"None of the {len(steps)} checkpoints in {self._directory} is readable ({broken[0]}); restore the files "

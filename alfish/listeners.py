@@ -8,7 +8,7 @@ import gin
 from alfish.checkpoint import Checkpoints, write_atomically
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluator
-from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, TensorBoardWriter, Writer
+from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
 from alfish.trainer import Listener, Report, Trainer
 
 
@@ -39,6 +39,7 @@ class Evaluate(Listener):
             return
         if self._period:
             self._next = (report.env_steps // self._period + 1) * self._period
+        assert self._evaluator is not None
         evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         directory = trainer.root_dir / "eval"
         directory.mkdir(exist_ok=True)
@@ -87,15 +88,13 @@ class CheckpointSaver(Listener):
     def after_iteration(self, trainer: Trainer, report: Report) -> None:
         due = self._period and report.env_steps >= self._next
         evaluation = report.evaluation
-        is_best = (
-            self._keep_best and evaluation is not None and (self._best is None or evaluation.mean >= self._best)
-        )  # fmt: skip
+        is_best = False
+        if self._keep_best and evaluation is not None and (self._best is None or evaluation.mean >= self._best):
+            is_best, self._best = True, evaluation.mean
         if not (due or is_best or report.finished):
             return
         if self._period:
             self._next = (report.env_steps // self._period + 1) * self._period
-        if is_best:
-            self._best = evaluation.mean
         trainer.save(best=is_best)
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,14 +109,13 @@ class Summaries(Listener):
     """Writes scalars to TensorBoard (`tensorboard/`) and to `metrics.csv`, and the configuration to TensorBoard."""
 
     def __init__(self) -> None:
-        self._writer: Writer | None = None
+        self._writer: Writer = NullWriter()
 
     def start(self, trainer: Trainer) -> None:
-        resumed = trainer.env_steps if trainer.env_steps else None
-        purge_step = None if resumed is None else resumed + 1
+        resumed = trainer.env_steps  # 0 too: a run killed before its first checkpoint has left rows behind
         self._writer = MultiWriter(
             [
-                TensorBoardWriter(trainer.root_dir / "tensorboard", purge_step),
+                TensorBoardWriter(trainer.root_dir / "tensorboard", resumed + 1),
                 CSVWriter(trainer.root_dir / "metrics.csv", resumed),
             ]
         )
@@ -133,8 +131,7 @@ class Summaries(Listener):
             self._writer.scalars(report.scalars, *counters)
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 @gin.configurable(module="alfish.listeners")
@@ -155,6 +152,7 @@ class Progress(Listener):
     def after_iteration(self, trainer: Trainer, report: Report) -> None:
         shown = {"return": "metrics/average_return", "loss": "train/loss"}
         self._values |= {name: report.scalars[key] for name, key in shown.items() if key in report.scalars}
+        assert self._console is not None
         self._console.update(report.progress * trainer.budget[1], report.env_steps, self._values)
 
     def line(self, text: str) -> None:

@@ -56,7 +56,12 @@ class Policy:
         seen = self._time_step(nest.to(self._read(observation), self._device))
         seen, self._transform_state = self.transforms(seen, self._transform_state)
         state = reset_state(self._state, self._initial_state, seen.step_type)
-        step = (self.algorithm.rollout_step if sample else self.algorithm.predict_step)(seen, state)
+        was_training = self.algorithm.training
+        self.algorithm.eval()
+        try:
+            step = (self.algorithm.rollout_step if sample else self.algorithm.predict_step)(seen, state)
+        finally:
+            self.algorithm.train(was_training)
         self._state = step.state
         executed = nest.map(lambda leaf: leaf.cpu().numpy(), step.output)
         self._prev_action = nest.map(torch.from_numpy, self._units.executed(executed))

@@ -185,7 +185,7 @@ class Trainer:
     @property
     def interrupted_by(self) -> int | None:
         """The signal that ended `train` before its budget was spent."""
-        return self._interrupted_by
+        return None if self.finished else self._interrupted_by
 
     # What it does.
 
@@ -262,8 +262,7 @@ class Trainer:
     def load_policy(self, checkpoint: str | int = "latest") -> int:
         """Puts a checkpoint's weights and transforms in place, nothing else; returns its env steps."""
         step, state = self.checkpoints.load(checkpoint)
-        load_model(self.algorithm, state["algorithm"], f"checkpoint {step} of {self.root_dir}")
-        load_model(self.transforms, state["transforms"], f"transforms of checkpoint {step} of {self.root_dir}")
+        self._load_models(state)
         self.env_steps = step
         return step
 
@@ -289,8 +288,7 @@ class Trainer:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        load_model(self.algorithm, state["algorithm"], f"the checkpoint in {self.root_dir}")
-        load_model(self.transforms, state["transforms"], f"the transforms of the checkpoint in {self.root_dir}")
+        self._load_models(state)
         self.learner.load_state_dict(state["learner"])
         if state["unroller"] is not None:
             self.unroller.load_state_dict(state["unroller"])
@@ -353,6 +351,11 @@ class Trainer:
             report.scalars["time/env_steps_per_second"] = steps / (ended - began)
         return report
 
+    def _load_models(self, state: dict[str, Any]) -> None:
+        name = type(self.algorithm).__name__
+        load_model(self.algorithm, state["algorithm"], f"the {name} configured for {self.root_dir}")
+        load_model(self.transforms, state["transforms"], f"the transforms configured for {self.root_dir}")
+
     def _prepare(self, experience: Experience) -> Experience:
         with torch.no_grad():
             seen = experience._replace(time_step=self.transforms.transform(experience.time_step))
@@ -391,7 +394,8 @@ class _Signals:
     """Turns SIGTERM and SIGINT into a stop after the iteration; where there is no main thread, changes nothing."""
 
     def __init__(self, trainer: Trainer):
-        self._trainer, self._before = trainer, {}
+        self._trainer = trainer
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -422,7 +426,10 @@ def _only_budget(given: dict[str, float | None]) -> tuple[str, float]:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"Trainer.device is {name!r}; it is auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("Trainer.device is 'cuda', but torch finds no GPU here; use --device=cpu")
     return device

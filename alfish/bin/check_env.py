@@ -17,7 +17,9 @@ import torch
 from absl import flags
 from gymnasium.vector.utils import iterate
 
+import alfish.algorithms
 from alfish import nest, specs
+from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.environments import make_environment
 from alfish.errors import UsageError
 
@@ -72,16 +74,15 @@ def examine(environment: Any, num_steps: int) -> Iterator[str]:
         yield f"no episode ended in {num_steps} random steps; without an end there are no returns to report"
 
 
-def algorithms() -> list[type]:
+def algorithms() -> list[type[RLAlgorithm]]:
     """Every algorithm that ships, by importing the folder."""
-    import alfish.algorithms
-    from alfish.algorithms.rl_algorithm import RLAlgorithm
-
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
         importlib.import_module(f"alfish.algorithms.{module.name}")
-    found: list[type] = []
-    frontier = [RLAlgorithm]
+    found: list[type[RLAlgorithm]] = []
+    frontier: list[type[RLAlgorithm]] = [*RLAlgorithm.__subclasses__()]
     while frontier:
-        frontier += (children := frontier.pop().__subclasses__())
-        found += [child for child in children if child.__module__.startswith("alfish.algorithms.")]
+        algorithm = frontier.pop()
+        frontier += algorithm.__subclasses__()
+        if algorithm.__module__.startswith("alfish.algorithms."):
+            found.append(algorithm)
     return sorted(found, key=lambda algorithm: algorithm.__name__)

@@ -67,14 +67,16 @@ def find(file: str) -> Path:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Puts the caller's configuration back at the end."""
-    before = gin.config_str()
+    """Puts the caller's configuration back at the end: values that no text can say, and the lock, included."""
+    kept = [gin.config._CONFIG, gin.config._OPERATIVE_CONFIG, gin.config._SINGLETONS, gin.config._IMPORTS]
+    before, was_locked = [part.copy() for part in kept], gin.config_is_locked()
     try:
         yield
     finally:
-        with gin.unlock_config():
-            gin.clear_config()
-            gin.parse_config(before)
+        gin.clear_config()
+        for part, content in zip(kept, before):
+            part.update(content)
+        gin.config._set_config_is_locked(was_locked)
 
 
 def text() -> str:
@@ -120,10 +122,25 @@ def refuse_unreachable(files: Sequence[str]) -> None:
         )
 
 
+@contextlib.contextmanager
+def complete() -> Iterator[None]:
+    """Turns what gin says of required parameters that nothing binds into a UsageError."""
+    try:
+        yield
+    except RuntimeError as error:
+        missing = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*)\]", str(error))
+        if missing is None:
+            raise
+        names = " and ".join(f"{missing[1]}.{name}" for name in re.findall(r"\w+", missing[2]))
+        raise UsageError(
+            f"nothing binds {names}; bind it, or take a conf that does (`alfish confs` lists them)"
+        ) from error
+
+
 def difference(before: str, after: str) -> str:
     """The lines that differ, as `- old` and `+ new`; the budget does not count, since a run may be extended."""
-    lines = [BUDGET_LINE.sub("", config).splitlines() for config in (before, after)]
-    changes = difflib.unified_diff(*lines, lineterm="", n=0)
+    then, now = (BUDGET_LINE.sub("", config).splitlines() for config in (before, after))
+    changes = difflib.unified_diff(then, now, lineterm="", n=0)
     return "\n".join(
         line for line in changes
         if line[:1] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip() and not line[1:].startswith("#")
@@ -172,7 +189,10 @@ def _named_errors(origin: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(f"{origin} imports {error.name!r}, which is not installed or not on PYTHONPATH") from error
+        name = re.search(r"No module named '([\w.]+)'", str(error))  # gin's copy of the error has lost its `name`
+        raise UsageError(
+            f"{origin} imports {name[1] if name else error.name!r}, which is not installed or not on PYTHONPATH"
+        ) from error
     except (ValueError, SyntaxError, tokenize.TokenError, AttributeError, OSError, TypeError) as error:
         if isinstance(error, UsageError):
             raise
@@ -191,9 +211,9 @@ def _first_sentence(error: Exception) -> str:
 
 def _suggestion(error: Exception) -> str:
     """Close matches of a name or parameter that gin does not know."""
-    unknown = re.search(r"No configurable matching '([\w./]+)'", str(error))
+    unknown = re.search(r"No configurable matching (?:reference )?'@?([\w./]+)", str(error))
     if unknown:
-        names = sorted({selector.rpartition(".")[2] for selector in gin.config._REGISTRY})
+        names = sorted({selector.rpartition(".")[2] for selector, _ in gin.config._REGISTRY.items()})
         return _close(unknown[1].rpartition(".")[2], names) + (
             "; a conf imports what it configures, as in `import alfish.algorithms.ppo`"
         )

@@ -15,6 +15,7 @@ import numpy as np
 from absl import flags
 
 from alfish.bin.evaluate import checkpoint
+from alfish.environments import Environment, VectorEnvironment
 from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
@@ -38,7 +39,7 @@ def main(flag_values: flags.FlagValues) -> int:
         # One environment at a time, so that a film's frames come in order.
         arguments = {"render_mode": "rgb_array"} if film else {}
         evaluator = trainer.evaluator(flag_values.num_episodes, num_envs=1, **arguments)
-        on_row = film.shoot(evaluator.environment.env) if film else None
+        on_row = film.shoot(evaluator.environment) if film else None
         evaluation = evaluator.evaluate(
             flag_values.num_episodes, flag_values.seed, flag_values.sample, env_steps, on_row
         )  # fmt: skip
@@ -69,8 +70,11 @@ class Film:
         self._writer: Any = None
         self.written: list[tuple[Path, int]] = []
 
-    def shoot(self, env: Any) -> Any:
+    def shoot(self, environment: Environment) -> Any:
         """A function for `Evaluator.evaluate` that films the first of the environments."""
+        if not isinstance(environment, VectorEnvironment):
+            raise UsageError("--video films environments of gymnasium, and this run's return tensors")
+        env = environment.env
         fps = env.metadata.get("render_fps", 30)
 
         def on_row(episode: np.ndarray) -> None:
@@ -98,7 +102,7 @@ class Film:
         name = f"{self._path.stem}-{episode}{self._path.suffix}" if self._several else self._path.name
         self._current = self._path.with_name(name)
         self._current.parent.mkdir(parents=True, exist_ok=True)
-        options = {"fps": fps} if self._path.suffix == ".mp4" else {"duration": 1000 / fps}
+        options: dict[str, Any] = {"fps": fps} if self._path.suffix == ".mp4" else {"duration": 1000 / fps}
         self._writer = self._imageio.get_writer(self._current, **options)
 
 

@@ -4,7 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from alfish.bin import configuration
+from alfish.checkpoint import rng_state, set_rng_state
 from alfish.errors import UsageError
 from alfish.policy import Policy
 from alfish.trainer import Trainer
@@ -14,7 +17,8 @@ from alfish.trainer import Trainer
 def open_run(root_dir: str | Path, device: str = "cpu") -> Iterator[Trainer]:
     """The trainer of a run, built from the configuration saved in it, with nothing loaded and nothing started.
 
-    Within the context gin is configured as the run was; at its end, as it was before.
+    Within the context gin is configured as the run was; at its end, as it was before, and so are the random generators
+    and the number of threads.
 
     Raises:
       UsageError: there is no run, or one that was not built from gin.
@@ -25,13 +29,24 @@ def open_run(root_dir: str | Path, device: str = "cpu") -> Iterator[Trainer]:
         runs = sorted(str(found.parent) for found in root_dir.parent.glob(f"*/{configuration.CONFIG_FILE}"))
         hint = f"; there are {', '.join(runs[:3])}" if runs else ""
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {configuration.CONFIG_FILE}{hint}")
-    with configuration.preserved():
+    with configuration.preserved(), _generators_preserved():
         configuration.read_text(path.read_text(), str(path))
         trainer = Trainer(root_dir, device=device, listeners=[])
         try:
             yield trainer
         finally:
             trainer.close()
+
+
+@contextlib.contextmanager
+def _generators_preserved() -> Iterator[None]:
+    """Building a trainer seeds everything; that is no business of a program that only wants a policy."""
+    generators, num_threads = rng_state(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        set_rng_state(generators)
+        torch.set_num_threads(num_threads)
 
 
 def load(root_dir: str | Path, checkpoint: str | int = "latest", device: str = "cpu") -> Policy:

@@ -52,7 +52,8 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.trainer import Trainer  # after the configuration: a typo should not wait for torch
 
     text = configuration.text()
-    trainer = Trainer(root_dir)
+    with configuration.complete():
+        trainer = Trainer(root_dir)
     configuration.refuse_unreachable(files)
     operative_text = configuration.operative_text()
     trainer.config = {configuration.CONFIG_FILE: text, configuration.OPERATIVE_FILE: operative_text}

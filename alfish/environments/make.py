@@ -1,9 +1,10 @@
 """`make_environment`: from an id or a constructor to the stream."""
 
+import contextlib
 import difflib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -60,23 +61,28 @@ def make_environment(
         raise UsageError(f"make_environment.num_envs is {num_envs}; it must be at least 1")
     kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
     seeds = spawn_seeds(seed, num_envs)
-    if callable(env_id) and "num_envs" in inspect.signature(env_id).parameters:
-        return _adapt(env_id(num_envs=num_envs, **kwargs), seeds, evaluation)
+    is_vector = callable(env_id) and "num_envs" in inspect.signature(env_id).parameters
+    if (wrappers or training_wrappers) and (is_vector or vectorization in ("vector_entry_point", "envpool")):
+        raise UsageError("make_environment.wrappers wrap single environments, and there are none in a vector class")
+    if callable(env_id) and is_vector:
+        with _named_kwargs(env_id, kwargs):
+            env = env_id(num_envs=num_envs, **kwargs)
+        return _adapt(env, seeds, evaluation)
     if vectorization == "envpool" and not evaluation:
         return _make_envpool(env_id, num_envs, seeds, kwargs)
     if vectorization == "vector_entry_point" and not evaluation:
-        _check_exists(env_id)
-        return _adapt(gymnasium.make_vec(env_id, num_envs, vectorization_mode=vectorization, **kwargs), seeds, False)
+        return _adapt(_make_vector_class(env_id, num_envs, kwargs), seeds, False)
 
     def single() -> gymnasium.Env:
-        env = env_id(**kwargs) if callable(env_id) else _make_single(env_id, kwargs)
+        with _named_kwargs(env_id, kwargs):
+            env = env_id(**kwargs) if callable(env_id) else _make_single(env_id, kwargs)
         for wrapper in (*wrappers, *(() if evaluation else training_wrappers)):
             env = wrapper(env)
         return ScalarReward(env)
 
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
     if vectorization == "async" and not evaluation:
-        env: VectorEnv = gymnasium.vector.AsyncVectorEnv([single] * num_envs, autoreset_mode=mode)
+        env = gymnasium.vector.AsyncVectorEnv([single] * num_envs, autoreset_mode=mode)
     else:
         # The adapter copies what it keeps.
         env = gymnasium.vector.SyncVectorEnv([single] * num_envs, copy=False, autoreset_mode=mode)
@@ -115,8 +121,26 @@ def _make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError, ImportError) as error:
         raise _missing_extra(env_id, error) from error
+
+
+def _make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv:
+    _check_exists(env_id)
+    if gymnasium.spec(env_id).vector_entry_point is None:
+        raise UsageError(f"{env_id} has no class of its own for vectorization 'vector_entry_point'; take 'sync'")
+    with _named_kwargs(env_id, kwargs):
+        return gymnasium.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+
+
+@contextlib.contextmanager
+def _named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Turns the TypeError of a constructor that does not know one of `kwargs` into a UsageError."""
+    try:
+        yield
     except TypeError as error:
-        raise UsageError(f"make_environment: {env_id} does not take env_kwargs={dict(kwargs)}: {error}") from error
+        if "unexpected keyword argument" not in str(error):
+            raise
+        name = env_id if isinstance(env_id, str) else getattr(env_id, "__name__", repr(env_id))
+        raise UsageError(f"make_environment: {name} does not take env_kwargs={dict(kwargs)}: {error}") from error
 
 
 def _check_exists(env_id: str) -> None:
@@ -155,7 +179,7 @@ def _make_envpool(env_id: Any, num_envs: int, seeds: Sequence[int], kwargs: Mapp
     if env_id not in envpool.list_all_envs():
         close = difflib.get_close_matches(str(env_id), envpool.list_all_envs(), 3, 0.5)
         raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
-    env = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
+    env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
     return EnvPoolEnvironment(env, seeds)
 
 

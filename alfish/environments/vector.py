@@ -90,9 +90,8 @@ class VectorEnvironment(Environment):
         state: dict[str, Any] = {"was_done": torch.from_numpy(self._was_done.copy())}
         if hasattr(self.env, "get_state"):
             state["env"] = self.env.get_state()
-        elif isinstance(self.env, SyncVectorEnv):
-            generators = [env.unwrapped.np_random for env in self.env.envs]
-            state["generators"] = [json.dumps(generator.bit_generator.state) for generator in generators]
+        else:
+            state["generators"] = [json.dumps(generator.bit_generator.state) for generator in self._generators()]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -101,13 +100,25 @@ class VectorEnvironment(Environment):
             self.env.set_state(state["env"])
             self._was_done = state["was_done"].numpy().copy()
             return True
-        for env, generator in zip(getattr(self.env, "envs", ()), state.get("generators", ())):
-            env.unwrapped.np_random.bit_generator.state = json.loads(generator)
+        generators = self._generators()
+        for generator, saved in zip(generators, state.get("generators", ())):
+            generator.bit_generator.state = json.loads(saved)
+        if isinstance(self.env, AsyncVectorEnv):
+            self.env.set_attr("np_random", generators)  # those above are copies: the own ones are in the processes
         self._restart = True
         return False
 
     def close(self) -> None:
         self.env.close()
+
+    def _generators(self) -> list[np.random.Generator]:
+        """One an environment, or one for all in a vector environment of its own class (EnvPool does not use it)."""
+        if isinstance(self.env, SyncVectorEnv):
+            return [env.unwrapped.np_random for env in self.env.envs]
+        if isinstance(self.env, AsyncVectorEnv):
+            return list(self.env.get_attr("np_random"))
+        generator = getattr(self.env.unwrapped, "np_random", None)
+        return [generator] if isinstance(generator, np.random.Generator) else []
 
     def _seed_argument(self, seeds: Sequence[int | None] | None) -> Any:
         """Lists for environments made one by one; a class of its own takes one number for all (gymnasium refuses)."""

@@ -111,6 +111,7 @@ class SyncUnroller:
             step, _ = self._act()  # of the next unroll's row 0, which acts again: its state is dropped
             rows.write(length, (self._time_step, step.output, step.info))
         time_step, action, info = rows.finish()
+        assert self._time_step is not None
         seen = time_step if self._algorithm.on_policy else _append(time_step, self._time_step)
         step_type, reward = seen.step_type.cpu().numpy(), seen.reward.cpu().numpy()
         self.arrivals = Arrivals(step_type[1 - unseen :], reward[1 - unseen :], infos)
@@ -127,7 +128,8 @@ class SyncUnroller:
         rows = _Rows(num_rows)
         columns = torch.arange(self.environment.num_envs, device=self.environment.device)
         cursor = torch.zeros_like(columns)  # where each column's current row goes
-        arrivals, infos = ([self._time_step] if unseen else []), []
+        arrivals: list[Any] = [self._time_step] if unseen else []
+        infos: list[tuple[int, dict[str, Any]]] = []
         while int(cursor.max()) + after < num_rows:
             step, transform_state = self._act()
             record = step.output, step.info
@@ -183,9 +185,13 @@ class _Rows:
         if not self._tensors:
             self._tensors = [leaf.new_zeros(self._num_rows, *leaf.shape) for leaf in leaves]
             self._targets = [tensor.numpy() if tensor.device.type == "cpu" else tensor for tensor in self._tensors]
+        host_index = index
+        if isinstance(index, tuple) and any(isinstance(target, np.ndarray) for target in self._targets):
+            # numpy would take a tensor of one element for a number.
+            host_index = tuple(part.cpu().numpy() for part in index)
         for target, leaf in zip(self._targets, leaves):
             if isinstance(target, np.ndarray):
-                target[index] = leaf.numpy() if not leaf.requires_grad else leaf.detach().numpy()
+                target[host_index] = leaf.numpy() if not leaf.requires_grad else leaf.detach().numpy()
             else:
                 target[index] = leaf
 

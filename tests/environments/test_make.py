@@ -1,0 +1,278 @@
+"""`make_environment`: ids, constructors, wrappers and seeds; and a clear sentence for every mistake."""
+
+import functools
+import importlib.util
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
+from alfish.environments.make import spawn_seeds
+from alfish.environments.toy import OneState, Stamped, TensorPointMass
+from alfish.errors import UsageError
+
+
+def stamps(seed, num_envs, **options):
+    environment = make_environment(Stamped, num_envs=num_envs, seed=seed, **options)
+    found = environment.reset().observation[:, 0].tolist()
+    environment.close()
+    return found
+
+
+def test_environments_of_all_runs_are_seeded_apart():
+    found = [stamp for seed in range(5) for stamp in stamps(seed, 4)]
+    assert len(set(found)) == 20
+    assert stamps(1, 4)[1] != stamps(2, 4)[0]  # what reset(seed=run) would make equal
+
+
+def test_an_environments_seed_does_not_depend_on_how_many_there_are():
+    assert stamps(3, 4)[:2] == stamps(3, 2)
+
+
+def test_sync_and_async_start_alike():
+    assert stamps(3, 2) == stamps(3, 2, vectorization="async")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
+def test_a_resumed_run_goes_on_with_the_episodes_that_would_have_come(vectorization):
+    """And not, at every resume, with those from the run's beginning."""
+
+    def make():
+        return make_environment("CartPole-v1", num_envs=2, vectorization=vectorization, seed=3)
+
+    def starts(environment, num_steps):
+        found = []
+        for _ in range(num_steps):
+            row = environment.step(torch.zeros(2, dtype=torch.int64))
+            found += [row.observation[i].tolist() for i in range(2) if row.step_type[i] == 0]
+        return found
+
+    one = make()
+    before = [one.reset().observation[i].tolist() for i in range(2)] + starts(one, 40)
+    state = one.state_dict()
+    one.close()
+    after = []
+    for _ in range(2):
+        other = make()
+        assert not other.load_state_dict(state)
+        after.append(starts(other, 40))
+        other.close()
+    assert after[0] == after[1] and len(after[0]) > 6
+    assert not {tuple(start) for start in before} & {tuple(start) for start in after[0]}
+
+
+def test_seeds_are_children_of_one_seed_sequence():
+    children = np.random.SeedSequence(9).spawn(3)
+    assert spawn_seeds(9, 3) == [int(child.generate_state(1)[0] >> 1) for child in children]
+    assert all(0 <= seed < 2**31 for seed in spawn_seeds(9, 100))
+
+
+@pytest.mark.parametrize("vectorization, kind", [("sync", SyncVectorEnv), ("async", AsyncVectorEnv)])
+def test_what_we_build_resets_in_the_next_step(vectorization, kind):
+    environment = make_environment("CartPole-v1", num_envs=2, vectorization=vectorization)
+    assert isinstance(environment.env, kind)
+    assert environment.env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    assert not environment.ragged
+    environment.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point", "envpool"])
+def test_evaluation_is_always_single_environments_whose_resets_the_caller_owns(vectorization):
+    environment = make_environment("CartPole-v1", num_envs=2, vectorization=vectorization, evaluation=True)
+    assert isinstance(environment.env, SyncVectorEnv)
+    assert environment.env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
+    assert environment.seeds_rows and not environment.ragged
+
+
+def test_a_constructor_takes_env_kwargs():
+    environment = make_environment(OneState, num_envs=2, env_kwargs={"length": 1})
+    environment.reset()
+    assert environment.step(torch.zeros(2, dtype=torch.int64)).step_type.tolist() == [2, 2]
+
+
+def test_a_vector_constructor_is_asked_for_num_envs():
+    environment = make_environment(TensorPointMass, num_envs=5, env_kwargs={"length": 3})
+    assert isinstance(environment, TensorEnvironment) and environment.num_envs == 5
+    environment = make_environment(functools.partial(TensorPointMass, length=3), num_envs=2)
+    assert isinstance(environment, TensorEnvironment) and environment.num_envs == 2
+
+
+class Plus(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward + 10
+
+
+class Times(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return reward * 2
+
+
+def test_wrappers_apply_innermost_first_and_training_wrappers_not_in_evaluation():
+    def reward(**options):
+        environment = make_environment(OneState, **options)
+        environment.reset()
+        return environment.step(torch.zeros(1, dtype=torch.int64)).reward.item()
+
+    assert reward() == 1
+    assert reward(wrappers=[Plus, Times]) == 22
+    assert reward(wrappers=[Plus], training_wrappers=[Times]) == 22
+    assert reward(wrappers=[Plus], training_wrappers=[Times], evaluation=True) == 11
+
+
+class Rewarding(OneState):
+    """Rewards with whatever it is given."""
+
+    def __init__(self, reward):
+        super().__init__()
+        self._reward = reward
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self._reward, *rest
+
+
+@pytest.mark.parametrize(
+    "reward", [2.5, np.float64(2.5), np.array(2.5), np.array([2.5]), np.array([[2.5]], np.float32), torch.tensor(2.5)]
+)
+def test_a_reward_of_one_element_becomes_a_number(reward):
+    environment = make_environment(Rewarding, num_envs=2, env_kwargs={"reward": reward})
+    environment.reset()
+    row = environment.step(torch.zeros(2, dtype=torch.int64))
+    assert row.reward.tolist() == [2.5, 2.5] and row.reward.dtype == torch.float32
+
+
+def test_render_mode_reaches_the_environment():
+    environment = make_environment("CartPole-v1", render_mode="rgb_array", evaluation=True)
+    assert environment.env.envs[0].unwrapped.render_mode == "rgb_array"
+
+
+# Mistakes.
+
+
+def test_a_misspelt_id_shows_close_ones():
+    with pytest.raises(UsageError, match="there is no environment 'CartPol-v1'; close ones are .*CartPole-v1"):
+        make_environment("CartPol-v1")
+    with pytest.raises(UsageError, match="there is no environment 'CartPol-v1'"):
+        make_environment("CartPol-v1", vectorization="vector_entry_point")
+
+
+def test_an_id_that_resembles_nothing_is_refused_too():
+    with pytest.raises(UsageError, match="there is no environment 'qqqqqqqqqqqq'(?!; close)"):
+        make_environment("qqqqqqqqqqqq")
+
+
+def test_a_module_that_is_not_there_is_named():
+    with pytest.raises(UsageError, match="no module 'no_such_module_of_mine' to import"):
+        make_environment("no_such_module_of_mine:MyEnv-v0")
+
+
+def test_a_module_that_is_there_registers_its_environments(tmp_path, monkeypatch):
+    (tmp_path / "brings_an_env.py").write_text(
+        "import gymnasium\ngymnasium.register('Brought-v0', 'alfish.environments.toy:OneState', kwargs={'length': 1})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    environment = make_environment("brings_an_env:Brought-v0")
+    environment.reset()
+    assert environment.step(torch.zeros(1, dtype=torch.int64)).step_type.item() == 2
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", OneState, TensorPointMass])
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_a_misspelt_env_kwarg_is_named(env_id, evaluation):
+    with pytest.raises(UsageError, match="env_kwargs.*lenght"):
+        make_environment(env_id, env_kwargs={"lenght": 3}, evaluation=evaluation)
+
+
+def test_a_misspelt_env_kwarg_of_a_vector_class_is_named():
+    with pytest.raises(UsageError, match="env_kwargs.*lenght"):
+        make_environment("CartPole-v1", vectorization="vector_entry_point", env_kwargs={"lenght": 3})
+
+
+def test_a_type_error_of_the_environments_own_is_not_blamed_on_env_kwargs():
+    def broken():
+        raise TypeError("unsupported operand")
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        make_environment(broken)
+
+
+@pytest.mark.parametrize("name", ["wrappers", "training_wrappers"])
+@pytest.mark.parametrize(
+    "env_id, vectorization",
+    [("CartPole-v1", "vector_entry_point"), ("CartPole-v1", "envpool"), (TensorPointMass, "sync")],
+)
+def test_wrappers_that_could_not_be_applied_are_refused(env_id, vectorization, name):
+    with pytest.raises(UsageError, match="wrappers wrap single environments"):
+        make_environment(env_id, vectorization=vectorization, **{name: [Plus]})
+
+
+def test_an_id_without_a_vector_class_is_refused():
+    with pytest.raises(UsageError, match="Pendulum-v1.*vector_entry_point"):
+        make_environment("Pendulum-v1", vectorization="vector_entry_point")
+
+
+@pytest.mark.parametrize(
+    "env_id, modules, extra",
+    [
+        ("HalfCheetah-v5", ["mujoco", "gymnasium.envs.mujoco"], "mujoco"),
+        ("LunarLander-v3", ["Box2D", "gymnasium.envs.box2d"], "box2d"),
+    ],
+)
+def test_a_missing_extra_is_named_with_its_pip_command(monkeypatch, env_id, modules, extra):
+    for name in [name for name in sys.modules if name.startswith(tuple(modules))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, modules[0], None)  # what a missing module looks like to import
+    with pytest.raises(UsageError, match=rf"{env_id} needs the extra '{extra}': pip install 'alfish\[{extra}\]'"):
+        make_environment(env_id)
+
+
+def test_missing_atari_is_named_with_its_pip_command(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ale_py" else found(name))
+    with pytest.raises(UsageError, match=r"ALE/Pong-v5 needs the extra 'atari': pip install 'alfish\[atari\]'"):
+        make_environment("ALE/Pong-v5")
+
+
+def test_missing_envpool_is_named_with_its_pip_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(UsageError, match=r"needs the extra 'envpool': pip install 'alfish\[envpool\]'"):
+        make_environment("CartPole-v1", vectorization="envpool")
+
+
+def test_a_misspelt_envpool_id_shows_close_ones():
+    pytest.importorskip("envpool")
+    with pytest.raises(UsageError, match="EnvPool has no environment 'CartPol-v1'; close ones are .*CartPole-v1"):
+        make_environment("CartPol-v1", vectorization="envpool")
+
+
+def test_an_unknown_vectorization_shows_the_known_ones():
+    with pytest.raises(UsageError, match="vectorization is 'thread'; it is one of .*sync.*async"):
+        make_environment("CartPole-v1", vectorization="thread")
+
+
+@pytest.mark.parametrize("num_envs", [0, -1])
+def test_at_least_one_environment(num_envs):
+    with pytest.raises(UsageError, match=f"num_envs is {num_envs}; it must be at least 1"):
+        make_environment("CartPole-v1", num_envs=num_envs)
+
+
+def test_a_space_that_cannot_be_learned_from_is_refused_before_any_step():
+    class Writes(OneState):
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Dict(note=spaces.Text(5))
+
+    with pytest.raises(UsageError, match="observation.note is a Text space"):
+        make_environment(Writes)
+
+
+def test_the_result_is_an_environment_of_the_stream():
+    environment = make_environment("Pendulum-v1", num_envs=3)
+    assert isinstance(environment, VectorEnvironment) and environment.num_envs == 3
+    assert environment.action_spec == spaces.Box(-1, 1, (1,), np.float32)
+    assert environment.reward_spec.shape == ()

@@ -1,0 +1,247 @@
+"""Environments that return tensors: the same stream, and nothing copied."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from alfish import nest
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.data import StepType
+from alfish.environments import TensorEnvironment, make_environment
+from alfish.environments.toy import TensorPointMass
+from alfish.errors import UsageError
+from alfish.trainer import Trainer
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+
+
+def columns(environment, num_steps, act):
+    """Each environment's rows in the order of time."""
+    rows = [[] for _ in range(environment.num_envs)]
+
+    def take(time_step, which):
+        for column in np.flatnonzero(which):
+            rows[column].append(nest.map(lambda leaf, i=column: leaf[i], time_step))
+
+    everyone = np.ones(environment.num_envs, bool)
+    time_step = environment.reset()
+    take(time_step, everyone)
+    for _ in range(num_steps):
+        time_step = environment.step(act(time_step))
+        take(time_step, everyone)
+        resets = environment.take_resets()
+        if resets is not None:
+            ended, first = resets
+            take(first, ended)
+            time_step = nest.where(ended, first, time_step)
+    return rows
+
+
+def push(time_step):
+    return torch.where(time_step.observation[:, :1] > 0, -0.3, 2.0)  # the second one is clipped to 1
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_every_episode_is_whole_and_in_order(mode):
+    length = 4
+    environment = TensorEnvironment(TensorPointMass(3, length, autoreset=mode), seed=5)
+    assert environment.ragged == (mode == "same_step")
+    for column in columns(environment, 30, push):
+        for i, row in enumerate(column):
+            step = i % (length + 1)
+            position, elapsed = row.observation.tolist()
+            assert row.step_type.item() == (FIRST if step == 0 else LAST if step == length else MID)
+            assert elapsed == pytest.approx(step / length)
+            assert row.discount.item() == 1  # truncated, never terminated
+            if step == 0:
+                assert row.reward.item() == 0 and row.prev_action.item() == 0
+                continue
+            before = column[i - 1].observation[0].item()
+            executed = -0.3 if before > 0 else 1.0
+            assert row.prev_action.item() == pytest.approx(executed)
+            assert position == pytest.approx(before + 0.5 * executed, abs=1e-6)  # at LAST too
+            assert row.reward.item() == pytest.approx(-abs(position))
+        assert len(column) >= 5 * (length + 1)
+
+
+def test_both_modes_make_the_same_first_episodes():
+    rows = [
+        columns(TensorEnvironment(TensorPointMass(3, 4, autoreset=mode), seed=5), 4, push)
+        for mode in ("next_step", "same_step")
+    ]
+    for one, other in zip(*rows):
+        for a, b in zip(one[:5], other[:5]):
+            assert all(torch.equal(x, y) for x, y in zip(nest.leaves(a), nest.leaves(b)))
+
+
+class Terminating(TensorPointMass):
+    """Every second environment terminates where the others are truncated."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, infos = super().step(action)
+        odd = torch.arange(self.num_envs) % 2 == 1
+        return observation, reward, truncated & odd, truncated & ~odd, infos
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_discount_is_0_just_where_an_episode_terminates(mode):
+    environment = TensorEnvironment(Terminating(4, 3, autoreset=mode), seed=0)
+    for i, column in enumerate(columns(environment, 12, push)):
+        for row in column:
+            assert row.discount.item() == (0 if row.step_type.item() == LAST and i % 2 else 1)
+
+
+class Remembering(TensorPointMass):
+    """Keeps the tensors that it hands out."""
+
+    def step(self, action):
+        self.action = action
+        self.handed = super().step(action)
+        return self.handed
+
+
+def test_observations_are_the_environments_own_tensors():
+    env = Remembering(4, 20)
+    environment = TensorEnvironment(env, seed=0)
+    environment.reset()
+    row = environment.step(torch.zeros(4, 1))
+    assert row.observation.data_ptr() == env.handed[0].data_ptr()
+    assert isinstance(env.action, torch.Tensor)
+
+
+class Doubles(TensorPointMass):
+    """Speaks float64, in a nest, with a vector reward."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, 3)
+        self.single_observation_space = spaces.Dict(state=spaces.Box(-2, 2, (2,), np.float64), digit=spaces.Discrete(5))
+        self.reward_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def _observation(self):
+        return {"state": super()._observation().double(), "digit": self._elapsed}
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, torch.stack([reward, 2 * reward], -1).double(), *rest
+
+
+def test_float64_becomes_float32_and_vector_rewards_stay_vectors():
+    environment = TensorEnvironment(Doubles(2), seed=0)
+    column, _ = columns(environment, 5, lambda _: torch.ones(2, 1))
+    assert environment.reward_spec.shape == (2,)
+    for row in column:
+        assert row.observation["state"].dtype == row.reward.dtype == torch.float32
+        assert row.observation["digit"].dtype == torch.int64
+        assert row.reward.shape == (2,) and row.discount.shape == ()
+    assert [bool(row.reward.any()) for row in column] == [False, True, True, True, False, True]
+    assert column[1].reward[1] == 2 * column[1].reward[0]
+
+
+def test_the_seed_decides_the_starts():
+    def start(seed):
+        return TensorEnvironment(TensorPointMass(4), seed).reset().observation
+
+    assert torch.equal(start(1), start(1)) and not torch.equal(start(1), start(2))
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_its_state_is_saved_and_continues_bit_for_bit(mode):
+    def make():
+        return TensorEnvironment(TensorPointMass(3, 4, autoreset=mode), seed=5)
+
+    def go_on(environment, row):
+        seen = []
+        for _ in range(9):
+            row = environment.step(push(row))
+            seen.append(row)
+            resets = environment.take_resets()
+            row = row if resets is None else nest.where(*resets, row)
+            seen.append(row)
+        return seen
+
+    one = make()
+    row = one.reset()
+    for _ in range(3 if mode == "same_step" else 4):  # NEXT_STEP: saved between LAST and FIRST
+        row = one.step(push(row))
+    state = one.state_dict()
+    saved = nest.map(torch.clone, row)
+    expected = go_on(one, row)
+    other = make()
+    assert other.load_state_dict(state)
+    for a, b in zip(expected, go_on(other, saved), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(nest.leaves(a), nest.leaves(b)))
+
+
+class Stateless(VectorEnv):
+    """Has no `get_state`."""
+
+    def __init__(self, num_envs):
+        inner = TensorPointMass(num_envs, 4)
+        self.reset, self.step, self.close = inner.reset, inner.step, inner.close
+        self.metadata, self.num_envs, self.device = inner.metadata, num_envs, "cpu"
+        self.single_observation_space = inner.single_observation_space
+        self.single_action_space = inner.single_action_space
+
+
+def test_without_a_state_to_save_every_episode_starts_anew():
+    environment = TensorEnvironment(Stateless(2), seed=1)
+    row = environment.reset()
+    environment.step(push(row))
+    other = TensorEnvironment(Stateless(2), seed=1)
+    assert not other.load_state_dict(environment.state_dict())
+    row = other.step(push(row))
+    assert row.step_type.tolist() == [FIRST, FIRST] and row.observation[:, 1].tolist() == [0, 0]
+    assert other.step(push(row)).step_type.tolist() == [MID, MID]
+
+
+def test_disabled_autoreset_is_refused():
+    env = TensorPointMass(2)
+    env.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+    with pytest.raises(UsageError, match="disables autoreset; give it NEXT_STEP"):
+        TensorEnvironment(env, 0)
+
+
+def test_a_missing_autoreset_mode_is_refused():
+    env = TensorPointMass(2)
+    env.metadata = {}
+    with pytest.raises(UsageError, match="TensorPointMass.metadata has no 'autoreset_mode'"):
+        TensorEnvironment(env, 0)
+
+
+def test_same_step_without_final_observations_is_refused():
+    class Forgetful(TensorPointMass):
+        def step(self, action):
+            *rest, _ = super().step(action)
+            return *rest, {}
+
+    environment = TensorEnvironment(Forgetful(2, autoreset="same_step"), 0)
+    environment.reset()
+    with pytest.raises(UsageError, match="Forgetful resets in the same step but gives no infos.*final_obs"):
+        environment.step(torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_4096_environments_train(tmp_path, mode):
+    trainer = Trainer(
+        tmp_path,
+        algorithm=PPO,
+        environment=functools.partial(
+            make_environment, TensorPointMass, num_envs=4096, env_kwargs={"length": 3, "autoreset": mode}
+        ),
+        batches=functools.partial(EpochBatches, num_epochs=1, minibatch_size=8 * 4096),
+        listeners=[],
+        unroll_length=8,
+        num_iterations=2,
+        device="cpu",
+    )
+    before = [parameter.clone() for parameter in trainer.algorithm.parameters()]
+    report = trainer.train()
+    assert report.iterations == 2
+    # Of 16 rows after the first one, every fourth is FIRST and no environment step; in both modes.
+    assert report.env_steps == 4096 * 12
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.algorithm.parameters()))

@@ -1,0 +1,163 @@
+"""The toys are what they say: tests of everything else stand on them."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+
+from alfish.environments.toy import Bandit, NestedBandit, OneState, Stamped, TensorPointMass, TwoLengths
+from alfish.errors import UsageError
+
+TOYS = [
+    Stamped,
+    OneState,
+    TwoLengths,
+    *(lambda kind=kind: Bandit(kind) for kind in ("discrete", "box", "multi_discrete", "multi_binary")),
+    NestedBandit,
+    lambda: NestedBandit(nested_action=True),
+]
+
+
+def episode(env, seed=None, act=None):
+    """Return, length, and whether it terminated."""
+    observation, _ = env.reset(seed=seed)
+    total, length, ends = 0.0, 0, False
+    while not ends:
+        observation, reward, terminated, truncated, _ = env.step(act(observation) if act else env.action_space.sample())
+        total, length, ends = total + reward, length + 1, terminated or truncated
+    return total, length, terminated
+
+
+@pytest.mark.filterwarnings("ignore")  # gymnasium's checker warns of wide bounds and of missing render modes
+@pytest.mark.parametrize("make", TOYS[1:])  # Stamped stamps its rows with the episode, over every reset
+def test_toys_pass_gymnasiums_own_checker(make):
+    check_env(make(), skip_render_check=True)
+
+
+def test_stamped_numbers_its_rows():
+    env = Stamped((2, 1))
+    start, _ = env.reset(seed=4)
+    stamp = start[0]
+    assert start.tolist() == [stamp, 0, 0]
+    assert env.step(0)[0].tolist() == [stamp, 0, 1]
+    observation, reward, terminated, truncated, info = env.step(1)
+    assert (observation.tolist(), reward, terminated, truncated) == ([stamp, 0, 2], 2.0, True, False)
+    assert info["episode"] == 0
+    assert env.reset()[0].tolist() == [stamp, 1, 0]
+    assert env.step(0)[2]
+    assert env.reset()[0].tolist() == [stamp, 2, 0]
+    assert Stamped((1,)).reset(seed=5)[0][0] != stamp
+
+
+def test_stamped_stamps_are_exact_in_float32():
+    assert all(float(np.float32(Stamped().reset(seed=seed)[0][0])).is_integer() for seed in range(20))
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+def test_stamped_ends_as_it_was_told(truncates):
+    env = Stamped((1,), truncates)
+    env.reset(seed=0)
+    _, _, terminated, truncated, _ = env.step(0)
+    assert (terminated, truncated) == (not truncates, truncates)
+
+
+def test_one_state_is_truncated_after_its_length():
+    assert episode(OneState(5)) == (5.0, 5, False)
+
+
+def test_two_lengths_come_with_equal_odds():
+    env = TwoLengths()
+    lengths = []
+    for seed in range(400):
+        env.reset(seed=seed)
+        lengths.append(env._length)
+    assert set(lengths) == {10, 500}
+    assert abs(np.mean(lengths) - 255) < 3 * 245 / 400**0.5
+
+
+@pytest.mark.parametrize(
+    "kind, best",
+    [
+        ("discrete", lambda target: target - 1),
+        ("box", lambda target: np.array([target], np.float32)),
+        ("multi_discrete", lambda target: np.array([target, 3 - target])),
+        ("multi_binary", lambda target: np.array([target // 2, target % 2], np.int8)),
+    ],
+)
+def test_bandits_best_return_is_its_length(kind, best):
+    env = Bandit(kind, length=50)
+    assert episode(env, 0, lambda seen: best(int(seen.argmax()))) == (50.0, 50, True)
+    assert episode(env, 0)[0] < 45
+
+
+def test_an_unknown_bandit_is_refused():
+    with pytest.raises(UsageError, match="Bandit.action is 'boxx'"):
+        Bandit("boxx")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_nested_bandits_best_return_is_its_length(nested):
+    def best(seen):
+        side = int(seen["image"][0, -1, 0] > 0)
+        sign = int(seen["vector"][0] > 0)
+        digit = int(seen["digit"]) - 2
+        if not nested:
+            return np.array([side, sign, digit])
+        bits = np.array([side, 0], np.int8)
+        return {"choice": digit + 1, "parts": (np.array([2 * sign - 2, 0], np.float32), bits)}
+
+    env = NestedBandit(nested, image_size=8, length=30)
+    assert episode(env, 0, best)[:2] == (pytest.approx(30), 30)
+    assert episode(env, 0)[0] < 27
+
+
+@pytest.mark.parametrize("kind", ["multi", "nested"])
+def test_nested_bandits_actions_are_in_its_space(kind):
+    env = NestedBandit(kind == "nested")
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    for _ in range(20):
+        observation, reward, *_ = env.step(env.action_space.sample())
+        assert observation in env.observation_space and 0 <= reward <= 1
+
+
+def test_point_mass_moves_by_half_its_push():
+    env = TensorPointMass(2, length=3)
+    start, _ = env.reset(seed=0)
+    assert start.abs().max() <= 1
+    after, reward, terminated, truncated, _ = env.step(torch.tensor([[1.0], [-1.0]]))
+    assert torch.allclose(after[:, 0], start[:, 0] + torch.tensor([0.5, -0.5]))
+    assert torch.equal(reward, -after[:, 0].abs())
+    assert not terminated.any() and not truncated.any()
+
+
+def test_point_mass_returns_what_it_promises():
+    def average(act, length=20):
+        env = TensorPointMass(4000, length)
+        observation, _ = env.reset(seed=0)
+        total = 0
+        for _ in range(length):
+            observation, reward, *_ = env.step(act(observation))
+            total += reward.mean().item()
+        return total
+
+    assert average(lambda seen: torch.zeros(4000, 1)) == pytest.approx(-10, rel=0.05)
+    home = average(lambda seen: (-2 * seen[:, :1]).clamp(-1, 1))
+    assert -0.6 < home <= 0, f"pushing home returns {home}"
+
+
+def test_all_toys_are_reproducible_from_their_seeds():
+    for make in TOYS:
+        one, other = make(), make()
+        for env in (one, other):
+            env.action_space.seed(1)
+        seen = [[], []]
+        for record, env in zip(seen, (one, other)):
+            record.append(env.reset(seed=3)[0])
+            for _ in range(6):
+                observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+                record += [observation, reward, terminated, truncated]
+                if terminated or truncated:
+                    record.append(env.reset()[0])
+        assert gymnasium.utils.env_checker.data_equivalence(*seen)

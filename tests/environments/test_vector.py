@@ -1,0 +1,422 @@
+"""Vector environments in every autoreset mode become one stream: FIRST MID ... LAST, reward k at step k."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from alfish import nest, specs
+from alfish.data import StepType
+from alfish.environments import VectorEnvironment, make_environment
+from alfish.environments.toy import NestedBandit, Stamped
+from alfish.errors import UsageError
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+LENGTHS = ((3, 5, 1, 8), (2, 2, 7), (1,))
+# EnvPool's own spaces lose precision when they are built.
+quiet_envpool = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
+
+
+def stamped(mode, vector=SyncVectorEnv, truncates=False, lengths=LENGTHS, **options):
+    makers = [lambda of=of: Stamped(of, truncates) for of in lengths]
+    return VectorEnvironment(vector(makers, autoreset_mode=mode, **options), seeds=[11, 12, 13][: len(lengths)])
+
+
+def columns(environment, num_steps, act):
+    """Each environment's rows in the order of time: a list of time steps of one environment, `[B]` lists."""
+    rows = [[] for _ in range(environment.num_envs)]
+
+    def take(time_step, which):
+        for column in np.flatnonzero(which):
+            rows[column].append(nest.map(lambda leaf, i=column: leaf[i], time_step))
+
+    everyone = np.ones(environment.num_envs, bool)
+    time_step = environment.reset()
+    take(time_step, everyone)
+    for _ in range(num_steps):
+        time_step = environment.step(act(time_step))
+        take(time_step, everyone)
+        resets = environment.take_resets()
+        if resets is not None:
+            ended, first = resets
+            take(first, ended.numpy())
+            time_step = nest.where(ended, first, time_step)
+    environment.close()
+    return rows
+
+
+def right(time_step):
+    return torch.full(time_step.step_type.shape, 2)
+
+
+def check_stamped(column, lengths, truncates):
+    """Rows of one Stamped column: every episode whole and in order, up to the one still under way at the end."""
+    stamp = int(column[0].observation[0])
+    episode, step = 0, 0
+    for row in column:
+        length = lengths[episode % len(lengths)]
+        assert row.observation.tolist() == [stamp, episode, step]
+        assert row.reward.item() == step
+        assert row.step_type.item() == (FIRST if step == 0 else LAST if step == length else MID)
+        assert row.discount.item() == (0 if step == length and not truncates else 1)
+        assert row.prev_action.item() == (0 if step == 0 else 2)
+        episode, step = (episode + 1, 0) if step == length else (episode, step + 1)
+    return episode
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_episode_is_whole_and_in_order(mode, truncates):
+    environment = stamped(mode, truncates=truncates)
+    for column, lengths in zip(columns(environment, 60, right), LENGTHS):
+        assert check_stamped(column, lengths, truncates) >= 9
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_processes_make_the_same_stream(mode, truncates):
+    environment = stamped(mode, AsyncVectorEnv, truncates)
+    for column, lengths in zip(columns(environment, 25, right), LENGTHS):
+        assert check_stamped(column, lengths, truncates) >= 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dtypes_and_shapes_are_those_of_the_stream(mode):
+    environment = stamped(mode)
+    seen = [environment.reset()]
+    for _ in range(4):
+        seen.append(environment.step(right(seen[-1])))
+        resets = environment.take_resets()
+        seen += [] if resets is None else [resets[1]]
+    for row in seen:
+        assert row.step_type.dtype == torch.int32 and row.env_id.tolist() == [0, 1, 2]
+        assert row.reward.dtype == row.discount.dtype == row.observation.dtype == torch.float32
+        assert row.prev_action.dtype == torch.int64
+        assert row.observation.shape == (3, 3) and row.reward.shape == row.discount.shape == (3,)
+    assert any((row.step_type == LAST).any() for row in seen)
+
+
+def test_env_ids_are_global():
+    env = SyncVectorEnv([Stamped] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+    environment = VectorEnvironment(env, seeds=[1, 2], first_env_id=40)
+    assert environment.reset().env_id.tolist() == [40, 41]
+    assert environment.step(torch.zeros(2, dtype=torch.int64)).env_id.tolist() == [40, 41]
+
+
+class Both(gymnasium.Env):
+    """Terminated and truncated at once."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.ones(1, np.float32), 1.0, True, True, {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_terminated_and_truncated_counts_as_terminated(mode):
+    environment = VectorEnvironment(SyncVectorEnv([Both], autoreset_mode=mode), [0])
+    environment.reset()
+    row = environment.step(torch.tensor([1]))
+    assert row.step_type.item() == LAST and row.discount.item() == 0 and row.observation.item() == 1
+
+
+def test_cartpoles_own_vector_class_makes_the_same_stream():
+    environment = make_environment("CartPole-v1", num_envs=3, vectorization="vector_entry_point", seed=3)
+    rows = columns(environment, 200, lambda step: (step.observation[:, 2] > -0.05).long())
+    kinds = set()
+    for column in rows:
+        check_grammar(column)
+        for before, row in zip(column, column[1:]):
+            kinds.add((row.step_type.item(), row.discount.item()))
+            assert row.reward.item() == (row.step_type.item() != FIRST)
+            fallen = abs(row.observation[0]) > 2.4 or abs(row.observation[2]) > 12 * np.pi / 180
+            assert fallen == (row.step_type.item() == LAST)  # the observation at LAST is the final one
+            if row.step_type.item() != FIRST:
+                assert row.prev_action.item() == (before.observation[2] > -0.05)
+                # and it follows from the row before: x' = x + 0.02 v
+                expected = before.observation[0] + 0.02 * before.observation[1]
+                torch.testing.assert_close(row.observation[0], expected)
+    assert kinds == {(FIRST, 1), (MID, 1), (LAST, 0)}
+
+
+def check_grammar(column):
+    """FIRST (MID ... LAST FIRST): and nothing else."""
+    types = [row.step_type.item() for row in column]
+    assert types[0] == FIRST
+    for before, after in zip(types, types[1:]):
+        assert (after == FIRST) == (before == LAST)
+    for row in column:
+        if row.step_type.item() == FIRST:
+            assert row.reward.item() == 0 and row.discount.item() == 1
+            assert not torch.as_tensor(row.prev_action).any()
+
+
+@quiet_envpool
+def test_envpool_makes_the_same_stream():
+    pytest.importorskip("envpool")
+    environment = make_environment(
+        "CartPole-v1", num_envs=2, vectorization="envpool", env_kwargs={"max_episode_steps": 12}, seed=1
+    )
+    rows = columns(environment, 120, lambda step: (step.observation[:, 2] > 0).long())
+    ends = set()
+    for column in rows:
+        check_grammar(column)
+        length = 0
+        for row in column:
+            length = 0 if row.step_type.item() == FIRST else length + 1
+            assert row.reward.item() == (length > 0)
+            if row.step_type.item() == LAST:
+                fallen = abs(row.observation[0]) > 2.4 or abs(row.observation[2]) > 12 * np.pi / 180
+                ends.add((length == 12, bool(fallen), row.discount.item()))
+    assert ends <= {(True, False, 1.0), (False, True, 0.0), (True, True, 0.0)}
+    assert (True, False, 1.0) in ends  # cut off, and to be bootstrapped
+
+
+@quiet_envpool
+def test_envpools_environments_are_seeded_apart_and_again():
+    pytest.importorskip("envpool")
+
+    def starts(seed):
+        environment = make_environment("CartPole-v1", num_envs=3, vectorization="envpool", seed=seed)
+        return environment.reset().observation.tolist()
+
+    assert starts(1) == starts(1)
+    every = [tuple(row) for seed in (1, 2, 3) for row in starts(seed)]
+    assert len(set(every)) == 9
+
+
+class Pushed(gymnasium.Env):
+    """Keeps a record of what it was told to do; the observation lies in a buffer that is reused."""
+
+    observation_space = spaces.Box(-100, 100, (2,), np.float32)
+    action_space = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([6.0, 10.0], np.float32))
+
+    def __init__(self):
+        self.told, self._buffer, self._count = [], np.zeros(2, np.float32), 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._count = 0
+        self._buffer[:] = 0
+        return self._buffer, {}
+
+    def step(self, action):
+        self.told.append(np.array(action))
+        self._count += 1
+        self._buffer[:] = self._count
+        return self._buffer, float(self._count), False, self._count == 3, {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_prev_action_is_the_executed_one_and_the_environment_executes_just_that(mode):
+    env = SyncVectorEnv([Pushed], autoreset_mode=mode)
+    environment = VectorEnvironment(env, [0])
+    actions = iter(torch.tensor([[[0.5, -3.0]], [[9.0, 0.25]], [[-1.0, 1.0]], [[0.0, 0.0]], [[-7.0, -0.5]]]))
+    [column] = columns(environment, 5, lambda _: next(actions))
+    executed = [row.prev_action.tolist() for row in column if row.step_type != FIRST]
+    expected = [[0.5, -1.0], [1.0, 0.25], [-1.0, 1.0], [0.0, 0.0], [-1.0, -0.5]]
+    if mode == AutoresetMode.NEXT_STEP:  # its fourth action falls on the reset row, and is ignored
+        del expected[3]
+    assert executed == expected
+    assert [row.prev_action.tolist() for row in column if row.step_type == FIRST] == [[0, 0]] * 2
+    in_units = [[2 + 4 * a, 5 + 5 * b] for a, b in expected]  # [-1, 1] onto [-2, 6] and [0, 10]
+    np.testing.assert_allclose(env.envs[0].told, in_units, atol=1e-6)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_rows_do_not_change_after_they_were_returned(copy):
+    env = SyncVectorEnv([Pushed, Pushed], copy=copy, autoreset_mode=AutoresetMode.NEXT_STEP)
+    [column, _] = columns(VectorEnvironment(env, [0, 0]), 6, lambda _: torch.zeros(2, 2))
+    assert [row.observation[0].item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
+    assert [row.reward.item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
+
+
+class OwnVector(VectorEnv):
+    """A vector environment of its own class, which reuses all its arrays; rewards are vectors if asked.
+
+    With `noise`, a reset row comes with a reward that means nothing.
+    """
+
+    def __init__(
+        self, num_envs=2, num_rewards=None, mode=AutoresetMode.NEXT_STEP, length=3, dtype=np.float64, noise=False
+    ):
+        self.metadata = {} if mode is None else {"autoreset_mode": mode}
+        self.num_envs, self._length = num_envs, length
+        self.single_observation_space = spaces.Box(0, 100, (1,), dtype)
+        self.single_action_space = spaces.Discrete(2)
+        if num_rewards:
+            self.reward_space = spaces.Box(-np.inf, np.inf, (num_rewards,), np.float32)
+        self._observation, self._noise = np.zeros((num_envs, 1), dtype), noise
+        self._reward = np.zeros((num_envs, num_rewards) if num_rewards else num_envs)
+        self._done, self._never = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+        self.seed = None
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        self._observation[:] = 0
+        self._done[:] = False
+        return self._observation, {}
+
+    def step(self, action):
+        again = self._done.copy()
+        self._observation[:] = np.where(again[:, None], 0, self._observation + 1)
+        self._reward.T[:] = np.where(again, 0, self._observation[:, 0])
+        if self._reward.ndim == 2:
+            self._reward *= np.arange(1, self._reward.shape[1] + 1)
+        self._done[:] = self._observation[:, 0] == self._length
+        if self._noise:
+            self._reward[again] = 55
+        return self._observation, self._reward, self._never, self._done, {}
+
+    def close(self, **kwargs):
+        pass
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_vector_environment_that_reuses_its_arrays_is_copied(dtype):
+    environment = VectorEnvironment(OwnVector(dtype=dtype), [5, 6])
+    column, _ = columns(environment, 6, lambda _: torch.zeros(2, dtype=torch.int64))
+    assert [row.observation.item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
+    assert [row.reward.item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
+    assert [row.step_type.item() for row in column] == [FIRST, MID, MID, LAST, FIRST, MID, MID]
+    assert all(row.discount.item() == 1 for row in column)
+
+
+def test_a_reward_that_comes_with_a_reset_row_means_nothing():
+    environment = VectorEnvironment(OwnVector(noise=True), [5, 6])
+    column, _ = columns(environment, 6, lambda _: torch.ones(2, dtype=torch.int64))
+    check_grammar(column)
+    assert [row.reward.item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
+    assert [row.step_type.item() for row in column] == [FIRST, MID, MID, LAST, FIRST, MID, MID]
+
+
+def test_vector_rewards_keep_their_entries():
+    environment = VectorEnvironment(OwnVector(2, num_rewards=3), [5, 6])
+    assert environment.reward_spec.shape == (3,)
+    column, _ = columns(environment, 4, lambda _: torch.zeros(2, dtype=torch.int64))
+    assert [row.reward.tolist() for row in column] == [[0, 0, 0], [1, 2, 3], [2, 4, 6], [3, 6, 9], [0, 0, 0]]
+    assert column[1].discount.shape == ()
+
+
+def test_a_vector_environment_of_its_own_class_gets_one_seed():
+    env = OwnVector()
+    VectorEnvironment(env, [5, 6]).reset()
+    assert env.seed == 5
+
+
+def test_a_missing_autoreset_mode_is_refused():
+    with pytest.raises(UsageError, match="OwnVector.metadata has no 'autoreset_mode'"):
+        VectorEnvironment(OwnVector(mode=None), [0, 1])
+
+
+def test_same_step_without_final_observations_is_refused():
+    environment = VectorEnvironment(OwnVector(mode=AutoresetMode.SAME_STEP, length=2), [0, 1])
+    environment.reset()
+    environment.step(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(UsageError, match="final_obs.*NEXT_STEP"):
+        environment.step(torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nested_observations_keep_their_structure_and_their_final_rows(mode):
+    lengths = (2, 3)
+    env = SyncVectorEnv([lambda n=n: NestedBandit(True, 8, n) for n in lengths], autoreset_mode=mode)
+    environment = VectorEnvironment(env, [1, 2])
+    assert set(environment.observation_spec) == {"image", "vector", "digit"}
+    noop = {
+        "choice": torch.zeros(2, dtype=torch.int64),
+        "parts": (torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.int8)),
+    }
+    rows = columns(environment, 12, lambda _: noop)
+    # The same generators outside the vector environment: each row's observation, the last one's included.
+    for column, length, seed in zip(rows, lengths, (1, 2)):
+        twin = NestedBandit(True, 8, length)
+        action = {"choice": 1, "parts": (np.array([-1.0, -1.0]), np.zeros(2, np.int8))}
+        for i, row in enumerate(column):
+            if row.step_type.item() == FIRST:
+                expected, reward = twin.reset(seed=seed if i == 0 else None)[0], 0.0
+            else:
+                expected, reward, *_ = twin.step(action)
+            observation = row.observation
+            assert observation["image"].dtype == torch.uint8 and observation["vector"].dtype == torch.float32
+            assert observation["image"].equal(torch.from_numpy(expected["image"]))
+            assert observation["vector"].tolist() == expected["vector"].tolist()
+            assert observation["digit"].item() == expected["digit"] - 2  # Discrete(3, start=2)
+            assert row.reward.item() == pytest.approx(reward)
+        assert sum(row.step_type.item() == LAST for row in column) >= 2
+
+
+class Offset(gymnasium.Env):
+    """Discrete and MultiDiscrete spaces that do not start at 0; the observation repeats the action."""
+
+    def __init__(self):
+        self.observation_space = spaces.Dict(
+            one=spaces.Discrete(4, start=-7), many=spaces.MultiDiscrete([3, 3], start=[5, 10])
+        )
+        self.action_space = spaces.Dict(
+            one=spaces.Discrete(4, start=-7), many=spaces.MultiDiscrete([3, 3], start=[5, 10])
+        )
+
+    def reset(self, *, seed=None, options=None):
+        return {"one": -7, "many": np.array([5, 10])}, {}
+
+    def step(self, action):
+        assert action in self.action_space, action
+        return {"one": int(action["one"]), "many": np.array(action["many"])}, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_discrete_spaces_that_start_elsewhere_start_at_0_both_ways(mode):
+    environment = VectorEnvironment(SyncVectorEnv([Offset], autoreset_mode=mode), [0])
+    assert environment.action_spec["one"] == spaces.Discrete(4)
+    first = environment.reset()
+    assert first.observation["one"].item() == 0 and first.observation["many"].tolist() == [[0, 0]]
+    action = {"one": torch.tensor([3]), "many": torch.tensor([[2, 1]])}
+    row = environment.step(action)
+    assert row.observation["one"].item() == 3 and row.observation["many"].tolist() == [[2, 1]]
+    assert row.prev_action["one"].item() == 3 and row.prev_action["many"].tolist() == [[2, 1]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_first_reset_uses_the_seeds_and_later_ones_go_on(mode):
+    def starts():
+        env = SyncVectorEnv([Stamped] * 3, autoreset_mode=mode)
+        return VectorEnvironment(env, [7, 7, 8])
+
+    environment = starts()
+    stamps = environment.reset().observation[:, 0].tolist()
+    assert stamps[0] == stamps[1] != stamps[2]
+    assert starts().reset().observation[:, 0].tolist() == stamps
+
+
+def test_under_disabled_the_evaluator_owns_the_resets():
+    env = SyncVectorEnv([lambda: Stamped((2,)), lambda: Stamped((3,))], autoreset_mode=AutoresetMode.DISABLED)
+    environment = VectorEnvironment(env, [1, 2], autoreset=False)
+    assert environment.seeds_rows and not environment.ragged
+    action = torch.zeros(2, dtype=torch.int64)
+    environment.reset([1, 2])
+    environment.step(action)
+    row = environment.step(action)
+    assert row.step_type.tolist() == [LAST, MID] and environment.take_resets() is None
+    rows = np.array([True, False])
+    row = environment.reset([9, None], rows)
+    assert rows.tolist() == [True, False]  # gymnasium takes the mask out of its dict, and ours stays whole
+    assert row.observation[0].tolist()[1:] == [1, 0] and row.observation[1].tolist()[1:] == [0, 2]
+    assert environment.step(action).step_type.tolist() == [MID, LAST]
+
+
+def test_a_space_that_cannot_be_learned_from_is_refused_with_its_path():
+    class Text(Both):
+        observation_space = spaces.Dict(inner=spaces.Dict(note=spaces.Text(5)))
+
+    with pytest.raises(UsageError, match=r"observation\.inner\.note is a Text space"):
+        specs.observation_spec(Text().observation_space)
+    with pytest.raises(UsageError, match=r"action\.0 is a Sequence space"):
+        specs.action_spec(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]))

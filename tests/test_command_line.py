@@ -1,0 +1,571 @@
+"""The command line: what it prints, and one clear sentence for each mistake, without a traceback."""
+
+import json
+import math
+import textwrap
+from pathlib import Path
+
+import gin
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import alfish
+from alfish.__main__ import SUBCOMMANDS, main
+from alfish.bin import configuration
+from alfish.evaluator import Evaluation
+
+TINY = ["MLP.layers=(8,)", "EpochBatches.num_epochs=1", "Trainer.num_env_steps=600", "Evaluate.num_episodes=2"]
+
+
+@pytest.fixture(autouse=True)
+def gin_is_left_empty():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+def train(root_dir, *parameters, conf="ppo_cartpole.gin", flags=()):
+    files = [f"--gin_file={one}" for one in ([conf] if isinstance(conf, str) else conf)]
+    return ["train", *files, f"--root_dir={root_dir}", *(f"--gin_param={one}" for one in parameters), *flags]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run."""
+    root_dir = tmp_path_factory.mktemp("runs") / "cartpole"
+    assert main(train(root_dir, *TINY)) == 0
+    return root_dir
+
+
+@pytest.fixture
+def refused(capsys):
+    """Asserts that a command fails with one sentence; returns it."""
+
+    def refused(*arguments, status=2):
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == status
+        captured = capsys.readouterr()
+        assert captured.out == "" and "Traceback" not in captured.err
+        assert captured.err.startswith("alfish") and "In call to configurable" not in captured.err
+        return captured.err
+
+    return refused
+
+
+# Mistakes in a configuration.
+
+
+def test_an_unknown_gin_name_is_named_with_close_ones(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "PPOO.gamma=0.9"))
+    assert "--gin_param=PPOO.gamma=0.9" in words and "PPOO" in words and "did you mean PPO" in words
+    assert words.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_name_whose_module_was_not_imported_says_what_to_import(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("Trainer.algorithm = @NoSuchAlgorithm\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert "NoSuchAlgorithm" in words and "a conf imports what it configures" in words
+
+
+def test_a_misspelt_parameter_is_named_with_close_ones(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "PPO.gama=0.9"))
+    assert "'gama'" in words and "did you mean gamma" in words and words.count("\n") == 1
+
+
+def test_a_mistake_in_a_file_names_the_file(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'ppo_cartpole.gin'\nTrainer.sede = 3\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert str(conf) in words and "did you mean seed" in words
+
+
+def test_a_binding_that_nothing_reads_is_named_with_its_file(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'ppo_cartpole.gin'\nRewardClip.low = -2.0\ntypo/MLP.layers = (3,)\n")
+    words = refused(*train(tmp_path / "run", *TINY, conf=str(conf)))
+    assert "RewardClip.low" in words and "typo/MLP.layers" in words and str(conf) in words
+    assert "MLP.layers," not in words.replace("typo/MLP.layers,", "")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_bindings_that_are_read_later_are_not_refused(tmp_path):
+    parameters = ["Evaluate.period=300", "make_environment.training_wrappers=()", "some_number=0.5"]
+    conf = tmp_path / "mine.gin"
+    conf.write_text(
+        "include 'ppo_cartpole.gin'\nLAYERS = (8,)\nMLP.layers = %LAYERS\n"
+        "Trainer.transforms = [@ObservationNormalizer]\nObservationNormalizer.clip = 5.0\n"
+        "PPO.entropy_coef = @entropy/Linear()\nentropy/Linear.start = 0.1\n"
+    )
+    assert main(train(tmp_path / "run", *TINY[1:], *parameters[:2], conf=str(conf))) == 0
+    assert "entropy/Linear.start = 0.1" in (tmp_path / "run" / "config.gin").read_text()
+
+
+def test_a_missing_file_shows_close_ones(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", conf="ppo_cartpol.gin"))
+    assert "there is no gin file 'ppo_cartpol.gin'" in words and "ppo_cartpole.gin" in words
+    assert "`alfish confs` lists" in refused(*train(tmp_path / "run", conf="zzzzzzzz"))
+
+
+def test_a_missing_include_is_named(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'nowhere_to_be_found.gin'\n")
+    assert "nowhere_to_be_found.gin" in refused(*train(tmp_path / "run", conf=str(conf)))
+
+
+def test_a_missing_import_is_named(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("import no_such_module_of_mine\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert str(conf) in words and "'no_such_module_of_mine', which is not installed or not on PYTHONPATH" in words
+
+
+@pytest.mark.parametrize(
+    "text, line", [("PPO.gamma = \n", 1), ("\nPPO.gamma 0.9\n", 2), ("PPO.x = (1,\n", None), ("PPO.gamma = 'a\n", 1)]
+)
+def test_a_syntax_error_is_named_with_its_line(refused, tmp_path, text, line):
+    conf = tmp_path / "mine.gin"
+    conf.write_text(f"import alfish.algorithms.ppo\n{text}")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert str(conf) in words and "is not gin" in words
+    assert line is None or f"line {line + 1} " in words
+
+
+def test_two_budgets_are_both_named(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "Trainer.num_iterations=3"))
+    assert "exactly one budget" in words
+    assert "Trainer.num_env_steps = 50000 and Trainer.num_iterations = 3" in words
+
+
+def test_a_minibatch_that_does_not_divide_shows_what_does(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "EpochBatches.minibatch_size=100"))
+    assert "100, which does not divide the 256 rows" in words and "64 and 128" in words
+
+
+def test_a_conf_without_a_task_asks_for_one(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "Trainer.num_iterations=1", conf="ppo.gin"))
+    assert "make_environment" in words and "env_id" in words
+
+
+def test_a_conf_without_an_algorithm_asks_for_one(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("Trainer.num_iterations = 1\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert "Trainer" in words and "algorithm" in words
+
+
+@pytest.mark.parametrize(
+    "parameter, word",
+    [
+        ("clip/Linear.finish=2.0", "finish=2.0"),
+        ("CheckpointSaver.keep_last=0", "keep_last=0"),
+        ("MLP.activation='tahn'", "tahn"),
+        ("make_environment.env_id='CartPol-v1'", "CartPole-v1"),
+        ("make_environment.env_kwargs={'lenght': 3}", "lenght"),
+        ("make_environment.num_envs=0", "num_envs"),
+        ("Trainer.unroll_length=0", "unroll_length"),
+        ("Evaluate.num_episodes=0", "num_episodes"),
+        ("Trainer.device='cuda:x'", "cuda:x"),
+        ("Trainer.device='gpu'", "gpu"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(refused, tmp_path, parameter, word):
+    assert word in refused(*train(tmp_path / "run", *TINY, parameter))
+
+
+# Mistakes in flags.
+
+
+def test_unknown_subcommands_are_refused_and_the_known_shown(capsys):
+    assert main(["trian"]) == 2
+    words = capsys.readouterr().err
+    assert "there is no subcommand 'trian'" in words and all(name in words for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_unknown_flags_are_refused(refused, name):
+    words = refused(name, "--no_such_flag=3")
+    assert "no_such_flag" in words and f"alfish {name} --help" in words
+    assert "'stray' is not a flag" in refused(name, "stray")
+
+
+@pytest.mark.parametrize(
+    "name, flag", [(n, "--root_dir") for n in ("train", "evaluate", "play")] + [("check-env", "--env_id")]
+)
+def test_a_missing_flag_is_asked_for(refused, name, flag):
+    assert f"{flag} is missing" in refused(name)
+
+
+def test_a_missing_gin_file_is_asked_for(refused, tmp_path):
+    assert "--gin_file is missing: `alfish confs`" in refused("train", f"--root_dir={tmp_path / 'run'}")
+
+
+@pytest.mark.parametrize("flag", ["--num_episodes=0", "--num_episodes=few", "--seed=-1", "--num_envs=0"])
+def test_a_flags_value_that_makes_no_sense_is_refused(refused, run, flag):
+    assert flag.split("=")[0].strip("-") in refused("evaluate", f"--root_dir={run}", flag)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "play"])
+def test_a_directory_that_is_no_run_is_refused(refused, run, tmp_path, name):
+    words = refused(name, f"--root_dir={tmp_path}")
+    assert f"{tmp_path} is not a run" in words and "config.gin" in words
+    assert str(run) in refused(name, f"--root_dir={run.parent / 'cartpol'}")  # there are others
+
+
+@pytest.mark.parametrize("name", ["evaluate", "play"])
+def test_a_checkpoint_that_is_not_there_is_refused(refused, run, name):
+    [path] = (run / "checkpoints").glob("*.pt")
+    step = int(path.stem.partition("-")[2])
+    words = refused(name, f"--root_dir={run}", "--checkpoint=7")
+    assert "There is no checkpoint at 7 env steps" in words and f"[{step}]" in words
+    words = refused(name, f"--root_dir={run}", "--checkpoint=newest")
+    assert "--checkpoint is 'newest'; it is latest, best, or a number" in words
+
+
+def test_a_run_without_a_checkpoint_is_refused(refused, run, tmp_path):
+    (tmp_path / "config.gin").write_text((run / "config.gin").read_text())
+    assert "There is no checkpoint in" in refused("evaluate", f"--root_dir={tmp_path}")
+
+
+def test_an_error_of_the_environments_own_keeps_its_traceback(tmp_path, monkeypatch):
+    (tmp_path / "breaks.py").write_text(
+        textwrap.dedent("""
+            import gymnasium
+            from alfish.environments.toy import OneState
+
+            class Breaks(OneState):
+                def step(self, action):
+                    raise ZeroDivisionError("the physics exploded")
+
+            gymnasium.register("Breaks-v0", Breaks)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    # What Python makes of it outside a test: the traceback, and exit status 1.
+    with pytest.raises(ZeroDivisionError, match="the physics exploded"):
+        main(train(tmp_path / "run", *TINY, "make_environment.env_id='breaks:Breaks-v0'"))
+
+
+def test_a_run_that_failed_exits_with_1(refused, tmp_path, monkeypatch):
+    (tmp_path / "spoils.py").write_text(
+        textwrap.dedent("""
+            import gymnasium
+            from alfish.environments.toy import OneState
+
+            class Spoils(OneState):
+                def step(self, action):
+                    observation, _, *rest = super().step(action)
+                    return observation, float("nan"), *rest
+
+            gymnasium.register("Spoils-v0", Spoils)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = train(
+        tmp_path / "run", *TINY, "make_environment.env_id='spoils:Spoils-v0'", "Progress.period_seconds=1e9"
+    )
+    assert main(arguments) == 1
+
+
+# Help.
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_examples_and_every_flag(capsys, name, flag):
+    assert main([name, flag]) == 0
+    words = capsys.readouterr().out
+    assert f"alfish {name}" in words and "Flags:" in words
+    module = __import__(f"alfish.bin.{name.replace('-', '_')}", fromlist=["FLAGS"])
+    assert all(f"--{one}: {module.FLAGS[one].help}" in words for one in module.FLAGS)
+
+
+def test_help_of_the_whole_lists_the_subcommands(capsys):
+    assert main(["--help"]) == 0
+    assert all(f"  {name} " in (words := capsys.readouterr().out) or name in words for name in list(SUBCOMMANDS)[:1])
+    assert main([]) == 2
+    words = capsys.readouterr().out
+    assert all(name in words and text in words for name, text in SUBCOMMANDS.items())
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"alfish {alfish.__version__}\n"
+
+
+# What they do.
+
+
+def test_confs_lists_every_conf_with_a_task(capsys):
+    assert main(["confs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    with_task = sorted(p.name for p in configuration.confs_directory().glob("*.gin") if "# Task:" in p.read_text())
+    assert [line.split()[0] for line in lines] == with_task and with_task
+    [line] = [line for line in lines if line.startswith("ppo_cartpole.gin")]
+    assert line.split()[1:3] == ["CartPole-v1", "PPO"] and "500" in line
+
+
+def test_train_leaves_a_whole_run_directory(run):
+    names = {path.name for path in run.iterdir()}
+    assert names == {
+        "checkpoints", "tensorboard", "metrics.csv", "eval", "log.txt", "provenance.json", "config.gin",
+        "operative_config.gin", "done",
+    }  # fmt: skip
+    assert "PPO.gamma = 0.98" in (run / "config.gin").read_text()
+    operative = (run / "operative_config.gin").read_text()
+    assert "PPO.value_clip_range = None" in operative and "Trainer.seed = 0" in operative  # defaults are there too
+
+
+def test_evaluate_prints_one_json_object_with_exactly_its_keys(run, capsys):
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=5", "--num_envs=2", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    summary = json.loads(printed)
+    assert set(summary) == {
+        "env_steps", "num_episodes", "mean", "std", "ci_low", "ci_high", "min", "max", "returns", "lengths",
+    }  # fmt: skip
+    assert (
+        summary == Evaluation(summary["env_steps"], 0, tuple(summary["returns"]), tuple(summary["lengths"])).summary()
+    )
+    assert summary["num_episodes"] == len(summary["returns"]) == len(summary["lengths"]) == 5
+    assert summary["returns"] == [float(length) for length in summary["lengths"]]
+    assert summary["mean"] == math.fsum(summary["returns"]) / 5
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=5", "--json", "--checkpoint=best"]) == 0
+    assert json.loads(capsys.readouterr().out) == summary  # the number of environments does not matter
+    step = summary["env_steps"]
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1", "--json", f"--checkpoint={step}"]) == 0
+    assert json.loads(capsys.readouterr().out)["returns"] == summary["returns"][:1]
+
+
+def test_evaluate_prints_words_otherwise(run, capsys):
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=3", "--sample", "--seed=4"]) == 0
+    words = capsys.readouterr().out
+    assert "3 episodes from seed 4" in words and "95 % interval" in words
+
+
+def test_a_flag_of_one_call_is_forgotten_by_the_next(run, capsys):
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "--num_episodes=1"]) == 2
+    assert "--root_dir is missing" in capsys.readouterr().err
+
+
+def test_evaluation_leaves_the_run_as_it_was(run):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1"]) == 0
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_film_shows_every_frame_of_an_episode_the_final_one_too(run, tmp_path, capsys):
+    pytest.importorskip("imageio")
+    pytest.importorskip("pygame")
+    capsys.readouterr()
+    path = tmp_path / "films" / "cartpole.gif"
+    assert main(["play", f"--root_dir={run}", f"--video={path}", "--seed=3"]) == 0
+    words = capsys.readouterr().out
+    [length] = [int(line.split(" in ")[1].split()[0]) for line in words.splitlines() if line.startswith("episode 0")]
+    assert f"{path}: {length + 1} frames" in words
+    # A GIF holds equal frames once and shows them longer, so its frames are counted by the clock: 20 ms each.
+    shown = 0
+    with pytest.importorskip("PIL.Image").open(path) as film:
+        for i in range(film.n_frames):
+            film.seek(i)
+            shown += film.info["duration"]
+        last = np.asarray(film.convert("RGB"))
+    assert shown == 20 * (length + 1)
+    # The last one is the true final one: the pole has fallen as it has when the environment ends.
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    observation, _ = env.reset(seed=3)
+    policy, ends = alfish.load(run), False
+    while not ends:
+        observation, _, terminated, truncated, _ = env.step(policy.act(observation))
+        ends = terminated or truncated
+    np.testing.assert_allclose(last, env.render(), atol=8)  # a GIF has 256 colours
+
+
+def test_several_films_are_numbered(run, tmp_path):
+    pytest.importorskip("imageio")
+    pytest.importorskip("pygame")
+    assert main(["play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cp-0.gif", "cp-1.gif"]
+
+
+def test_play_says_what_each_episode_returned(run, capsys):
+    capsys.readouterr()
+    assert main(["play", f"--root_dir={run}", "--num_episodes=2", "--seed=8"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("episode 0 (seed 8): return ") and second.startswith("episode 1 (seed 9): return ")
+
+
+def test_a_film_of_an_unknown_kind_is_refused(refused, run):
+    assert "must end in .mp4 or .gif" in refused("play", f"--root_dir={run}", "--video=film.avi")
+
+
+def test_check_env_says_yes_to_a_good_environment(capsys):
+    assert main(["check-env", "--env_id=CartPole-v1", "--num_steps=300"]) == 0
+    words = capsys.readouterr().out
+    assert "observation" in words and "Discrete(2)" in words and "problem" not in words
+    assert any(line.split() == ["PPO", "yes"] for line in words.splitlines())
+    assert any(line.split() == ["A2C", "yes"] for line in words.splitlines())
+
+
+BAD = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Bad(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, fault):
+        self.fault, self.count = fault, 0
+
+    def reset(self, *, seed=None, options=None):
+        if self.fault != "seed":
+            super().reset(seed=seed)
+        self.count = 0
+        return self.np_random.random(2).astype(np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        observation = np.full(2, 3.0 if self.fault == "outside" else 0.5, np.float32)
+        reward = float("nan") if self.fault == "reward" and self.count == 3 else 0.0
+        return observation, reward, self.count == 5 and self.fault != "endless", False, {}
+
+
+for fault in ("none", "seed", "outside", "reward", "endless"):
+    gymnasium.register(f"Bad-{fault}-v0", Bad, kwargs={"fault": fault})
+"""
+
+
+@pytest.mark.parametrize(
+    "fault, word",
+    [
+        ("seed", "two resets with the same seed give different observations"),
+        ("outside", "an observation is not in the observation space"),
+        ("reward", "a reward is not finite"),
+        ("endless", "no episode ended in 50 random steps"),
+    ],
+)
+def test_check_env_says_what_is_wrong_with_a_bad_one(tmp_path, monkeypatch, capsys, fault, word):
+    (tmp_path / "bad_envs.py").write_text(BAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    capsys.readouterr()
+    assert main(["check-env", f"--env_id=bad_envs:Bad-{fault}-v0", "--num_steps=50"]) == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem")]
+    assert word in line
+
+
+def test_check_env_has_nothing_to_say_of_the_same_one_without_its_faults(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bad_envs.py").write_text(BAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check-env", "--env_id=bad_envs:Bad-none-v0", "--num_steps=50"]) == 0
+
+
+def test_check_env_refuses_a_misspelt_id(refused):
+    assert "close ones are" in refused("check-env", "--env_id=CartPol-v1")
+
+
+# Where things are found.
+
+
+def test_includes_resolve_from_another_directory(tmp_path, monkeypatch):
+    confs, elsewhere = tmp_path / "confs", tmp_path / "elsewhere"
+    confs.mkdir(), elsewhere.mkdir()
+    (confs / "base.gin").write_text("include 'ppo_cartpole.gin'\nMLP.layers = (4,)\n")
+    (confs / "task.gin").write_text("include 'base.gin'\nTrainer.seed = 5\n")
+    monkeypatch.chdir(elsewhere)
+    assert main(train(tmp_path / "run", *TINY[1:], conf=str(confs / "task.gin"))) == 0
+    text = (tmp_path / "run" / "config.gin").read_text()
+    assert "MLP.layers = (4,)" in text and "Trainer.seed = 5" in text
+    assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0
+
+
+def test_later_files_and_parameters_win(tmp_path):
+    (tmp_path / "more.gin").write_text("PPO.gamma = 0.5\nPPO.lambda_ = 0.5\n")
+    conf = ["ppo_cartpole.gin", str(tmp_path / "more.gin")]
+    assert main(train(tmp_path / "run", *TINY, "PPO.lambda_=0.25", conf=conf)) == 0
+    text = (tmp_path / "run" / "config.gin").read_text()
+    assert "PPO.gamma = 0.5" in text and "PPO.lambda_ = 0.25" in text
+
+
+def test_the_device_flag_wins(tmp_path):
+    assert main(train(tmp_path / "run", *TINY, "Trainer.device='cuda'", flags=["--device=cpu"])) == 0
+    assert "Trainer.device = 'cpu'" in (tmp_path / "run" / "config.gin").read_text()
+
+
+# From Python.
+
+
+@gin.configurable(module="tests.command_line")
+def configured(number=1, thing=None, other=None):
+    return number, thing, other
+
+
+@gin.configurable(module="tests.command_line")
+def inner(x=1):
+    return x
+
+
+def test_load_serves_the_policy_that_evaluate_evaluates(run):
+    policy = alfish.load(run)
+    action = policy.act(np.zeros(4, np.float32))
+    assert action in (0, 1) and policy.env_steps == int(next((run / "checkpoints").glob("*.pt")).stem[11:])
+    assert alfish.load(str(run), "best").env_steps == policy.env_steps
+
+
+def test_load_leaves_the_users_gin_configuration_as_it_was(run):
+    gin.parse_config(
+        "configured.number = 7\nscoped/inner.x = 8\nconfigured.thing = @scoped/inner()\nNINE = 9\n"
+        "nine/configured.number = %NINE\n"
+    )
+    unprintable = math.fsum  # no gin text says this
+    gin.bind_parameter("configured.other", unprintable)
+    before = gin.config_str()
+    assert configured() == (7, 8, unprintable)
+    gin.finalize()
+    alfish.load(run)
+    assert gin.config_is_locked()
+    with gin.unlock_config():
+        assert gin.config_str() == before
+    assert gin.query_parameter("configured.number") == 7
+    assert gin.query_parameter("configured.other") is unprintable
+    with gin.config_scope("nine"):
+        assert configured(thing=1)[0] == 9
+    assert gin.operative_config_str().count("PPO") == 0
+
+
+def test_load_leaves_the_users_configuration_even_if_it_fails(run, tmp_path):
+    gin.bind_parameter("configured.number", 7)
+    with pytest.raises(ValueError, match="There is no checkpoint"):
+        alfish.load(run, 3)
+    assert gin.query_parameter("configured.number") == 7
+
+
+def test_load_leaves_the_users_random_states_and_threads_as_they_were(run):
+    import random
+
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    expected = torch.rand(()).item(), np.random.rand(), random.random()
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    torch.set_num_threads(2)
+    try:
+        alfish.load(run)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert (torch.rand(()).item(), np.random.rand(), random.random()) == expected
+
+
+def test_import_alfish_alone_waits_for_nothing():
+    source = Path(alfish.__file__).read_text()
+    assert all(hasattr(alfish, name) for name in alfish.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        alfish.nothing  # noqa: B018
+    assert "import torch" not in source

@@ -1,0 +1,104 @@
+"""Every shipped conf says what it is, and runs as it stands, by the shipped command."""
+
+import importlib.util
+import json
+import re
+
+import gin
+import pytest
+
+import alfish
+from alfish.__main__ import main
+from alfish.bin.configuration import confs_directory
+from alfish.bin.confs import FIELDS, describe
+
+# Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.
+pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
+
+CONFS = sorted(confs_directory().glob("*.gin"))
+TASKS = [path for path in CONFS if describe(path)]
+NEEDS = {
+    r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|Swimmer|Reacher|Inverted\w+)-v\d": "mujoco",
+    r"(LunarLander|BipedalWalker|CarRacing)": "Box2D",
+    r"ALE/": "ale_py",
+    r"CartPole|Pendulum|Acrobot|MountainCar": "gymnasium",
+}
+TINY = [
+    "Trainer.num_env_steps=None",
+    "Trainer.num_iterations=2",
+    "Trainer.unroll_length=8",
+    "make_environment.num_envs=2",
+    "EpochBatches.num_epochs=2",
+    "MLP.layers=(8,)",
+    "Evaluate.num_episodes=1",
+]
+
+
+@pytest.fixture(autouse=True)
+def gin_is_left_empty():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+def skip_where_an_extra_is_missing(path):
+    task = describe(path)[1]
+    for pattern, module in NEEDS.items():
+        if re.search(pattern, task) and importlib.util.find_spec(module) is None:
+            pytest.skip(f"{path.name} needs {module}, which is not installed")
+
+
+def names(paths):
+    return [path.stem for path in paths]
+
+
+@pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
+def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path):
+    skip_where_an_extra_is_missing(path)
+    parameters = [f"--gin_param={one}" for one in TINY]
+    if "minibatch_size" in path.read_text():
+        parameters.append("--gin_param=EpochBatches.minibatch_size=8")
+    # Also: whatever it binds is read, or the command would refuse.
+    assert main(["train", f"--gin_file={path.name}", f"--root_dir={tmp_path / 'run'}", *parameters]) == 0
+    assert json.loads((tmp_path / "run" / "done").read_text())["iterations"] == 2
+    assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0
+
+
+@pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
+def test_it_opens_with_its_task_algorithm_and_result(path):
+    lines = path.read_text().splitlines()
+    assert [line.partition(":")[0] for line in lines[:3]] == [f"# {field}" for field in FIELDS]
+    assert all(line.partition(":")[2].strip() for line in lines[:3])
+
+
+@pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
+def test_its_task_and_algorithm_are_the_ones_it_configures(path):
+    skip_where_an_extra_is_missing(path)
+    from alfish.bin import configuration
+
+    _, task, algorithm, _ = describe(path)
+    configuration.read([str(path)], [])
+    assert task.split()[0].strip(",") == gin.query_parameter("make_environment.env_id")
+    assert algorithm.split()[0] == gin.query_parameter("Trainer.algorithm").selector
+
+
+@pytest.mark.parametrize("path", CONFS, ids=names(CONFS))
+def test_it_opens_with_a_comment_and_names_its_source(path):
+    text = path.read_text()
+    assert text.startswith("# ")
+    included = [confs_directory() / name for name in re.findall(r"^include '([^']+)'", text, re.MULTILINE)]
+    assert any("arxiv.org" in one.read_text() for one in [path, *included])
+
+
+@pytest.mark.parametrize("path", [path for path in CONFS if path not in TASKS])
+def test_one_without_a_task_is_included_by_another(path):
+    assert any(f"include '{path.name}'" in other.read_text() for other in CONFS)
+
+
+def test_there_are_some():
+    assert {"ppo_cartpole", "a2c_cartpole"} <= set(names(TASKS)) and alfish.__file__
+
+
+def test_the_skip_list_knows_every_task():
+    for path in TASKS:
+        assert any(re.search(pattern, describe(path)[1]) for pattern in NEEDS), f"which module brings {path.name}?"

@@ -1,0 +1,334 @@
+"""Evaluation: unbiased, seeded, the same however many environments it runs in, and it leaves no trace."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, StepType
+from alfish.environments import VectorEnvironment, make_environment
+from alfish.environments.toy import OneState, Stamped, TensorPointMass, TwoLengths
+from alfish.evaluator import Evaluation, Evaluator, make_evaluator
+from alfish.networks import ActorCritic, PolicyHead
+from alfish.transforms import ObservationNormalizer, RewardScale, Transforms
+
+
+def parts_of(env_id, factories=(), seed=0, env_kwargs=None, make_algorithm=None):
+    """A factory of environments, an untrained algorithm and its transforms."""
+    factory = functools.partial(make_environment, env_id, env_kwargs=env_kwargs)
+    environment = factory()
+    torch.manual_seed(seed)
+    transforms = Transforms(factories, environment.observation_spec, environment.reward_spec)
+    # A large gain: a policy whose actions depend on what it sees.
+    network = functools.partial(ActorCritic, policy_head=functools.partial(PolicyHead, gain=2.0))
+    make_algorithm = make_algorithm or functools.partial(PPO, network=network)
+    algorithm = make_algorithm(transforms.observation_spec, environment.action_spec, transforms.reward_spec)
+    environment.close()
+    return factory, algorithm, transforms
+
+
+def evaluate(parts, num_episodes, num_envs=8, **options):
+    evaluator = make_evaluator(*parts, num_episodes, num_envs)
+    try:
+        return evaluator.evaluate(num_episodes, **options)
+    finally:
+        evaluator.close()
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_returns_do_not_depend_on_the_number_of_environments(sample):
+    parts = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 60})
+    results = [evaluate(parts, 9, num_envs, seed=5, sample=sample) for num_envs in (1, 4, 7)]
+    assert results[0] == results[1] == results[2]
+    assert len(set(results[0].returns)) == 9
+    assert results[0].returns != evaluate(parts, 9, 4, seed=5, sample=not sample).returns
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_neither_do_those_of_a_large_continuous_task(sample):
+    pytest.importorskip("mujoco")
+    parts = parts_of("HalfCheetah-v5", env_kwargs={"max_episode_steps": 40})
+    results = [evaluate(parts, 8, num_envs, sample=sample) for num_envs in (1, 4, 7)]
+    assert results[0] == results[1] == results[2]
+    assert len(set(results[0].returns)) == 8
+
+
+def test_more_environments_than_a_policy_batch_change_nothing():
+    parts = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 20})
+    for sample in (False, True):
+        assert evaluate(parts, 19, 3, sample=sample) == evaluate(parts, 19, 19, sample=sample)
+
+
+def test_lengths_that_differ_change_nothing_either():
+    """Episodes end at different times, and lanes are refilled in another order with each number of environments."""
+    parts = parts_of("CartPole-v1")
+    for sample in (False, True):
+        results = [evaluate(parts, 25, num_envs, sample=sample) for num_envs in (1, 4, 7)]
+        assert results[0] == results[1] == results[2]
+        assert len(set(results[0].lengths)) > 3
+
+
+def test_all_episodes_that_start_are_counted():
+    """The first to finish would be the short ones: 8 environments of 10 or 500 steps would report 138."""
+    parts = parts_of(TwoLengths, make_algorithm=Zero)
+    num_episodes = 1500
+    evaluation = evaluate(parts, num_episodes, 250)
+    expected = []
+    for k in range(num_episodes):
+        env = TwoLengths()
+        env.reset(seed=k)
+        expected.append(env._length)
+    assert list(evaluation.lengths) == expected == list(evaluation.returns)
+    assert evaluation.mean == pytest.approx(255, rel=0.02)
+
+
+class Zero(RLAlgorithm):
+    """Does nothing, quickly."""
+
+    on_policy = True
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(torch.zeros(len(time_step.step_type), dtype=torch.int64), state)
+
+    def train_step(self, experience, state): ...
+
+    def calc_loss(self, experience, info): ...
+
+
+class Seeded(OneState):
+    """Remembers the seeds it was reset with; rewards with the first number of its generator."""
+
+    seeds = []
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        result = super().reset(seed=seed)
+        self._reward = self.np_random.random()
+        return result
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, self._reward, *rest
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8])
+def test_episode_k_is_seeded_with_base_plus_k(num_envs):
+    parts = parts_of(Seeded, make_algorithm=Zero, env_kwargs={"length": 2})
+    Seeded.seeds.clear()
+    evaluation = evaluate(parts, 7, num_envs, seed=100)
+    assert sorted(seed for seed in Seeded.seeds if seed is not None) == list(range(100, 107))
+    expected = [2 * np.float32(np.random.default_rng(100 + k).random()) for k in range(7)]
+    assert evaluation.returns == pytest.approx(expected)
+    assert evaluation.lengths == (2,) * 7 and evaluation.seed == 100
+
+
+def test_it_repeats_itself():
+    parts = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 20})
+    evaluator = make_evaluator(*parts, 3, 2)
+    for sample in (False, True):
+        assert evaluator.evaluate(3, sample=sample) == evaluator.evaluate(3, sample=sample)
+    evaluator.close()
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_no_random_state_outside_is_touched(sample):
+    parts = parts_of("CartPole-v1")
+    evaluator = make_evaluator(*parts, 4, 2)
+    before = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    evaluator.evaluate(4, sample=sample)
+    evaluator.close()
+    assert random.getstate() == before[0]
+    np.testing.assert_equal(np.random.get_state(legacy=False), before[1])
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+def test_random_states_outside_do_not_matter():
+    parts = parts_of("CartPole-v1")
+    torch.manual_seed(1)
+    one = evaluate(parts, 4, 2, sample=True)
+    torch.manual_seed(2)
+    assert evaluate(parts, 4, 2, sample=True) == one
+
+
+def test_normalizers_are_frozen_and_rewards_raw():
+    parts = parts_of("CartPole-v1", [ObservationNormalizer, functools.partial(RewardScale, scale=100.0)])
+    _, algorithm, transforms = parts
+    rows = torch.randn(5, 3, 4)
+    step = make_environment("CartPole-v1", num_envs=3).reset()
+    many = step._replace(observation=rows, step_type=torch.ones(5, 3, dtype=torch.int32), reward=torch.ones(5, 3))
+    transforms.observe(many)
+    before = {name: value.clone() for name, value in transforms.state_dict().items() if torch.is_tensor(value)}
+    weights = [parameter.clone() for parameter in algorithm.parameters()]
+    evaluation = evaluate(parts, 5, 2)
+    assert evaluation.returns == tuple(map(float, evaluation.lengths))
+    assert before and all(torch.equal(value, transforms.state_dict()[name]) for name, value in before.items())
+    assert all(torch.equal(a, b) for a, b in zip(weights, algorithm.parameters()))
+
+
+def test_what_the_policy_sees_is_transformed():
+    class Sees(Zero):
+        def predict_step(self, time_step, state):
+            assert time_step.observation.eq(0).all()  # (1 - mean) / deviation, with a mean of 1
+            return super().predict_step(time_step, state)
+
+    parts = parts_of(OneState, [ObservationNormalizer], make_algorithm=Sees)
+    step = make_environment(OneState).reset()
+    parts[2].observe(step._replace(observation=torch.ones(1, 1, 1), step_type=step.step_type[None]))
+    assert evaluate(parts, 2).returns == (7.0, 7.0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_policy_evaluates_in_eval_mode_and_is_left_as_it_was(training):
+    class Moody(Zero):
+        def predict_step(self, time_step, state):
+            assert not self.training
+            return super().predict_step(time_step, state)
+
+    parts = parts_of(OneState, make_algorithm=Moody)
+    parts[1].train(training)
+    evaluate(parts, 2)
+    assert parts[1].training == training
+
+
+def test_it_builds_environments_of_its_own():
+    built = []
+
+    def factory(**options):
+        built.append(options)
+        return make_environment(OneState, **options)
+
+    _, algorithm, transforms = parts_of(OneState, make_algorithm=Zero)
+    make_evaluator(factory, algorithm, transforms, 3, 8, render_mode=None).close()
+    make_evaluator(factory, algorithm, transforms, 30, 8).close()
+    assert built == [
+        {"num_envs": 3, "evaluation": True, "render_mode": None},
+        {"num_envs": 8, "evaluation": True},
+    ]
+
+
+# Policies that remember.
+
+
+class Alternating(RLAlgorithm):
+    """Acts by its memory alone: right, left, right, ..., from the start of each episode; adds up what it saw."""
+
+    on_policy = True
+
+    def initial_state(self, batch_size):
+        return {"count": torch.zeros(batch_size, dtype=torch.int64), "sum": torch.ones(batch_size, 2)}
+
+    def rollout_step(self, time_step, state):
+        first = time_step.step_type == StepType.FIRST
+        assert (state["count"][first] == 0).all() and (state["sum"][first] == 1).all()
+        after = {"count": state["count"] + 1, "sum": state["sum"] + time_step.observation[:, :2]}
+        return AlgStep(state["count"] % 2, after)
+
+    def train_step(self, experience, state): ...
+
+    def calc_loss(self, experience, info): ...
+
+
+class Listening(OneState):
+    """Rewards 1 where the action is the step's parity: a memory that was mixed up loses."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._length = int(self.np_random.integers(1, 12))
+        return np.ones(2, np.float32), {}
+
+    def step(self, action):
+        right = action == self._step % 2
+        _, _, *rest = super().step(action)
+        return np.ones(2, np.float32), float(right), *rest
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("num_envs", [1, 4, 7, 11])
+def test_memory_belongs_to_its_episode(num_envs, sample):
+    parts = parts_of(Listening, make_algorithm=Alternating)
+    evaluation = evaluate(parts, 20, num_envs, sample=sample)
+    assert evaluation.returns == tuple(map(float, evaluation.lengths))
+    assert len(set(evaluation.lengths)) > 3
+
+
+# Environments that reset by themselves.
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_a_tensor_environment_runs_one_episode_in_each_row(mode):
+    parts = parts_of(TensorPointMass, env_kwargs={"length": 6, "autoreset": mode})
+    evaluation = evaluate(parts, 20, 4, seed=3)
+    assert evaluation.lengths == (6,) * 20 and len(set(evaluation.returns)) == 20
+    # By hand: the same starts, the same policy, rewards added up to the end of the first episode.
+    env = TensorPointMass(20, 6)
+    observation, _ = env.reset(seed=3)
+    total = torch.zeros(20, dtype=torch.float64)
+    for _ in range(6):
+        blocks = observation[torch.arange(24).clamp(max=19)].split(8)  # 8 rows each, the last one filled up
+        with torch.no_grad():
+            action = torch.cat([parts[1].network.policy(block).mode() for block in blocks])[:20]
+        observation, reward, *_ = env.step(action.clamp(-1, 1))
+        total += reward.double()
+    assert evaluation.returns == tuple(total.tolist())
+
+
+def test_a_vector_environment_of_the_users_runs_one_episode_in_each_row():
+    env = SyncVectorEnv([lambda n=n: Stamped((n,)) for n in (3, 1, 5)], autoreset_mode=AutoresetMode.NEXT_STEP)
+    environment = VectorEnvironment(env, [0] * 3, autoreset=False)
+    specs = environment.observation_spec, environment.reward_spec
+    algorithm = Zero(specs[0], environment.action_spec, specs[1])
+    evaluator = Evaluator(environment, algorithm, Transforms([], *specs))
+    evaluation = evaluator.evaluate(3)
+    assert evaluation.lengths == (3, 1, 5) and evaluation.returns == (6.0, 1.0, 15.0)
+
+
+def test_on_row_sees_every_row_of_every_episode():
+    parts = parts_of(Listening, make_algorithm=Alternating)
+    counts = {}
+
+    def on_row(episode):
+        for k in episode[episode >= 0]:
+            counts[int(k)] = counts.get(int(k), 0) + 1
+
+    evaluation = evaluate(parts, 12, 5, on_row=on_row)
+    assert counts == {k: length + 1 for k, length in enumerate(evaluation.lengths)}
+
+
+# What is reported.
+
+
+def test_the_summary_is_right():
+    evaluation = Evaluation(env_steps=7, seed=3, returns=(1.0, 2.0, 6.0), lengths=(4, 5, 6))
+    summary = evaluation.summary()
+    keys = ["env_steps", "num_episodes", "mean", "std", "ci_low", "ci_high", "min", "max", "returns", "lengths"]
+    assert list(summary) == keys
+    assert (summary["env_steps"], summary["num_episodes"], summary["mean"]) == (7, 3, 3.0)
+    assert summary["std"] == pytest.approx(7**0.5) and (summary["min"], summary["max"]) == (1.0, 6.0)
+    assert summary["returns"] == [1.0, 2.0, 6.0] and summary["lengths"] == [4, 5, 6]
+    assert 1 <= summary["ci_low"] < 3 < summary["ci_high"] <= 6
+    assert evaluation.to_csv() == "episode,seed,return,length\n0,3,1.0,4\n1,4,2.0,5\n2,5,6.0,6\n"
+
+
+def test_the_interval_covers_the_mean_19_times_in_20():
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(150):
+        returns = tuple(generator.normal(5, 2, 30))
+        summary = Evaluation(0, 0, returns, (1,) * 30).summary()
+        covered += summary["ci_low"] <= 5 <= summary["ci_high"]
+    assert 0.88 < covered / 150 <= 0.99
+
+
+def test_one_episode_has_no_spread():
+    summary = Evaluation(0, 0, (4.0,), (2,)).summary()
+    assert (summary["std"], summary["ci_low"], summary["ci_high"]) == (0.0, 4.0, 4.0)

@@ -1,0 +1,214 @@
+"""A room imports lower floors only, and some things are not done anywhere."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import alfish
+
+PACKAGE = Path(alfish.__file__).parent
+FILES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+# The rooms in their order, lowest first: each imports only those before it. The numbers are the floors of the design;
+# within a floor the order is as it stands here, but for the algorithms, which are siblings and import only their base.
+FLOORS = [
+    (0, ["errors", "nest", "schedules", "checkpoint", "summary"]),
+    (1, ["data", "specs"]),
+    (2, ["losses", "returns", "distributions", "optimizers"]),
+    (2, ["networks", "environments", "transforms", "metrics", "replay"]),
+    (3, ["algorithms"]),
+    (4, ["batches", "learner", "unrollers", "evaluator", "policy"]),
+    (5, ["trainer", "listeners"]),
+    (6, ["bin", "__main__"]),
+]  # fmt: skip
+ORDER = [room for _, rooms in FLOORS for room in rooms]
+
+# `default_listeners` builds what a plain `Trainer(...)` comes with. Listeners subclass the trainer's `Listener`, so the
+# trainer can know them by name in this one function only, when it is called.
+EXCEPTIONS = {("trainer", "default_listeners", "listeners")}
+
+
+def room_of(module):
+    """`alfish.networks.heads` is in the room `networks`."""
+    return module.split(".")[1]
+
+
+def module_of(path):
+    parts = ("alfish", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(name):
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+def imports_of(tree):
+    """(function that it stands in or '', module) for each module of ours that is imported."""
+
+    def walk(node, function):
+        for child in ast.iter_child_nodes(node):
+            inside = child.name if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) else function
+            if isinstance(child, ast.Import):
+                yield from ((inside, alias.name) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"line {child.lineno}: imports are absolute"
+                for alias in child.names:
+                    whole = f"{child.module}.{alias.name}"
+                    yield inside, whole if child.module.startswith("alfish") and is_module(whole) else child.module
+            yield from walk(child, inside)
+
+    for function, module in walk(tree, ""):
+        if module == "alfish" or module.startswith("alfish."):
+            yield function, module
+
+
+def parse(path):
+    return ast.parse(path.read_text(), str(path))
+
+
+def complaints(module, tree):
+    """What of a module's imports breaks the order."""
+    here = room_of(module)
+    for function, imported in imports_of(tree):
+        if imported == "alfish" or (here, function, room_of(imported)) in EXCEPTIONS:
+            continue
+        there = room_of(imported)
+        if there not in ORDER:
+            yield f"{module} imports {imported}, which has no floor"
+        elif ORDER.index(there) > ORDER.index(here):
+            yield f"{module} imports {imported}, which stands above it"
+        elif here == there == "algorithms" and imported not in (module, "alfish.algorithms.rl_algorithm"):
+            yield f"{module} imports its sibling {imported}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if module_of(p) != "alfish"], ids=module_of)
+def test_a_room_imports_only_what_stands_below_it(path):
+    module = module_of(path)
+    assert room_of(module) in ORDER, f"{module} has no floor: say in FLOORS where it stands"
+    assert list(complaints(module, parse(path))) == []
+
+
+@pytest.mark.parametrize(
+    "module, text",
+    [
+        ("alfish.nest", "from alfish.data import trainable"),
+        ("alfish.returns", "from alfish import optimizers"),
+        ("alfish.learner", "def f():\n    import alfish.trainer"),
+        ("alfish.trainer", "from alfish.listeners import Evaluate"),
+        ("alfish.trainer", "def elsewhere():\n    from alfish.listeners import Evaluate"),
+        ("alfish.algorithms.ppo", "from alfish.algorithms.a2c import A2C"),
+        ("alfish.data", "from alfish.utils import anything"),
+    ],
+)
+def test_the_test_itself_can_fail(module, text):
+    assert len(list(complaints(module, ast.parse(text)))) == 1
+
+
+@pytest.mark.parametrize(
+    "module, text",
+    [
+        ("alfish.trainer", "def default_listeners():\n    from alfish.listeners import Evaluate"),
+        ("alfish.algorithms.ppo", "from alfish.algorithms.rl_algorithm import RLAlgorithm"),
+        ("alfish.listeners", "from alfish.trainer import Trainer"),
+        ("alfish.networks.torsos", "from alfish.networks.encoders import Encoder"),
+        ("alfish.trainer", "import alfish"),
+    ],
+)
+def test_and_it_lets_pass_what_is_right(module, text):
+    assert list(complaints(module, ast.parse(text))) == []
+
+
+def test_every_exception_is_still_needed():
+    tree = parse(PACKAGE / "trainer.py")
+    used = {("trainer", function, room_of(m)) for function, m in imports_of(tree) if m != "alfish"}
+    assert used >= EXCEPTIONS
+
+
+def test_the_package_itself_imports_nothing_when_it_is_imported():
+    """`alfish.X` comes when it is first used; a type checker sees it under TYPE_CHECKING."""
+    allowed = {"typing"}
+    for node in parse(PACKAGE / "__init__.py").body:
+        if isinstance(node, ast.Import):
+            assert {alias.name for alias in node.names} <= allowed
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module in allowed
+
+
+def test_there_is_no_room_for_leftovers():
+    banned = {"utils", "util", "common", "core", "helpers", "misc"}
+    assert not banned & {part for path in FILES for part in path.relative_to(PACKAGE).with_suffix("").parts}
+
+
+def gin_calls(tree):
+    """Lines that use gin other than as a decorator or for `gin.REQUIRED`."""
+    allowed = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            allowed |= {id(inner) for decorator in node.decorator_list for inner in ast.walk(decorator)}
+        elif isinstance(node, ast.Attribute) and node.attr == "REQUIRED":
+            allowed.add(id(node.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            hidden = (node.module or "").split(".")[0] == "gin"
+        elif isinstance(node, ast.alias):
+            hidden = node.name.split(".")[0] == "gin" and (node.name != "gin" or node.asname)
+        else:
+            hidden = isinstance(node, ast.Name) and node.id == "gin" and id(node) not in allowed
+        if hidden:
+            yield node.lineno
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if "bin" not in p.relative_to(PACKAGE).parts], ids=module_of)
+def test_gin_is_called_in_bin_only(path):
+    assert list(gin_calls(parse(path))) == []
+
+
+def test_gin_calls_are_found():
+    found = (
+        "import gin\ngin.parse_config('')\n@gin.configurable(module='x')\ndef f(a=gin.REQUIRED): gin.bind_parameter()\n"
+    )
+    assert list(gin_calls(ast.parse(found))) == [2, 4]
+    assert list(gin_calls(parse(PACKAGE / "bin" / "configuration.py")))
+
+
+def unsafe(tree):
+    """Lines that would execute what they load, or that swallow everything."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield node.lineno, "bare except"
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "load_module_pickle", "input", "eval", "exec"):
+            yield node.lineno, name
+        if any(word.arg == "allow_pickle" and ast.unparse(word.value) != "False" for word in node.keywords):
+            yield node.lineno, "allow_pickle"
+        if name in ("torch.load", "load"):
+            weights_only = [ast.unparse(word.value) for word in node.keywords if word.arg == "weights_only"]
+            if name == "torch.load" and weights_only != ["True"]:
+                yield node.lineno, "torch.load without weights_only=True"
+        if any(word.arg == "weights_only" and ast.unparse(word.value) != "True" for word in node.keywords):
+            yield node.lineno, "weights_only is not True"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_nothing_that_is_loaded_is_executed_and_no_error_is_swallowed(path):
+    assert list(unsafe(parse(path))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pickle.load(file)",
+        "torch.load(file)",
+        "torch.load(file, weights_only=False)",
+        "torch.load(file, weights_only=flag)",
+        "np.load(file, allow_pickle=True)",
+        "try:\n    x\nexcept:\n    pass",
+        "input()",
+    ],
+)
+def test_and_that_would_be_found(text):
+    assert list(unsafe(ast.parse(text)))

@@ -1,0 +1,159 @@
+"""A trained policy acts on the environment's observations, in the environment's units."""
+
+import functools
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, StepType
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit, NestedBandit, OneState
+from alfish.evaluator import make_evaluator
+from alfish.networks import ActorCritic, ImpalaCNN, PolicyHead
+from alfish.networks.encoders import Encoder
+from alfish.networks.torsos import Torso
+from alfish.policy import Policy
+from alfish.transforms import ObservationNormalizer, Transforms
+
+
+def policy_of(env_id, algorithm=None, factories=(), **options):
+    environment = make_environment(env_id, **options)
+    torch.manual_seed(0)
+    transforms = Transforms(factories, environment.observation_spec, environment.reward_spec)
+    network = functools.partial(ActorCritic, policy_head=functools.partial(PolicyHead, gain=2.0))
+    algorithm = algorithm or functools.partial(PPO, network=network)
+    made = algorithm(transforms.observation_spec, environment.action_spec, environment.reward_spec)
+    return Policy(made, transforms, environment.observation_space, environment.action_space)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_it_plays_as_the_evaluator_does(env_id):
+    policy = policy_of(env_id, factories=[ObservationNormalizer])
+    factory = functools.partial(make_environment, env_id)
+    evaluation = make_evaluator(factory, policy.algorithm, policy.transforms, 2).evaluate(2, seed=3)
+    for k, (value, length) in enumerate(zip(evaluation.returns, evaluation.lengths)):
+        env = gymnasium.make(env_id)
+        observation, _ = env.reset(seed=3 + k)
+        policy.reset()
+        total, count, ends = 0.0, 0, False
+        while not ends:
+            observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+            total, count, ends = total + reward, count + 1, terminated or truncated
+        assert count == length and total == pytest.approx(value, rel=1e-3)
+
+
+small_images = functools.partial(ImpalaCNN, channels=(4,), output_size=8)
+encoder = functools.partial(Encoder, image=small_images)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_nested_observations_and_actions_are_in_the_environments_structure_and_space(nested, sample):
+    torso = functools.partial(Torso, encoder=encoder)
+    algorithm = functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso))
+    policy = policy_of(NestedBandit, algorithm, env_kwargs={"nested_action": nested, "image_size": 8})
+    env = NestedBandit(nested, image_size=8)
+    observation, _ = env.reset(seed=0)
+    for _ in range(3):
+        action = policy.act(observation, sample=sample)
+        assert action in env.action_space
+        observation, *_ = env.step(action)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box", "multi_discrete", "multi_binary"])
+def test_actions_are_in_the_space(kind):
+    policy, env = policy_of(Bandit, env_kwargs={"action": kind}), Bandit(kind)
+    observation, _ = env.reset(seed=0)
+    for _ in range(20):
+        action = policy.act(observation, sample=True)
+        assert action in env.action_space, action
+        observation, *_ = env.step(action)
+
+
+def test_a_batch_is_acted_on_row_by_row():
+    policy = policy_of("Pendulum-v1")
+    observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32) / 10
+    actions = policy.act(observations, batched=True)
+    assert actions.shape == (5, 1) and len({float(action[0]) for action in actions}) == 5
+    for observation, action in zip(observations, actions):
+        policy.reset()
+        np.testing.assert_allclose(policy.act(observation), action, rtol=1e-4)
+
+
+def test_another_number_of_rows_asks_for_a_reset():
+    policy = policy_of("Pendulum-v1")
+    policy.act(np.zeros((2, 3), np.float32), batched=True)
+    with pytest.raises(ValueError, match=r"3 observations after 2; call reset\(\)"):
+        policy.act(np.zeros((3, 3), np.float32), batched=True)
+    policy.reset()
+    policy.act(np.zeros((3, 3), np.float32), batched=True)
+
+
+def test_the_mode_repeats_itself_and_samples_do_not():
+    policy, observation = policy_of("Pendulum-v1"), np.ones(3, np.float32)
+    assert len({float(policy.act(observation)[0]) for _ in range(5)}) == 1
+    assert len({float(policy.act(observation, sample=True)[0]) for _ in range(5)}) > 1
+
+
+class Remembering(RLAlgorithm):
+    """Its action is how many steps it has taken, as it is told by its memory; looks at what it is given."""
+
+    on_policy = True
+
+    def initial_state(self, batch_size):
+        return torch.zeros(batch_size, dtype=torch.int64)
+
+    def rollout_step(self, time_step, state):
+        first = time_step.step_type == StepType.FIRST
+        assert (first == (state == 0)).all()
+        assert ((state == 0) | (time_step.prev_action == state - 1)).all()
+        return AlgStep(state, state + 1)
+
+    def train_step(self, experience, state): ...
+
+    def calc_loss(self, experience, info): ...
+
+
+class Long(OneState):
+    def __init__(self):
+        super().__init__(100)
+        self.action_space = spaces.Discrete(100, start=-50)
+
+
+def test_it_remembers_until_it_is_reset():
+    policy = policy_of(Long, Remembering)
+    observation = np.ones(1, np.float32)
+    assert [int(policy.act(observation)) for _ in range(3)] == [-50, -49, -48]
+    policy.reset()
+    assert [int(policy.act(observation)) for _ in range(2)] == [-50, -49]
+
+
+class Dropping(nn.Module):
+    """A torso whose features depend on whether it trains."""
+
+    def __init__(self, observation_spec):
+        super().__init__()
+        self.output_size, self._dropout = observation_spec.shape[0], nn.Dropout(0.5)
+
+    def forward(self, observation):
+        return self._dropout(observation)
+
+
+def test_it_acts_in_eval_mode_and_leaves_the_algorithm_as_it_was():
+    network = functools.partial(ActorCritic, actor_torso=Dropping, policy_head=functools.partial(PolicyHead, gain=2.0))
+    policy = policy_of("Pendulum-v1", functools.partial(PPO, network=network))
+    policy.algorithm.train()
+    assert len({float(policy.act(np.ones(3, np.float32))[0]) for _ in range(10)}) == 1
+    assert policy.algorithm.training
+
+
+def test_no_gradient_is_kept():
+    policy = policy_of("Pendulum-v1")
+    policy.act(np.ones(3, np.float32))
+    assert all(parameter.grad is None for parameter in policy.algorithm.parameters())

@@ -1,0 +1,595 @@
+"""The trainer: budgets, reports, signals, files. Without gin: every class is constructed with plain arguments."""
+
+import csv
+import functools
+import json
+import os
+import random
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.checkpoint import Checkpoints
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit, OneState, TensorPointMass
+from alfish.errors import RunError, UsageError
+from alfish.evaluator import Evaluation
+from alfish.learner import Learner
+from alfish.listeners import CheckpointSaver, Evaluate, Progress, Summaries
+from alfish.metrics import DEFAULT_METRICS
+from alfish.networks import MLP, ActorCritic, Torso
+from alfish.schedules import Linear
+from alfish.trainer import Listener, Trainer
+from alfish.transforms import ObservationNormalizer, RewardNormalizer
+
+torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
+network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+
+
+def make(root_dir, env_id="CartPole-v1", env_kwargs=None, num_envs=2, **options):
+    environment = functools.partial(make_environment, env_id, num_envs=num_envs, env_kwargs=env_kwargs)
+    if not {"num_env_steps", "num_iterations", "num_updates", "wall_seconds"} & options.keys():
+        options["num_iterations"] = 3
+    defaults = {
+        "algorithm": functools.partial(PPO, network=network),
+        "environment": environment,
+        "batches": functools.partial(EpochBatches, num_epochs=2, minibatch_size=8),
+        "listeners": [],
+        "unroll_length": 8,
+        "device": "cpu",
+    }
+    return Trainer(root_dir, **{**defaults, **options})
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in trainer.algorithm.parameters()])
+
+
+class Recorder(Listener):
+    """Keeps the reports, and does something after one of them."""
+
+    def __init__(self, after=None, act=None):
+        self.reports, self.closed, self._after, self._act = [], 0, after, act
+
+    def after_iteration(self, trainer, report):
+        self.reports.append(report)
+        if report.iterations == self._after:
+            self._act(trainer)
+
+    def close(self):
+        self.closed += 1
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize(
+    "budget, spent",
+    [({"num_iterations": 4}, "iterations"), ({"num_env_steps": 40}, "env_steps"), ({"num_updates": 10}, "updates")],
+)
+def test_each_budget_ends_a_run_and_the_last_report_says_so(tmp_path, budget, spent):
+    recorder = Recorder()
+    trainer = make(tmp_path, listeners=[recorder], **budget)
+    report = trainer.train()
+    [size] = budget.values()
+    assert getattr(report, spent) >= size
+    assert getattr(recorder.reports[-2], spent) < size  # and not an iteration later
+    assert [r.finished for r in recorder.reports] == [False] * (len(recorder.reports) - 1) + [True]
+    assert [r.progress for r in recorder.reports] == sorted(r.progress for r in recorder.reports)
+    assert recorder.reports[-1].progress == 1 and recorder.closed == 1
+
+
+def test_a_wall_clock_budget_ends_a_run(tmp_path):
+    recorder = Recorder()
+    report = make(tmp_path, listeners=[recorder], wall_seconds=0.1).train()
+    assert 0.1 <= report.wall_seconds < 5 and report.finished
+    assert [r.finished for r in recorder.reports].count(True) == 1
+    assert all(r.wall_seconds < 0.1 for r in recorder.reports[:-1])
+
+
+def test_there_is_exactly_one_budget(tmp_path):
+    with pytest.raises(UsageError, match="exactly one budget .* given: Trainer.num_env_steps = 5 and Trainer.num_upd"):
+        make(tmp_path, num_env_steps=5, num_updates=3)
+    with pytest.raises(UsageError, match="exactly one budget .* given: none"):
+        make(tmp_path, num_iterations=None)
+    with pytest.raises(UsageError, match="num_iterations is 0; it must be positive"):
+        make(tmp_path, num_iterations=0)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_reset_rows_are_no_environment_steps(tmp_path, length):
+    recorder = Recorder()
+    trainer = make(tmp_path, OneState, {"length": length}, num_envs=3, num_iterations=5, listeners=[recorder])
+    trainer.train()
+    # Rows 1 ... 8 n, of which each that begins an episode is no step.
+    for report in recorder.reports:
+        rows = np.arange(1, 8 * report.iterations + 1)
+        assert report.env_steps == 3 * int((rows % (length + 1) != 0).sum())
+    assert trainer.metrics.results()["environment_steps"] == trainer.env_steps
+
+
+def test_updates_are_counted(tmp_path):
+    trainer = make(tmp_path)
+    assert trainer.train().updates == 3 * 2 * 2  # iterations, epochs, minibatches of 8 in 16 rows
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_a_listener_ends_the_run_with_one_finished_report(tmp_path, number):
+    recorder = Recorder(2, lambda trainer: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    trainer = make(tmp_path, num_iterations=50, listeners=[CheckpointSaver(0), recorder])
+    report = trainer.train()
+    assert [r.finished for r in recorder.reports] == [False, False, True]
+    assert trainer.interrupted_by == number and report.finished and not trainer.finished
+    assert not (tmp_path / "done").exists() and recorder.closed == 1
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [report.env_steps]
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_during_an_iteration_ends_the_run_with_that_iteration(tmp_path):
+    class Signalling(PPO):
+        def after_iteration(self, experience):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    recorder = Recorder()
+    trainer = make(tmp_path, algorithm=functools.partial(Signalling, network=network), listeners=[recorder])
+    trainer.train()
+    assert [(r.iterations, r.finished) for r in recorder.reports] == [(1, True)]
+
+
+def test_a_signal_while_the_last_report_is_read_changes_nothing(tmp_path):
+    recorder = Recorder(3, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    trainer = make(tmp_path, listeners=[recorder])
+    assert trainer.train().finished and (tmp_path / "done").exists()
+    assert [r.finished for r in recorder.reports] == [False, False, True]
+    assert trainer.interrupted_by is None  # the budget is spent: nothing was interrupted
+
+
+def test_a_second_interrupt_exits_at_once(tmp_path):
+    def twice(trainer):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    recorder = Recorder(1, twice)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, listeners=[recorder]).train()
+    assert recorder.closed == 1 and signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_it_trains_outside_the_main_thread_too(tmp_path):
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(make(tmp_path).train()))
+    thread.start()
+    thread.join()
+    assert reports[0].finished
+
+
+# Runs that were there before.
+
+
+def saving(**options):
+    return [CheckpointSaver(0, **options), Summaries()]
+
+
+def test_a_finished_run_is_marked_and_a_rerun_does_nothing(tmp_path):
+    trainer = make(tmp_path, listeners=saving())
+    trainer.train()
+    done = json.loads((tmp_path / "done").read_text())
+    assert done == {"env_steps": trainer.env_steps, "iterations": 3, "updates": 12}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    again = make(tmp_path, listeners=[*saving(), recorder := Recorder()])
+    assert again.train() is None
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert recorder.reports == [] and torch.equal(weights(again), weights(trainer))
+
+
+def test_a_larger_budget_extends_a_finished_run(tmp_path, capsys):
+    make(tmp_path, listeners=saving()).train()
+    trainer = make(tmp_path, num_iterations=5, listeners=[*saving(), recorder := Recorder()])
+    report = trainer.train()
+    assert [r.iterations for r in recorder.reports] == [4, 5] and report.updates == 20
+    assert json.loads((tmp_path / "done").read_text())["iterations"] == 5
+    assert "Resuming from" in capsys.readouterr().err and "Resuming from" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_run_under_way_is_not_marked_done(tmp_path):
+    make(tmp_path, listeners=saving()).train()
+    marked = []
+    recorder = Recorder(4, lambda trainer: marked.append((tmp_path / "done").exists()))
+    make(tmp_path, num_iterations=5, listeners=[*saving(), recorder]).train()
+    assert marked == [False]
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_that_died_before_its_first_checkpoint_leaves_no_rows_behind(tmp_path):
+    def die(trainer):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, summary_period=1, listeners=[Summaries(), Recorder(2, die)]).train()
+    assert len(rows_of(tmp_path / "metrics.csv")) == 2
+    make(tmp_path, summary_period=1, listeners=[Summaries()]).train()
+    assert [row["iterations"] for row in rows_of(tmp_path / "metrics.csv")] == ["1", "2", "3"]
+
+
+def test_schedules_and_the_learning_rate_continue_after_a_resume(tmp_path):
+    def options():
+        learner = functools.partial(Learner, learning_rate=Linear(1e-3))
+        return {"num_iterations": 8, "learner": learner, "summary_period": 1}
+
+    whole = make(tmp_path / "whole", listeners=saving(), **options())
+    whole.train()
+    stop = Recorder(3, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    make(tmp_path / "cut", listeners=[*saving(), stop], **options()).train()
+    cut = make(tmp_path / "cut", listeners=[*saving(), Recorder()], **options())
+    cut.train()
+    rates = [[float(row["train/learning_rate"]) for row in rows_of(tmp_path / name / "metrics.csv")]
+             for name in ("whole", "cut")]  # fmt: skip
+    assert rates[0] == rates[1] == pytest.approx([1e-3 * (1 - i / 8) for i in range(8)])
+    assert cut.algorithm.progress == whole.algorithm.progress == 7 / 8
+
+
+def test_metric_windows_and_counters_continue_after_a_resume(tmp_path):
+    options = {"num_iterations": 8, "env_id": OneState, "env_kwargs": {"length": 3}, "unroll_length": 8}
+    stop = Recorder(4, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    first = make(tmp_path, listeners=[*saving(), stop], **options)
+    first.train()
+    before = first.metrics.results()
+    second = make(tmp_path, listeners=[*saving(), Recorder()], **options)
+    second.start()
+    assert second.metrics.results() == before
+    assert (second.env_steps, second.iterations, second.updates) == (first.env_steps, 5, 20)
+    assert second.wall_seconds == pytest.approx(first.wall_seconds)
+    second.close()
+
+
+# Reproducibility.
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
+    def run(name, seed):
+        torch.manual_seed(len(name))  # whatever was drawn before
+        trainer = make(tmp_path / name, seed=seed, transforms=[ObservationNormalizer, RewardNormalizer])
+        report = trainer.train()
+        return weights(trainer), report.env_steps
+
+    one, other, third = run("one", 1), run("other", 1), run("third", 2)
+    assert torch.equal(one[0], other[0]) and one[1] == other[1]
+    assert not torch.equal(one[0], third[0])
+
+
+def test_a_training_before_does_not_disturb_the_next(tmp_path):
+    alone = make(tmp_path / "alone", seed=4)
+    alone.train()
+    make(tmp_path / "before", "Pendulum-v1", seed=9, transforms=[ObservationNormalizer]).train()
+    after = make(tmp_path / "after", seed=4)
+    after.train()
+    assert torch.equal(weights(alone), weights(after))
+
+
+def test_listeners_do_not_change_what_is_learned(tmp_path):
+    bare = make(tmp_path / "bare", summary_period=1)
+    bare.train()
+    listeners = [Evaluate(8, num_episodes=2), CheckpointSaver(8), Summaries(), Progress()]
+    watched = make(tmp_path / "watched", summary_period=1, listeners=listeners)
+    watched.train()
+    assert torch.equal(weights(bare), weights(watched))
+
+
+# Failing.
+
+
+class Fragile(OneState):
+    """Raises in its 20th step."""
+
+    count = 0
+
+    def step(self, action):
+        Fragile.count += 1
+        if Fragile.count > 30:
+            raise ZeroDivisionError("the physics exploded")
+        return super().step(action)
+
+
+def test_an_environment_that_raises_ends_the_run_with_a_checkpoint_and_its_own_error(tmp_path, capsys):
+    Fragile.count = 0
+    recorder = Recorder()
+    trainer = make(tmp_path, Fragile, num_envs=1, num_iterations=50, listeners=[CheckpointSaver(0), recorder])
+    with pytest.raises(ZeroDivisionError, match="the physics exploded"):
+        trainer.train()
+    last = recorder.reports[-1]
+    assert not last.finished and recorder.closed == 1 and not (tmp_path / "done").exists()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [last.env_steps]
+    assert f"Saved a checkpoint at {last.env_steps} env steps after an error" in capsys.readouterr().err
+    Fragile.count = -1000
+    again = make(tmp_path, Fragile, num_envs=1, num_iterations=last.iterations + 2, listeners=[CheckpointSaver(0)])
+    assert again.train().iterations == last.iterations + 2
+
+
+def test_an_error_before_the_first_iteration_saves_nothing(tmp_path):
+    Fragile.count = 1000
+    with pytest.raises(ZeroDivisionError):
+        make(tmp_path, Fragile, listeners=[CheckpointSaver(0)]).train()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []
+
+
+def test_a_broken_update_is_not_saved(tmp_path):
+    class Breaks(PPO):
+        def after_update(self):
+            if self.progress > 0:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        make(tmp_path, algorithm=functools.partial(Breaks, network=network), listeners=[CheckpointSaver(0)]).train()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []
+
+
+class Spoiled(OneState):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        Fragile.count += 1
+        return observation, np.nan if Fragile.count > 30 else reward, *rest
+
+
+def test_a_reward_that_is_not_finite_ends_the_run_before_it_is_learned_from(tmp_path):
+    Fragile.count = 0
+    trainer = make(tmp_path, Spoiled, num_envs=1, num_iterations=50, listeners=[CheckpointSaver(0)])
+    with pytest.raises(RunError, match="environment 0 returned a reward that is not finite"):
+        trainer.train()
+    assert torch.isfinite(weights(trainer)).all()
+    assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
+
+
+def test_settings_that_do_not_fit_are_refused_before_any_step(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"minibatch_size is 7, which does not divide the 16 rows .* are 8 and 4|4 and 8"
+    ):
+        make(tmp_path, batches=functools.partial(EpochBatches, minibatch_size=7))
+    with pytest.raises(UsageError, match="unroll_length is 0; it must be at least 1"):
+        make(tmp_path, unroll_length=0)
+
+    class OffPolicy(PPO):
+        on_policy = False
+
+    with pytest.raises(UsageError, match="OffPolicy is off-policy"):
+        make(tmp_path, algorithm=OffPolicy)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="torch finds no GPU here; use --device=cpu"):
+        make(tmp_path, device="cuda")
+    assert make(tmp_path, device="auto").device.type == "cpu"
+
+
+# What listeners do.
+
+
+class FakeEvaluation(Listener):
+    def __init__(self, returns):
+        self._returns = returns
+
+    def after_iteration(self, trainer, report):
+        value = self._returns[report.iterations - 1]
+        report.evaluation = None if value is None else Evaluation(report.env_steps, 0, (value,), (1,))
+
+
+def test_the_best_and_the_last_checkpoints_are_kept(tmp_path):
+    returns = [1.0, 7.0, None, 2.0, 7.0, 3.0, 4.0, 5.0]
+    listeners = [FakeEvaluation(returns), CheckpointSaver(1, keep_last=2), recorder := Recorder()]
+    make(tmp_path, num_iterations=8, listeners=listeners).train()
+    steps = [report.env_steps for report in recorder.reports]
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.steps() == [steps[4], steps[6], steps[7]]
+    assert checkpoints.load("best")[0] == steps[4]  # of equals, the newest
+    assert checkpoints.load()[1]["counters"]["iterations"] == 8
+
+
+def test_the_best_so_far_is_remembered_over_a_resume(tmp_path):
+    def run(returns, iterations):
+        listeners = [FakeEvaluation(returns), CheckpointSaver(1, keep_last=1)]
+        make(tmp_path, num_iterations=iterations, listeners=listeners).train()
+
+    run([1.0, 9.0, 2.0], 3)
+    best = Checkpoints(tmp_path / "checkpoints").load("best")[0]
+    run([None] * 3 + [5.0, 6.0], 5)
+    assert Checkpoints(tmp_path / "checkpoints").load("best")[0] == best
+
+
+def test_checkpoints_come_at_their_period_and_at_the_end(tmp_path):
+    saved = []
+    recorder = Recorder()
+    trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=7, listeners=[CheckpointSaver(40), recorder])
+    save = trainer.save
+    trainer.save = lambda best=False: (saved.append(trainer.env_steps), save(best))[1]
+    trainer.train()
+    assert [r.env_steps for r in recorder.reports] == [16, 32, 48, 64, 80, 96, 112]
+    assert saved == [48, 80, 112]
+
+
+def test_evaluations_come_at_their_period_and_at_the_end_and_are_kept_by_episode(tmp_path):
+    recorder = Recorder()
+    options = {"num_iterations": 7, "summary_period": 10**9}
+    trainer = make(tmp_path, OneState, {"length": 9}, listeners=[Evaluate(40, 3, 2, seed=5), recorder], **options)
+    trainer.train()
+    evaluated = [r.env_steps for r in recorder.reports if r.evaluation]
+    assert evaluated == sorted(set(evaluated)) and len(evaluated) == 3
+    assert evaluated[-1] == trainer.env_steps
+    for env_steps in evaluated:
+        text = (tmp_path / "eval" / f"evaluation-{env_steps:012d}.csv").read_text()
+        assert text == "episode,seed,return,length\n0,5,9.0,9\n1,6,9.0,9\n2,7,9.0,9\n"
+    [report] = [r for r in recorder.reports if r.env_steps == evaluated[0]]
+    assert report.scalars["evaluation/mean_return"] == 9 and report.scalars["evaluation/mean_length"] == 9
+    assert (
+        f"Evaluation at {evaluated[0]} env steps: return 9.0 [9.0, 9.0] over 3 episodes"
+        in (tmp_path / "log.txt").read_text()
+    )
+
+
+def test_a_period_of_0_evaluates_and_saves_at_the_end_only(tmp_path):
+    recorder = Recorder()
+    make(tmp_path, listeners=[Evaluate(0, 2), CheckpointSaver(0), recorder]).train()
+    assert [bool(r.evaluation) for r in recorder.reports] == [False, False, True]
+    assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
+
+
+def test_evaluation_never_touches_the_training_environment(tmp_path):
+    built = []
+
+    class Counted(OneState):
+        def __init__(self):
+            super().__init__()
+            self.steps = self.resets = self.closed = 0
+            built.append(self)
+
+        def reset(self, **options):
+            self.resets += 1
+            return super().reset(**options)
+
+        def step(self, action):
+            self.steps += 1
+            return super().step(action)
+
+        def close(self):
+            self.closed += 1
+
+    trainer = make(tmp_path, Counted, num_envs=2)
+    trainer.unroller.unroll(3)
+    training = list(built)
+    before = [(env.steps, env.resets, env.closed) for env in training]
+    evaluator = trainer.evaluator(5, 3)
+    evaluator.evaluate(5)
+    evaluator.close()
+    assert [(env.steps, env.resets, env.closed) for env in training] == before
+    assert len(built) == 2 + 3 and all(env.closed == 1 for env in built[2:])
+    trainer.close()
+
+
+TAGS = {
+    "train/loss", "train/grad_norm", "train/learning_rate", "train/nonfinite_updates", "train/policy_loss",
+    "train/value_loss", "train/entropy", "train/kl", "train/clip_fraction",
+    "metrics/episodes", "metrics/environment_steps", "metrics/average_return", "metrics/average_return/n",
+    "metrics/average_episode_length", "metrics/average_reward", "metrics/average_discounted_return",
+    "metrics/start_discounted_return", "time/unroll_ms", "time/train_ms", "time/env_steps_per_second",
+    "evaluation/mean_return", "evaluation/std_return", "evaluation/min_return", "evaluation/max_return",
+    "evaluation/mean_length", "counters/iterations", "counters/updates", "counters/wall_seconds",
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own reader
+def test_every_promised_summary_is_written(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    listeners = [Evaluate(1, 2), CheckpointSaver(0), Summaries()]
+    trainer = make(tmp_path, OneState, {"length": 5}, summary_period=1, listeners=listeners)
+    trainer.config = {"config.gin": "Trainer.seed = 0"}
+    trainer.train()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) >= TAGS
+    assert [event.step for event in events.Scalars("train/loss")] == [14, 28, 40]
+    assert events.Scalars("metrics/average_return")[-1].value == 5
+    assert any("config.gin" in tag for tag in events.Tags()["tensors"])
+    assert (tmp_path / "config.gin").read_text() == "Trainer.seed = 0"
+    header = set(rows_of(tmp_path / "metrics.csv")[0])
+    assert {tag for tag in TAGS if not tag.startswith("counters/")} <= header
+    assert {"env_steps", "iterations", "updates", "wall_seconds"} <= header
+
+
+def test_every_default_metric_shows_up_in_metrics_csv(tmp_path):
+    make(tmp_path, OneState, {"length": 2}, listeners=[Summaries()]).train()
+    row = rows_of(tmp_path / "metrics.csv")[-1]
+    for metric in DEFAULT_METRICS:
+        assert np.isfinite(float(row[f"metrics/{metric().name}"]))
+
+
+def test_summaries_come_at_their_period_and_at_the_end(tmp_path):
+    recorder = Recorder()
+    make(tmp_path, OneState, {"length": 100}, num_iterations=7, summary_period=40, listeners=[recorder]).train()
+    assert [r.env_steps for r in recorder.reports if r.scalars] == [48, 80, 112]
+    make(tmp_path, OneState, {"length": 100}, num_iterations=2, summary_period=10**6, listeners=[recorder]).train()
+    assert recorder.reports[-1].scalars
+
+
+def test_the_default_listeners_make_a_whole_run_directory(tmp_path):
+    make(tmp_path, OneState, listeners=None).train()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"checkpoints", "tensorboard", "metrics.csv", "eval", "log.txt", "provenance.json", "done"}
+    provenance = json.loads((tmp_path / "provenance.json").read_text())
+    assert provenance["versions"]["torch"] == torch.__version__ and provenance["num_threads"] == 1
+    assert provenance["seed"] == 0 and provenance["device"] == "cpu"
+
+
+def test_a_policy_can_be_taken_out_and_loaded_back(tmp_path):
+    trainer = make(tmp_path, "Pendulum-v1", listeners=[CheckpointSaver(0)], transforms=[ObservationNormalizer])
+    trainer.train()
+    observation = np.ones(3, np.float32)
+    expected = trainer.policy().act(observation)
+    fresh = make(tmp_path, "Pendulum-v1", transforms=[ObservationNormalizer], seed=3)
+    assert fresh.load_policy() == trainer.env_steps == fresh.policy().env_steps
+    assert fresh.policy().act(observation) == expected
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box", "multi_discrete", "multi_binary"])
+def test_every_kind_of_action_trains(tmp_path, kind):
+    trainer = make(tmp_path, Bandit, {"action": kind}, num_iterations=2)
+    before = weights(trainer)
+    trainer.train()
+    assert not torch.equal(before, weights(trainer)) and torch.isfinite(weights(trainer)).all()
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_tensor_environments_train_with_every_listener(tmp_path, mode):
+    kwargs = {"length": 5, "autoreset": mode}
+    listeners = [Evaluate(16, 4), CheckpointSaver(16), Summaries()]
+    make(tmp_path, TensorPointMass, kwargs, num_envs=4, listeners=listeners).train()
+    row = rows_of(tmp_path / "metrics.csv")[-1]
+    assert float(row["evaluation/mean_length"]) == float(row["metrics/average_episode_length"]) == 5
+
+
+def test_statistics_see_every_row_once(tmp_path):
+    trainer = make(tmp_path, "Pendulum-v1", transforms=[ObservationNormalizer])
+    trainer.train()
+    [count] = [value for name, value in trainer.transforms.state_dict().items() if name.endswith("count")]
+    assert count in (3 * 8 * 2, 3 * 8 * 2 + 2)  # unrolls overlap by a row; the run's very first one may count or not
+
+
+def test_statistics_change_once_an_iteration_after_it_was_trained_on(tmp_path):
+    """So the first minibatch's ratio is exactly 1: rollout and training see the same numbers."""
+    ratios = []
+
+    class Watching(PPO):
+        def calc_loss(self, experience, info):
+            log_prob = info.policy.log_prob(experience.action)
+            ratios.append((log_prob - experience.info.log_prob).exp().detach())
+            return super().calc_loss(experience, info)
+
+    make(
+        tmp_path,
+        "Pendulum-v1",
+        algorithm=functools.partial(Watching, network=network),
+        batches=functools.partial(EpochBatches, num_epochs=2),
+        transforms=[ObservationNormalizer, RewardNormalizer],
+    ).train()
+    for first, second in zip(ratios[::2], ratios[1::2], strict=True):
+        torch.testing.assert_close(first, torch.ones_like(first), rtol=0, atol=1e-5)
+        assert (second - 1).abs().max() > 1e-4
+
+
+def test_the_trainer_seeds_everything(tmp_path):
+    make(tmp_path, seed=3)
+    drawn = random.random(), np.random.rand(), torch.rand(()).item()
+    make(tmp_path, seed=3)
+    assert drawn == (random.random(), np.random.rand(), torch.rand(()).item())

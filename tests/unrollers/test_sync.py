@@ -1,0 +1,484 @@
+"""The unroller: rows of experience that lose, double, shift and tear no transition, however episodes end."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, LossInfo, StepType, trainable
+from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
+from alfish.environments.toy import NestedBandit, Stamped, TensorPointMass
+from alfish.errors import RunError, UsageError
+from alfish.metrics import AverageEpisodeLength, AverageReturn, EnvInfo, EnvironmentSteps, Metrics, NumberOfEpisodes
+from alfish.transforms import ObservationNormalizer, Transforms
+from alfish.unrollers import SyncUnroller
+
+FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
+NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
+LENGTHS = ((3, 5, 1, 8), (2, 2, 7), (1,))
+
+
+class Scripted(RLAlgorithm):
+    """A deterministic policy: the action depends on the observation alone. `info` repeats the observation it saw."""
+
+    on_policy = True
+
+    def rollout_step(self, time_step, state):
+        observation = time_step.observation
+        if isinstance(self.action_spec, spaces.Discrete):
+            action = observation.reshape(len(observation), -1).sum(-1).long() % int(self.action_spec.n)
+        else:
+            action = 3 * observation[:, :1].sin()
+        return AlgStep(action, state, {"seen": observation, "step_type": time_step.step_type})
+
+    def train_step(self, experience, state):
+        return AlgStep()
+
+    def calc_loss(self, experience, info):
+        return LossInfo(torch.zeros(()))
+
+
+class ScriptedOffPolicy(Scripted):
+    on_policy = False
+
+
+class Recorded(Stamped):
+    """Keeps its own record of what happened: (episode, step, action, arrived step, reward, terminated, truncated)."""
+
+    def __init__(self, lengths, truncates=False):
+        super().__init__(lengths, truncates)
+        self.record = []
+
+    def step(self, action):
+        before = self._episode, self._step
+        observation, reward, terminated, truncated, info = super().step(action)
+        self.record.append((*before, int(action), self._step, reward, terminated, truncated))
+        return observation, reward, terminated, truncated, info
+
+
+def recorded(mode, truncates=False, lengths=LENGTHS):
+    env = SyncVectorEnv([lambda of=of: Recorded(of, truncates) for of in lengths], autoreset_mode=mode)
+    return VectorEnvironment(env, seeds=[11, 12, 13][: len(lengths)])
+
+
+def unroller_of(environment, algorithm=Scripted, factories=()):
+    specs = environment.observation_spec, environment.reward_spec
+    transforms = Transforms(factories, *specs)
+    made = algorithm(transforms.observation_spec, environment.action_spec, environment.reward_spec)
+    return SyncUnroller(environment, made, transforms)
+
+
+def real_rows(experience, column):
+    """How many rows of a column are real; asserts that PAD is at its end only."""
+    step_type = experience.time_step.step_type[:, column]
+    pads = (step_type == PAD).tolist()
+    count = pads.index(True) if True in pads else len(pads)
+    assert all(pads[count:]) and not any(pads[:count])
+    return count
+
+
+def transitions(experience, column):
+    """The trainable transitions of a column, as Recorded writes them."""
+    step, found = experience.time_step, []
+    for t in torch.nonzero(trainable(step.step_type)[:, column])[:, 0].tolist():
+        _, episode, k = step.observation[t, column].tolist()
+        assert step.observation[t + 1, column].tolist()[:2] == [step.observation[t, column, 0], episode]
+        assert step.prev_action[t + 1, column] == experience.action[t, column]
+        last = step.step_type[t + 1, column].item() == LAST
+        terminated = step.discount[t + 1, column].item() == 0
+        arrived, reward = step.observation[t + 1, column, 2].item(), step.reward[t + 1, column].item()
+        action = experience.action[t, column].item()
+        found.append((episode, k, action, arrived, reward, terminated, last and not terminated))
+    return found
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 16])
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_trainable_transitions_are_the_environments_own_record(mode, truncates, length):
+    environment = recorded(mode, truncates)
+    unroller = unroller_of(environment)
+    trained = [[] for _ in LENGTHS]
+    for _ in range(60 // length):
+        experience = unroller.unroll(length)
+        assert experience.time_step.step_type.shape == (length + 1, 3)
+        for column, found in enumerate(trained):
+            found += transitions(experience, column)
+    for found, env in zip(trained, environment.env.envs):
+        assert found == env.record  # each once, in order, and none is missing: the last row is an arrival
+        assert len(found) >= 20
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_rows_handed_to_replay_are_the_environments_own_record(mode, truncates):
+    environment = recorded(mode, truncates)
+    unroller = unroller_of(environment, ScriptedOffPolicy)
+    columns = [[] for _ in LENGTHS]
+    for _ in range(15):
+        experience = unroller.unroll(4)
+        for column, rows in enumerate(columns):
+            count = real_rows(experience, column)
+            rows.append(nest.map(lambda leaf, i=column, n=count: leaf[:n, i : i + 1], experience[:2]))
+    for rows, env in zip(columns, environment.env.envs):
+        time_step, action = nest.map(lambda *parts: torch.cat(parts), *rows)
+        experience = unroller.unroll(1)._replace(time_step=time_step, action=action)
+        found = transitions(experience, 0)
+        assert found == env.record[: len(found)] and len(found) > 25
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_unrolls_overlap_by_exactly_the_last_real_row_of_each_column(mode):
+    unroller = unroller_of(recorded(mode))
+    before = unroller.unroll(5)
+    for _ in range(8):
+        after = unroller.unroll(5)
+        for column in range(3):
+            last = real_rows(before, column) - 1
+            for a, b in zip(nest.leaves(before.time_step), nest.leaves(after.time_step)):
+                assert torch.equal(a[last, column], b[0, column])
+        before = after
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_every_columns_rows_are_whole_episodes_in_order(mode):
+    unroller = unroller_of(recorded(mode, truncates=True))
+    episode_and_step = [None] * 3
+    for i in range(20):
+        step = (experience := unroller.unroll(4)).time_step
+        for column, lengths in enumerate(LENGTHS):
+            for t in range(0 if i == 0 else 1, real_rows(experience, column)):
+                before = episode_and_step[column]
+                if before is None:
+                    now = 0, 0
+                else:
+                    ended = before[1] == lengths[before[0] % len(lengths)]
+                    now = (before[0] + 1, 0) if ended else (before[0], before[1] + 1)
+                episode_and_step[column] = now
+                ends = now[1] == lengths[now[0] % len(lengths)]
+                assert step.observation[t, column, 1:].tolist() == list(now)
+                assert step.step_type[t, column] == (FIRST if now[1] == 0 else LAST if ends else MID)
+                assert step.reward[t, column] == now[1] and step.discount[t, column] == 1
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_info_and_action_are_those_of_their_own_row(mode):
+    unroller = unroller_of(recorded(mode))
+    for _ in range(10):
+        experience = unroller.unroll(5)
+        for column in range(3):
+            count = real_rows(experience, column)
+            step, info = experience.time_step, experience.info
+            acts = step.step_type[:count, column] != LAST  # at LAST nobody acts
+            seen, observed = info["seen"][:count, column], step.observation[:count, column]
+            assert torch.equal(seen[acts], observed[acts])
+            assert torch.equal(info["step_type"][:count, column][acts], step.step_type[:count, column][acts])
+            assert torch.equal(experience.action[:count, column][acts], (observed.sum(-1).long() % 3)[acts])
+
+
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
+def test_a_ragged_column_may_be_full_early_and_then_all_stop(mode):
+    unroller = unroller_of(recorded(mode))
+    experience = unroller.unroll(8)
+    step_type = experience.time_step.step_type
+    assert step_type[:, 2].tolist() == [FIRST, LAST] * 4 + [FIRST]  # episodes of one action: two rows a step
+    assert step_type[:, 0].tolist() == [FIRST, MID, MID, LAST, FIRST, MID, PAD, PAD, PAD]
+    assert experience.time_step.observation[6:, 0].eq(0).all()
+
+
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
+def test_environments_that_make_two_rows_a_step_need_room_for_them(mode):
+    with pytest.raises(UsageError, match="unroll length of 2 or more"):
+        unroller_of(recorded(mode)).unroll(1)
+
+
+def test_one_step_unrolls_lose_nothing():
+    environment = recorded(NEXT_STEP)
+    unroller = unroller_of(environment)
+    trained = [[] for _ in LENGTHS]
+    for _ in range(40):
+        experience = unroller.unroll(1)
+        for column, found in enumerate(trained):
+            found += transitions(experience, column)
+    assert trained == [env.record for env in environment.env.envs]
+
+
+class Walk(gymnasium.Env):
+    """Random starts, random moves, random lengths; everything from its own generator, and from what is done."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._x = self.np_random.normal(size=2)
+        return self._x.copy(), {}
+
+    def step(self, action):
+        self._x = self._x + self.np_random.normal(size=2) + float(action[0])
+        fate = self.np_random.random()
+        return self._x.copy(), float(self._x[0]), fate < 0.15, fate > 0.85, {}
+
+
+def walked(environment, num_unrolls=25, length=6):
+    """The trainable transitions of each column, as flat lists of numbers."""
+    unroller, found = unroller_of(environment), [[] for _ in range(environment.num_envs)]
+    for _ in range(num_unrolls):
+        experience = unroller.unroll(length)
+        step, rows = experience.time_step, trainable(experience.time_step.step_type)
+        for t, column in rows.nonzero().tolist():
+            arrival = nest.map(lambda leaf, t=t, i=column: leaf[t + 1, i], step)
+            numbers = [step.observation[t, column], experience.action[t, column], arrival.prev_action]
+            numbers += [arrival.observation, arrival.reward, arrival.discount, arrival.step_type]
+            found[column].append([x for number in numbers for x in number.reshape(-1).tolist()])
+    environment.close()
+    return found
+
+
+def test_the_three_modes_train_on_the_same_transitions():
+    streams = [
+        walked(VectorEnvironment(vector([Walk] * 3, autoreset_mode=mode), [4, 5, 6]))
+        for vector, mode in (
+            (SyncVectorEnv, NEXT_STEP),
+            (SyncVectorEnv, SAME_STEP),
+            (SyncVectorEnv, DISABLED),
+            (AsyncVectorEnv, NEXT_STEP),
+            (AsyncVectorEnv, SAME_STEP),
+        )
+    ]
+    for columns in zip(*streams):
+        shortest = min(map(len, columns))
+        assert shortest > 50
+        for column in columns:
+            assert column[:shortest] == columns[0][:shortest]
+        ends = {tuple(row[-2:]) for row in columns[0][:shortest]}
+        assert ends == {(1, MID), (0, LAST), (1, LAST)}
+        # Sampled beyond the bounds, and clipped on the way.
+        assert any(abs(row[2]) > 1 and abs(row[3]) == 1 for row in columns[0])
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_a_tensor_environment_loses_no_transition(mode):
+    length = 5
+    unroller = unroller_of(TensorEnvironment(TensorPointMass(3, length, autoreset=mode), seed=1))
+    counts, before = [0] * 3, None
+    for _ in range(12):
+        experience = unroller.unroll(7)
+        step, rows = experience.time_step, trainable(experience.time_step.step_type)
+        for column in range(3):
+            count = real_rows(experience, column)
+            if before is not None:
+                assert torch.equal(step.observation[0, column], before[column])
+            for t in range(count - 1):
+                k, arrived = (round(step.observation[t + i, column, 1].item() * length) for i in (0, 1))
+                assert arrived == (0 if k == length else k + 1) and rows[t, column] == (k < length)
+                if k < length:
+                    executed = experience.action[t, column].clamp(-1, 1)
+                    assert torch.equal(step.prev_action[t + 1, column], executed)
+                    x = step.observation[t, column, 0] + 0.5 * executed[0]
+                    torch.testing.assert_close(step.observation[t + 1, column, 0], x.clamp(-2, 2))
+                    assert step.reward[t + 1, column] == -step.observation[t + 1, column, 0].abs()
+            counts[column] += int(rows[:, column].sum())
+        before = [step.observation[real_rows(experience, column) - 1, column] for column in range(3)]
+    assert min(counts) > 50
+
+
+@pytest.mark.parametrize("algorithm", [Scripted, ScriptedOffPolicy])
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_metrics_see_each_row_once(mode, algorithm):
+    environment = recorded(mode)
+    unroller = unroller_of(environment, algorithm)
+    metrics = [AverageReturn(1000), AverageEpisodeLength(1000), EnvironmentSteps(), NumberOfEpisodes()]
+    metrics = Metrics([*metrics, EnvInfo(include=["episode"], window=1000), EnvInfo(when="step", name="steps")], 3)
+    for _ in range(20):
+        unroller.unroll(4)
+        metrics.update(*unroller.arrivals)
+    results = metrics.results()
+    records = [env.record for env in environment.env.envs]
+    ended = [row for record in records for row in record if row[5] or row[6]]
+    lengths = [row[3] for row in ended]
+    assert results["environment_steps"] == sum(map(len, records))
+    assert results["episodes"] == len(ended)
+    assert results["average_episode_length"] == pytest.approx(np.mean(lengths))
+    assert results["average_return"] == pytest.approx(np.mean([n * (n + 1) / 2 for n in lengths]))
+    assert results["env_info/episode"] == pytest.approx(np.mean([row[0] for row in ended]))
+    assert results["steps/episode/n"] == sum(map(len, records))
+    assert results["steps/episode"] == pytest.approx(np.mean([row[0] for record in records for row in record]))
+
+
+def test_off_policy_gives_T_rows_and_on_policy_one_more():
+    for algorithm, rows in ((Scripted, 6), (ScriptedOffPolicy, 5)):
+        experience = unroller_of(recorded(NEXT_STEP), algorithm).unroll(5)
+        assert {len(leaf) for leaf in nest.leaves(experience[:3])} == {rows}
+
+
+def test_the_policy_version_is_noted():
+    unroller = unroller_of(recorded(NEXT_STEP))
+    assert unroller.unroll(2).policy_version.tolist() == [0, 0, 0]
+    unroller.policy_version += 1
+    assert unroller.unroll(2).policy_version.tolist() == [1, 1, 1]
+
+
+def test_rows_stay_raw_while_the_policy_sees_them_transformed():
+    unroller = unroller_of(recorded(NEXT_STEP), factories=[ObservationNormalizer])
+    plain = unroller_of(recorded(NEXT_STEP)).unroll(4)
+    unroller._transforms.observe(nest.map(lambda leaf: leaf[1:], plain.time_step))
+    experience = unroller.unroll(4)
+    assert torch.equal(experience.time_step.observation, plain.time_step.observation)
+    expected = unroller._transforms.transform(plain.time_step).observation
+    acts = plain.time_step.step_type != LAST
+    assert torch.equal(experience.info["seen"][acts], expected[acts])
+    assert not torch.equal(expected, plain.time_step.observation)
+
+
+# Policies that remember.
+
+
+class Counting(Scripted):
+    """Its state counts the steps since FIRST, from 100; `info` is the state that it acted from."""
+
+    def initial_state(self, batch_size):
+        return torch.full((batch_size,), 100)
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(super().rollout_step(time_step, state).output, state + 1, state)
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_the_state_is_reset_at_first_and_carried_elsewhere(mode):
+    unroller = unroller_of(recorded(mode), Counting)
+    for _ in range(12):
+        experience = unroller.unroll(5)
+        step = experience.time_step
+        for column in range(3):
+            count = real_rows(experience, column)
+            acts = step.step_type[:count, column] != LAST
+            expected = 100 + step.observation[:count, column, 2]
+            assert torch.equal(experience.info[:count, column][acts], expected[acts].long())
+            if step.step_type[0, column] != LAST:
+                assert experience.state[column] == expected[0]  # after the reset, before the step
+
+
+# Values that are not finite.
+
+
+class Breaking(Stamped):
+    """Says something that is not finite in the third step."""
+
+    def __init__(self, where, value):
+        super().__init__((100,))
+        self.observation_space = spaces.Dict(
+            inner=spaces.Dict(speed=spaces.Box(-np.inf, np.inf, (2,), np.float32)), digit=spaces.Discrete(3)
+        )
+        self._where, self._value = where, value
+
+    def _observation(self):
+        bad = self._where == "observation" and self._step == 3
+        return {"inner": {"speed": np.array([0, self._value if bad else 1], np.float32)}, "digit": 1}
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, self._value if self._where == "reward" and self._step == 3 else reward, *rest
+
+
+class Still(Scripted):
+    def rollout_step(self, time_step, state):
+        return AlgStep(torch.zeros(len(time_step.step_type), dtype=torch.int64), state)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where, leaf", [("reward", "reward"), ("observation", "observation inner.speed")])
+def test_a_value_that_is_not_finite_is_named(where, leaf, value):
+    makers = [lambda: Breaking("", 0), lambda: Breaking(where, value)]
+    env = SyncVectorEnv(makers, autoreset_mode=NEXT_STEP)
+    unroller = unroller_of(VectorEnvironment(env, [0, 1], first_env_id=10), Still)
+    with pytest.raises(RunError, match=f"environment 11 returned a {leaf} that is not finite in row 3 of the unroll"):
+        unroller.unroll(8)
+
+
+def test_large_finite_values_pass():
+    env = SyncVectorEnv([lambda: Breaking("observation", 3e38)] * 2, autoreset_mode=NEXT_STEP)
+    unroller_of(VectorEnvironment(env, [0, 1]), Still).unroll(8)  # their sum overflows; they do not
+
+
+# Saving.
+
+
+def same(one, other):
+    a, b = nest.leaves(one), nest.leaves(other)
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_it_continues_bit_for_bit_where_the_environments_state_is_saved(mode):
+    def make():
+        return unroller_of(TensorEnvironment(TensorPointMass(3, 5, autoreset=mode), seed=1))
+
+    one, other = make(), make()
+    for _ in range(3):
+        one.unroll(4)
+    state = nest.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, one.state_dict())
+    other.load_state_dict(state)
+    for _ in range(3):
+        assert same(one.unroll(4), other.unroll(4))
+        assert np.array_equal(one.arrivals.step_type, other.arrivals.step_type)
+
+
+def test_elsewhere_an_episode_under_way_ends_truncated_and_the_next_begins():
+    one = unroller_of(recorded(NEXT_STEP, lengths=((9,), (9,))))
+    before = one.unroll(4)
+    other = unroller_of(recorded(NEXT_STEP, lengths=((9,), (9,))))
+    other.load_state_dict(one.state_dict())
+    after = other.unroll(4).time_step
+    assert after.step_type[:, 0].tolist() == [LAST, FIRST, MID, MID, MID]
+    assert torch.equal(after.observation[0], before.time_step.observation[-1])
+    assert after.discount[0].tolist() == [1, 1]
+    assert after.prev_action[1].tolist() == [0, 0] and after.reward[1].tolist() == [0, 0]
+    assert after.observation[1:, 0, 2].tolist() == [0, 1, 2, 3]
+    assert not trainable(after.step_type)[0].any()
+    # The metrics see the new rows alone: a reset, and three environment steps in each column.
+    assert other.arrivals.step_type.tolist() == [[FIRST, FIRST], [MID, MID], [MID, MID], [MID, MID]]
+
+
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
+def test_elsewhere_ragged_columns_begin_anew_too(mode):
+    one = unroller_of(recorded(mode, lengths=((9,), (9,))))
+    one.unroll(4)
+    other = unroller_of(recorded(mode, lengths=((9,), (9,))))
+    other.load_state_dict(one.state_dict())
+    assert other.unroll(5).time_step.step_type[:5, 0].tolist() == [LAST, FIRST, MID, MID, MID]
+
+
+def test_the_environments_generators_are_saved():
+    """At an episode's end nothing else is left to save: the next start is the one that would have come."""
+
+    def make():
+        return unroller_of(make_environment(NestedBandit, 2, env_kwargs={"image_size": 8, "length": 4}, seed=3), Stay)
+
+    class Stay(Still):
+        def rollout_step(self, time_step, state):
+            return AlgStep(torch.zeros(len(time_step.step_type), 3, dtype=torch.int64), state)
+
+    one, other = make(), make()
+    one.unroll(4)  # rows 0..4: the last row is LAST
+    other.load_state_dict(one.state_dict())
+    for _ in range(3):
+        assert same(one.unroll(5), other.unroll(5))
+
+
+def test_the_policys_state_is_saved():
+    one = unroller_of(TensorEnvironment(TensorPointMass(3, 50), seed=1), Counting)
+    one.unroll(4)
+    other = unroller_of(TensorEnvironment(TensorPointMass(3, 50), seed=1), Counting)
+    other.load_state_dict(one.state_dict())
+    assert other.unroll(2).info[:, 0].tolist() == [104, 105, 106]
+
+
+def test_an_unroller_that_never_ran_is_restored_as_such():
+    one, other = (unroller_of(recorded(NEXT_STEP)) for _ in range(2))
+    other.load_state_dict(one.state_dict())
+    assert other.unroll(3).time_step.step_type[0].tolist() == [FIRST] * 3
