@@ -5,10 +5,8 @@ progress bar are listeners.
 """
 
 import json
-import platform
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import gin
-import gymnasium
 import numpy as np
 import torch
 
-import alfish
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches
@@ -34,6 +30,7 @@ from alfish.evaluator import Evaluation, Evaluator, make_evaluator
 from alfish.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.policy import Policy
+from alfish.provenance import provenance
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
 
@@ -215,8 +212,11 @@ class Trainer:
         try:
             self.start()
             if self.finished:
+                self._mark_done()
                 return None
-            write_atomically(self.root_dir / "provenance.json", json.dumps(self._provenance(), indent=2) + "\n")
+            write_atomically(
+                self.root_dir / "provenance.json", json.dumps(provenance(self.device, self.seed), indent=2) + "\n"
+            )
             for name, text in self.config.items():
                 write_atomically(self.root_dir / name, text)
             with _Signals(self):
@@ -224,8 +224,7 @@ class Trainer:
                     for listener in self.listeners:
                         listener.after_iteration(self, report)
             if self.finished:
-                counters = {"env_steps": self.env_steps, "iterations": self.iterations, "updates": self.updates}
-                write_atomically(self.root_dir / "done", json.dumps(counters) + "\n")
+                self._mark_done()
         except Exception:
             self._save_what_is_whole()
             raise
@@ -277,7 +276,7 @@ class Trainer:
             "learner": self.learner.state_dict(),
             "unroller": self.unroller.state_dict(),
             "metrics": self.metrics.state_dict(),
-            "listeners": [listener.state_dict() for listener in self.listeners],
+            "listeners": {type(listener).__name__: listener.state_dict() for listener in self.listeners},
             "counters": {
                 "env_steps": self.env_steps, "iterations": self.iterations, "wall_seconds": self.wall_seconds,
                 "next_summary": self._next_summary,
@@ -293,8 +292,8 @@ class Trainer:
         if state["unroller"] is not None:
             self.unroller.load_state_dict(state["unroller"])
         self.metrics.load_state_dict(state["metrics"])
-        if len(state["listeners"]) == len(self.listeners):
-            for listener, saved in zip(self.listeners, state["listeners"]):
+        for listener in self.listeners:  # one that was not there before starts afresh
+            if saved := state["listeners"].get(type(listener).__name__):
                 listener.load_state_dict(saved)
         counters = state["counters"]
         self.env_steps, self.iterations = counters["env_steps"], counters["iterations"]
@@ -369,25 +368,15 @@ class Trainer:
         spent = (self.env_steps, self.iterations, self.updates, self.wall_seconds)
         return dict(zip(BUDGETS, spent))[self._budget_name]
 
+    def _mark_done(self) -> None:
+        counters = {"env_steps": self.env_steps, "iterations": self.iterations, "updates": self.updates}
+        write_atomically(self.root_dir / "done", json.dumps(counters) + "\n")
+
     def _save_what_is_whole(self) -> None:
         """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
         if self.iterations and not self._updating:
             self.checkpoints.save(self.env_steps, self.state_dict() | {"unroller": None})
             self.log(f"Saved a checkpoint at {self.env_steps:,} env steps after an error")
-
-    def _provenance(self) -> dict[str, Any]:
-        """What a reader of the results wants to know of how they came about."""
-        versions = {"alfish": alfish.__version__, "python": platform.python_version(), "torch": torch.__version__}
-        versions |= {"gymnasium": gymnasium.__version__, "numpy": np.__version__}
-        return {
-            "command": sys.argv,
-            "versions": versions,
-            "git": _git_revision(Path(alfish.__file__).parent),
-            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-            "machine": f"{platform.platform()}, {platform.processor() or platform.machine()}",
-            "num_threads": torch.get_num_threads(),
-            "seed": self.seed,
-        }
 
 
 class _Signals:
@@ -439,17 +428,3 @@ def _seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _git_revision(directory: Path) -> dict[str, Any] | None:
-    """Revision and dirty flag of the checkout that alfish runs from; None where it is not one."""
-    try:
-        revision = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=directory, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-        status = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=directory, capture_output=True, text=True, check=True, timeout=10
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"revision": revision, "dirty": bool(status.strip())}

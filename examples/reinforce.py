@@ -1,6 +1,6 @@
 """REINFORCE with a learned baseline: a complete algorithm of one's own. Williams, 1992.
 
-    alfish train --gin_file=examples/reinforce_cartpole.gin --root_dir=runs/reinforce
+alfish train --gin_file=examples/reinforce_cartpole.gin --root_dir=runs/reinforce
 """
 
 from typing import NamedTuple

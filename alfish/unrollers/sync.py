@@ -54,7 +54,7 @@ class SyncUnroller:
         """Acts until there are `length` rows; on-policy, one more follows: row 0 of the next unroll, for its value.
 
         Where environments make two rows when they end (`Environment.ragged`), a column that ends more often is full
-        sooner: the unroll stops then, and shorter columns are filled up with PAD rows.
+        sooner: the unroll stops then, and shorter columns are filled up with PAD rows. There are `length + 1` rows.
 
         Returns:
           Experience whose leaves are `[length, B, ...]`, on-policy `[length+1, B, ...]`; the extra row's action is

@@ -1,0 +1,34 @@
+"""The example in `examples/` is what the README shows, small, and runs."""
+
+import re
+from pathlib import Path
+
+from alfish.__main__ import main
+
+PROJECT = Path(__file__).parent.parent
+EXAMPLE = PROJECT / "examples" / "reinforce.py"
+
+
+def test_a_complete_algorithm_is_under_60_lines():
+    assert len(EXAMPLE.read_text().splitlines()) < 60
+
+
+def test_the_readme_shows_the_example_as_it_is():
+    readme = (PROJECT / "README.md").read_text()
+    shown = re.search(r"```python\n(@gin.configurable\nclass Reinforce.*?)```", readme, re.DOTALL)
+    assert shown is not None
+    assert shown[1] in EXAMPLE.read_text()
+
+
+def test_the_example_trains_from_its_gin_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    command = ["train", "--gin_file=examples/reinforce_cartpole.gin", f"--root_dir={tmp_path / 'run'}"]
+    assert main([*command, "--gin_param=Trainer.num_env_steps=1000"]) == 0
+    assert (tmp_path / "run" / "done").is_file()
+
+
+def test_what_the_readme_says_to_read_is_600_lines():
+    files = ["data.py", "algorithms/rl_algorithm.py", "returns.py", "algorithms/ppo.py"]
+    lines = sum(len((PROJECT / "alfish" / name).read_text().splitlines()) for name in files)
+    lines += len((PROJECT / "confs" / "ppo_cartpole.gin").read_text().splitlines())
+    assert lines < 600

@@ -1,0 +1,35 @@
+"""Shipped confs reach what they promise, by the shipped command; minutes, so `pytest -m slow` only."""
+
+import json
+
+import pytest
+
+from alfish.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+
+def trained_return(tmp_path, capsys, gin_file: str, seed: int, num_episodes: int = 20) -> float:
+    """The mean return of the last checkpoint, deterministic, on episodes 0.. of a training with `seed`."""
+    root_dir = f"--root_dir={tmp_path / 'run'}"
+    assert main(["train", f"--gin_file={gin_file}", root_dir, f"--gin_param=Trainer.seed={seed}"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", root_dir, f"--num_episodes={num_episodes}", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["mean"]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_ppo_solves_cartpole(tmp_path, capsys, seed):
+    assert trained_return(tmp_path, capsys, "ppo_cartpole.gin", seed) >= 475
+
+
+def test_a2c_solves_cartpole(tmp_path, capsys):
+    assert trained_return(tmp_path, capsys, "a2c_cartpole.gin", 0) >= 475
+
+
+def test_ppo_swings_the_pendulum_up(tmp_path, capsys):
+    assert trained_return(tmp_path, capsys, "ppo_pendulum.gin", 0, num_episodes=100) >= -200
+
+
+def test_the_example_algorithm_learns_cartpole(tmp_path, capsys):
+    assert trained_return(tmp_path, capsys, "examples/reinforce_cartpole.gin", 0) >= 400
