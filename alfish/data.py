@@ -50,7 +50,8 @@ class Experience(NamedTuple):
     action: Nest  # the sample itself, unclipped
     info: Nest  # of rollout_step; preprocess_experience may replace it
     state: Nest  # [B, ...] the policy's state at row 0, reset where row 0 is FIRST; None without memory
-    policy_version: torch.Tensor | None  # [B] int64, how often the learner had published when these rows were made
+    policy_version: torch.Tensor | None = None  # [B] int64, how often weights had been published when they were made
+    transform_state: Nest = None  # [B, ...] what transforms carried into row 0
 
 
 class Batch(NamedTuple):

@@ -167,7 +167,7 @@ class Evaluator:
     def _padded_initial_state(self, num_envs: int) -> tuple[Nest, Nest]:
         rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
         self._initial_state = nest.to(self._algorithm.initial_state(rows), self._device)
-        return self._initial_state, self._transforms.initial_state(rows)
+        return self._initial_state, nest.to(self._transforms.initial_state(rows), self._device)
 
     def _act(self, time_step: TimeStep, state: Nest, episode: np.ndarray, noise: Any) -> tuple[Nest, Nest]:
         """Actions `[num_envs, ...]` and the state of all padded rows."""

@@ -74,7 +74,8 @@ class Policy:
         if begins:
             self._batch_size = size
             self._initial_state = nest.to(self.algorithm.initial_state(size), self._device)
-            self._state, self._transform_state = self._initial_state, self.transforms.initial_state(size)
+            self._state = self._initial_state
+            self._transform_state = nest.to(self.transforms.initial_state(size), self._device)
             self._prev_action = specs.zeros(self._action_spec, (size,))
         elif size != self._batch_size:
             raise ValueError(f"act was called with {size} observations after {self._batch_size}; call reset() between")

@@ -54,6 +54,23 @@ def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cp
     return nest.map(lambda leaf: torch.zeros((*leading, *_shape(leaf)), dtype=torch_dtype(leaf), device=device), spec)
 
 
+def sample(spec: Nest, batch_size: int) -> Nest:
+    """Uniform values `[B, ...]` of a canonical action spec; a Box entry without two bounds is drawn from [-1, 1]."""
+
+    def draw(leaf: spaces.Space) -> torch.Tensor:
+        shape = (batch_size, *_shape(leaf))
+        if isinstance(leaf, spaces.Box):
+            bounded = np.isfinite(leaf.low) & np.isfinite(leaf.high)
+            low, high = (torch.from_numpy(np.where(bounded, b, d)) for b, d in ((leaf.low, -1.0), (leaf.high, 1.0)))
+            return (low + torch.rand(shape) * (high - low)).to(torch.float32)
+        if isinstance(leaf, spaces.MultiBinary):
+            return torch.randint(2, shape, dtype=torch_dtype(leaf))
+        count: Any = leaf.n if isinstance(leaf, spaces.Discrete) else torch.from_numpy(leaf.nvec)  # type: ignore[attr-defined]
+        return (torch.rand(shape, dtype=torch.float64) * count).long()
+
+    return nest.map(draw, spec)
+
+
 def is_bounded(spec: spaces.Space) -> bool:
     """Whether every entry of a leaf has two finite bounds (true for all but Box)."""
     return not isinstance(spec, spaces.Box) or spec.is_bounded("both")

@@ -21,9 +21,9 @@ import torch
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import Batches, EpochBatches
+from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.checkpoint import Checkpoints, load_model, rng_state, set_rng_state, write_atomically
-from alfish.data import Experience, StepType
+from alfish.data import StepType
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluation, Evaluator, make_evaluator
@@ -84,17 +84,19 @@ class Trainer:
       root_dir: the run's directory, made if needed; a run that is there is continued.
       algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
       environment: factory like `make_environment`, takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
-      batches: class or factory of the source of batches.
+      batches: class or factory of the source of batches; None: `EpochBatches` on-policy, else `ReplayBatches`.
       unroller: class or factory, takes (environment, algorithm, transforms).
       learner: class or factory, takes the algorithm.
       transforms: transform classes, the first one applied first.
       metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances; None: evaluation, checkpoints, summaries and progress.
-      unroll_length: vector steps an iteration.
+      unroll_length: vector steps an iteration. Off-policy it may be a fraction: 0.25 is one step in four iterations.
       num_env_steps: budget in environment steps, all environments together.
       num_iterations: budget in iterations.
       num_updates: budget in gradient steps.
       wall_seconds: budget in seconds of training, over all resumes.
+      interaction_env_steps: off-policy, acting ends after so many environment steps, and training goes on with what
+        replay holds, at the same pace, until the budget is spent; None: it never ends.
       seed: of everything random; environments get independent ones from it.
       device: 'cpu', 'cuda', 'cuda:1', or 'auto': cuda if there is one.
       num_threads: of torch. More than one is faster on an idle machine and much slower on a busy one.
@@ -111,17 +113,18 @@ class Trainer:
         *,
         algorithm: Callable[..., RLAlgorithm] = gin.REQUIRED,
         environment: Callable[..., Environment] = make_environment,
-        batches: Callable[[], Batches] = EpochBatches,
+        batches: Callable[[], Batches] | None = None,
         unroller: Callable[..., Any] = SyncUnroller,
         learner: Callable[[RLAlgorithm], Learner] = Learner,
         transforms: Sequence[Callable[..., Any]] = (),
         metrics: Sequence[Metric] | None = None,
         listeners: Sequence[Listener] | None = None,
-        unroll_length: int = 128,
+        unroll_length: float = 128,
         num_env_steps: int | None = None,
         num_iterations: int | None = None,
         num_updates: int | None = None,
         wall_seconds: float | None = None,
+        interaction_env_steps: int | None = None,
         seed: int = 0,
         device: str = "auto",
         num_threads: int = 1,
@@ -129,8 +132,13 @@ class Trainer:
     ):
         given = dict(zip(BUDGETS, (num_env_steps, num_iterations, num_updates, wall_seconds)))
         self._budget_name, self._budget = _only_budget(given)
-        if unroll_length < 1:
-            raise UsageError(f"Trainer.unroll_length is {unroll_length}; it must be at least 1")
+        if interaction_env_steps is not None and self._budget_name == "num_env_steps":
+            raise UsageError(
+                "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
+                "num_updates, num_iterations or wall_seconds"
+            )
+        if unroll_length <= 0:
+            raise UsageError(f"Trainer.unroll_length is {unroll_length}; it must be positive")
         torch.set_num_threads(num_threads)
         self.root_dir = Path(root_dir)
         self.device = _device(device)
@@ -142,20 +150,22 @@ class Trainer:
         self.transforms = Transforms(transforms, observation_spec, reward_spec).to(self.device)
         specs = self.transforms.observation_spec, self.environment.action_spec, self.transforms.reward_spec
         self.algorithm = algorithm(*specs).to(self.device)
-        if not self.algorithm.on_policy:
-            raise UsageError(f"{type(self.algorithm).__name__} is off-policy, and there is no replay to train it from")
-        self.batches = batches()
-        self.batches.check(unroll_length, self.environment.num_envs, self.algorithm.has_state)
+        self.batches = self._make_batches(batches)
+        self.batches.bind(self.algorithm, self.transforms, unroll_length, self.environment.num_envs)
         self.learner = learner(self.algorithm)
         self.unroller = unroller(self.environment, self.algorithm, self.transforms)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
         self.metrics = Metrics(metrics, self.environment.num_envs)
         self.listeners = list(default_listeners() if listeners is None else listeners)
         self.checkpoints = Checkpoints(self.root_dir / "checkpoints")
+        self.replay_checkpoints = Checkpoints(self.root_dir / "replay", keep_last=2)
         self.config: dict[str, str] = {}
         self.env_steps = self.iterations = 0
         self.wall_seconds = 0.0
         self._next_summary = summary_period
+        self._interaction_env_steps = interaction_env_steps
+        self._idle_steps = 0  # environment steps that would have been taken since acting ended
+        self._owed_steps = 0.0  # vector steps, of unroll lengths that are no whole numbers
         self._started = False
         self._updating = False
         self._interrupted_by: int | None = None
@@ -198,6 +208,7 @@ class Trainer:
             if self.finished:
                 return
             self.log(f"Resuming from {self.root_dir / 'checkpoints'} at {step:,} env steps")
+            self._load_replay()
         (self.root_dir / "done").unlink(missing_ok=True)
         for listener in self.listeners:
             listener.start(self)
@@ -267,6 +278,10 @@ class Trainer:
 
     def save(self, best: bool = False) -> Path:
         """Writes a checkpoint of everything that `load_state_dict` continues from."""
+        stored = self.batches.stored()
+        if stored is not None:
+            # First, and the one before is kept: a checkpoint never stands without its rows.
+            self.replay_checkpoints.save(self.env_steps, stored)
         return self.checkpoints.save(self.env_steps, self.state_dict(), best)
 
     def state_dict(self) -> dict[str, Any]:
@@ -275,11 +290,14 @@ class Trainer:
             "transforms": self.transforms.state_dict(),
             "learner": self.learner.state_dict(),
             "unroller": self.unroller.state_dict(),
+            "batches": self.batches.state_dict(),
             "metrics": self.metrics.state_dict(),
             "listeners": {type(listener).__name__: listener.state_dict() for listener in self.listeners},
             "counters": {
                 "env_steps": self.env_steps, "iterations": self.iterations, "wall_seconds": self.wall_seconds,
                 "next_summary": self._next_summary,
+                "owed_steps": self._owed_steps,
+                "idle_steps": self._idle_steps,
             },
             "rng": rng_state(),
             "num_threads": torch.get_num_threads(),
@@ -291,6 +309,7 @@ class Trainer:
         self.learner.load_state_dict(state["learner"])
         if state["unroller"] is not None:
             self.unroller.load_state_dict(state["unroller"])
+        self.batches.load_state_dict(state["batches"])
         self.metrics.load_state_dict(state["metrics"])
         for listener in self.listeners:  # one that was not there before starts afresh
             if saved := state["listeners"].get(type(listener).__name__):
@@ -298,6 +317,7 @@ class Trainer:
         counters = state["counters"]
         self.env_steps, self.iterations = counters["env_steps"], counters["iterations"]
         self.wall_seconds, self._next_summary = counters["wall_seconds"], counters["next_summary"]
+        self._owed_steps, self._idle_steps = counters["owed_steps"], counters["idle_steps"]
         torch.set_num_threads(state["num_threads"])  # sums differ in their last bits between thread counts
         set_rng_state(state["rng"])
 
@@ -317,24 +337,32 @@ class Trainer:
         began = time.perf_counter()
         algorithm = self.algorithm
         algorithm.progress.fill_(self.progress)
-        algorithm.eval()
-        experience = self.unroller.unroll(self._unroll_length)
+        steps, experience = 0, None
+        self._owed_steps += self._unroll_length
+        length = int(self._owed_steps)
+        self._owed_steps -= length
+        if self._interaction_env_steps is not None and self.env_steps >= self._interaction_env_steps:
+            self._idle_steps += length * self.environment.num_envs
+        elif length:
+            algorithm.eval()
+            experience = self.unroller.unroll(length, self.batches.acts_at_random(self.env_steps))
+            arrivals = self.unroller.arrivals
+            self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos)
+            steps = int(((arrivals.step_type == StepType.MID) | (arrivals.step_type == StepType.LAST)).sum())
+            self.env_steps += steps
+            experience = nest.to(experience, self.device)
+            self.batches.add(experience)
         unrolled = time.perf_counter()
-        arrivals = self.unroller.arrivals
-        self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos)
-        steps = int(((arrivals.step_type == StepType.MID) | (arrivals.step_type == StepType.LAST)).sum())
-        self.env_steps += steps
         summarize = self.env_steps >= self._next_summary
-        experience = nest.to(experience, self.device)
         algorithm.train()
-        again = algorithm.preprocess_each_epoch
-        chunks = self.batches.chunks(experience, self._prepare, algorithm.has_state, again)
         self._updating = True
-        learned = self.learner.train(chunks, summarize)
-        with torch.no_grad():
-            algorithm.after_iteration(experience)
-            # Row 0 was the extra row of the unroll before; statistics count it once.
-            self.transforms.observe(nest.map(lambda leaf: leaf[1:], experience.time_step))
+        learned = self.learner.train(self.batches.chunks(self.env_steps + self._idle_steps), summarize)
+        if experience is not None:
+            with torch.no_grad():
+                algorithm.after_iteration(experience)
+            # On-policy, row 0 was the extra row of the unroll before; statistics count it once.
+            num_seen = 1 if algorithm.on_policy else 0
+            self.transforms.observe(experience.time_step, experience.transform_state, num_seen)
         self._updating = False
         self.iterations += 1
         self.unroller.policy_version += 1
@@ -355,10 +383,27 @@ class Trainer:
         load_model(self.algorithm, state["algorithm"], f"the {name} configured for {self.root_dir}")
         load_model(self.transforms, state["transforms"], f"the transforms configured for {self.root_dir}")
 
-    def _prepare(self, experience: Experience) -> Experience:
-        with torch.no_grad():
-            seen = experience._replace(time_step=self.transforms.transform(experience.time_step))
-            return self.algorithm.preprocess_experience(seen)
+    def _make_batches(self, batches: Callable[[], Batches] | None) -> Batches:
+        name, on_policy = type(self.algorithm).__name__, self.algorithm.on_policy
+        if batches is None:
+            batches = EpochBatches if on_policy else ReplayBatches
+        made = batches()
+        if made.on_policy != on_policy:
+            kind, fitting = ("on-policy", "EpochBatches") if on_policy else ("off-policy", "ReplayBatches")
+            raise UsageError(
+                f"{name} is {kind}, and Trainer.batches is {type(made).__name__}; bind Trainer.batches = @{fitting}"
+            )
+        return made
+
+    def _load_replay(self) -> None:
+        """The rows that belong to the checkpoint; where they are not there, the run goes on without them."""
+        if self.env_steps in self.replay_checkpoints.steps():
+            self.batches.load_stored(self.replay_checkpoints.load(self.env_steps)[1])
+        elif isinstance(self.batches, ReplayBatches):
+            num_steps = self.batches.resume_without_rows(self.env_steps + self._idle_steps)
+            if self._interaction_env_steps is not None:  # acting may have ended, and without rows nothing trains
+                self._interaction_env_steps = max(self._interaction_env_steps, self.env_steps + num_steps)
+            self.log("Its replay was not saved: acting before training on")
 
     def _report(self) -> Report:
         finished = self.finished or self._interrupted_by is not None

@@ -1,10 +1,15 @@
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from alfish import nest
+from alfish import nest, specs
 from alfish.batches import EpochBatches, take
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
+from alfish.transforms import FrameStack, Transforms
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -20,12 +25,18 @@ def _experience(num_rows=5, num_envs=3, has_state=False, step_type=None):
     return Experience(time_step, number, {"info": number}, state, torch.zeros(num_envs, dtype=torch.int64))
 
 
-def _minibatches(source, experience, has_state=False, again=False, prepare=lambda rows: rows):
-    return [
-        take(chunk.batch, columns)
-        for chunk in source.chunks(experience, prepare, has_state, again)
-        for columns in chunk.index
-    ]
+def _bind(source, unroll_length=4, num_envs=3, has_state=False, again=False, prepare=lambda rows: rows, factories=()):
+    """To what a source asks of an algorithm, and transforms."""
+    algorithm = SimpleNamespace(has_state=has_state, preprocess_each_epoch=again, preprocess_experience=prepare)
+    observation_spec = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    source.bind(algorithm, Transforms(factories, observation_spec, specs.reward_spec()), unroll_length, num_envs)
+    return source
+
+
+def _minibatches(source, experience, **options):
+    num_rows, num_envs = experience.time_step.step_type.shape
+    _bind(source, num_rows - 1, num_envs, **options).add(experience)
+    return [take(chunk.batch, columns) for chunk in source.chunks(0) for columns in chunk.index]
 
 
 @pytest.mark.parametrize(("num_epochs", "size"), [(1, None), (3, 4), (2, 12), (4, 1)])
@@ -80,11 +91,9 @@ def test_with_memory_sequences_stay_whole_and_come_with_their_state(size):
     step_type[2, 1] = LAST
     step_type[3, 1] = FIRST
     source = EpochBatches(2, size)
-    if size != 8:
-        source.check(4, 3, True)
-    else:
+    if size == 8:
         with pytest.raises(UsageError):
-            source.check(4, 3, True)
+            _bind(source, 4, 3, has_state=True)
         return
     batches = _minibatches(source, _experience(has_state=True, step_type=step_type), has_state=True)
     assert len(batches) == 2 * 12 // (size or 12)
@@ -127,9 +136,32 @@ def test_preparing_waits_until_the_updates_before_it_are_done():
         order.append("prepare")
         return experience
 
-    for _ in source.chunks(_experience(), prepare, False, True):
+    _bind(source, again=True, prepare=prepare).add(_experience())
+    assert order == []
+    for _ in source.chunks(0):
         order.append("update")
     assert order == ["prepare", "update"] * 2
+
+
+def test_rows_are_prepared_transformed_from_the_state_carried_into_row_0():
+    experience = _experience()
+    raw = experience.time_step.observation["a"]
+    experience = experience._replace(time_step=experience.time_step._replace(observation=raw))
+    before, prepared = -torch.ones(3, 1, 2), []
+    experience = experience._replace(transform_state=(before,))
+
+    def prepare(rows):
+        prepared.append(rows.time_step.observation)
+        return rows
+
+    factories = [lambda *of: FrameStack(*of, num_frames=2)]
+    (batch,) = _minibatches(EpochBatches(1), experience, prepare=prepare, factories=factories)
+    expected = torch.cat([torch.cat([before.movedim(1, 0), raw[:-1]]), raw], -1)  # [5, 3, 4]: the frame before, and now
+    assert len(prepared) == 1
+    assert torch.equal(prepared[0], expected)
+    order = batch.experience.action[0].argsort()
+    assert torch.equal(batch.experience.time_step.observation[0][order], expected[:4].flatten(0, 1))
+    assert batch.experience.transform_state is None
 
 
 def test_a_seed_means_the_same_minibatches():
@@ -143,18 +175,24 @@ def test_a_seed_means_the_same_minibatches():
 @pytest.mark.parametrize(("size", "nearest"), [(5, "4 and 6"), (13, "12"), (0, "1 and 2"), (-3, "1 and 2")])
 def test_a_minibatch_that_does_not_divide_is_refused_with_the_nearest_that_do(size, nearest):
     with pytest.raises(UsageError, match=rf"minibatch_size is {size}.*12 rows.*{nearest}"):
-        EpochBatches(1, size).check(4, 3, False)
+        _bind(EpochBatches(1, size), 4, 3)
 
 
 def test_with_memory_a_minibatch_is_a_multiple_of_the_unroll_length():
-    EpochBatches(1, 6).check(4, 3, False)
+    _bind(EpochBatches(1, 6), 4, 3)
     with pytest.raises(UsageError, match=r"whole sequences.*unroll length 4"):
-        EpochBatches(1, 6).check(4, 3, True)
+        _bind(EpochBatches(1, 6), 4, 3, has_state=True)
 
 
 @pytest.mark.parametrize("size", [None, 1, 3, 12])
 def test_a_minibatch_that_divides_is_taken(size):
-    EpochBatches(1, size).check(4, 3, False)
+    _bind(EpochBatches(1, size), 4, 3)
+
+
+@pytest.mark.parametrize("unroll_length", [0, 0.5, 2.5])
+def test_an_unroll_is_a_whole_number_of_rows(unroll_length):
+    with pytest.raises(UsageError, match=f"unroll_length is {unroll_length}; on-policy it is a whole number"):
+        _bind(EpochBatches(1), unroll_length)
 
 
 def test_no_epoch_is_refused():

@@ -28,10 +28,21 @@ TINY = [
     "Trainer.num_iterations=2",
     "Trainer.unroll_length=8",
     "make_environment.num_envs=2",
-    "EpochBatches.num_epochs=2",
     "MLP.layers=(8,)",
     "Evaluate.num_episodes=1",
 ]
+# By what a conf configures: whatever is bound must be read.
+TINY_WHERE = {
+    "@EpochBatches": ["EpochBatches.num_epochs=2"],
+    "EpochBatches.minibatch_size": ["EpochBatches.minibatch_size=8"],
+    # An iteration is 16 environment steps, so the first one trains already.
+    "@ReplayBatches": [
+        "ReplayBatches.warmup_env_steps=8",
+        "ReplayBatches.batch_size=8",
+        "ReplayBatches.capacity=64",
+    ],
+    "CriticEnsemble.layers": ["CriticEnsemble.layers=(8,)"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +59,11 @@ def skip_where_an_extra_is_missing(path):
             pytest.skip(f"{path.name} needs {module}, which is not installed")
 
 
+def with_included(path):
+    included = re.findall(r"^include '([^']+)'", path.read_text(), re.MULTILINE)
+    return [path, *(confs_directory() / name for name in included)]
+
+
 def names(paths):
     return [path.stem for path in paths]
 
@@ -55,12 +71,14 @@ def names(paths):
 @pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
 def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path):
     skip_where_an_extra_is_missing(path)
-    parameters = [f"--gin_param={one}" for one in TINY]
-    if "minibatch_size" in path.read_text():
-        parameters.append("--gin_param=EpochBatches.minibatch_size=8")
+    text = "".join(one.read_text() for one in with_included(path))
+    chosen = [one for where, more in TINY_WHERE.items() if where in text for one in more]
+    parameters = [f"--gin_param={one}" for one in TINY + chosen]
     # Also: whatever it binds is read, or the command would refuse.
     assert main(["train", f"--gin_file={path.name}", f"--root_dir={tmp_path / 'run'}", *parameters]) == 0
-    assert json.loads((tmp_path / "run" / "done").read_text())["iterations"] == 2
+    done = json.loads((tmp_path / "run" / "done").read_text())
+    assert done["iterations"] == 2
+    assert done["updates"] > 0
     assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0
 
 
@@ -84,10 +102,8 @@ def test_its_task_and_algorithm_are_the_ones_it_configures(path):
 
 @pytest.mark.parametrize("path", CONFS, ids=names(CONFS))
 def test_it_opens_with_a_comment_and_names_its_source(path):
-    text = path.read_text()
-    assert text.startswith("# ")
-    included = [confs_directory() / name for name in re.findall(r"^include '([^']+)'", text, re.MULTILINE)]
-    assert any("arxiv.org" in one.read_text() for one in [path, *included])
+    assert path.read_text().startswith("# ")
+    assert any("arxiv.org" in one.read_text() for one in with_included(path))
 
 
 @pytest.mark.parametrize("path", [path for path in CONFS if path not in TASKS])

@@ -162,7 +162,7 @@ def test_normalizers_are_frozen_and_rewards_raw():
     rows = torch.randn(5, 3, 4)
     step = make_environment("CartPole-v1", num_envs=3).reset()
     many = step._replace(observation=rows, step_type=torch.ones(5, 3, dtype=torch.int32), reward=torch.ones(5, 3))
-    transforms.observe(many)
+    transforms.observe(many, transforms.initial_state(3), 0)
     before = {name: value.clone() for name, value in transforms.state_dict().items() if torch.is_tensor(value)}
     weights = [parameter.clone() for parameter in algorithm.parameters()]
     evaluation = evaluate(parts, 5, 2)
@@ -179,7 +179,8 @@ def test_what_the_policy_sees_is_transformed():
 
     parts = parts_of(OneState, [ObservationNormalizer], make_algorithm=Sees)
     step = make_environment(OneState).reset()
-    parts[2].observe(step._replace(observation=torch.ones(1, 1, 1), step_type=step.step_type[None]))
+    rows = step._replace(observation=torch.ones(1, 1, 1), step_type=step.step_type[None])
+    parts[2].observe(rows, parts[2].initial_state(1), 0)
     assert evaluate(parts, 2).returns == (7.0, 7.0)
 
 

@@ -17,6 +17,7 @@ from alfish.errors import RunError, UsageError
 from alfish.learner import Learner
 from alfish.optimizers import Adam, RMSprop, TorchOptimizer
 from alfish.schedules import Linear, Steps
+from alfish.transforms import Transforms
 
 SGD = partial(TorchOptimizer, optimizer=torch.optim.SGD)
 
@@ -501,6 +502,8 @@ def test_it_trains_every_row_of_an_unroll_in_the_first_iteration():
     step_type = torch.tensor([[StepType.FIRST], [StepType.MID], [StepType.MID], [StepType.MID]], dtype=torch.int32)
     time_step = TimeStep(step_type, observation, observation, observation, observation, step_type)
     experience = Experience(time_step, observation, None, None, None)
-    chunks = EpochBatches(1).chunks(experience, lambda rows: rows, False, False)
-    Learner(algorithm, optimizer=SGD, learning_rate=1.0).train(chunks)
+    source = EpochBatches(1)
+    source.bind(algorithm, Transforms([], algorithm.observation_spec, algorithm.reward_spec), 3, 1)
+    source.add(experience)
+    Learner(algorithm, optimizer=SGD, learning_rate=1.0).train(source.chunks(3))
     assert algorithm.weight.item() == pytest.approx(3)

@@ -5,6 +5,7 @@ from typing import Any
 
 import gin
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from alfish.errors import UsageError
@@ -26,7 +27,11 @@ class QNetwork(nn.Module):
     """
 
     def __init__(
-        self, observation_spec: Nest, num_actions: int, torso: Callable[[Nest], Any] = Torso, dueling: bool = False
+        self,
+        observation_spec: Nest,
+        num_actions: int,
+        torso: Callable[[Nest], Any] = Torso,
+        dueling: bool = False,
     ):
         super().__init__()
         self.torso: Any = torso(observation_spec)
@@ -54,6 +59,18 @@ class EnsembleLinear(nn.Module):
         if x.ndim == 2:
             x = x.expand(len(self.weight), *x.shape)
         return torch.baddbmm(self.bias, x, self.weight)
+
+
+class EnsembleLayerNorm(nn.Module):
+    """E layer norms of `[E, N, size]`, each with a scale and an offset of its own."""
+
+    def __init__(self, ensemble_size: int, size: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(ensemble_size, 1, size))
+        self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:]), self.weight)
 
 
 @gin.configurable(module="alfish.networks")
@@ -96,7 +113,7 @@ class CriticEnsemble(nn.Module):
         for width in layers:
             modules.append(EnsembleLinear(ensemble_size, size, width))
             modules += [nn.Dropout(dropout)] if dropout else []
-            modules += [nn.LayerNorm(width)] if layer_norm else []
+            modules += [EnsembleLayerNorm(ensemble_size, width)] if layer_norm else []
             modules.append(ACTIVATIONS[activation]())
             size = width
         self.body = nn.Sequential(*modules, EnsembleLinear(ensemble_size, size, num_outputs, 1.0))

@@ -1,7 +1,16 @@
 """Transforms: what networks see of a raw row. Rows stay raw in unrolls and in replay, and are transformed when used."""
 
+from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.normalizers import ObservationNormalizer, RewardNormalizer
 from alfish.transforms.rewards import RewardClip, RewardScale
 from alfish.transforms.transform import Transform, Transforms
 
-__all__ = ["ObservationNormalizer", "RewardClip", "RewardNormalizer", "RewardScale", "Transform", "Transforms"]
+__all__ = [
+    "FrameStack",
+    "ObservationNormalizer",
+    "RewardClip",
+    "RewardNormalizer",
+    "RewardScale",
+    "Transform",
+    "Transforms",
+]

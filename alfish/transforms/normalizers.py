@@ -87,7 +87,7 @@ class ObservationNormalizer(Transform):
             observation_spec,
         )
 
-    def transform(self, time_step: TimeStep) -> TimeStep:
+    def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
         remaining = iter(self._moments)
 
         def normalize(leaf: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ class RewardNormalizer(Transform):
         # Of each environment, at the last row observed; sized by the first rows, hence not a buffer.
         self._return: torch.Tensor | None = None
 
-    def transform(self, time_step: TimeStep) -> TimeStep:
+    def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
         scaled = (time_step.reward * self._moments.scale).clamp(-self._clip, self._clip)
         return time_step._replace(reward=scaled)
 

@@ -19,7 +19,7 @@ class RewardClip(Transform):
             raise UsageError(f"RewardClip: low must be below high, got {low} and {high}")
         self._low, self._high = low, high
 
-    def transform(self, time_step: TimeStep) -> TimeStep:
+    def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
         return time_step._replace(reward=time_step.reward.clamp(self._low, self._high))
 
 
@@ -31,5 +31,5 @@ class RewardScale(Transform):
         super().__init__(observation_spec, reward_spec)
         self._scale = scale
 
-    def transform(self, time_step: TimeStep) -> TimeStep:
+    def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
         return time_step._replace(reward=time_step.reward * self._scale)

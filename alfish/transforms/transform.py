@@ -6,14 +6,26 @@ sees in training are the same numbers, and PPO's first ratio is exactly 1.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from gymnasium import spaces
 from torch import nn
 
+from alfish import nest
 from alfish.data import TimeStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
+
+
+class Rows(Protocol):
+    """Stored rows that a transform may look up: what replay offers. `column` is `[N]`, `position` `[K, N]`, int64."""
+
+    def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor: ...
+
+    def observation(self, column: torch.Tensor, position: torch.Tensor) -> Nest: ...
+
+    def oldest_position(self, column: torch.Tensor) -> torch.Tensor: ...
 
 
 class Transform(nn.Module):
@@ -22,7 +34,10 @@ class Transform(nn.Module):
 
     Attributes:
       observation_spec, reward_spec: of the rows that go out; a subclass replaces them where it changes them.
+    look_back: how many rows before a row it needs to know.
     """
+
+    look_back = 0
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box):
         super().__init__()
@@ -33,12 +48,16 @@ class Transform(nn.Module):
         return None
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[TimeStep, Nest]:
-        """Transforms one row `[B]` of each column while acting. Never in place."""
-        return self.transform(time_step), state
+        """Transforms one row `[B]` of each column while acting. Never in place. Default: as in training."""
+        return self.transform(time_step, state), state
 
-    def transform(self, time_step: TimeStep) -> TimeStep:
-        """Transforms rows of any leading dims; in training, whole unrolls `[T, B]`."""
+    def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
+        """Transforms consecutive rows `[T, N]` in training, from the state that was carried into row 0."""
         raise NotImplementedError(f"{type(self).__name__} must define transform")
+
+    def window_state(self, rows: Rows, column: torch.Tensor, position: torch.Tensor) -> Nest:
+        """The state carried into stored rows (`[N]` each), looked up from rows before them. Default: there is none."""
+        return None
 
     def observe(self, time_step: TimeStep) -> None:
         """Updates the statistics from new rows `[T, B]`, transformed by the transforms before this one.
@@ -64,6 +83,10 @@ class Transforms(nn.Module):
         self._chain: Any = nn.ModuleList()
         for factory in factories:
             transform = factory(self.observation_spec, self.reward_spec)
+            if transform.look_back and len(self._chain):
+                raise UsageError(
+                    f"{type(transform).__name__} looks rows up as they are stored, raw: put it first of the transforms"
+                )
             self._chain.append(transform)
             self.observation_spec, self.reward_spec = transform.observation_spec, transform.reward_spec
 
@@ -74,21 +97,28 @@ class Transforms(nn.Module):
         if not state:
             return time_step, state
         states = []
-        for transform, before in zip(self._chain, state):
+        for transform, before in zip(self._chain, state, strict=True):
             time_step, after = transform(time_step, before)
             states.append(after)
         return time_step, tuple(states)
 
-    def transform(self, time_step: TimeStep) -> TimeStep:
-        for transform in self._chain:
-            time_step = transform.transform(time_step)
+    def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
+        for transform, before in zip(self._chain, state or (), strict=True):
+            time_step = transform.transform(time_step, before)
         return time_step
 
+    def window_state(self, rows: Rows, column: torch.Tensor, position: torch.Tensor) -> Nest:
+        return tuple(transform.window_state(rows, column, position) for transform in self._chain)
+
+    @property
+    def look_back(self) -> int:
+        return max((transform.look_back for transform in self._chain), default=0)
+
     @torch.no_grad()
-    def observe(self, time_step: TimeStep) -> None:
-        """Updates all statistics from raw rows `[T, B]` that were not observed before."""
-        for transform in self._chain:
+    def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
+        """Updates all statistics from raw rows `[T, B]`, the first `num_seen` of which were observed before."""
+        for transform, before in zip(self._chain, state or (), strict=True):
             # The statistics in use transform what the next one observes, before they change.
-            after = transform.transform(time_step)
-            transform.observe(time_step)
+            after = transform.transform(time_step, before)
+            transform.observe(nest.at(time_step, slice(num_seen, None)))
             time_step = after

@@ -7,7 +7,7 @@ import numpy as np
 import optree
 import torch
 
-from alfish import nest
+from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, StepType, TimeStep, reset_state
 from alfish.environments import Environment
@@ -45,12 +45,12 @@ class SyncUnroller:
         self._time_step: TimeStep | None = None  # the row to act from: the next unroll's row 0
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
         self._state = self._initial_state
-        self._transform_state = transforms.initial_state(environment.num_envs)
+        self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
         self.policy_version = 0
         self.arrivals: Arrivals | None = None
 
     @torch.no_grad()
-    def unroll(self, length: int) -> Experience:
+    def unroll(self, length: int, at_random: bool = False) -> Experience:
         """Acts until there are `length` rows; on-policy, one more follows: row 0 of the next unroll, for its value.
 
         Where environments make two rows when they end (`Environment.ragged`), a column that ends more often is full
@@ -60,18 +60,24 @@ class SyncUnroller:
           Experience whose leaves are `[length, B, ...]`, on-policy `[length+1, B, ...]`; the extra row's action is
           never executed.
 
+        Args:
+          length: rows.
+          at_random: execute uniformly random actions in place of the algorithm's.
+
         Raises:
           RunError: an environment returned a reward or an observation that is not finite.
         """
         unseen = self._time_step is None
+        self._at_random = at_random
         if self._time_step is None:
             self._time_step = self.environment.reset()
         state = reset_state(self._state, self._initial_state, self._here(self._time_step.step_type))
+        transform_state = self._transform_state
         unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
         time_step, action, info = unroll(length, unseen)
         check_finite(time_step)
         version = torch.full((self.environment.num_envs,), self.policy_version, dtype=torch.int64)
-        return Experience(time_step, action, info, state, version)
+        return Experience(time_step, action, info, state, version, transform_state)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -161,7 +167,11 @@ class SyncUnroller:
     def _act(self) -> tuple[AlgStep, Nest]:
         seen, transform_state = self._transforms(self._here(self._time_step), self._transform_state)
         state = reset_state(self._state, self._initial_state, seen.step_type)
-        return self._algorithm.rollout_step(seen, state), transform_state
+        step = self._algorithm.rollout_step(seen, state)
+        if self._at_random:
+            action = specs.sample(self.environment.action_spec, self.environment.num_envs)
+            step = step._replace(output=nest.to(action, self._device))
+        return step, transform_state
 
     def _advance(self, step: AlgStep, transform_state: Nest) -> None:
         self._state, self._transform_state = step.state, transform_state

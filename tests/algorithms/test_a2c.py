@@ -12,6 +12,7 @@ from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.learner import Learner
 from alfish.optimizers import TorchOptimizer
 from alfish.schedules import Linear
+from alfish.transforms import Transforms
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 OBSERVATION = spaces.Box(-1, 1, (4,), np.float32)
@@ -38,6 +39,15 @@ def _prepare(a2c):
         return a2c.preprocess_experience(experience)
 
     return prepare
+
+
+def _chunks(a2c, experience, *settings):
+    """What `EpochBatches(*settings)` makes of an unroll for this algorithm, without transforms."""
+    source = EpochBatches(*settings)
+    length, num_envs = trainable(experience.time_step.step_type).shape
+    source.bind(a2c, Transforms([], a2c.observation_spec, a2c.reward_spec), length, num_envs)
+    source.add(experience)
+    return source.chunks(0)
 
 
 def _column(*kinds, num_envs=1):
@@ -84,7 +94,7 @@ def test_advantages_are_normalized_over_trained_rows_if_asked():
 def test_the_loss_is_policy_value_and_entropy():
     a2c = _a2c(value_coef=0.7, entropy_coef=Linear(0.2, 0.0))
     a2c.progress.fill_(0.5)
-    (chunk,) = EpochBatches(1).chunks(_unroll(a2c, _column(MID, MID, MID, num_envs=4)), _prepare(a2c), False, False)
+    (chunk,) = _chunks(a2c, _unroll(a2c, _column(MID, MID, MID, num_envs=4)), 1)
     experience = chunk.batch.experience
     info = a2c.train_step(experience, None).info
     policy_loss = -info.policy.log_prob(experience.action) * experience.info.advantage
@@ -105,9 +115,7 @@ def test_one_gradient_step_is_the_policy_gradient():
     for t in (0, 1, 3):  # row 2 is LAST, row 4 gives its value
         advantage = step.reward[t + 1, 0] + 0.5 * value[t + 1] - value[t]
         expected += advantage * (torch.eye(3)[experience.action[t, 0]] - p[t]) / 3
-    Learner(a2c, optimizer=SGD, learning_rate=1.0).train(
-        EpochBatches(1).chunks(experience, _prepare(a2c), False, False)
-    )
+    Learner(a2c, optimizer=SGD, learning_rate=1.0).train(_chunks(a2c, experience, 1))
     torch.testing.assert_close(bias.detach(), expected, atol=1e-6, rtol=1e-4)
 
 
@@ -115,7 +123,7 @@ def test_the_policys_loss_leaves_the_critics_torso_alone():
     a2c = _a2c(value_coef=0.0)
     before = [parameter.clone() for parameter in a2c.network.critic_torso.parameters()]
     experience = _unroll(a2c, _column(MID, MID, MID, num_envs=4))
-    Learner(a2c).train(EpochBatches(1).chunks(experience, _prepare(a2c), False, False))
+    Learner(a2c).train(_chunks(a2c, experience, 1))
     assert all(torch.equal(a, b) for a, b in zip(before, a2c.network.critic_torso.parameters()))
 
 

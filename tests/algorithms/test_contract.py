@@ -20,6 +20,7 @@ from alfish.batches import EpochBatches
 from alfish.data import AlgStep, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
 from alfish.errors import UsageError
 from alfish.learner import Learner
+from alfish.transforms import Transforms
 
 T, B = 4, 3
 
@@ -118,14 +119,19 @@ def _prepared(algorithm, experience):
         return algorithm.preprocess_experience(experience)
 
 
+def _chunks(algorithm, experience, *settings):
+    """What `EpochBatches(*settings)` makes of an unroll for this algorithm, without transforms."""
+    source = EpochBatches(*settings)
+    length, num_envs = trainable(experience.time_step.step_type).shape
+    source.bind(algorithm, Transforms([], algorithm.observation_spec, algorithm.reward_spec), length, num_envs)
+    source.add(experience)
+    return source.chunks(0)
+
+
 def _train(algorithm, num_updates=1, **settings):
     learner = Learner(algorithm, **settings)
     for i in range(num_updates):
-        experience = _unroll(algorithm, seed=i)
-        chunks = EpochBatches(1).chunks(
-            experience, lambda rows: _prepared(algorithm, rows), algorithm.has_state, algorithm.preprocess_each_epoch
-        )
-        learner.train(chunks)
+        learner.train(_chunks(algorithm, _unroll(algorithm, seed=i), 1))
     return learner
 
 
@@ -258,9 +264,8 @@ def test_the_action_at_the_end_of_an_episode_is_never_trained(name):
         assert experience.time_step.step_type[1, 0] == StepType.LAST
         assert not trainable(experience.time_step.step_type)[1, 0]
         experience.action[1, 0] = action_at_last
-        prepare = lambda rows, algorithm=algorithm: _prepared(algorithm, rows)  # noqa: E731
         torch.manual_seed(0)
-        Learner(algorithm).train(EpochBatches(3, 4).chunks(experience, prepare, algorithm.has_state, False))
+        Learner(algorithm).train(_chunks(algorithm, experience, 3, 4))
         weights.append(torch.cat([value.detach().flatten() for value in algorithm.parameters()]))
     assert torch.equal(*weights)
 
@@ -421,8 +426,7 @@ def test_padding_may_hold_anything(name):
         step.step_type[3:, 2] = StepType.PAD
         for leaf in (step.reward, step.observation):
             leaf[3:, 2] = filler
-        prepare = lambda rows, algorithm=algorithm: _prepared(algorithm, rows)  # noqa: E731
         torch.manual_seed(0)
-        Learner(algorithm).train(EpochBatches(2, 6).chunks(experience, prepare, algorithm.has_state, False))
+        Learner(algorithm).train(_chunks(algorithm, experience, 2, 6))
         weights.append(torch.cat([value.detach().flatten() for value in algorithm.parameters()]))
     torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-6)

@@ -15,6 +15,7 @@ from alfish.distributions import Categorical
 from alfish.learner import Learner
 from alfish.optimizers import TorchOptimizer
 from alfish.schedules import Linear
+from alfish.transforms import Transforms
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 OBSERVATION = spaces.Box(-1, 1, (4,), np.float32)
@@ -53,9 +54,18 @@ def _prepare(ppo):
     return prepare
 
 
+def _chunks(ppo, experience, *settings):
+    """What `EpochBatches(*settings)` makes of an unroll for this algorithm, without transforms."""
+    source = EpochBatches(*settings)
+    length, num_envs = trainable(experience.time_step.step_type).shape
+    source.bind(ppo, Transforms([], ppo.observation_spec, ppo.reward_spec), length, num_envs)
+    source.add(experience)
+    return source.chunks(0)
+
+
 def _batch(ppo, experience):
     """The whole unroll as one minibatch, not shuffled."""
-    (chunk,) = EpochBatches(1).chunks(experience, _prepare(ppo), False, False)
+    (chunk,) = _chunks(ppo, experience, 1)
     return chunk.batch
 
 
@@ -78,8 +88,8 @@ class TestRatio:
         ppo = _ppo(action)
         learner = Learner(ppo, learning_rate=1e-2)
         if trained:  # a policy with an opinion
-            learner.train(EpochBatches(10, 64).chunks(_unroll(ppo, 64), _prepare(ppo), False, False))
-        (chunk,) = EpochBatches(1, 64).chunks(_unroll(ppo, 64), _prepare(ppo), False, False)
+            learner.train(_chunks(ppo, _unroll(ppo, 64), 10, 64))
+        (chunk,) = _chunks(ppo, _unroll(ppo, 64), 1, 64)
         first, second = (take(chunk.batch, columns) for columns in chunk.index[:2])
         assert (_ratio(ppo, first) - 1).abs().max() < 1e-6
         learner.train([chunk._replace(index=chunk.index[:1])])
@@ -95,7 +105,7 @@ class TestRatio:
 
     def test_kl_and_clip_fraction_of_the_first_update_are_zero(self):
         ppo = _ppo()
-        chunks = list(EpochBatches(1).chunks(_unroll(ppo), _prepare(ppo), False, False))
+        chunks = list(_chunks(ppo, _unroll(ppo), 1))
         learner = Learner(ppo, learning_rate=3e-2)
         first = learner.train(chunks)
         assert first["kl"] == pytest.approx(0, abs=1e-6)
@@ -152,18 +162,21 @@ class TestAdvantage:
         expected = experience.time_step.reward[1] + (0.9 * value[1] if bootstraps else 0)
         torch.testing.assert_close(_prepare(ppo)(experience).info.target[0], expected)
 
-    def test_recomputing_renews_values_and_never_log_probs(self):
+    def test_recomputing_renews_values_and_never_log_probs(self, monkeypatch):
         ppo = _ppo(recompute_advantage=True)
         assert ppo.preprocess_each_epoch
         assert not _ppo().preprocess_each_epoch
         learner, infos = Learner(ppo, learning_rate=1e-2), []
         experience = _unroll(ppo)
 
-        def prepare(rows):
-            infos.append(_prepare(ppo)(rows).info)
+        preprocess = ppo.preprocess_experience
+
+        def watched(rows):
+            infos.append(preprocess(rows).info)
             return rows._replace(info=infos[-1])
 
-        learner.train(EpochBatches(3).chunks(experience, prepare, False, ppo.preprocess_each_epoch))
+        monkeypatch.setattr(ppo, "preprocess_experience", watched)
+        learner.train(_chunks(ppo, experience, 3))
         assert len(infos) == 3
         for later in infos[1:]:
             assert torch.equal(later.log_prob, infos[0].log_prob)
@@ -183,7 +196,7 @@ class TestLoss:
         ppo = _ppo(entropy_coef=entropy_coef, value_coef=0.7, clip_range=0.1)
         ppo.progress.fill_(0.5)
         batch = _batch(ppo, _unroll(ppo))
-        Learner(ppo, learning_rate=1e-2).train(EpochBatches(5).chunks(_unroll(ppo), _prepare(ppo), False, False))
+        Learner(ppo, learning_rate=1e-2).train(_chunks(ppo, _unroll(ppo), 5))
         info, loss_info = self._loss(ppo, batch)
         rollout = batch.experience.info
         log_prob = info.policy.log_prob(batch.experience.action)
@@ -204,7 +217,7 @@ class TestLoss:
     def test_clip_range_follows_its_schedule(self):
         ppo = _ppo(clip_range=Linear(0.2, 0.0), normalize_advantage=False)
         batch = _batch(ppo, _unroll(ppo))
-        Learner(ppo, learning_rate=3e-2).train(EpochBatches(5).chunks(_unroll(ppo), _prepare(ppo), False, False))
+        Learner(ppo, learning_rate=3e-2).train(_chunks(ppo, _unroll(ppo), 5))
         fractions = []
         for progress in (0.0, 0.5, 0.999):
             ppo.progress.fill_(progress)
@@ -259,7 +272,7 @@ class TestTargetKL:
     def test_ends_the_iteration_early(self):
         ppo = _ppo(target_kl=0.005)
         learner = Learner(ppo, learning_rate=1e-2)
-        learner.train(EpochBatches(50).chunks(_unroll(ppo), _prepare(ppo), False, False))
+        learner.train(_chunks(ppo, _unroll(ppo), 50))
         assert 1 <= learner.updates < 50
 
 
@@ -270,7 +283,7 @@ def test_the_policy_moves_towards_what_did_well():
     reward[1:] = (experience.action[:-1] == 2).float()  # arrival side: the reward of action t is in row t + 1
     experience = experience._replace(time_step=experience.time_step._replace(reward=reward))
     before = ppo.network.policy(experience.time_step.observation).log_p[..., 2].mean().item()
-    Learner(ppo, learning_rate=1e-2).train(EpochBatches(5).chunks(experience, _prepare(ppo), False, False))
+    Learner(ppo, learning_rate=1e-2).train(_chunks(ppo, experience, 5))
     assert ppo.network.policy(experience.time_step.observation).log_p[..., 2].mean().item() > before + 0.1
 
 
@@ -278,7 +291,7 @@ def test_training_depends_on_nothing_but_its_seed():
     weights = []
     for _ in range(2):
         ppo = _ppo()
-        Learner(ppo).train(EpochBatches(2, 8).chunks(_unroll(ppo), _prepare(ppo), False, False))
+        Learner(ppo).train(_chunks(ppo, _unroll(ppo), 2, 8))
         weights.append(torch.cat([value.detach().flatten() for value in ppo.parameters()]))
     assert torch.equal(*weights)
 
@@ -296,7 +309,7 @@ def test_one_gradient_step_is_the_formula():
     before = bias.item()
     sgd = partial(TorchOptimizer, optimizer=torch.optim.SGD)
     learner = Learner(ppo, optimizer=sgd, learning_rate=1.0)
-    learner.train(EpochBatches(1).chunks(experience, _prepare(ppo), False, False))
+    learner.train(_chunks(ppo, experience, 1))
     assert before - bias.item() == pytest.approx(float(sum(slopes) / 3), abs=1e-5)
     assert math.isfinite(bias.item())
     assert isinstance(bias, nn.Parameter)

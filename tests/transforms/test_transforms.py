@@ -105,7 +105,7 @@ class TestObservationNormalizer:
         normalizer = ObservationNormalizer(VECTOR, SCALAR)
         rows = _rows(torch.randn(20, 4, 3) * torch.tensor([1.0, 10, 0.1]) + 7)
         normalizer.observe(rows)
-        out = normalizer.transform(rows).observation.flatten(0, 1)
+        out = normalizer.transform(rows, None).observation.flatten(0, 1)
         torch.testing.assert_close(out.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
         torch.testing.assert_close(out.std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
 
@@ -129,7 +129,7 @@ class TestObservationNormalizer:
         }
         rows = _rows(observation)
         normalizer.observe(rows)
-        out = normalizer.transform(rows).observation
+        out = normalizer.transform(rows, None).observation
         assert out["camera"] is observation["camera"]
         assert out["goal"][1] is observation["goal"][1]
         assert out["body"].mean().abs() < 1e-3
@@ -143,7 +143,7 @@ class TestObservationNormalizer:
             "goal": (torch.rand(6, 2), torch.zeros(6, 2, dtype=torch.int64)),
         }  # fmt: skip
         normalizer.observe(_rows(observation))
-        out = normalizer.transform(_rows(observation)).observation
+        out = normalizer.transform(_rows(observation), None).observation
         assert out["body"] is observation["body"]
         assert out["goal"][0].mean().abs() < 1e-3
 
@@ -160,7 +160,7 @@ class TestObservationNormalizer:
     def test_outliers_are_clipped(self):
         normalizer = ObservationNormalizer(VECTOR, SCALAR, clip=2.0)
         normalizer.observe(_rows(torch.randn(50, 2, 3)))
-        out = normalizer.transform(_rows(torch.tensor([[[1e6, -1e6, 0.0]]]))).observation
+        out = normalizer.transform(_rows(torch.tensor([[[1e6, -1e6, 0.0]]])), None).observation
         assert out[0, 0, :2].tolist() == [2, -2]
 
     def test_no_leaf_to_normalize_is_refused(self):
@@ -195,7 +195,7 @@ class TestRewardNormalizer:
         moments = normalizer._moments
         assert moments.count.item() == len(seen)
         np.testing.assert_allclose(moments.scale.numpy(), expected, rtol=1e-5)
-        out = normalizer.transform(_rows(reward=reward)).reward
+        out = normalizer.transform(_rows(reward=reward), None).reward
         expected_out = (reward * torch.as_tensor(expected, dtype=torch.float32)).clamp(-10, 10)
         torch.testing.assert_close(out, expected_out, rtol=1e-4, atol=1e-5)
 
@@ -212,9 +212,9 @@ class TestRewardNormalizer:
     def test_the_mean_is_not_subtracted_and_outliers_are_clipped(self):
         normalizer = RewardNormalizer(VECTOR, SCALAR, clip=3.0)
         normalizer.observe(_rows(reward=torch.randn(100, 2)))
-        out = normalizer.transform(_rows(reward=torch.tensor([[0.0, 1e6, -1e6]]))).reward
+        out = normalizer.transform(_rows(reward=torch.tensor([[0.0, 1e6, -1e6]])), None).reward
         assert out.tolist() == [[0, 3, -3]]
-        assert normalizer.transform(_rows(reward=torch.ones(1, 1))).reward.item() > 0
+        assert normalizer.transform(_rows(reward=torch.ones(1, 1)), None).reward.item() > 0
 
     def test_state_goes_on_after_a_restore(self):
         rows = [_rows(reward=torch.randn(7, 2)) for _ in range(3)]
@@ -252,8 +252,9 @@ class TestContract:
 
     def test_acting_and_training_see_the_same_numbers(self, name, num_rewards):
         transforms, rows = self._make(name, num_rewards)
-        transforms.observe(self._rows(num_rewards))
-        whole, state = transforms.transform(rows), transforms.initial_state(2)
+        transforms.observe(self._rows(num_rewards), transforms.initial_state(2), 0)
+        state = transforms.initial_state(2)
+        whole = transforms.transform(rows, state)
         for t in range(9):
             seen, state = transforms(nest.map(lambda leaf, t=t: leaf[t], rows), state)
             assert torch.equal(seen.observation, whole.observation[t])
@@ -262,42 +263,44 @@ class TestContract:
     def test_raw_rows_are_left_as_they_were(self, name, num_rewards):
         transforms, rows = self._make(name, num_rewards)
         before = nest.map(torch.clone, rows)
-        transforms.observe(rows)
-        transforms.transform(rows)
+        transforms.observe(rows, transforms.initial_state(2), 0)
+        transforms.transform(rows, transforms.initial_state(2))
         for was, leaf in zip(nest.leaves(before), nest.leaves(rows)):
             assert torch.equal(was, leaf)
 
     def test_statistics_change_in_observe_and_nowhere_else(self, name, num_rewards):
         transforms, rows = self._make(name, num_rewards)
-        transforms.observe(rows)
-        first = transforms.transform(rows)
+        transforms.observe(rows, transforms.initial_state(2), 0)
+        first = transforms.transform(rows, transforms.initial_state(2))
         state = transforms.initial_state(2)
         for t in range(9):
             _, state = transforms(nest.map(lambda leaf, t=t: leaf[t] + 100, rows), state)
-        again = transforms.transform(rows)
+        again = transforms.transform(rows, transforms.initial_state(2))
         assert torch.equal(first.observation, again.observation)
         assert torch.equal(first.reward, again.reward)
 
     def test_state_round_trip(self, name, num_rewards):
         transforms, rows = self._make(name, num_rewards)
-        transforms.observe(rows)
+        transforms.observe(rows, transforms.initial_state(2), 0)
         other, _ = self._make(name, num_rewards)
         other.load_state_dict(copy.deepcopy(transforms.state_dict()))
-        assert torch.equal(transforms.transform(rows).observation, other.transform(rows).observation)
-        assert torch.equal(transforms.transform(rows).reward, other.transform(rows).reward)
+        out, again = (each.transform(rows, each.initial_state(2)) for each in (transforms, other))
+        assert torch.equal(out.observation, again.observation)
+        assert torch.equal(out.reward, again.reward)
 
     def test_dtypes_and_shapes_stay(self, name, num_rewards):
         transforms, rows = self._make(name, num_rewards)
-        transforms.observe(rows)
-        for was, leaf in zip(nest.leaves(rows), nest.leaves(transforms.transform(rows))):
+        transforms.observe(rows, transforms.initial_state(2), 0)
+        out = transforms.transform(rows, transforms.initial_state(2))
+        for was, leaf in zip(nest.leaves(rows), nest.leaves(out)):
             assert leaf.dtype == was.dtype
             assert leaf.shape == was.shape
 
 
 def test_reward_clip_and_scale():
     rows = _rows(reward=torch.tensor([[-3.0, 0.25, 7.0]]))
-    assert RewardClip(VECTOR, SCALAR).transform(rows).reward.tolist() == [[-1, 0.25, 1]]
-    assert RewardScale(VECTOR, SCALAR, scale=2.0).transform(rows).reward.tolist() == [[-6, 0.5, 14]]
+    assert RewardClip(VECTOR, SCALAR).transform(rows, None).reward.tolist() == [[-1, 0.25, 1]]
+    assert RewardScale(VECTOR, SCALAR, scale=2.0).transform(rows, None).reward.tolist() == [[-6, 0.5, 14]]
     with pytest.raises(UsageError, match="low must be below high"):
         RewardClip(VECTOR, SCALAR, low=1.0, high=1.0)
 
@@ -305,8 +308,9 @@ def test_reward_clip_and_scale():
 def test_a_chain_applies_the_first_one_first():
     factories = [partial(RewardScale, scale=10.0), partial(RewardClip, low=-2.0, high=2.0)]
     rows = _rows(reward=torch.tensor([[0.1, 0.5]]))
-    assert Transforms(factories, VECTOR, SCALAR).transform(rows).reward.tolist() == [[1, 2]]
-    assert Transforms(factories[::-1], VECTOR, SCALAR).transform(rows).reward.tolist() == [[1, 5]]
+    for chain, expected in ((factories, [1, 2]), (factories[::-1], [1, 5])):
+        transforms = Transforms(chain, VECTOR, SCALAR)
+        assert transforms.transform(rows, transforms.initial_state(2)).reward.tolist() == [expected]
 
 
 def test_a_chain_passes_specs_on():
@@ -322,13 +326,29 @@ def test_each_of_a_chain_observes_what_the_one_before_it_makes():
     transforms = Transforms([partial(RewardScale, scale=10.0), RewardNormalizer], VECTOR, SCALAR)
     alone = RewardNormalizer(VECTOR, SCALAR)
     rows = _rows(reward=torch.randn(30, 2))
-    transforms.observe(rows)
+    transforms.observe(rows, transforms.initial_state(2), 0)
     alone.observe(rows._replace(reward=10 * rows.reward))
     assert torch.equal(transforms._chain[1]._moments.scale, alone._moments.scale)
+
+
+@pytest.mark.parametrize("factories", [[ObservationNormalizer], [RewardNormalizer], [RewardScale, RewardNormalizer]])
+def test_rows_observed_before_count_once(factories):
+    """On-policy, row 0 was the last row of the unroll before."""
+    factories = [partial(one, scale=2.0) if one is RewardScale else one for one in factories]
+    rows = _rows(torch.randn(9, 2, 3), torch.randn(9, 2), _random_step_types(9, 2))
+    straight, again = (Transforms(factories, VECTOR, SCALAR) for _ in range(2))
+    state = straight.initial_state(2)
+    straight.observe(rows, state, 0)
+    again.observe(nest.map(lambda leaf: leaf[:5], rows), state, 0)
+    again.observe(nest.map(lambda leaf: leaf[4:], rows), state, 1)
+    (expected,) = (m for m in straight.modules() if isinstance(m, RunningMoments))
+    (moments,) = (m for m in again.modules() if isinstance(m, RunningMoments))
+    assert moments.count == expected.count > 0
+    torch.testing.assert_close(moments.scale, expected.scale)
 
 
 def test_no_transform_is_the_identity():
     transforms = Transforms([], VECTOR, SCALAR)
     rows = _rows(reward=torch.randn(3, 2))
-    assert transforms.transform(rows) is rows
+    assert transforms.transform(rows, transforms.initial_state(2)) is rows
     assert transforms(rows, transforms.initial_state(2))[0] is rows

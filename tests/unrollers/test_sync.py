@@ -326,10 +326,10 @@ def test_the_policy_version_is_noted():
 def test_rows_stay_raw_while_the_policy_sees_them_transformed():
     unroller = unroller_of(recorded(NEXT_STEP), factories=[ObservationNormalizer])
     plain = unroller_of(recorded(NEXT_STEP)).unroll(4)
-    unroller._transforms.observe(nest.map(lambda leaf: leaf[1:], plain.time_step))
+    unroller._transforms.observe(plain.time_step, unroller._transforms.initial_state(3), 1)
     experience = unroller.unroll(4)
     assert torch.equal(experience.time_step.observation, plain.time_step.observation)
-    expected = unroller._transforms.transform(plain.time_step).observation
+    expected = unroller._transforms.transform(plain.time_step, experience.transform_state).observation
     acts = plain.time_step.step_type != LAST
     assert torch.equal(experience.info["seen"][acts], expected[acts])
     assert not torch.equal(expected, plain.time_step.observation)

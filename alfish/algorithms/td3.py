@@ -1,0 +1,214 @@
+"""Deterministic policy gradients, off-policy, for Box actions: DDPG, and TD3 which adds three remedies to it.
+
+DDPG: Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971. TD3: Fujimoto et al., 2018,
+https://arxiv.org/abs/1802.09477.
+
+Differs from the papers: a truncated episode is bootstrapped from its true final observation; exploration noise is
+correlated by one number, and starts anew with each episode.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import losses, nest, returns
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, Experience, LossInfo, TimeStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.networks import MLP, CriticEnsemble, Encoder, Target
+from alfish.networks.initializers import orthogonal
+from alfish.schedules import Schedule, as_schedule
+
+ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)
+
+
+class DDPGTrain(NamedTuple):
+    q: torch.Tensor  # [E, 1, N] of the taken action at row 0
+    next_value: torch.Tensor  # [L, N] of later rows; row 0 is not read
+    policy_q: torch.Tensor | None  # [1, N] of the actor's action at row 0; None where the actor does not train
+
+
+@gin.configurable(module="alfish.networks")
+class DeterministicActor(nn.Module):
+    """An action `[..., A]` in (-1, 1).
+
+    Args:
+      observation_spec: nest of spaces.
+      action_size: A.
+      encoder: takes the observation spec.
+      mlp: takes the encoder's output size.
+      gain: of the final layer's orthogonal weights.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_size: int,
+        encoder: Callable[[Nest], Any] = Encoder,
+        mlp: Callable[[int], Any] = MLP,
+        gain: float = 0.01,
+    ):
+        super().__init__()
+        self.encoder: Any = encoder(observation_spec)
+        self.mlp: Any = mlp(self.encoder.output_size)
+        self.linear = orthogonal(nn.Linear(self.mlp.output_size, action_size), gain)
+
+    def forward(self, observation: Nest) -> torch.Tensor:
+        return torch.tanh(self.linear(self.mlp(self.encoder(observation))))
+
+
+@gin.configurable(module="alfish.algorithms")
+class DDPG(RLAlgorithm):
+    """Args:
+    actor: takes (observation_spec, action_size).
+    critic: takes (observation_spec, action_size); an ensemble, here of one. Targets take its minimum.
+    gamma: discount per environment step.
+    target_rate: how far both target networks move after each update.
+    noise_std: of exploration noise, in units of half the action's range; number or schedule.
+    noise_correlation: from one step's noise to the next one's, in [0, 1); 0 is white noise. As policy state, it starts
+      from zero with each episode.
+    """
+
+    on_policy = False
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        actor: Callable[..., Any] = DeterministicActor,
+        critic: Callable[..., Any] = ONE_CRITIC,
+        gamma: float = 0.99,
+        target_rate: float = 0.005,
+        noise_std: float | Schedule = 0.1,
+        noise_correlation: float = 0.0,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec)
+        self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]
+        self.actor = actor(observation_spec, sum(self._sizes))
+        self.critic = critic(observation_spec, sum(self._sizes))
+        self.target_actor = Target(self.actor, target_rate)
+        self.target_critic = Target(self.critic, target_rate)
+        self._gamma, self._noise_std, self._noise_correlation = gamma, as_schedule(noise_std), noise_correlation
+
+    @classmethod
+    def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
+        for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
+            if not (isinstance(leaf, spaces.Box) and leaf.is_bounded("both")):
+                name = f"action {path}".rstrip()
+                raise UsageError(f"{cls.__name__} takes bounded Box actions, and the {name} is {leaf}; train with PPO")
+        if reward_spec.shape:
+            raise UsageError(
+                f"{cls.__name__} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}"
+            )
+
+    def parameter_groups(self) -> dict:
+        return {"critic": self.critic.parameters(), "actor": self.actor.parameters()}
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return torch.zeros(batch_size, sum(self._sizes)) if self._noise_correlation else None
+
+    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        action = self.actor(time_step.observation)
+        noise = torch.randn_like(action)
+        if state is not None:
+            rho = self._noise_correlation
+            state = noise = rho * state + math.sqrt(1 - rho**2) * noise
+        return AlgStep(self._nested((action + self._noise_std(self.progress) * noise).clamp(-1, 1)), state)
+
+    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        return AlgStep(self._nested(self.actor(time_step.observation)), state)
+
+    def target_action(self, observation: Nest) -> torch.Tensor:
+        """What the target policy does, `[..., A]`; TD3 smooths it."""
+        return self.target_actor(observation)
+
+    def trains_actor(self) -> bool:
+        """Whether the actor takes part in this update; TD3 delays it."""
+        return True
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        observation = experience.time_step.observation
+        now, later = nest.at(observation, slice(0, 1)), nest.at(observation, slice(1, None))
+        action = torch.cat(nest.leaves(nest.at(experience.action, slice(0, 1))), -1)
+        q = self.critic(now, action)
+        with torch.no_grad():
+            value = self.target_critic(later, self.target_action(later)).amin(0)
+            next_value = torch.cat([torch.zeros_like(value[:1]), value])
+        # The first critic is the actor's, as in TD3's algorithm 1.
+        policy_q = self.critic(now, self.actor(now))[0] if self.trains_actor() else None
+        return AlgStep(state=state, info=DDPGTrain(q, next_value, policy_q))
+
+    def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:
+        step = experience.time_step  # [L, N]
+        discount = self._gamma * step.discount
+        target = returns.discounted_return(step.reward, discount, info.next_value, step.step_type)[:1]
+        error = target - info.q  # [E, 1, N]
+        loss = {"critic": losses.squared(error).sum(0)}
+        if info.policy_q is not None:
+            loss["actor"] = -info.policy_q
+        extra = {"q": info.q.detach().mean(0), "td_error": error.detach().abs().mean(0)}
+        return LossInfo(loss, extra=extra, priority=error.detach().abs().mean(0)[0])
+
+    def after_update(self) -> None:
+        self.target_actor.follow(self.actor)
+        self.target_critic.follow(self.critic)
+
+    def _nested(self, action: torch.Tensor) -> Nest:
+        parts = iter(action.split(self._sizes, -1))
+        return nest.map(lambda _: next(parts), self.action_spec)
+
+
+@gin.configurable(module="alfish.algorithms")
+class TD3(DDPG):
+    """DDPG with the minimum of two critics, smoothed targets, and an actor and targets that move less often.
+
+    Args:
+      critic: as in DDPG; two by default.
+      smoothing_std, smoothing_clip: of the noise on target actions, in units of half the action's range.
+      actor_period: updates of the critics for one of the actor and the targets.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        critic: Callable[..., Any] = CriticEnsemble,
+        smoothing_std: float = 0.2,
+        smoothing_clip: float = 0.5,
+        actor_period: int = 2,
+        **ddpg_arguments,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec, critic=critic, **ddpg_arguments)
+        self._smoothing_std, self._smoothing_clip, self._actor_period = smoothing_std, smoothing_clip, actor_period
+        self._num_updates = 0
+
+    def target_action(self, observation: Nest) -> torch.Tensor:
+        action = self.target_actor(observation)
+        noise = (self._smoothing_std * torch.randn_like(action)).clamp(-self._smoothing_clip, self._smoothing_clip)
+        return (action + noise).clamp(-1, 1)
+
+    def trains_actor(self) -> bool:
+        return (self._num_updates + 1) % self._actor_period == 0
+
+    def after_update(self) -> None:
+        trained = self.trains_actor()
+        self._num_updates += 1
+        if trained:
+            super().after_update()
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"num_updates": self._num_updates}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self._num_updates = state["num_updates"]

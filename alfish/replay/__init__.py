@@ -1,0 +1,5 @@
+"""Replay: what happened, kept as raw rows, and sampled as windows of consecutive rows of one environment."""
+
+from alfish.replay.ring_buffer import RingBuffer
+
+__all__ = ["RingBuffer"]

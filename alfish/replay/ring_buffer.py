@@ -1,0 +1,316 @@
+"""A ring of rows for each environment, sampled as windows.
+
+A row's position `pos` grows for ever; where it lies, `pos % length`, is nobody else's business. Each column is one
+environment, so a window of consecutive positions is what that environment did. A window may start at a row that trains
+(`data.trainable`), may end anywhere among the column's rows, and never mixes its newest with its oldest.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.data import Batch, Experience, StepType, TimeStep, trainable
+from alfish.errors import UsageError
+from alfish.nest import Nest
+
+
+class Window(NamedTuple):
+    """Where windows start."""
+
+    column: torch.Tensor  # [N] int64
+    position: torch.Tensor  # [N] int64
+
+
+class RingBuffer:
+    """Keeps the newest rows of B environments.
+
+    Laid out from the first rows pushed, whatever nest they are. `env_id` is kept once a column, `policy_version` not at
+    all.
+
+    Args:
+      capacity: rows of all columns together; each column keeps `capacity // num_envs`.
+      num_envs: B.
+      device: where rows are kept, and windows come out.
+      directory: keep the rows in memory-mapped files there instead, on the CPU.
+      num_ignored: how many of a column's oldest rows no window may start at, once older ones were overwritten or where
+        the first row began no episode: as many as a frame stack looks back.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        directory: str | Path | None = None,
+        num_ignored: int = 0,
+    ):
+        self._length = capacity // num_envs
+        if self._length < 2 + num_ignored:
+            raise UsageError(
+                f"a replay of {capacity} rows keeps {self._length} for each of {num_envs} environments, too few for a "
+                "window; raise its capacity"
+            )
+        self.num_envs, self._num_ignored = num_envs, num_ignored
+        self._device = torch.device("cpu" if directory else device)
+        self._directory = None if directory is None else Path(directory)
+        self._pos = np.zeros(num_envs, np.int64)  # of the next row of each column
+        self._start = np.zeros(num_envs, np.int64)  # the first position since the last `clear`
+        self._env_id = torch.zeros(num_envs, dtype=torch.int32, device=self._device)
+        # Rows that may start a window as far as their successor is concerned; the last row of a column has none yet.
+        self._startable = torch.zeros(self._length * num_envs, dtype=torch.bool, device=self._device)
+        self._rows: Nest = None  # leaves [length * B, ...], row (pos % length) * B + column
+        self._step_type: Any = None  # of `_rows`
+
+    @property
+    def length(self) -> int:
+        """Rows a column can keep."""
+        return self._length
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all columns at present."""
+        return int(self._sizes().sum())
+
+    @property
+    def num_pushed(self) -> int:
+        """Rows ever pushed."""
+        return int(self._pos.sum())
+
+    def push(self, experience: Experience) -> None:
+        """Appends rows to every column. PAD rows, at the end of a ragged column, are left out.
+
+        Args:
+          experience: leaves `[T, B, ...]`; `state` and `policy_version` are not kept.
+        """
+        step_type = experience.time_step.step_type
+        rows = nest.to(_kept(experience), self._device)
+        if self._rows is None:
+            self._lay_out(nest.map(lambda leaf: leaf[0], rows))
+            self._env_id.copy_(experience.time_step.env_id[0])
+        excess = len(step_type) - self._length
+        if excess > 0:
+            raise UsageError(
+                f"an unroll of {len(step_type)} rows does not fit a replay of {self._length} rows an environment"
+            )
+        pad = (step_type == StepType.PAD).cpu().numpy()
+        level = (self._pos == self._pos[0]).all() and (self._start == self._start[0]).all()
+        if pad.any() or not level:
+            self._push_ragged(rows, ~pad)
+        else:
+            self._push_aligned(rows, len(step_type))
+
+    def num_starts(self) -> int:
+        """How many rows may start a window of length 2."""
+        return int(self._startable.sum())
+
+    def sample(self, num_windows: int, window_length: int = 2) -> Batch:
+        """Windows that start uniformly at any row that may start one, with replacement.
+
+        Args:
+          num_windows: N.
+          window_length: L, rows.
+
+        Returns:
+          Batch of `[L, N]` rows; the mask has L - 1 rows, and is true in its first.
+
+        Raises:
+          UsageError: no row can start such a window yet.
+        """
+        return self.windows(self.draw(num_windows, window_length), window_length)
+
+    def draw(self, num_windows: int, window_length: int = 2) -> Window:
+        """The starts of `sample`, by rejection: drawn uniformly from all rows, and again where one may not start."""
+        low, count = self._candidates(window_length)
+        total = int(count.sum())
+        column = np.empty(0, np.int64)
+        position = np.empty(0, np.int64)
+        ends = np.cumsum(count)
+        for _ in range(1000):
+            missing = num_windows - len(column)
+            if missing <= 0:
+                break
+            if total <= 0:
+                raise UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
+            # torch's generator, which the trainer seeds and saves.
+            ticket = torch.randint(total, (missing + missing // 8 + 4,)).numpy()
+            drawn = np.searchsorted(ends, ticket, side="right") if self.num_envs > 1 else np.zeros_like(ticket)
+            at = ticket - (ends - count)[drawn] + low[drawn]
+            fits = self._may_start(drawn, at)
+            column = np.concatenate([column, drawn[fits]])[:num_windows]
+            position = np.concatenate([position, at[fits]])[:num_windows]
+        if len(column) < num_windows:
+            raise UsageError("the replay holds hardly a row that trains: its episodes may all have length 0")
+        return Window(torch.from_numpy(column).to(self._device), torch.from_numpy(position).to(self._device))
+
+    def windows(self, start: Window, window_length: int) -> Batch:
+        """The rows of windows that start there."""
+        column, position = start.column.to(self._device), start.position.to(self._device)
+        offsets = torch.arange(window_length, device=self._device).unsqueeze(1)
+        experience = self.read(column, position + offsets)
+        step_type = experience.time_step.step_type
+        return Batch(experience, trainable(step_type), self._env_id[column], position)
+
+    def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
+        """The rows at these positions (`[L, N]`) of these columns (`[N]`), which must still be there."""
+        index = (position % self._length) * self.num_envs + column
+        flat = index.reshape(-1)
+        rows = nest.map(lambda leaf: leaf.index_select(0, flat).reshape(*index.shape, *leaf.shape[1:]), self._rows)
+        step_type, reward, discount, observation, prev_action, action, info = rows
+        time_step = TimeStep(
+            step_type, reward, discount, observation, prev_action, self._env_id[column].expand(index.shape)
+        )
+        return Experience(time_step, action, info, None, None)
+
+    def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """`[K, N]` of the rows at `position` (`[K, N]`) of `column` (`[N]`)."""
+        return self._step_type[(position % self._length) * self.num_envs + column]
+
+    def observation(self, column: torch.Tensor, position: torch.Tensor) -> Nest:
+        """Leaves `[K, N, ...]` of the rows at `position` (`[K, N]`) of `column` (`[N]`)."""
+        index = (position % self._length) * self.num_envs + column
+        return nest.map(lambda leaf: leaf[index], self._rows[3])
+
+    def oldest_position(self, column: torch.Tensor) -> torch.Tensor:
+        """`[N]` the position of each column's oldest row."""
+        return torch.from_numpy(self._pos - self._sizes()).to(self._device)[column]
+
+    def clear(self) -> None:
+        """Forgets all rows; positions go on."""
+        self._start = self._pos.copy()
+        self._startable.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, the rows that are filled included."""
+        filled = slice(int(min(self._pos.max(), self._length)) * self.num_envs)
+        return {
+            "pos": torch.from_numpy(self._pos.copy()),
+            "start": torch.from_numpy(self._start.copy()),
+            "length": self._length,
+            "env_id": self._env_id.clone(),
+            "startable": self._startable.clone(),
+            # A view would be written with all of the storage behind it.
+            "rows": nest.map(lambda leaf: leaf[filled].clone(), self._rows),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from `state`.
+
+        Raises:
+          UsageError: it was saved with another capacity or number of environments.
+        """
+        if state["length"] != self._length or len(state["pos"]) != self.num_envs:
+            raise UsageError(
+                f"the saved replay has {len(state['pos'])} columns of {state['length']} rows, this one {self.num_envs} "
+                f"of {self._length}; keep the capacity and the number of environments"
+            )
+        self._pos, self._start = state["pos"].numpy().copy(), state["start"].numpy().copy()
+        self._env_id.copy_(state["env_id"])
+        self._startable.copy_(state["startable"])
+        if state["rows"] is None:
+            return
+        if self._rows is None:
+            self._lay_out(state["rows"])
+        for leaf, saved in zip(nest.leaves(self._rows), nest.leaves(state["rows"]), strict=True):
+            leaf[: len(saved)] = saved.to(self._device)
+
+    def check_valid(self) -> None:
+        """Raises AssertionError where the books do not agree with the rows."""
+        sizes = self._sizes()
+        assert (sizes >= 0).all() and (sizes <= self._length).all()
+        if self._rows is None:
+            assert not self._pos.any() and not self._startable.any()
+            return
+        startable = torch.zeros_like(self._startable)
+        for column in range(self.num_envs):
+            positions = np.arange(self._pos[column] - sizes[column], self._pos[column])
+            index = torch.from_numpy((positions % self._length) * self.num_envs + column).to(self._device)
+            if len(index) > 1:
+                startable[index[:-1]] = trainable(self._step_type[index].unsqueeze(1)).squeeze(1)
+        assert torch.equal(startable, self._startable), "a row's right to start a window is out of date"
+
+    def _lay_out(self, row: Nest) -> None:
+        """Makes room for rows like this one, leaves `[B, ...]`."""
+        count = self._length * self.num_envs
+        number = iter(range(1_000))
+
+        def allocate(leaf: torch.Tensor) -> torch.Tensor:
+            if self._directory is None:
+                # Untouched pages cost no memory: a large replay grows as it fills.
+                return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device=self._device)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
+            path = self._directory / f"leaf-{next(number):03d}.bin"
+            return torch.from_numpy(np.memmap(path, dtype, "w+", shape=(count, *leaf.shape[1:])))
+
+        self._rows = nest.map(allocate, row)
+        self._step_type = self._rows[0]
+
+    def _push_aligned(self, rows: Nest, num_rows: int) -> None:
+        """All columns have the same pos and start: whole blocks of rows, in two pieces where the ring wraps."""
+        pos = int(self._pos[0])
+        done = 0
+        while done < num_rows:
+            at = (pos + done) % self._length
+            count = min(num_rows - done, self._length - at)
+            block = slice(at * self.num_envs, (at + count) * self.num_envs)
+            for target, leaf in zip(nest.leaves(self._rows), nest.leaves(rows)):
+                target[block] = leaf[done : done + count].flatten(0, 1)
+            done += count
+        self._pos += num_rows
+        # The row before the first new one now has a successor; the newest has none.
+        positions = np.arange(max(pos - 1, int(self._start[0])), pos + num_rows)
+        index = torch.from_numpy(positions % self._length).to(self._device)
+        step_type = self._step_type.view(self._length, self.num_envs)[index]
+        startable = self._startable.view(self._length, self.num_envs)
+        startable[index[:-1]] = trainable(step_type) if len(index) > 1 else startable[index[:-1]]
+        startable[index[-1]] = False
+
+    def _push_ragged(self, rows: Nest, real: np.ndarray) -> None:
+        """Columns have their own pos, and get as many rows as are real."""
+        time, column = np.nonzero(real)
+        index = torch.from_numpy((self._pos[column] + time) % self._length * self.num_envs + column).to(self._device)
+        source = torch.from_numpy(time * self.num_envs + column).to(self._device)
+        for target, leaf in zip(nest.leaves(self._rows), nest.leaves(rows)):
+            target[index] = leaf.flatten(0, 1)[source]
+        before = self._pos.copy()
+        self._pos += real.sum(0)
+        for b in range(self.num_envs):
+            positions = np.arange(max(before[b] - 1, self._start[b]), self._pos[b])
+            if len(positions) == 0:
+                continue
+            here = torch.from_numpy(positions % self._length * self.num_envs + b).to(self._device)
+            if len(here) > 1:
+                self._startable[here[:-1]] = trainable(self._step_type[here].unsqueeze(1)).squeeze(1)
+            self._startable[here[-1]] = False
+
+    def _sizes(self) -> np.ndarray:
+        return np.minimum(self._pos - self._start, self._length)
+
+    def _candidates(self, window_length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Per column, the first position that a window may start at, and how many there are from it on."""
+        sizes = self._sizes()
+        oldest = self._pos - sizes
+        misses = oldest > 0  # rows before the oldest one
+        if self._num_ignored and self._rows is not None:
+            # A resumed run whose rows were not saved may begin within an episode.
+            misses = misses | (self._step_type[: self.num_envs] != StepType.FIRST).cpu().numpy()
+        low = oldest + np.where(misses, self._num_ignored, 0)
+        return low, np.maximum(self._pos - window_length - low + 1, 0)
+
+    def _may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
+        index = torch.from_numpy(position % self._length * self.num_envs + column)
+        if self._device.type != "cpu":
+            return self._startable[index.to(self._device)].cpu().numpy()
+        return self._startable.numpy()[index.numpy()]
+
+
+def _kept(experience: Experience) -> Nest:
+    """What of the rows is stored, as a tuple; `read` puts it back."""
+    step = experience.time_step
+    return (
+        step.step_type, step.reward, step.discount, step.observation, step.prev_action,
+        experience.action, experience.info,
+    )  # fmt: skip

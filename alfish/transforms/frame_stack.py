@@ -1,0 +1,95 @@
+"""Frame stacks: built when rows are used, so that every frame is stored once."""
+
+import gin
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.data import StepType, TimeStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.transforms.transform import Rows, Transform
+
+
+@gin.configurable(module="alfish.transforms")
+class FrameStack(Transform):
+    """Puts each observation behind the `num_frames - 1` before it, oldest first; an episode's first frame is repeated.
+
+    A leaf of two dimensions, a grey image [H, W], becomes [num_frames, H, W]; one of three stacks its channels, the
+    last dimension of [H, W, C] and the first of [C, H, W]; a vector [D] becomes [num_frames * D].
+
+    Its state is the frames before a row, `[B, num_frames - 1, ...]` a leaf, oldest first.
+    """
+
+    def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, num_frames: int = 4):
+        super().__init__(observation_spec, reward_spec)
+        if num_frames < 2:
+            raise UsageError(f"FrameStack.num_frames is {num_frames}; it must be at least 2")
+        for path, leaf in zip(nest.paths(observation_spec), nest.leaves(observation_spec)):
+            if not isinstance(leaf, spaces.Box) or not 1 <= len(leaf.shape) <= 3:
+                raise UsageError(f"FrameStack stacks vectors and images, and the observation {path or ''} is {leaf}")
+        self.num_frames = num_frames
+        self.look_back = num_frames - 1
+        self._raw_spec = observation_spec
+        self.observation_spec = nest.map(self._stacked_spec, observation_spec)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        def frames(leaf: spaces.Box) -> torch.Tensor:
+            return torch.from_numpy(np.zeros((batch_size, self.look_back, *leaf.shape), leaf.dtype))
+
+        return nest.map(frames, self._raw_spec)
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[TimeStep, Nest]:
+        first = time_step.step_type == StepType.FIRST
+
+        def push(frame: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+            repeated = frame.unsqueeze(1).expand(-1, self.look_back, *frame.shape[1:])
+            before = torch.where(first.reshape(-1, *[1] * frame.ndim), repeated, before)
+            return torch.cat([before, frame.unsqueeze(1)], 1)
+
+        frames = nest.map(push, time_step.observation, state)  # [B, num_frames, ...]
+        stacked = nest.map(self._join, frames, self._raw_spec)
+        return time_step._replace(observation=stacked), nest.map(lambda leaf: leaf[:, 1:], frames)
+
+    def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
+        """Rows `[T, N]`, from the frames before row 0."""
+        num_rows, num_columns = time_step.step_type.shape
+        device = time_step.step_type.device
+        row = torch.arange(num_rows, device=device).unsqueeze(1)
+        # Where each row's episode starts, if it does among these rows; older frames of its stack are that one.
+        start = torch.where(time_step.step_type == StepType.FIRST, row, -self.look_back).cummax(0).values  # [T, N]
+        age = torch.arange(self.look_back, -1, -1, device=device)  # oldest first
+        source = torch.maximum(row.unsqueeze(-1) - age, start.unsqueeze(-1)) + self.look_back  # [T, N, num_frames]
+        index = source * num_columns + torch.arange(num_columns, device=device).unsqueeze(-1)
+
+        def gather(leaf: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+            rows = torch.cat([before.movedim(1, 0), leaf])  # [look_back + T, N, ...]
+            picked = rows.flatten(0, 1).index_select(0, index.reshape(-1))
+            return picked.reshape(*index.shape, *leaf.shape[2:])
+
+        frames = nest.map(gather, time_step.observation, state)
+        return time_step._replace(observation=nest.map(self._join, frames, self._raw_spec))
+
+    def window_state(self, rows: Rows, column: torch.Tensor, position: torch.Tensor) -> Nest:
+        """The frames before rows at `position` (`[N]`) of `column` (`[N]`), read from replay."""
+        age = torch.arange(self.look_back, -1, -1, device=position.device).unsqueeze(1)
+        at = torch.maximum(position - age, rows.oldest_position(column))  # [num_frames, N]
+        start = torch.where(rows.step_type(column, at) == StepType.FIRST, at, -1).amax(0)
+        observation = rows.observation(column, torch.maximum(at[:-1], start))
+        return nest.map(lambda leaf: leaf.movedim(0, 1), observation)
+
+    def _join(self, frames: torch.Tensor, leaf: spaces.Box) -> torch.Tensor:
+        """`[*, num_frames, ...]` to the stacked shape."""
+        if len(leaf.shape) == 2:
+            return frames
+        if len(leaf.shape) == 3 and leaf.shape[-1] <= leaf.shape[0]:  # [H, W, C]
+            return frames.movedim(-4, -2).flatten(-2)
+        return frames.flatten(-len(leaf.shape) - 1, -len(leaf.shape))
+
+    def _stacked_spec(self, leaf: spaces.Box) -> spaces.Box:
+        def stacked(bound: np.ndarray) -> np.ndarray:
+            frames = torch.from_numpy(np.repeat(bound[None], self.num_frames, 0))
+            return self._join(frames, leaf).numpy()
+
+        return spaces.Box(stacked(leaf.low), stacked(leaf.high), dtype=leaf.dtype)

@@ -1,0 +1,63 @@
+"""Off-policy algorithms learn what is known of the toys, in seconds, from three seeds."""
+
+import functools
+
+import pytest
+import torch
+
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3, DeterministicActor
+from alfish.batches import ReplayBatches
+from alfish.data import TimeStep
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit, OneState
+from alfish.learner import Learner
+from alfish.networks import MLP, CriticEnsemble, QNetwork, Torso
+from alfish.schedules import Linear
+from alfish.trainer import Trainer
+
+SEEDS = [0, 1, 2]
+SMALL = functools.partial(MLP, layers=(32,), activation="relu")
+CRITIC = functools.partial(CriticEnsemble, layers=(32,))
+Q_NETWORK = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=SMALL))
+ALGORITHMS = {
+    "dqn": functools.partial(DQN, q_network=Q_NETWORK, gamma=0.9, epsilon=Linear(1.0, 0.05), target_period=20),
+    "sac": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, gamma=0.9, target_rate=0.05, initial_alpha=0.1,
+                             box_target_entropy=-3.0, discrete_entropy_share=0.1),
+    "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=CRITIC, gamma=0.9,
+                             target_rate=0.05),
+}  # fmt: skip
+
+
+def train(root_dir, algorithm, env_id, env_kwargs, seed, num_env_steps, **learner):
+    replay = functools.partial(ReplayBatches, capacity=5000, batch_size=32, warmup_env_steps=100,
+                               updates_per_env_step=0.5)  # fmt: skip
+    trainer = Trainer(
+        root_dir, algorithm=algorithm, batches=replay, seed=seed, device="cpu", listeners=[], unroll_length=4,
+        environment=functools.partial(make_environment, env_id, num_envs=4, env_kwargs=env_kwargs),
+        learner=functools.partial(Learner, **learner), num_env_steps=num_env_steps,
+    )  # fmt: skip
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("name", "action", "best"), [
+    ("dqn", "discrete", 3.9), ("sac", "discrete", 3.9), ("sac", "box", 3.4), ("td3", "box", 3.4),
+])  # fmt: skip
+def test_the_bandit_is_solved(tmp_path, name, action, best, seed):
+    """4 rewards of at most 1 an episode; acting at random earns 1 (discrete) or about 1.5 (box)."""
+    kwargs = {"action": action, "length": 4}
+    trainer = train(tmp_path, ALGORITHMS[name], Bandit, kwargs, seed, 1600, learning_rate=3e-3)
+    evaluator = trainer.evaluator(50)
+    assert evaluator.evaluate(50).mean > best
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_q_of_the_one_state_goes_to_1_over_1_less_gamma(tmp_path, seed):
+    """Reward 1 for ever, cut into episodes of 7 by truncation: its value is 10, not that of 7 steps, 5.2."""
+    trainer = train(tmp_path, ALGORITHMS["dqn"], OneState, {"length": 7}, seed, 2400, learning_rate=Linear(2e-2))
+    time_step = TimeStep(None, None, None, torch.ones(1, 1), None, None)
+    q = trainer.algorithm.q_network(time_step.observation).detach()
+    assert (q - 10).abs().max() < 0.2

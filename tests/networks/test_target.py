@@ -1,0 +1,112 @@
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from alfish.errors import UsageError
+from alfish.networks import Target
+
+
+class Scaled(nn.Module):
+    """A parameter and a buffer."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), float(value)))
+        self.register_buffer("count", torch.tensor(float(value)))
+
+    def forward(self, x, y=0):
+        return self.weight * x + y
+
+
+def moved(online, value):
+    with torch.no_grad():
+        online.weight.fill_(value)
+        online.count.fill_(value)
+
+
+def values(target):
+    return target.network.weight.tolist() + [float(target.network.count)]
+
+
+def test_it_starts_as_a_copy_and_stays_until_it_follows():
+    online = Scaled(1)
+    target = Target(online)
+    moved(online, 5)
+    assert values(target) == [1, 1, 1]
+    assert target(torch.ones(2), 3).tolist() == [4, 4]
+
+
+def test_it_copies_at_every_period_th_update_and_at_no_other():
+    online = Scaled(0)
+    target = Target(online, period=3)
+    seen = []
+    for update in range(1, 8):
+        moved(online, update)
+        target.follow(online)
+        seen.append(float(target.network.weight[0]))
+    assert seen == [0, 0, 3, 3, 3, 6, 6]
+
+
+def test_it_moves_by_its_rate_and_copies_buffers():
+    online = Scaled(0)
+    target = Target(online, rate=0.25)
+    moved(online, 16)
+    target.follow(online)
+    assert values(target) == [4, 4, 16]
+    target.follow(online)
+    assert values(target) == [7, 7, 16]
+
+
+def test_rate_and_period_together():
+    online = Scaled(0)
+    target = Target(online, rate=0.5, period=2)
+    moved(online, 8)
+    seen = []
+    for _ in range(4):
+        target.follow(online)
+        seen.append(float(target.network.weight[0]))
+    assert seen == [0, 4, 4, 6]
+
+
+def test_following_leaves_the_online_network_alone():
+    online = Scaled(2)
+    target = Target(online, rate=0.5)
+    moved(online, 6)
+    target.follow(online)
+    assert online.weight.tolist() == [6, 6] and online.weight.requires_grad
+    moved(online, 100)  # no memory is shared
+    assert values(target)[:2] == [4, 4]
+
+
+def test_no_gradient_reaches_it_and_none_goes_through_follow():
+    online = Scaled(2)
+    target = Target(online, rate=0.5)
+    assert not any(parameter.requires_grad for parameter in target.parameters())
+    x = torch.ones(2, requires_grad=True)
+    (target(x) * online(x)).sum().backward()
+    assert target.network.weight.grad is None and (online.weight.grad != 0).all()
+    target.follow(online)
+    assert target.network.weight.grad_fn is None
+
+
+def test_a_restored_target_keeps_its_place_in_the_period():
+    online = Scaled(0)
+    target, resumed = Target(online, period=3), Target(online, period=3)
+    moved(online, 1)
+    for _ in range(2):
+        target.follow(online)
+    file = io.BytesIO()
+    torch.save(target.state_dict(), file)
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for one in (target, resumed):
+        one.follow(online)
+        assert values(one) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("rate", "period"), [(0, 1), (-0.1, 1), (1.1, 1), (1, 0)])
+def test_a_rate_outside_0_to_1_and_a_period_below_1_are_refused(rate, period):
+    with pytest.raises(UsageError, match=f"got {rate}, {period}"):
+        Target(Scaled(0), rate, period)

@@ -1,0 +1,375 @@
+"""The ring against a copy of every row that was ever pushed: rows of Stamped, which tell where they belong."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from alfish import nest
+from alfish.data import Experience, StepType, TimeStep
+from alfish.environments.toy import Stamped
+from alfish.errors import UsageError
+from alfish.replay import RingBuffer
+from alfish.replay.ring_buffer import Window
+
+FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
+
+
+class Columns:
+    """Steps Stamped environments, each column as far as asked, and remembers all rows: `history[column][position]`."""
+
+    def __init__(self, num_envs, truncates=False):
+        lengths = (3, 5, 1, 8, 2)
+        self.envs = [Stamped(lengths[b:] + lengths[:b], truncates and b % 2 == 0) for b in range(num_envs)]
+        self.history = [[] for _ in self.envs]
+
+    def _next_row(self, column):
+        env, rows = self.envs[column], self.history[column]
+        if not rows or rows[-1][0] == LAST:
+            observation, _ = env.reset(seed=column)
+            row = (FIRST, 0.0, 1.0, *observation)
+        else:
+            observation, reward, terminated, truncated, _ = env.step(0)
+            row = (LAST if terminated or truncated else MID, reward, float(not terminated), *observation)
+        rows.append(row)
+        return row
+
+    def unroll(self, counts):
+        """`counts[b]` new rows of column b, the shorter columns filled up with PAD rows of junk."""
+        num_rows = max(counts)
+        table = np.full((num_rows, len(counts), 6), -9.0)
+        table[..., 0] = PAD
+        for column, count in enumerate(counts):
+            for t in range(count):
+                table[t, column] = self._next_row(column)
+        return experience_of(table, len(self.envs))
+
+
+def experience_of(table, num_envs):
+    values = torch.from_numpy(table)
+    step_type, reward, discount, stamp = values[..., 0], values[..., 1], values[..., 2], values[..., 3:]
+    observation = {"stamp": stamp.float(), "image": image_of(stamp)}
+    time_step = TimeStep(
+        step_type.int(), reward.float(), discount.float(), observation, stamp[..., 2].long() + 5,
+        torch.arange(10, 10 + num_envs, dtype=torch.int32).expand(len(table), -1),
+    )  # fmt: skip
+    return Experience(time_step, (stamp[..., 1].long(),), {"log_prob": stamp[..., :1].double()}, None)
+
+
+def image_of(stamp):
+    return (stamp[..., 1] * 16 + stamp[..., 2]).remainder(251).to(torch.uint8)[..., None, None].expand(*stamp.shape, 2)
+
+
+def is_trainable(rows, position):
+    return rows[position][0] in (FIRST, MID) and rows[position + 1][0] in (MID, LAST)
+
+
+def valid_starts(history, length, window_length, num_ignored=0, cleared_at=None):
+    """Every (column, position) that may start a window, worked out from the rows themselves."""
+    starts = []
+    for column, rows in enumerate(history):
+        oldest = max(len(rows) - length, cleared_at[column] if cleared_at else 0)
+        low = oldest + (num_ignored if oldest else 0)
+        starts += [(column, p) for p in range(low, len(rows) - window_length + 1) if is_trainable(rows, p)]
+    return starts
+
+
+def check_windows(batch, window_length, history, allowed):
+    """Each leaf of each row is that of the window's column at its position, and starts where it may."""
+    column, position = (batch.env_id - 10).tolist(), batch.position.tolist()
+    assert set(zip(column, position)) <= set(allowed)
+    rows = [[history[c][p + k] for c, p in zip(column, position)] for k in range(window_length)]
+    expected = experience_of(np.array(rows, np.float64), 1)._replace(policy_version=None)
+    step = batch.experience.time_step
+    expected = expected._replace(time_step=expected.time_step._replace(env_id=batch.env_id.expand(window_length, -1)))
+    assert nest.paths(batch.experience) == nest.paths(expected)
+    for path, leaf, other in zip(nest.paths(expected), nest.leaves(batch.experience), nest.leaves(expected)):
+        assert leaf.dtype == other.dtype and torch.equal(leaf, other), path
+    # The same, told by the stamps alone: one environment, and steps one by one up to each LAST.
+    stamp, here = step.observation["stamp"], step.step_type[:-1]
+    assert (stamp[..., 0] == stamp[:1, :, 0]).all()
+    ended = here == LAST
+    assert torch.equal(stamp[1:, :, 1], stamp[:-1, :, 1] + ended)
+    assert torch.equal(stamp[1:, :, 2], torch.where(ended, 0, stamp[:-1, :, 2] + 1))
+    assert batch.mask.shape == (window_length - 1, len(column)) and batch.mask[0].all()
+    assert (here[0] != LAST).all()
+
+
+def reloaded(buffer, fresh):
+    file = io.BytesIO()
+    torch.save(buffer.state_dict(), file)
+    file.seek(0)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    return fresh
+
+
+def assert_same_state(one, other):
+    """The books, and every row that is there; what else the storage holds means nothing."""
+    for a, b in zip(books_and_rows(one), books_and_rows(other), strict=True):
+        assert torch.equal(a, b) and a.dtype == b.dtype
+
+
+def books_and_rows(buffer):
+    state = buffer.state_dict()
+    leaves = [state[name].clone() for name in ("pos", "start", "env_id", "startable")]
+    for column in range(buffer.num_envs):
+        end = int(state["pos"][column])
+        oldest = int(buffer.oldest_position(torch.tensor([column])))
+        rows = buffer.read(torch.tensor([column]), torch.arange(oldest, end).unsqueeze(1))
+        leaves += nest.leaves(rows)
+    return leaves
+
+
+SETTINGS = [  # num_envs, rows a column, rows ignored, mapped to files
+    (1, 9, 0, False),
+    (3, 14, 0, False),
+    (2, 30, 3, False),
+    (5, 21, 1, True),
+]
+NUM_OPERATIONS, NUM_DRAWS = 125, 400  # x 4 settings: 200 000 draws
+
+
+@pytest.mark.parametrize(("num_envs", "length", "num_ignored", "mapped"), SETTINGS)
+def test_every_window_is_what_one_environment_did_whatever_was_done_to_the_ring(
+    tmp_path, num_envs, length, num_ignored, mapped
+):
+    rng = np.random.default_rng(num_envs)
+    torch.manual_seed(num_envs)
+    columns, cleared_at = Columns(num_envs, truncates=True), [0] * num_envs
+    num_made = num_drawn = 0
+
+    def make():
+        nonlocal num_made
+        num_made += 1
+        directory = tmp_path / str(num_made) if mapped else None
+        return RingBuffer(length * num_envs + num_envs - 1, num_envs, "cpu", directory, num_ignored)
+
+    buffer = make()
+    buffer.check_valid()
+    for _ in range(NUM_OPERATIONS):
+        operation = rng.choice(["aligned", "ragged", "reload", "clear"], p=[0.41, 0.42, 0.09, 0.08])
+        if operation == "aligned":
+            buffer.push(columns.unroll([int(rng.integers(1, length + 1))] * num_envs))
+        elif operation == "ragged":
+            counts = rng.integers(0, 1 + rng.integers(1, length + 1), num_envs)
+            counts[rng.integers(num_envs)] += counts.max() == 0
+            if rng.random() < 0.3:  # all columns level again
+                sizes = np.array([len(rows) for rows in columns.history])
+                counts = np.minimum(sizes.max() - sizes + 1, length)
+            buffer.push(columns.unroll(counts.tolist()))
+        elif operation == "reload":
+            buffer = reloaded(buffer, make())
+        else:
+            buffer.clear()
+            cleared_at = [len(rows) for rows in columns.history]
+        buffer.check_valid()
+        sizes = [min(len(rows) - at, length) for rows, at in zip(columns.history, cleared_at)]
+        assert buffer.num_rows == sum(sizes) and buffer.num_pushed == sum(map(len, columns.history))
+        assert buffer.num_starts() == len(valid_starts(columns.history, length, 2, 0, cleared_at))
+        while True:
+            window_length = int(rng.integers(2, 7))
+            allowed = valid_starts(columns.history, length, window_length, num_ignored, cleared_at)
+            if allowed:
+                batch = buffer.sample(NUM_DRAWS, window_length)
+                check_windows(batch, window_length, columns.history, allowed)
+                num_drawn += NUM_DRAWS
+                break
+            with pytest.raises(UsageError):
+                buffer.sample(1, window_length)
+            buffer.push(columns.unroll([1] * num_envs))
+            buffer.check_valid()
+    assert num_drawn == NUM_OPERATIONS * NUM_DRAWS and buffer.num_pushed > 10 * length  # it did wrap
+
+
+@pytest.mark.parametrize("window_length", [2, 4, 6])
+def test_starts_are_uniform_over_the_rows_that_may_start_a_window(window_length):
+    torch.manual_seed(0)
+    columns = Columns(4)
+    buffer = RingBuffer(4 * 17, 4)
+    buffer.push(columns.unroll([17, 9, 2, 11]))
+    buffer.push(columns.unroll([12, 4, 0, 3]))
+    expected = valid_starts(columns.history, 17, window_length)
+    num_draws = 2000 * len(expected)
+    batch = buffer.sample(num_draws, window_length)
+    starts, counts = torch.stack([batch.env_id.long() - 10, batch.position]).unique(dim=1, return_counts=True)
+    assert [tuple(start) for start in starts.T.tolist()] == sorted(expected)
+    assert (counts - 2000).abs().max() < 5 * 2000**0.5
+
+
+def test_a_row_at_last_never_starts_a_window_and_the_newest_row_neither():
+    columns = Columns(2)
+    buffer = RingBuffer(200, 2)
+    buffer.push(columns.unroll([50, 50]))
+    batch = buffer.sample(5000, 2)
+    assert not (batch.experience.time_step.step_type[0] == LAST).any()
+    # FIRST never arrives: no pair goes across LAST -> FIRST.
+    assert not (batch.experience.time_step.step_type[1] == FIRST).any()
+    assert batch.position.max() < 49
+
+
+def test_a_gap_that_ends_in_last_starts_no_window_though_the_episode_goes_on_behind_it():
+    columns = Columns(2)
+    unroll = columns.unroll([20, 20])
+    step_type = unroll.time_step.step_type
+    at = [int((step_type[:, column] == MID).nonzero()[3]) for column in range(2)]
+    for column, t in enumerate(at):
+        assert step_type[t + 1, column] in (MID, LAST)
+        step_type[t, column] = LAST
+    buffer = RingBuffer(40, 2)
+    buffer.push(unroll)
+    buffer.check_valid()
+    batch = buffer.sample(5000)
+    for column, t in enumerate(at):
+        starts = batch.position[batch.env_id == 10 + column]
+        assert not (starts == t).any() and (starts == t - 1).any()
+
+
+def test_no_window_holds_the_newest_row_beside_the_oldest():
+    torch.manual_seed(0)
+    columns = Columns(2)
+    buffer = RingBuffer(2 * 10, 2)
+    for count in (10, 3, 4):
+        buffer.push(columns.unroll([count, count]))
+    for window_length in (2, 3, 6):
+        batch = buffer.sample(2000, window_length)
+        assert batch.position.min() >= 7 and batch.position.max() <= 17 - window_length
+
+
+def test_rows_before_which_a_stack_would_be_torn_start_no_window_once_rows_were_overwritten():
+    torch.manual_seed(0)
+    columns = Columns(1)
+    buffer = RingBuffer(12, 1, num_ignored=3)
+    buffer.push(columns.unroll([12]))
+    assert buffer.sample(1000, 2).position.min() == 0  # nothing is missing before the first row
+    buffer.push(columns.unroll([1]))
+    expected = valid_starts(columns.history, 12, 2, 3)
+    assert buffer.sample(1000, 2).position.unique().tolist() == [p for _, p in expected]
+    assert expected[0][1] >= 1 + 3
+
+
+def test_clear_forgets_every_row_and_positions_go_on():
+    columns = Columns(2)
+    buffer = RingBuffer(40, 2)
+    buffer.push(columns.unroll([15, 13]))
+    buffer.clear()
+    assert (buffer.num_rows, buffer.num_starts(), buffer.num_pushed) == (0, 0, 28)
+    with pytest.raises(UsageError, match="no window of 2 rows yet"):
+        buffer.sample(1)
+    buffer.push(columns.unroll([6, 6]))
+    allowed = valid_starts(columns.history, 20, 2, 0, [15, 13])
+    batch = buffer.sample(500)
+    check_windows(batch, 2, columns.history, allowed)
+    assert batch.position[batch.env_id == 10].min() >= 15
+
+
+def test_clear_does_not_let_a_row_before_it_start_a_window():
+    """Column 0 fills up to where column 1 stands; column 1 has had no row since the clear."""
+    columns = Columns(2)
+    buffer = RingBuffer(60, 2)
+    buffer.push(columns.unroll([4, 5]))
+    buffer.clear()
+    buffer.push(columns.unroll([1, 0]))
+    buffer.push(columns.unroll([2, 2]))
+    buffer.check_valid()
+    assert buffer.num_starts() == len(valid_starts(columns.history, 30, 2, 0, [4, 5]))
+
+
+@pytest.mark.parametrize("counts", [[7, 7, 7], [9, 2, 5], [30, 30, 30], [30, 0, 17]])
+def test_a_saved_ring_comes_back_bit_for_bit_and_goes_on_alike(counts):
+    columns = Columns(3)
+    buffer = RingBuffer(60, 3)
+    for _ in range(2):
+        for start in range(0, max(counts), 15):
+            buffer.push(columns.unroll([min(max(count - start, 0), 15) for count in counts]))
+    other = reloaded(buffer, RingBuffer(60, 3))
+    other.check_valid()
+    assert_same_state(buffer, other)
+    more = columns.unroll([4, 1, 8])
+    for one in (buffer, other):
+        one.push(more)
+        one.check_valid()
+    assert_same_state(buffer, other)
+    drawn = []
+    for one in (buffer, other):
+        torch.manual_seed(3)
+        drawn.append(nest.leaves(one.sample(50, 3)))
+    assert all(torch.equal(a, b) for a, b in zip(*drawn))
+
+
+def test_an_empty_ring_can_be_saved():
+    other = reloaded(RingBuffer(60, 3), RingBuffer(60, 3))
+    other.push(Columns(3).unroll([5, 5, 5]))
+    other.check_valid()
+
+
+def test_what_is_saved_holds_only_the_rows_that_are_there():
+    buffer = RingBuffer(30_000, 1)
+    buffer.push(Columns(1).unroll([20]))
+    file = io.BytesIO()
+    torch.save(buffer.state_dict()["rows"], file)
+    assert file.tell() < 20_000
+
+
+def test_a_saved_state_does_not_change_with_the_ring():
+    columns = Columns(2)
+    buffer = RingBuffer(20, 2)
+    buffer.push(columns.unroll([6, 6]))
+    state = buffer.state_dict()
+    buffer.push(columns.unroll([10, 10]))
+    other = RingBuffer(20, 2)
+    other.load_state_dict(state)
+    other.check_valid()
+    assert other.num_pushed == 12
+
+
+@pytest.mark.parametrize(("capacity", "num_envs"), [(90, 3), (60, 2), (40, 2)])
+def test_another_capacity_or_number_of_environments_is_refused_by_both_numbers(capacity, num_envs):
+    buffer = RingBuffer(60, 3)
+    buffer.push(Columns(3).unroll([5, 5, 5]))
+    message = rf"3 columns of 20 rows, this one {num_envs} of {capacity // num_envs}"
+    with pytest.raises(UsageError, match=message):
+        RingBuffer(capacity, num_envs).load_state_dict(buffer.state_dict())
+
+
+def test_rows_in_files_are_the_rows_in_memory(tmp_path):
+    columns = Columns(3)
+    rings = RingBuffer(30, 3), RingBuffer(30, 3, directory=tmp_path / "replay")
+    for counts in ([10, 10, 10], [4, 4, 4], [3, 0, 5]):
+        rows = columns.unroll(counts)
+        for ring in rings:
+            ring.push(rows)
+            ring.check_valid()
+    assert_same_state(*rings)
+    start = Window(torch.tensor([0, 1, 2]), torch.tensor([8, 6, 12]))
+    in_memory, in_files = (nest.leaves(ring.windows(start, 3)) for ring in rings)
+    assert all(torch.equal(a, b) for a, b in zip(in_memory, in_files))
+    num_bytes = sum(leaf.nbytes for leaf in nest.leaves(rings[0]._rows))
+    assert sum(path.stat().st_size for path in (tmp_path / "replay").iterdir()) == num_bytes
+
+
+@pytest.mark.parametrize(("capacity", "num_envs", "num_ignored"), [(1, 1, 0), (7, 4, 0), (11, 4, 1), (4, 1, 3)])
+def test_a_ring_too_small_for_a_window_is_refused(capacity, num_envs, num_ignored):
+    with pytest.raises(UsageError, match=f"a replay of {capacity} rows .* raise its capacity"):
+        RingBuffer(capacity, num_envs, num_ignored=num_ignored)
+
+
+def test_an_unroll_longer_than_a_column_is_refused():
+    buffer = RingBuffer(20, 2)
+    with pytest.raises(UsageError, match="11 rows does not fit a replay of 10"):
+        buffer.push(Columns(2).unroll([11, 11]))
+
+
+def test_a_million_atari_frames_take_less_than_seven_and_a_half_gigabytes():
+    num_rows, num_envs, capacity = 3, 8, 800
+    rows = (num_rows, num_envs)
+    zeros = torch.zeros(rows)
+    frame = torch.zeros(*rows, 84, 84, dtype=torch.uint8)
+    action = torch.zeros(rows, dtype=torch.int64)
+    step_type = torch.full(rows, MID, dtype=torch.int32)
+    buffer = RingBuffer(capacity, num_envs, num_ignored=3)
+    buffer.push(Experience(TimeStep(step_type, zeros, zeros, frame, action, step_type), action, None, None))
+    storage = [buffer._startable, buffer._env_id, *nest.leaves(buffer._rows)]
+    assert len(storage) == 2 + 6 and len(buffer._step_type) == capacity
+    num_bytes = sum(leaf.untyped_storage().nbytes() for leaf in storage)
+    assert 1_000_000 / capacity * num_bytes < 7.5e9

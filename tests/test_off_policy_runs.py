@@ -1,0 +1,241 @@
+"""Whole off-policy runs: same seed, same bits; a resumed run with its rows, same bits; without them, it says so."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import alfish
+from alfish import nest
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3, DeterministicActor
+from alfish.batches import ReplayBatches
+from alfish.data import StepType
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit, Stamped, TensorPointMass
+from alfish.learner import Learner
+from alfish.listeners import CheckpointSaver, Evaluate
+from alfish.networks import MLP, CriticEnsemble, QNetwork, Torso
+from alfish.schedules import Linear
+from alfish.trainer import Trainer
+from alfish.transforms import FrameStack, ObservationNormalizer
+
+REPOSITORY = Path(alfish.__file__).parent.parent
+SMALL = functools.partial(MLP, layers=(8,))
+CRITIC = functools.partial(CriticEnsemble, layers=(8,))
+ALGORITHMS = {
+    "dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=functools.partial(Torso, mlp=SMALL)),
+                             epsilon=Linear(1.0), target_period=7),
+    "sac": functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, ensemble_size=3, dropout=0.1),
+                             target_subset=2),
+    "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=CRITIC,
+                             noise_correlation=0.8, actor_period=3),
+}  # fmt: skip
+# The environment's state is saved, so any moment will do; or it is not, but at the end of all episodes there is none:
+# an episode of 4 actions is 5 rows, so after 5 k - 1 steps the row to act from is LAST.
+POINT_MASS = (TensorPointMass, {"length": 6})
+SETTINGS = {  # algorithm, environment, unroll length, iterations, of them before the stop
+    "dqn_episode_boundary": ("dqn", (Bandit, {"action": "discrete", "length": 4}), 7, 10, 7),
+    "sac_saved_state": ("sac", POINT_MASS, 3, 16, 7),
+    "sac_saved_state_same_step": ("sac", (TensorPointMass, {"length": 6, "autoreset": "same_step"}), 5, 10, 5),
+    "sac_half_a_step": ("sac", POINT_MASS, 0.5, 60, 41),
+    "sac_episode_boundary": ("sac", (Bandit, {"action": "box", "length": 4}), 7, 10, 7),
+    "td3_saved_state": ("td3", POINT_MASS, 3, 16, 7),
+    "td3_episode_boundary": ("td3", (Bandit, {"action": "box", "length": 4}), 7, 10, 7),
+}
+
+
+def make(root_dir, name, replay=None, **options):
+    algorithm, (env_id, env_kwargs), unroll_length, num_iterations, _ = SETTINGS[name]
+    settings = {"capacity": 60, "batch_size": 4, "window_length": 3, "warmup_env_steps": 20, "max_chunk_size": 8}
+    defaults = {
+        "algorithm": ALGORITHMS[algorithm],
+        "environment": functools.partial(make_environment, env_id, num_envs=2, env_kwargs=env_kwargs),
+        "batches": functools.partial(ReplayBatches, **settings, **(replay or {})),
+        "learner": functools.partial(Learner, learning_rate=Linear(1e-2), max_grad_norm=1.0),
+        "transforms": [functools.partial(FrameStack, num_frames=3), ObservationNormalizer],
+        "listeners": [CheckpointSaver(0)],
+        "unroll_length": unroll_length,
+        "num_iterations": num_iterations,
+        "device": "cpu",
+    }
+    return Trainer(root_dir, **{**defaults, **options})
+
+
+def stop_after(trainer, num_iterations):
+    """Runs so many iterations and saves, as an interrupted run does."""
+    trainer.start()
+    for report in trainer.iterate():
+        if report.iterations == num_iterations:
+            break
+    trainer.save()
+    trainer.close()
+    return trainer
+
+
+def tensors_of(trainer):
+    """All that a run is, its replay included."""
+    state = trainer.state_dict()
+    kept = {name: state[name] for name in ("algorithm", "transforms", "learner", "batches", "unroller", "rng")}
+    kept["counters"] = {name: value for name, value in state["counters"].items() if name != "wall_seconds"}
+    kept["replay"] = trainer.batches.buffer.state_dict()
+    return kept
+
+
+def assert_same(one, other):
+    assert nest.paths(one) == nest.paths(other)
+    for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other)):
+        equal = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        assert equal, f"{path}: {a} and {b}"
+
+
+def parameters_of(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.algorithm.parameters()])
+
+
+@pytest.mark.parametrize("name", ["dqn_episode_boundary", "sac_saved_state", "td3_saved_state"])
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path, name):
+    runs = []
+    for k, seed in enumerate((3, 3, 4)):
+        torch.manual_seed(90 + k)  # nothing outside matters
+        runs.append(make(tmp_path / f"run-{k}", name, seed=seed))
+        runs[-1].train()
+    assert runs[0].updates > 20
+    assert_same(tensors_of(runs[0]), tensors_of(runs[1]))
+    assert not torch.equal(parameters_of(runs[0]), parameters_of(runs[2]))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_run_resumed_with_its_replay_has_the_bits_of_one_that_never_stopped(tmp_path, name):
+    whole = make(tmp_path / "whole", name)
+    whole.train()
+    stop = SETTINGS[name][-1]
+    cut = stop_after(make(tmp_path / "cut", name), stop)
+    assert 0 < cut.updates < whole.updates
+    if "episode_boundary" in name:
+        assert (cut.unroller._time_step.step_type == StepType.LAST).all()
+    torch.manual_seed(99)  # another process would have other random states
+    resumed = make(tmp_path / "cut", name)
+    assert resumed.train().iterations == SETTINGS[name][-2]
+    assert not torch.equal(parameters_of(cut), parameters_of(resumed))
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_and_so_in_another_process_with_evaluations_in_between(tmp_path):
+    program = """
+import sys
+sys.path[:0] = sys.argv[2:4]
+import test_off_policy_runs as runs
+from alfish.listeners import CheckpointSaver, Evaluate
+name = sys.argv[4]
+listeners = [Evaluate(10, num_episodes=2), CheckpointSaver(0)]
+runs.stop_after(runs.make(sys.argv[1], name, listeners=listeners), runs.SETTINGS[name][-1])
+"""
+    name = "td3_saved_state"
+    arguments = [str(tmp_path / "cut"), str(REPOSITORY), str(Path(__file__).parent), name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=120, env=environment)
+    whole = make(tmp_path / "whole", name)
+    whole.train()
+    resumed = make(tmp_path / "cut", name, listeners=[Evaluate(10, num_episodes=2), CheckpointSaver(0)])
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_a_run_resumes_while_it_trains_on_without_acting(tmp_path):
+    name, options = "sac_saved_state", {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 90}
+    whole = make(tmp_path / "whole", name, **options)
+    whole.train()
+    cut = stop_after(make(tmp_path / "cut", name, **options), 13)
+    assert cut.env_steps >= 40 and 0 < cut.updates < whole.updates
+    resumed = make(tmp_path / "cut", name, **options)
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_without_its_rows_a_run_whose_acting_had_ended_acts_again_before_it_trains(tmp_path):
+    name, replay = "sac_saved_state", {"save": False}
+    options = {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 150}
+    cut = stop_after(make(tmp_path, name, replay, **options), 20)
+    assert cut.env_steps >= 40 and cut.state_dict()["counters"]["idle_steps"] > 20
+    resumed = make(tmp_path, name, replay, **options)
+    resumed.start()
+    for report in resumed.iterate():
+        if report.env_steps < cut.env_steps + 20:
+            assert report.updates == cut.updates
+    resumed.close()
+    assert cut.env_steps + 20 <= resumed.env_steps < cut.env_steps + 30 and resumed.updates >= 150
+
+
+def test_rows_in_files_resume_to_the_same_bits(tmp_path):
+    name = "sac_saved_state"
+    whole = make(tmp_path / "whole", name)
+    whole.train()
+    for _ in range(2):
+        replay = {"directory": str(tmp_path / "rows")}
+        run = make(tmp_path / "cut", name, replay=replay)
+        if run.checkpoints.steps():
+            run.train()
+        else:
+            stop_after(run, SETTINGS[name][-1])
+    assert_same(tensors_of(whole), tensors_of(run))
+
+
+@pytest.mark.parametrize("how", ["not saved", "removed"])
+@pytest.mark.parametrize("name", ["dqn_episode_boundary", "sac_saved_state", "td3_saved_state"])
+def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, name, how):
+    replay = {"save": False} if how == "not saved" else {}
+    cut = stop_after(make(tmp_path, name, replay), SETTINGS[name][-1])
+    stored = list((tmp_path / "replay").glob("*.pt"))
+    assert bool(stored) == (how == "removed")
+    for path in stored:
+        path.unlink()
+    resumed = make(tmp_path, name, replay, num_iterations=None, num_env_steps=cut.env_steps + 60)
+    resumed.start()
+    assert "Its replay was not saved: acting before training on" in capsys.readouterr().err
+    assert "Its replay was not saved" in (tmp_path / "log.txt").read_text()
+    assert resumed.batches.buffer.num_rows == 0 and resumed.updates == cut.updates
+    at_random = []
+    unroll = resumed.unroller.unroll
+    resumed.unroller.unroll = lambda length, random=False: (at_random.append(random), unroll(length, random))[1]
+    for report in resumed.iterate():
+        due = max(0, report.env_steps - cut.env_steps - 20)  # a warm-up's worth of rows first; none made up for
+        assert report.updates == cut.updates + due
+        assert resumed.iterations > cut.iterations
+    assert report.updates > cut.updates and not any(at_random)  # by then it knows better than to act at random
+    resumed.close()
+
+
+def test_a_checkpoint_never_stands_without_its_rows(tmp_path):
+    name = "sac_saved_state"
+    trainer = make(tmp_path, name, listeners=[CheckpointSaver(7, keep_last=2)])
+    trainer.train()
+    assert trainer.checkpoints.steps()[-1] == trainer.env_steps
+    assert set(trainer.checkpoints.steps()) <= set(trainer.replay_checkpoints.steps())
+
+
+def test_no_window_goes_across_a_resume_that_could_not_continue_its_episodes(tmp_path):
+    """Stamped goes on with its first episode again: rows before the stop end in LAST, truncated."""
+    options = {
+        "algorithm": ALGORITHMS["dqn"],
+        "environment": functools.partial(make_environment, Stamped, num_envs=2, env_kwargs={"lengths": (50,)}),
+        "transforms": [], "unroll_length": 5,
+    }  # fmt: skip
+    name = "dqn_episode_boundary"
+    cut = stop_after(make(tmp_path, name, **options), 5)
+    resumed = make(tmp_path, name, **options)
+    resumed.train()
+    buffer = resumed.batches.buffer
+    buffer.check_valid()
+    at = cut.batches.buffer.num_pushed // 2
+    position = torch.arange(at - 1, at + 2)[:, None].expand(-1, 2)
+    rows = buffer.read(torch.arange(2), position).time_step
+    assert rows.step_type[:, 0].tolist() == [StepType.MID, StepType.LAST, StepType.FIRST]
+    assert rows.discount.eq(1).all()
+    assert rows.observation[:, 0, 2].tolist() == [at - 1, at, 0]  # the true arrival, and then a new episode
+    assert buffer.sample(2000, 2).position.ne(at).all()

@@ -1,0 +1,289 @@
+"""ReplayBatches in a trainer: how many updates, on what, and who acts meanwhile."""
+
+import functools
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.data import AlgStep, LossInfo, StepType
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit, Stamped, TensorPointMass
+from alfish.errors import UsageError
+from alfish.trainer import Trainer
+from alfish.transforms import FrameStack
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+
+
+class Info(NamedTuple):
+    kept: torch.Tensor
+    dropped: torch.Tensor
+
+
+class Recorder(RLAlgorithm):
+    """Does nothing all the time (arm 0, or no push), and remembers every minibatch that it trained on."""
+
+    on_policy = False
+    replay_info = ("kept",)
+
+    def __init__(self, *specs):
+        super().__init__(*specs)
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.batches = []
+
+    def rollout_step(self, time_step, state):
+        num_envs = len(time_step.step_type)
+        is_box = bool(self.action_spec.shape)
+        action = torch.zeros(num_envs, 1) if is_box else torch.zeros(num_envs, dtype=torch.int64)
+        return AlgStep(action, state, Info(time_step.observation[..., -1].double(), time_step.env_id))
+
+    def train_step(self, experience, state):
+        self.batches.append(experience)
+        return AlgStep()
+
+    def calc_loss(self, experience, info):
+        return LossInfo(self.weight * experience.time_step.reward[:1])
+
+
+class OnPolicyRecorder(Recorder):
+    on_policy = True
+
+
+def make(root_dir, env_id=TensorPointMass, num_envs=1, algorithm=Recorder, env_kwargs=None, replay=None, **options):
+    settings = {"capacity": 400, "batch_size": 4, "warmup_env_steps": 10, "updates_per_env_step": 1.0, **(replay or {})}
+    defaults = {
+        "algorithm": algorithm,
+        "environment": functools.partial(make_environment, env_id, num_envs=num_envs, env_kwargs=env_kwargs),
+        "batches": functools.partial(ReplayBatches, **settings),
+        "unroll_length": 1,
+        "listeners": [],
+        "device": "cpu",
+    }
+    if not any(name.startswith(("num_", "wall")) for name in options):
+        options["num_env_steps"] = 120
+    return Trainer(root_dir, **{**defaults, **options})
+
+
+def run(trainer):
+    trainer.start()
+    yield from trainer.iterate()
+    trainer.close()
+
+
+# How many updates.
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("unroll_length", [1, 4, 0.5])
+@pytest.mark.parametrize("ratio", [0.25, 1, 1.5, 3])
+def test_the_update_ratio_is_exact_after_every_iteration(tmp_path, ratio, unroll_length, num_envs):
+    """Resets in between make steps that are no environment steps: episodes have 20 actions."""
+    trainer = make(
+        tmp_path, num_envs=num_envs, replay={"updates_per_env_step": ratio, "warmup_env_steps": 11},
+        unroll_length=unroll_length, num_env_steps=100, env_kwargs={"length": 20},
+    )  # fmt: skip
+    num_iterations = 0
+    for report in run(trainer):
+        num_iterations += 1
+        assert report.updates == max(0, math.floor(Fraction(ratio) * (report.env_steps - 11)))
+        assert trainer.updates == len(trainer.algorithm.batches)
+    assert report.env_steps >= 100
+    # Vector steps: 0.5 is one every other iteration. Each episode of 20 actions has one more row.
+    vector_steps = num_iterations * unroll_length
+    assert abs(vector_steps * num_envs * 20 / 21 - report.env_steps) <= (unroll_length + 1) * num_envs
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.3, 1 / 3, 0.7, 1.1])
+def test_ratios_that_no_float_holds_lose_no_update(tmp_path, ratio):
+    trainer = make(tmp_path, replay={"updates_per_env_step": ratio}, num_env_steps=130)
+    for report in run(trainer):
+        steps = max(0, report.env_steps - 10)
+        assert report.updates == math.floor(Fraction(ratio).limit_denominator(10) * steps)
+
+
+def test_how_updates_are_chunked_does_not_change_what_is_trained(tmp_path):
+    counts = []
+    for max_chunk_size in (1, 5, 64):
+        trainer = make(
+            tmp_path / str(max_chunk_size), unroll_length=8, num_envs=2,
+            replay={"updates_per_env_step": 1.5, "max_chunk_size": max_chunk_size, "window_length": 3},
+        )  # fmt: skip
+        per_iteration = [report.updates for report in run(trainer)]
+        shapes = {tuple(batch.time_step.reward.shape) for batch in trainer.algorithm.batches}
+        assert shapes == {(3, 4)}
+        counts.append((per_iteration, len(trainer.algorithm.batches)))
+    assert counts[0] == counts[1] == counts[2] and counts[0][1] > 100
+
+
+@pytest.mark.parametrize(("max_chunk_size", "sizes"), [(1, [1] * 12), (5, [5, 5, 2]), (64, [12])])
+def test_a_chunk_is_at_most_so_many_updates(tmp_path, max_chunk_size, sizes):
+    trainer = make(tmp_path, replay={"max_chunk_size": max_chunk_size}, num_env_steps=10)
+    list(run(trainer))
+    chunks = list(trainer.batches.chunks(22))
+    assert [len(chunk.index) for chunk in chunks] == sizes
+    for chunk in chunks:  # windows of their own for every update
+        assert chunk.index.flatten().tolist() == list(range(4 * len(chunk.index)))
+        assert chunk.batch.mask.shape[1] == 4 * len(chunk.index)
+    assert list(trainer.batches.chunks(22)) == []
+
+
+def test_training_goes_on_at_the_same_pace_after_interaction_has_ended(tmp_path):
+    trainer = make(
+        tmp_path, num_envs=2, unroll_length=3, replay={"updates_per_env_step": 1.5}, num_updates=300,
+        interaction_env_steps=60, env_kwargs={"length": 1000},
+    )  # fmt: skip
+    reports = list(run(trainer))
+    acting = [report for report in reports if report.env_steps < 60]
+    idle = reports[len(acting) + 1 :]
+    assert {report.env_steps for report in idle} == {60} and trainer.batches.buffer.num_pushed == 60
+    updates = [report.updates for report in reports]
+    increments = {after - before for before, after in zip(updates[len(acting) :], updates[len(acting) + 1 :])}
+    assert increments == {9} and len(idle) > 20  # 1.5 x 3 x 2, as before
+    assert updates[-1] >= 300 and trainer.finished
+    assert updates[len(acting)] == math.floor(1.5 * 50)
+
+
+def test_an_end_of_interaction_with_a_budget_that_it_would_never_spend_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="interaction_env_steps ends acting"):
+        make(tmp_path, num_env_steps=100, interaction_env_steps=50)
+
+
+# Who acts.
+
+
+def actions_in(buffer):
+    """All stored actions that were executed, row by row `[rows, B]`; at LAST rows nothing is."""
+    position = torch.arange(buffer.num_pushed // buffer.num_envs)[:, None].expand(-1, buffer.num_envs)
+    rows = buffer.read(torch.arange(buffer.num_envs), position)
+    return rows.action, rows.time_step
+
+
+def test_warm_up_acts_uniformly_at_random_and_nothing_else_does(tmp_path):
+    trainer = make(
+        tmp_path, Bandit, num_envs=4, env_kwargs={"length": 4}, num_env_steps=2400,
+        replay={"capacity": 4000, "warmup_env_steps": 1600, "updates_per_env_step": 0.001},
+    )  # fmt: skip
+    list(run(trainer))
+    action, step = actions_in(trainer.batches.buffer)
+    # 5 rows an episode, of which 4 are arrivals: 1600 environment steps are 500 rows of 4 environments.
+    early, late = action[:500], action[500:]
+    counts = early.flatten().bincount()
+    assert len(counts) == 4 and (counts - 500).abs().max() < 100
+    pairs = (4 * early[:, 0] + early[:, 1]).bincount(minlength=16)  # environments apart from one another
+    assert pairs.min() > 10 and pairs.max() < 60
+    assert late.numel() > 900 and not late.any()
+    # What was stored is what was executed.
+    arrives = step.step_type[1:] != FIRST
+    assert torch.equal(step.prev_action[1:][arrives], action[:-1][arrives])
+
+
+def test_random_boxes_are_uniform_between_their_bounds(tmp_path):
+    trainer = make(tmp_path, num_envs=4, replay={"capacity": 9000, "warmup_env_steps": 4000}, num_env_steps=4000)
+    list(run(trainer))
+    action = actions_in(trainer.batches.buffer)[0].flatten()
+    assert action.min() >= -1 and action.max() <= 1 and abs(action.mean()) < 0.04
+    assert abs(action.std() - 3**-0.5) < 0.02
+    assert trainer.updates == 0
+
+
+# On what.
+
+
+def test_the_learner_sees_windows_of_consecutive_rows_of_one_environment(tmp_path):
+    trainer = make(
+        tmp_path, Stamped, num_envs=3, unroll_length=7, num_env_steps=300,
+        replay={"capacity": 60, "window_length": 4, "warmup_env_steps": 12, "updates_per_env_step": 2.0},
+    )  # fmt: skip
+    list(run(trainer))
+    assert len(trainer.algorithm.batches) > 500
+    for experience in trainer.algorithm.batches:
+        env, episode, step = experience.time_step.observation.unbind(-1)
+        ended = experience.time_step.step_type == LAST
+        assert (env == env[0]).all() and (experience.time_step.env_id == experience.time_step.env_id[0]).all()
+        assert torch.equal(episode[1:], episode[:-1] + ended[:-1])
+        assert torch.equal(step[1:], torch.where(ended[:-1], 0, step[:-1] + 1))
+        assert torch.equal(experience.time_step.reward, step)
+        assert not ended[0].any()
+        # Of rollout's info, what `replay_info` names.
+        assert set(experience.info) == {"kept"} and torch.equal(experience.info["kept"], step.double())
+        assert experience.info["kept"].dtype == torch.float64
+
+
+def test_rows_are_stored_raw_and_transformed_when_they_are_used(tmp_path):
+    trainer = make(
+        tmp_path, Stamped, num_envs=2, unroll_length=5, replay={"capacity": 50, "window_length": 3},
+        transforms=[functools.partial(FrameStack, num_frames=3)],
+    )  # fmt: skip
+    list(run(trainer))
+    assert trainer.batches.buffer.observation(torch.zeros(1, dtype=int), torch.zeros(1, 1, dtype=int)).shape[-1] == 3
+    for experience in trainer.algorithm.batches:
+        frames = experience.time_step.observation.unflatten(-1, (3, 3))  # [L, N, frame, (env, episode, step)]
+        step = frames[..., -1, 2]
+        for back in (1, 2):
+            assert torch.equal(frames[..., -1 - back, 2], (step - back).clamp(min=0))
+        assert (frames[..., :2] == frames[..., -1:, :2]).all()  # of one environment and episode
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"updates_per_env_step": 0}, "updates_per_env_step is 0; it must be positive"),
+    ({"updates_per_env_step": -1.5}, "updates_per_env_step is -1.5; it must be positive"),
+    ({"window_length": 1}, "window_length is 1; a transition takes 2 rows"),
+    ({"batch_size": 32, "warmup_env_steps": 31}, "warmup_env_steps is 31, less than one batch of 32"),
+    ({"capacity": 99, "warmup_env_steps": 100}, "capacity is 99, less than the 100 steps of warm-up"),
+])  # fmt: skip
+def test_settings_that_cannot_be_are_refused_by_value(tmp_path, settings, message):
+    with pytest.raises(UsageError, match=f"ReplayBatches.{message}"):
+        make(tmp_path, replay=settings)
+
+
+def test_a_capacity_too_small_for_a_window_of_each_environment_is_refused(tmp_path):
+    replay = {"capacity": 23, "window_length": 6, "warmup_env_steps": 20}
+    make(tmp_path, num_envs=3, replay=replay)
+    with pytest.raises(UsageError, match="capacity is 23, too little for one window of 6 rows of each of 4 env"):
+        make(tmp_path, num_envs=4, replay=replay)
+    with pytest.raises(UsageError, match="capacity is 23, too little for one window"):
+        make(tmp_path, Stamped, num_envs=3, replay=replay, transforms=[FrameStack])  # 3 more rows for the stack
+
+
+def test_a_warm_up_too_short_for_a_window_of_each_environment_is_refused(tmp_path):
+    """The first update would find none."""
+    replay = {"window_length": 5, "warmup_env_steps": 39, "updates_per_env_step": 9}
+    with pytest.raises(UsageError, match="warmup_env_steps is 39, too few for one window of 5 rows of each of 8 env"):
+        make(tmp_path, num_envs=8, replay=replay)
+    trainer = make(tmp_path, num_envs=8, replay=replay | {"warmup_env_steps": 40})
+    assert list(run(trainer))[-1].updates == 9 * 80
+
+
+def test_an_unroll_that_a_column_cannot_hold_is_refused_before_the_first_step(tmp_path):
+    with pytest.raises(UsageError, match="unroll"):
+        make(tmp_path, num_envs=4, replay={"capacity": 40}, unroll_length=11)
+    make(tmp_path, num_envs=4, replay={"capacity": 40}, unroll_length=10)
+
+
+def test_on_policy_algorithms_and_replay_are_kept_apart(tmp_path):
+    with pytest.raises(UsageError, match="OnPolicyRecorder is on-policy, and Trainer.batches is ReplayBatches"):
+        make(tmp_path, algorithm=OnPolicyRecorder)
+    with pytest.raises(UsageError, match="Recorder is off-policy, and Trainer.batches is EpochBatches"):
+        make(tmp_path, batches=EpochBatches)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_an_unroll_length_that_is_not_positive_is_refused(tmp_path, length):
+    with pytest.raises(UsageError, match=f"Trainer.unroll_length is {length}; it must be positive"):
+        make(tmp_path, unroll_length=length)
+
+
+def test_off_policy_trains_from_replay_by_default(tmp_path):
+    trainer = make(tmp_path, batches=None)
+    assert isinstance(trainer.batches, ReplayBatches)
+    assert nest.leaves(trainer.batches.state_dict()) == [0]
