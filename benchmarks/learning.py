@@ -42,6 +42,10 @@ GOALS = [
     Goal("ppo_lunarlander", (0, 1, 2), 200, True),
     Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
     Goal("ppo_hopper", (0, 1, 2), 2300, False),
+    Goal("dqn_cartpole", (0, 1, 2, 3, 4), 475, True),
+    Goal("sac_pendulum", (0, 1, 2, 3, 4), -155, True),
+    Goal("sac_halfcheetah", (0, 1, 2), 4500, False),
+    Goal("td3_halfcheetah", (0, 1, 2), 4500, False),
 ]
 
 
