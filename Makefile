@@ -38,5 +38,5 @@ clean:
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,mujoco,box2d,video]'
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
