@@ -1,15 +1,50 @@
 """The trainer's listeners: evaluation, checkpoints, summaries, progress. Each may use what those before it did."""
 
 import sys
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import gin
 
 from alfish.checkpoint import Checkpoints, write_atomically
 from alfish.errors import UsageError
-from alfish.evaluator import Evaluator
+from alfish.evaluator import Evaluation, Evaluator
 from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
-from alfish.trainer import Listener, Report, Trainer
+
+if TYPE_CHECKING:
+    from alfish.trainer import Trainer
+
+
+@dataclass
+class Report:
+    """What one iteration did. Listeners read it in order, and may add to it for those after them."""
+
+    env_steps: int
+    iterations: int
+    updates: int
+    wall_seconds: float
+    progress: float  # of the budget, in [0, 1]
+    finished: bool  # no iteration follows: the budget is spent, or the run was interrupted
+    scalars: dict[str, float] = field(default_factory=dict)  # empty unless a summary was due
+    evaluation: Evaluation | None = None
+
+
+class Listener:
+    """Consumes the trainer's reports. Every method may be left out."""
+
+    def start(self, trainer: "Trainer") -> None:
+        """Before the first iteration, after a resume: whatever is built is built here."""
+
+    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
+        """After every iteration, the last one included (`report.finished`)."""
+
+    def close(self) -> None:
+        """At the end, also after an error."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @gin.configurable(module="alfish.listeners")
@@ -30,10 +65,10 @@ class Evaluate(Listener):
         self._evaluator: Evaluator | None = None
         self._next = period
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, trainer: "Trainer") -> None:
         self._evaluator = trainer.evaluator(self._num_episodes, self._num_envs)
 
-    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
         due = self._period and report.env_steps >= self._next
         if not due and not trainer.finished:
             return
@@ -81,11 +116,11 @@ class CheckpointSaver(Listener):
         self._next = period
         self._best: float | None = None
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, trainer: "Trainer") -> None:
         directory = trainer.root_dir / "checkpoints"
         trainer.checkpoints = Checkpoints(directory, self._keep_last, self._keep_period)
 
-    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
         due = self._period and report.env_steps >= self._next
         evaluation = report.evaluation
         is_best = False
@@ -111,7 +146,7 @@ class Summaries(Listener):
     def __init__(self) -> None:
         self._writer: Writer = NullWriter()
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, trainer: "Trainer") -> None:
         resumed = trainer.env_steps  # 0 too: a run killed before its first checkpoint has left rows behind
         self._writer = MultiWriter(
             [
@@ -121,7 +156,7 @@ class Summaries(Listener):
         )
         self._config_written = False
 
-    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
         if not self._config_written:
             self._config_written = True
             for name, text in trainer.config.items():
@@ -143,13 +178,13 @@ class Progress(Listener):
         self._console: ConsoleProgress | None = None
         self._values: dict[str, float] = {}
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, trainer: "Trainer") -> None:
         name, budget = trainer.budget
         unit = name.removeprefix("num_").replace("_", " ").replace("wall seconds", "seconds")
         self._console = ConsoleProgress(budget, unit, sys.stderr, self._period_seconds)
         self._console.update(trainer.progress * budget, trainer.env_steps, {})
 
-    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
         shown = {"return": "metrics/average_return", "loss": "train/loss"}
         self._values |= {name: report.scalars[key] for name, key in shown.items() if key in report.scalars}
         assert self._console is not None
@@ -164,3 +199,8 @@ class Progress(Listener):
     def close(self) -> None:
         if self._console is not None:
             self._console.close()
+
+
+def default_listeners() -> list[Listener]:
+    """Evaluation, checkpoints, summaries and the progress bar."""
+    return [Evaluate(), CheckpointSaver(), Summaries(), Progress()]

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,9 @@ from alfish.checkpoint import Checkpoints, load_model, rng_state, set_rng_state,
 from alfish.data import StepType
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError
-from alfish.evaluator import Evaluation, Evaluator, make_evaluator
+from alfish.evaluator import Evaluator, make_evaluator
 from alfish.learner import Learner
+from alfish.listeners import Listener, Report, default_listeners
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.policy import Policy
 from alfish.provenance import provenance
@@ -35,45 +35,6 @@ from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
 
 BUDGETS = ("num_env_steps", "num_iterations", "num_updates", "wall_seconds")
-
-
-@dataclass
-class Report:
-    """What one iteration did. Listeners read it in order, and may add to it for those after them."""
-
-    env_steps: int
-    iterations: int
-    updates: int
-    wall_seconds: float
-    progress: float  # of the budget, in [0, 1]
-    finished: bool  # no iteration follows: the budget is spent, or the run was interrupted
-    scalars: dict[str, float] = field(default_factory=dict)  # empty unless a summary was due
-    evaluation: Evaluation | None = None
-
-
-class Listener:
-    """Consumes the trainer's reports. Every method may be left out."""
-
-    def start(self, trainer: "Trainer") -> None:
-        """Before the first iteration, after a resume: whatever is built is built here."""
-
-    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        """After every iteration, the last one included (`report.finished`)."""
-
-    def close(self) -> None:
-        """At the end, also after an error."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-def default_listeners() -> list[Listener]:
-    """Evaluation, checkpoints, summaries and the progress bar."""
-    from alfish.listeners import CheckpointSaver, Evaluate, Progress, Summaries
-
-    return [Evaluate(), CheckpointSaver(), Summaries(), Progress()]
 
 
 @gin.configurable(module="alfish")
