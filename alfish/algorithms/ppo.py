@@ -27,14 +27,17 @@ class PPORollout(NamedTuple):
 
 
 class PPOTarget(NamedTuple):
-    """What preprocess_experience makes of an unroll; all `[T, B]`, values `[T, B, R]` for vector rewards."""
+    """What preprocess_experience makes of an unroll; all `[T, B]`, values `[T, B, R]` for vector rewards.
 
-    policy: Distribution  # of the rollout
-    log_prob: torch.Tensor  # of the action, under it
-    value: torch.Tensor  # before this iteration's updates
+    What no setting asks for is None, and is not gathered for every minibatch.
+    """
+
+    log_prob: torch.Tensor  # of the action, under the rollout's policy
     advantage: torch.Tensor  # summed over R
     target: torch.Tensor  # of the value
-    trains: torch.Tensor  # which rows do
+    value: torch.Tensor | None  # before this iteration's updates, to clip the value
+    policy: Distribution | None  # of the rollout, to measure the KL
+    trains: torch.Tensor | None  # which rows do, to average it
 
 
 class PPOTrain(NamedTuple):
@@ -110,7 +113,12 @@ class PPO(RLAlgorithm):
             advantage = returns.standardize(advantage, trains)
         policy = experience.info.policy
         log_prob = policy.log_prob(experience.action)
-        return experience._replace(info=PPOTarget(policy, log_prob, value, advantage, target, trains))
+        info = PPOTarget(log_prob, advantage, target, value, policy, trains)
+        if self._value_clip_range is None:
+            info = info._replace(value=None)
+        if self._target_kl is None:
+            info = info._replace(policy=None, trains=None)
+        return experience._replace(info=info)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         policy, value = self.network(experience.time_step.observation)

@@ -117,7 +117,7 @@ class TestRatio:
 
 class TestAdvantage:
     def test_is_gae_with_gamma_at_the_arrival(self):
-        ppo = _ppo(gamma=0.9, lambda_=0.8, normalize_advantage=False)
+        ppo = _ppo(gamma=0.9, lambda_=0.8, normalize_advantage=False, value_clip_range=0.2)
         experience = _unroll(ppo)
         step = experience.time_step
         with torch.no_grad():
@@ -163,7 +163,7 @@ class TestAdvantage:
         torch.testing.assert_close(_prepare(ppo)(experience).info.target[0], expected)
 
     def test_recomputing_renews_values_and_never_log_probs(self, monkeypatch):
-        ppo = _ppo(recompute_advantage=True)
+        ppo = _ppo(recompute_advantage=True, value_clip_range=0.2, target_kl=100.0)
         assert ppo.preprocess_each_epoch
         assert not _ppo().preprocess_each_epoch
         learner, infos = Learner(ppo, learning_rate=1e-2), []
