@@ -8,6 +8,7 @@ final one, the film's name gets the episode's number where there are several. Fi
 pip install 'alfish[video]'.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Film:
         except ImportError as error:
             raise UsageError("--video needs the extra 'video': pip install 'alfish[video]'") from error
         self._imageio = imageio.v2
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders to arrays; it needs no screen
         self._several = num_episodes > 1
         self._episode, self._frames = -1, 0
         self._writer: Any = None
@@ -102,7 +104,8 @@ class Film:
         name = f"{self._path.stem}-{episode}{self._path.suffix}" if self._several else self._path.name
         self._current = self._path.with_name(name)
         self._current.parent.mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = {"fps": fps} if self._path.suffix == ".mp4" else {"duration": 1000 / fps}
+        mp4: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
+        options = mp4 if self._path.suffix == ".mp4" else {"duration": 1000 / fps}
         self._writer = self._imageio.get_writer(self._current, **options)
 
 
