@@ -64,9 +64,16 @@ def _run(name: str, module, rest: list[str]) -> int:
 def _help() -> str:
     lines = [f"  {name:<11} {words}" for name, words in SUBCOMMANDS.items()]
     return "\n".join(
-        ["alfish: reinforcement learning in PyTorch", "", "usage: alfish SUBCOMMAND --flags", "", *lines, "",
-         "alfish SUBCOMMAND --help explains one of them."]
-    )  # fmt: skip
+        [
+            "alfish: reinforcement learning in PyTorch",
+            "",
+            "usage: alfish SUBCOMMAND --flags",
+            "",
+            *lines,
+            "",
+            "alfish SUBCOMMAND --help explains one of them.",
+        ]
+    )
 
 
 def _flag_help(flag_values) -> str:

@@ -35,9 +35,12 @@ class Adam:
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        self,
+        parameters: Sequence[torch.Tensor],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         weight_decay: float = 0.0,
-    ):  # fmt: skip
+    ):
         self._parameters = list(parameters)
         self._first = [torch.zeros_like(p) for p in self._parameters]
         self._second = [torch.zeros_like(p) for p in self._parameters]

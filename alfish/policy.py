@@ -23,9 +23,13 @@ class Policy:
     """
 
     def __init__(
-        self, algorithm: RLAlgorithm, transforms: Transforms, observation_space: spaces.Space,
-        action_space: spaces.Space, env_steps: int = 0,
-    ):  # fmt: skip
+        self,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        env_steps: int = 0,
+    ):
         self.algorithm, self.transforms, self.env_steps = algorithm, transforms, env_steps
         self._device = algorithm.progress.device
         self._read = observation_reader(observation_space)

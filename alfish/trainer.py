@@ -255,7 +255,9 @@ class Trainer:
             "metrics": self.metrics.state_dict(),
             "listeners": {type(listener).__name__: listener.state_dict() for listener in self.listeners},
             "counters": {
-                "env_steps": self.env_steps, "iterations": self.iterations, "wall_seconds": self.wall_seconds,
+                "env_steps": self.env_steps,
+                "iterations": self.iterations,
+                "wall_seconds": self.wall_seconds,
                 "next_summary": self._next_summary,
                 "owed_steps": self._owed_steps,
                 "idle_steps": self._idle_steps,
@@ -263,7 +265,7 @@ class Trainer:
             "rng": rng_state(),
             "num_threads": torch.get_num_threads(),
             "config": self.config,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._load_models(state)

@@ -100,9 +100,7 @@ class DQN(RLAlgorithm):
 
     def calc_loss(self, experience: Experience, info: DQNTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
-        target = returns.discounted_return(
-            step.reward, self._gamma * step.discount, info.next_value, step.step_type
-        )  # fmt: skip
+        target = returns.discounted_return(step.reward, self._gamma * step.discount, info.next_value, step.step_type)
         error = target[:1] - info.q  # row 0 of each window trains
         loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
         extra = {"q": info.q.detach(), "td_error": error.detach().abs()}

@@ -101,7 +101,7 @@ class SAC(RLAlgorithm):
         self.box_head = SquashedNormalHead(self.actor_mlp.output_size, box_size) if box_size else None
         self.discrete_head = (
             categorical_head(self.actor_mlp.output_size, self._num_choices) if self._num_choices else None
-        )  # fmt: skip
+        )
         self.critic = critic(observation_spec, box_size, max(1, self._num_choices))
         self.target_critic = Target(self.critic, target_rate, target_period)
 
@@ -111,9 +111,7 @@ class SAC(RLAlgorithm):
         if self._num_choices:
             largest = math.log(self._num_choices)
             automatic = discrete_entropy_share * largest
-            self._target_entropy["discrete"] = (
-                automatic if discrete_target_entropy is None else discrete_target_entropy
-            )  # fmt: skip
+            self._target_entropy["discrete"] = automatic if discrete_target_entropy is None else discrete_target_entropy
         self.log_alpha = nn.ParameterDict(
             {kind: nn.Parameter(torch.tensor(math.log(initial_alpha)), learn_alpha) for kind in self._target_entropy}
         )
@@ -149,9 +147,7 @@ class SAC(RLAlgorithm):
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         box, discrete = self._policy(time_step.observation)
-        return AlgStep(
-            self._action(box and box.sample(), discrete and discrete.sample()), state
-        )  # fmt: skip
+        return AlgStep(self._action(box and box.sample(), discrete and discrete.sample()), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         box, discrete = self._policy(time_step.observation)

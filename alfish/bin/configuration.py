@@ -142,9 +142,10 @@ def difference(before: str, after: str) -> str:
     then, now = (BUDGET_LINE.sub("", config).splitlines() for config in (before, after))
     changes = difflib.unified_diff(then, now, lineterm="", n=0)
     return "\n".join(
-        line for line in changes
+        line
+        for line in changes
         if line[:1] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip() and not line[1:].startswith("#")
-    )  # fmt: skip
+    )
 
 
 def _keys_for(scope: str, selector: str, config: dict) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ def main(flag_values: flags.FlagValues) -> int:
         on_row = film.shoot(evaluator.environment) if film else None
         evaluation = evaluator.evaluate(
             flag_values.num_episodes, flag_values.seed, flag_values.sample, env_steps, on_row
-        )  # fmt: skip
+        )
         evaluator.close()
     for k, (value, length) in enumerate(zip(evaluation.returns, evaluation.lengths)):
         print(f"episode {k} (seed {flag_values.seed + k}): return {value:.2f} in {length} steps")

@@ -28,10 +28,13 @@ flags.DEFINE_multi_string(
 flags.DEFINE_string("root_dir", None, "Directory of the run; made if needed.", flag_values=FLAGS)
 flags.DEFINE_string("device", None, "auto, cpu, cuda or cuda:N; wins over Trainer.device.", flag_values=FLAGS)
 flags.DEFINE_enum(
-    "on_config_change", "stop", ["stop", "old", "new"],
+    "on_config_change",
+    "stop",
+    ["stop", "old", "new"],
     "What to do where the run in root_dir has another configuration: stop and show the difference, go on with the old "
-    "one, or go on with the new one.", flag_values=FLAGS,
-)  # fmt: skip
+    "one, or go on with the new one.",
+    flag_values=FLAGS,
+)
 
 
 def main(flag_values: flags.FlagValues) -> int:

@@ -35,9 +35,14 @@ class Environment(abc.ABC):
     infos: dict[str, Any]
 
     def __init__(
-        self, num_envs: int, observation_space: spaces.Space, action_space: spaces.Space, num_rewards: int | None,
-        device: torch.device, first_env_id: int = 0,
-    ):  # fmt: skip
+        self,
+        num_envs: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        num_rewards: int | None,
+        device: torch.device,
+        first_env_id: int = 0,
+    ):
         self.num_envs = num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.observation_spec = specs.observation_spec(observation_space)

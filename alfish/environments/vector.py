@@ -36,9 +36,13 @@ class VectorEnvironment(Environment):
         reward_space = getattr(env, "reward_space", None)
         num_rewards = None if reward_space is None else reward_space.shape[0]
         super().__init__(
-            env.num_envs, env.single_observation_space, env.single_action_space, num_rewards,
-            torch.device("cpu"), first_env_id,
-        )  # fmt: skip
+            env.num_envs,
+            env.single_observation_space,
+            env.single_action_space,
+            num_rewards,
+            torch.device("cpu"),
+            first_env_id,
+        )
         self.env = env
         self.seeds_rows = mode == AutoresetMode.DISABLED
         self.ragged = mode != AutoresetMode.NEXT_STEP and autoreset
@@ -73,9 +77,7 @@ class VectorEnvironment(Environment):
         if self._mode == AutoresetMode.NEXT_STEP:
             self._was_done = done.copy()
         if not done.any() and not first.any():
-            return TimeStep(
-                self._mid, _float32(reward), self._ones, self._read(observation), executed, self.env_id
-            )  # fmt: skip
+            return TimeStep(self._mid, _float32(reward), self._ones, self._read(observation), executed, self.env_id)
         time_step = self._read(observation)
         if self._mode != AutoresetMode.NEXT_STEP and self._autoreset:
             time_step = self._split_resets(observation, time_step, done)

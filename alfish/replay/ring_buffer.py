@@ -311,6 +311,11 @@ def _kept(experience: Experience) -> Nest:
     """What of the rows is stored, as a tuple; `read` puts it back."""
     step = experience.time_step
     return (
-        step.step_type, step.reward, step.discount, step.observation, step.prev_action,
-        experience.action, experience.info,
-    )  # fmt: skip
+        step.step_type,
+        step.reward,
+        step.discount,
+        step.observation,
+        step.prev_action,
+        experience.action,
+        experience.info,
+    )

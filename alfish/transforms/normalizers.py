@@ -65,9 +65,13 @@ class ObservationNormalizer(Transform):
     """
 
     def __init__(
-        self, observation_spec: Nest, reward_spec: spaces.Box, leaves: Sequence[str] = ("*",), clip: float = 10.0,
+        self,
+        observation_spec: Nest,
+        reward_spec: spaces.Box,
+        leaves: Sequence[str] = ("*",),
+        clip: float = 10.0,
         epsilon: float = 1e-8,
-    ):  # fmt: skip
+    ):
         super().__init__(observation_spec, reward_spec)
         self._clip, self._epsilon = clip, epsilon
 
@@ -121,9 +125,13 @@ class RewardNormalizer(Transform):
     """
 
     def __init__(
-        self, observation_spec: Nest, reward_spec: spaces.Box, gamma: float = 0.99, clip: float = 10.0,
+        self,
+        observation_spec: Nest,
+        reward_spec: spaces.Box,
+        gamma: float = 0.99,
+        clip: float = 10.0,
         epsilon: float = 1e-8,
-    ):  # fmt: skip
+    ):
         super().__init__(observation_spec, reward_spec)
         self._gamma, self._clip, self._epsilon = gamma, clip, epsilon
         self._moments = RunningMoments(reward_spec.shape)

@@ -75,9 +75,11 @@ class Transforms(nn.Module):
     """
 
     def __init__(
-        self, factories: Sequence[Callable[[Nest, spaces.Box], Transform]], observation_spec: Nest,
+        self,
+        factories: Sequence[Callable[[Nest, spaces.Box], Transform]],
+        observation_spec: Nest,
         reward_spec: spaces.Box,
-    ):  # fmt: skip
+    ):
         super().__init__()
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
         self._chain: Any = nn.ModuleList()
