@@ -198,7 +198,8 @@ class Trainer:
             if self.finished:
                 self._mark_done()
         except Exception:
-            self._save_what_is_whole()
+            if report is not None:  # else nothing has happened yet, and the checkpoint that is there is better
+                self._save_what_is_whole()
             raise
         finally:
             self.close()
@@ -239,11 +240,14 @@ class Trainer:
 
     def save(self, best: bool = False) -> Path:
         """Writes a checkpoint of everything that `load_state_dict` continues from."""
+        return self._save(self.state_dict(), best)
+
+    def _save(self, state: dict[str, Any], best: bool = False) -> Path:
         stored = self.batches.stored()
         if stored is not None:
             # First, and the one before is kept: a checkpoint never stands without its rows.
             self.replay_checkpoints.save(self.env_steps, stored)
-        return self.checkpoints.save(self.env_steps, self.state_dict(), best)
+        return self.checkpoints.save(self.env_steps, state, best)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -382,8 +386,8 @@ class Trainer:
 
     def _save_what_is_whole(self) -> None:
         """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
-        if self.iterations and not self._updating:
-            self.checkpoints.save(self.env_steps, self.state_dict() | {"unroller": None})
+        if not self._updating:
+            self._save(self.state_dict() | {"unroller": None})
             self.log(f"Saved a checkpoint at {self.env_steps:,} env steps after an error")
 
 

@@ -18,8 +18,9 @@ from alfish.batches import ReplayBatches
 from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
+from alfish.errors import UsageError
 from alfish.learner import Learner
-from alfish.listeners import CheckpointSaver, Evaluate
+from alfish.listeners import CheckpointSaver, Evaluate, Listener
 from alfish.networks import MLP, CriticEnsemble, QNetwork, Torso
 from alfish.schedules import Linear
 from alfish.trainer import Trainer
@@ -131,7 +132,7 @@ def test_and_so_in_another_process_with_evaluations_in_between(tmp_path):
 import sys
 sys.path[:0] = sys.argv[2:4]
 import test_off_policy_runs as runs
-from alfish.listeners import CheckpointSaver, Evaluate
+from alfish.listeners import CheckpointSaver, Evaluate, Listener
 name = sys.argv[4]
 listeners = [Evaluate(10, num_episodes=2), CheckpointSaver(0)]
 runs.stop_after(runs.make(sys.argv[1], name, listeners=listeners), runs.SETTINGS[name][-1])
@@ -239,3 +240,28 @@ def test_no_window_goes_across_a_resume_that_could_not_continue_its_episodes(tmp
     assert rows.discount.eq(1).all()
     assert rows.observation[:, 0, 2].tolist() == [at - 1, at, 0]  # the true arrival, and then a new episode
     assert buffer.sample(2000, 2).position.ne(at).all()
+
+
+def test_a_resume_that_fails_leaves_the_checkpoint_as_it_was(tmp_path):
+    name = "sac_saved_state"
+    stop_after(make(tmp_path, name), 7)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.pt")}
+    with pytest.raises(UsageError, match="keep the capacity"):
+        make(tmp_path, name, batches=functools.partial(ReplayBatches, 80, 4, 3, 1.0, 20)).train()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.pt")} == files
+
+
+class Failing(Listener):
+    def after_iteration(self, trainer, report):
+        if report.iterations == 9:
+            raise OSError("the disk is full")
+
+
+def test_after_an_error_the_rows_are_saved_with_the_weights(tmp_path):
+    trainer = make(tmp_path, "sac_saved_state", listeners=[Failing()])
+    with pytest.raises(OSError, match="the disk is full"):
+        trainer.train()
+    resumed = make(tmp_path, "sac_saved_state", listeners=[])
+    resumed.start()
+    assert resumed.iterations == 9 and resumed.batches.buffer.num_rows == trainer.batches.buffer.num_rows > 0
+    resumed.close()
