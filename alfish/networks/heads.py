@@ -2,6 +2,7 @@
 
 import gin
 import torch
+from absl import logging
 from gymnasium import spaces
 from torch import nn
 
@@ -17,6 +18,7 @@ from alfish.distributions import (
 )
 from alfish.nest import Nest
 from alfish.networks.initializers import orthogonal
+from alfish.specs import is_bounded
 
 
 @gin.configurable(module="alfish.networks")
@@ -36,7 +38,14 @@ class PolicyHead(nn.Module):
         super().__init__()
         self._structure = nest.map(lambda _: 0, action_spec)
         heads: list[nn.Module] = []
-        for leaf in nest.leaves(action_spec):
+        for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
+            if not is_bounded(leaf):
+                logging.warning(
+                    "The action %s has no bounds (%s), so it is not scaled: PolicyHead.initial_log_std is in the "
+                    "environment's units",
+                    path,
+                    leaf,
+                )
             if isinstance(leaf, spaces.Box):
                 heads.append(_NormalHead(input_size, leaf.shape[0], gain, initial_log_std))
             elif isinstance(leaf, spaces.Discrete):

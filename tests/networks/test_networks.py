@@ -329,3 +329,9 @@ def test_a_critic_without_hidden_layers_stands_on_its_own_torso():
     torch.testing.assert_close(network(observation)[1], network.value(observation))
     network.value(observation).sum().backward()
     assert network.actor_torso.mlp[0].weight.grad is None
+
+
+@pytest.mark.parametrize("bound, warns", [(1.0, False), (np.inf, True)])
+def test_a_normal_over_an_unbounded_action_says_that_it_is_not_scaled(caplog, bound, warns):
+    PolicyHead(3, {"push": spaces.Box(np.float32(-bound), np.float32(bound), (2,))})
+    assert ("action push has no bounds" in caplog.text) == warns
