@@ -1,12 +1,11 @@
 """Checkpoints that survive a kill, a full disk and a flipped bit, and that never execute what they load.
 
-A file appears under its final name only when it is whole and on the disk. Steps are env steps. A directory has one
-writer at a time and any number of readers; reading changes nothing in it.
+A file appears under its final name only when it is whole and on the disk. A directory has one writer at a time and any
+number of readers; reading changes nothing in it. Steps are those of the run's clock, see `Trainer.steps`.
 """
 
 import contextlib
 import hashlib
-import io
 import json
 import operator
 import os
@@ -14,8 +13,9 @@ import pickle
 import random
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ _TRAILER_SIZE = len(_TRAILER_START) + 64 + 1
 
 
 class Checkpoints:
-    """A directory of checkpoints named for their env steps.
+    """A directory of checkpoints named for their steps.
 
     Kept are the newest `keep_last`, the best one, and milestones: the first checkpoint at or past each positive
     multiple of `keep_period`.
@@ -45,7 +45,7 @@ class Checkpoints:
     Args:
       directory: made by the first `save`.
       keep_last: how many of the newest are kept, at least 1.
-      keep_period: env steps between milestones; 0 keeps none.
+      keep_period: steps between milestones; 0 keeps none.
 
     Raises:
       UsageError: if `keep_last` or `keep_period` is out of range.
@@ -65,7 +65,7 @@ class Checkpoints:
         renamed `*.superseded`, so that the next resume continues from here.
 
         Args:
-          step: env steps, at least 0.
+          step: at least 0.
           state: dicts, lists and tuples of tensors, str, int, float, bool and None.
           best: whether this is the best one so far.
 
@@ -75,16 +75,16 @@ class Checkpoints:
         """
         step = operator.index(step)
         if step < 0:
-            raise ValueError(f"A checkpoint's env steps must be at least 0, got {step}.")
+            raise ValueError(f"A checkpoint's steps must be at least 0, got {step}.")
         _check_loadable(state)
-        payload = io.BytesIO()
-        torch.save(state, payload)
-        payload.write(_trailer(payload.getvalue()))
-
         self._directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
         path = self._path(step)
-        write_atomically(path, payload.getbuffer())
+        with open_atomically(path) as file:
+            # Straight into the file: a replay may be half of the machine's memory.
+            hashing = _HashingWriter(file)
+            torch.save(state, hashing)  # type: ignore[arg-type]  # it needs no more than `write` and `flush`
+            file.write(_trailer(hashing.sha256))
         self._supersede(step)
         if best:
             self.mark_best(step)
@@ -94,20 +94,20 @@ class Checkpoints:
     def mark_best(self, step: int) -> None:
         """Remembers the checkpoint at `step` as the best one, to be kept until another is better."""
         self._check_exists(step)
-        write_atomically(self._best_path, json.dumps({"env_steps": int(step)}) + "\n")
+        write_atomically(self._best_path, json.dumps({"steps": int(step)}) + "\n")
 
     def steps(self) -> list[int]:
-        """Env steps of the checkpoints, ascending; unfinished files are not among them."""
+        """Of the checkpoints, ascending; unfinished files are not among them."""
         if not self._directory.is_dir():
             return []
         matches = (_NAME.fullmatch(entry.name) for entry in self._directory.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def load(self, which: str | int = "latest", map_location: torch.device | str | None = "cpu") -> tuple[int, Nest]:
-        """The env steps and the state of one checkpoint.
+        """The steps and the state of one checkpoint.
 
         Args:
-          which: 'latest' (the newest that is intact; a broken one is passed over with a warning), 'best', or env
+          which: 'latest' (the newest that is intact; a broken one is passed over with a warning), 'best', or its
             steps. The last two never fall back.
           map_location: as in `torch.load`.
 
@@ -121,7 +121,7 @@ class Checkpoints:
             if step is None:
                 raise UsageError(f"No checkpoint in {self._directory} is marked as the best; load 'latest' instead.")
         elif isinstance(which, str):
-            raise UsageError(f"Which checkpoint is {which!r}? Say 'latest', 'best' or its env steps.")
+            raise UsageError(f"Which checkpoint is {which!r}? Say 'latest', 'best' or its steps.")
         else:
             step = operator.index(which)
         self._check_exists(step)
@@ -154,7 +154,7 @@ class Checkpoints:
             if later > step:
                 path = self._path(later)
                 os.replace(path, path.with_name(path.name + ".superseded"))
-                logging.warning("%s is ahead of %d env steps: renamed to *.superseded.", path, step)
+                logging.warning("%s is ahead of %d steps: renamed to *.superseded.", path, step)
 
     def _prune(self) -> None:
         steps = self.steps()
@@ -176,7 +176,7 @@ class Checkpoints:
 
     def _best(self) -> int | None:
         try:
-            return int(json.loads(self._best_path.read_text())["env_steps"])
+            return int(json.loads(self._best_path.read_text())["steps"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -188,7 +188,7 @@ class Checkpoints:
         steps = self.steps()
         if step not in steps:
             available = f"there are {steps}" if steps else "there is none"
-            raise UsageError(f"There is no checkpoint at {step} env steps in {self._directory}; {available}.")
+            raise UsageError(f"There is no checkpoint at {step} steps in {self._directory}; {available}.")
 
     def _path(self, step: int) -> Path:
         return self._directory / f"checkpoint-{step:012d}.pt"
@@ -198,8 +198,15 @@ class Checkpoints:
         return self._directory / "best.json"
 
 
-def write_atomically(path: str | os.PathLike, content: str | bytes | memoryview) -> None:
-    """Writes the whole file or, if killed or out of disk, leaves what was there; on the disk when it returns.
+def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+    """Writes the whole file or, if killed or out of disk, leaves what was there; on the disk when it returns."""
+    with open_atomically(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """A file to write, which takes its place when the block ends without an error; see `write_atomically`.
 
     The temporary file is `.NAME.PID.tmp` in the same directory, since a rename is atomic within a file system only.
     """
@@ -207,7 +214,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes | memoryview)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())  # before the rename, or a power cut may leave the new name on an empty file
         os.replace(temporary, path)
@@ -279,8 +286,23 @@ class _BrokenError(Exception):
     """A file under a checkpoint's name that cannot be one."""
 
 
-def _trailer(payload: bytes | memoryview) -> bytes:
-    return _TRAILER_START + hashlib.sha256(payload).hexdigest().encode() + b"\n"
+class _HashingWriter:
+    """Passes bytes on to a file, and knows the checksum of all of them."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, content: bytes | memoryview) -> int:
+        self.sha256.update(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _trailer(sha256: Any) -> bytes:
+    return _TRAILER_START + sha256.hexdigest().encode() + b"\n"
 
 
 def _read(path: Path, map_location: torch.device | str | None) -> Nest:
@@ -291,18 +313,27 @@ def _read(path: Path, map_location: torch.device | str | None) -> Nest:
     signature: a forged file is left to `weights_only`, which executes nothing.
     """
     try:
-        content = memoryview(path.read_bytes())
+        with open(path, "rb") as file:
+            _check_trailer(path, file)
+            file.seek(0)
+            return torch.load(file, map_location=map_location, weights_only=True)
     except OSError as error:
         raise _BrokenError(f"Checkpoint {path} cannot be read ({error})") from error
-    payload, trailer = content[:-_TRAILER_SIZE], bytes(content[-_TRAILER_SIZE:])
-    if not trailer.startswith(_TRAILER_START):
-        raise _BrokenError(f"Checkpoint {path} is truncated, or no checkpoint: its checksum is missing")
-    if trailer != _trailer(payload):
-        raise _BrokenError(f"Checkpoint {path} is corrupt: its checksum does not match")
-    try:
-        return torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         raise _BrokenError(f"Checkpoint {path} is refused: it holds more than tensors and plain values") from error
+
+
+def _check_trailer(path: Path, file: BinaryIO) -> None:
+    left = os.fstat(file.fileno()).st_size - _TRAILER_SIZE
+    sha256 = hashlib.sha256()
+    while left > 0 and (block := file.read(min(left, 1 << 20))):
+        sha256.update(block)
+        left -= len(block)
+    trailer = file.read()
+    if not trailer.startswith(_TRAILER_START):
+        raise _BrokenError(f"Checkpoint {path} is truncated, or no checkpoint: its checksum is missing")
+    if trailer != _trailer(sha256):
+        raise _BrokenError(f"Checkpoint {path} is corrupt: its checksum does not match")
 
 
 def _check_loadable(state: Nest, path: str = "") -> None:

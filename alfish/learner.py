@@ -136,6 +136,8 @@ class Learner:
             losses[name] = masked_mean(loss, mask)
         for name, loss in scalar.items():
             losses[name] = losses[name] + loss if name in losses else loss
+        if not losses:
+            raise UsageError(f"calc_loss returned no loss; the parameter groups are {list(self._groups)}")
         return losses
 
     def _differentiate(self, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

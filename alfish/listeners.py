@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class Report:
     """What one iteration did. Listeners read it in order, and may add to it for those after them."""
 
+    steps: int  # the run's clock; see `Trainer`
     env_steps: int
     iterations: int
     updates: int
@@ -52,7 +53,7 @@ class Evaluate(Listener):
     """Evaluates on its own environments, always on the same episodes, and writes each of them to `eval/`.
 
     Args:
-      period: environment steps between evaluations; 0: only at the end.
+      period: steps between evaluations; 0: only at the end.
       num_episodes: whole episodes.
       num_envs: environments at a time; the result does not depend on it.
       seed: of the first episode; the others follow.
@@ -69,23 +70,23 @@ class Evaluate(Listener):
         self._evaluator = trainer.evaluator(self._num_episodes, self._num_envs)
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        due = self._period and report.env_steps >= self._next
+        due = self._period and report.steps >= self._next
         if not due and not trainer.finished:
             return
         if self._period:
-            self._next = (report.env_steps // self._period + 1) * self._period
+            self._next = (report.steps // self._period + 1) * self._period
         assert self._evaluator is not None
         evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         directory = trainer.root_dir / "eval"
         directory.mkdir(exist_ok=True)
-        write_atomically(directory / f"evaluation-{report.env_steps:012d}.csv", evaluation.to_csv())
+        write_atomically(directory / f"evaluation-{report.steps:012d}.csv", evaluation.to_csv())
         report.evaluation = evaluation
         summary = evaluation.summary()
         for name in ("mean", "std", "min", "max"):
             report.scalars[f"evaluation/{name}_return"] = summary[name]
         report.scalars["evaluation/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
         trainer.log(
-            f"Evaluation at {report.env_steps:,} env steps: return {evaluation.mean:.1f} "
+            f"Evaluation at {report.steps:,} steps: return {evaluation.mean:.1f} "
             f"[{summary['ci_low']:.1f}, {summary['ci_high']:.1f}] over {self._num_episodes} episodes"
         )
 
@@ -105,9 +106,9 @@ class CheckpointSaver(Listener):
     """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
 
     Args:
-      period: environment steps between checkpoints; 0: only at the end, when interrupted, and the best.
+      period: steps between checkpoints; 0: only at the end, when interrupted, and the best.
       keep_last: how many of the newest are kept.
-      keep_period: one for every so many environment steps is kept for ever; 0: none.
+      keep_period: one for every so many steps is kept for ever; 0: none.
       keep_best: whether the one with the best mean evaluation return is kept (of equals, the newest).
     """
 
@@ -121,7 +122,7 @@ class CheckpointSaver(Listener):
         trainer.checkpoints = Checkpoints(directory, self._keep_last, self._keep_period)
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        due = self._period and report.env_steps >= self._next
+        due = self._period and report.steps >= self._next
         evaluation = report.evaluation
         is_best = False
         if self._keep_best and evaluation is not None and (self._best is None or evaluation.mean >= self._best):
@@ -129,7 +130,7 @@ class CheckpointSaver(Listener):
         if not (due or is_best or report.finished):
             return
         if self._period:
-            self._next = (report.env_steps // self._period + 1) * self._period
+            self._next = (report.steps // self._period + 1) * self._period
         trainer.save(best=is_best)
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,7 +148,7 @@ class Summaries(Listener):
         self._writer: Writer = NullWriter()
 
     def start(self, trainer: "Trainer") -> None:
-        resumed = trainer.env_steps  # 0 too: a run killed before its first checkpoint has left rows behind
+        resumed = trainer.steps  # 0 too: a run killed before its first checkpoint has left rows behind
         self._writer = MultiWriter(
             [
                 TensorBoardWriter(trainer.root_dir / "tensorboard", resumed + 1),
@@ -160,9 +161,9 @@ class Summaries(Listener):
         if not self._config_written:
             self._config_written = True
             for name, text in trainer.config.items():
-                self._writer.text(name, f"```\n{text}\n```", report.env_steps)
+                self._writer.text(name, f"```\n{text}\n```", report.steps)
         if report.scalars:
-            counters = report.env_steps, report.iterations, report.updates, report.wall_seconds
+            counters = report.steps, report.env_steps, report.iterations, report.updates, report.wall_seconds
             self._writer.scalars(report.scalars, *counters)
 
     def close(self) -> None:
@@ -182,13 +183,13 @@ class Progress(Listener):
         name, budget = trainer.budget
         unit = name.removeprefix("num_").replace("_", " ").replace("wall seconds", "seconds")
         self._console = ConsoleProgress(budget, unit, sys.stderr, self._period_seconds)
-        self._console.update(trainer.progress * budget, trainer.env_steps, {})
+        self._console.update(trainer.progress * budget, trainer.steps, {})
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:
         shown = {"return": "metrics/average_return", "loss": "train/loss"}
         self._values |= {name: report.scalars[key] for name, key in shown.items() if key in report.scalars}
         assert self._console is not None
-        self._console.update(report.progress * trainer.budget[1], report.env_steps, self._values)
+        self._console.update(report.progress * trainer.budget[1], report.steps, self._values)
 
     def line(self, text: str) -> None:
         if self._console is None:

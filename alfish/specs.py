@@ -85,7 +85,8 @@ def describe(spec: Nest) -> str:
 class ActionUnits:
     """Converts actions between an algorithm's units and an environment's, batched; the only place that does.
 
-    A bounded Box is clipped to [-1, 1] and stretched to its bounds; any other Box is clipped to the bounds it has.
+    A bounded Box is clipped to [-1, 1] and stretched to its bounds; any other Box is clipped to the bounds it has. A Box of
+    integers is rounded.
 
     Args:
       space: the environment's own action space, of one environment.
@@ -114,7 +115,7 @@ class ActionUnits:
 
 
 class _LeafUnits:
-    """environment = clip(algorithm, low, high) * scale + offset, reshaped."""
+    """environment = clip(algorithm, low, high) * scale + offset, rounded for integers, reshaped."""
 
     def __init__(self, space: spaces.Space, device: torch.device | None):
         def constant(array: Any, dtype: Any = np.float32) -> Any:
@@ -124,6 +125,7 @@ class _LeafUnits:
         self._shape = _shape(space)
         self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units, a 0-d Box too
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
+        self._rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
         self._low = self._high = self._scale = self._offset = None
         if isinstance(space, spaces.Box):
             if space.is_bounded("both"):
@@ -143,6 +145,8 @@ class _LeafUnits:
             value = value * self._scale
         if self._offset is not None:
             value = value + self._offset
+        if self._rounds:
+            value = value.round()
         if len(self._shape) != 1:
             value = value.reshape(len(value), *self._shape)
         return value.to(self._dtype) if isinstance(value, torch.Tensor) else value.astype(self._dtype, copy=False)

@@ -1,6 +1,6 @@
-"""Scalars against env steps: TensorBoard, CSV, and a line for the person who waits.
+"""Scalars against steps: TensorBoard, CSV, and a line for the person who waits.
 
-Every writer takes the three counters and the wall time with the values, so that a curve can be drawn against any of
+Every writer takes the run's counters and its wall time with the values, so that a curve can be drawn against any of
 them later.
 """
 
@@ -20,18 +20,18 @@ from tqdm import tqdm
 from alfish.checkpoint import write_atomically
 from alfish.errors import UsageError
 
-COUNTERS = ("env_steps", "iterations", "updates", "wall_seconds")
+COUNTERS = ("steps", "env_steps", "iterations", "updates", "wall_seconds")
 
 
 class Writer(Protocol):
     """Where summaries go."""
 
     def scalars(
-        self, values: dict[str, float], env_steps: int, iterations: int, updates: int, wall_seconds: float
+        self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
         """Writes `values`, keyed by their names, at one moment of the run; `wall_seconds` of training, over resumes."""
 
-    def text(self, tag: str, text: str, env_steps: int) -> None:
+    def text(self, tag: str, text: str, steps: int) -> None:
         """Writes a text, such as the operative config; a writer without a place for it drops it."""
 
     def flush(self) -> None: ...
@@ -43,11 +43,11 @@ class NullWriter:
     """Writes nothing."""
 
     def scalars(
-        self, values: dict[str, float], env_steps: int, iterations: int, updates: int, wall_seconds: float
+        self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
         pass
 
-    def text(self, tag: str, text: str, env_steps: int) -> None:
+    def text(self, tag: str, text: str, steps: int) -> None:
         pass
 
     def flush(self) -> None:
@@ -64,14 +64,14 @@ class MultiWriter:
         self._writers = tuple(writers)
 
     def scalars(
-        self, values: dict[str, float], env_steps: int, iterations: int, updates: int, wall_seconds: float
+        self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
         for writer in self._writers:
-            writer.scalars(values, env_steps, iterations, updates, wall_seconds)
+            writer.scalars(values, steps, env_steps, iterations, updates, wall_seconds)
 
-    def text(self, tag: str, text: str, env_steps: int) -> None:
+    def text(self, tag: str, text: str, steps: int) -> None:
         for writer in self._writers:
-            writer.text(tag, text, env_steps)
+            writer.text(tag, text, steps)
 
     def flush(self) -> None:
         for writer in self._writers:
@@ -88,7 +88,7 @@ class TensorBoardWriter:
 
     Args:
       directory: of the event files.
-      purge_step: env steps from which on a resumed run writes again (the resumed checkpoint's env steps + 1, for
+      purge_step: steps from which on a resumed run writes again (the resumed checkpoint's steps + 1, for
         what was written AT the checkpoint stays); TensorBoard forgets everything at or past them.
 
     Raises:
@@ -103,16 +103,15 @@ class TensorBoardWriter:
         self._writer = SummaryWriter(str(directory), purge_step=purge_step)
 
     def scalars(
-        self, values: dict[str, float], env_steps: int, iterations: int, updates: int, wall_seconds: float
+        self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, float(value), env_steps)
-        self._writer.add_scalar("counters/iterations", iterations, env_steps)
-        self._writer.add_scalar("counters/updates", updates, env_steps)
-        self._writer.add_scalar("counters/wall_seconds", wall_seconds, env_steps)
+            self._writer.add_scalar(name, float(value), steps)
+        for name, counter in zip(COUNTERS[1:], (env_steps, iterations, updates, wall_seconds), strict=True):
+            self._writer.add_scalar(f"counters/{name}", counter, steps)
 
-    def text(self, tag: str, text: str, env_steps: int) -> None:
-        self._writer.add_text(tag, text, env_steps)
+    def text(self, tag: str, text: str, steps: int) -> None:
+        self._writer.add_text(tag, text, steps)
 
     def flush(self) -> None:
         self._writer.flush()
@@ -129,13 +128,13 @@ class CSVWriter:
 
     Args:
       path: of the file, usually `metrics.csv`; an existing one is continued.
-      resume_env_steps: rows past these env steps are cut, because a resumed run writes them again; None cuts none.
+      resume_steps: rows past these steps are cut, because a resumed run writes them again; None cuts none.
 
     Raises:
       UsageError: if the existing file is not such a table.
     """
 
-    def __init__(self, path: str | os.PathLike, resume_env_steps: int | None = None):
+    def __init__(self, path: str | os.PathLike, resume_steps: int | None = None):
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._columns = list(COUNTERS)
@@ -143,12 +142,12 @@ class CSVWriter:
         if self._path.exists():
             header, *rows = self._read() or [self._columns]
             self._columns = header
-            if resume_env_steps is not None:
-                rows = [row for row in rows if int(row[0]) <= resume_env_steps]
+            if resume_steps is not None:
+                rows = [row for row in rows if int(row[0]) <= resume_steps]
         self._rewrite(rows)
 
     def scalars(
-        self, values: dict[str, float], env_steps: int, iterations: int, updates: int, wall_seconds: float
+        self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
         if clash := values.keys() & set(COUNTERS):
             raise ValueError(f"The names {sorted(clash)} are taken by the counters.")
@@ -157,12 +156,12 @@ class CSVWriter:
             _, *rows = self._read()
             self._columns += new
             self._rewrite(rows)
-        counters = (int(env_steps), int(iterations), int(updates), float(wall_seconds))
+        counters = (int(steps), int(env_steps), int(iterations), int(updates), float(wall_seconds))
         cells = (float(values[name]) if name in values else "" for name in self._columns[len(COUNTERS) :])
         csv.writer(self._file, lineterminator="\n").writerow((*counters, *cells))
         self._file.flush()
 
-    def text(self, tag: str, text: str, env_steps: int) -> None:
+    def text(self, tag: str, text: str, steps: int) -> None:
         pass
 
     def flush(self) -> None:
@@ -180,7 +179,7 @@ class CSVWriter:
             raise UsageError(f"{self._path} is no table of metrics (its columns are {table[0]}); move it away.")
         for number, row in enumerate(table[1:], start=2):
             if not row or not row[0].isdigit():
-                raise UsageError(f"{self._path}, row {number}, does not start with env steps; mend or move the file.")
+                raise UsageError(f"{self._path}, row {number}, does not start with its steps; mend or move the file.")
         return table
 
     def _rewrite(self, rows: list[list[str]]) -> None:
@@ -196,7 +195,7 @@ class CSVWriter:
 class _Moment(NamedTuple):
     seconds: float
     done: float
-    env_steps: int
+    steps: int
 
 
 class ConsoleProgress:
@@ -240,15 +239,15 @@ class ConsoleProgress:
             bar_format = "{percentage:3.0f}%|{bar}| {desc}"
             self._bar = _Bar(total=budget, file=self._stream, bar_format=bar_format, dynamic_ncols=True)
 
-    def update(self, done: float, env_steps: int, values: dict[str, float]) -> None:
+    def update(self, done: float, steps: int, values: dict[str, float]) -> None:
         """Shows the state, if it is time to.
 
         Args:
           done: how much of the budget is spent, earlier processes included.
-          env_steps: of the whole run.
+          steps: of the whole run.
           values: keyed by short names, such as 'return' and 'loss'; shown in their order.
         """
-        moment = _Moment(self._clock(), done, env_steps)
+        moment = _Moment(self._clock(), done, steps)
         if not self._moments or moment.seconds - self._moments[-1].seconds >= self._window_seconds / 100:
             self._moments.append(moment)  # spaced, so that there are about a hundred of them however fast updates come
         while len(self._moments) > 1 and self._moments[1].seconds <= moment.seconds - self._window_seconds:
@@ -291,7 +290,7 @@ class ConsoleProgress:
         seconds = now.seconds - self._moments[0].seconds
         if seconds <= 0:
             return []
-        return [f"{_grouped((now.env_steps - self._moments[0].env_steps) / seconds)} steps/s"]
+        return [f"{_grouped((now.steps - self._moments[0].steps) / seconds)} steps/s"]
 
     def _time_left(self, now: _Moment) -> list[str]:
         seconds, done = now.seconds - self._moments[0].seconds, now.done - self._moments[0].done

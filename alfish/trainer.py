@@ -61,10 +61,12 @@ class Trainer:
       seed: of everything random; environments get independent ones from it.
       device: 'cpu', 'cuda', 'cuda:1', or 'auto': cuda if there is one.
       num_threads: of torch. More than one is faster on an idle machine and much slower on a busy one.
-      summary_period: environment steps between two summaries.
+      summary_period: steps between two summaries.
 
     Attributes:
       env_steps, iterations, updates, wall_seconds, progress: how far the run is.
+      steps: the run's clock, by which periods are counted and files are named: environment steps, and those that
+        training has gone on for since acting ended.
       config: texts to save with the run, by file name; the command line puts the gin configuration here.
     """
 
@@ -134,6 +136,10 @@ class Trainer:
     # Where the run is.
 
     @property
+    def steps(self) -> int:
+        return self.env_steps + self._idle_steps
+
+    @property
     def updates(self) -> int:
         return self.learner.updates
 
@@ -168,7 +174,7 @@ class Trainer:
             self.load_state_dict(state)
             if self.finished:
                 return
-            self.log(f"Resuming from {self.root_dir / 'checkpoints'} at {step:,} env steps")
+            self.log(f"Resuming from {self.root_dir / 'checkpoints'} at {step:,} steps")
             self._load_replay()
         (self.root_dir / "done").unlink(missing_ok=True)
         for listener in self.listeners:
@@ -233,10 +239,10 @@ class Trainer:
 
     def load_policy(self, checkpoint: str | int = "latest") -> int:
         """Puts a checkpoint's weights and transforms in place, nothing else; returns its env steps."""
-        step, state = self.checkpoints.load(checkpoint)
+        _, state = self.checkpoints.load(checkpoint)
         self._load_models(state)
-        self.env_steps = step
-        return step
+        self.env_steps = state["counters"]["env_steps"]
+        return self.env_steps
 
     def save(self, best: bool = False) -> Path:
         """Writes a checkpoint of everything that `load_state_dict` continues from."""
@@ -246,8 +252,8 @@ class Trainer:
         stored = self.batches.stored()
         if stored is not None:
             # First, and the one before is kept: a checkpoint never stands without its rows.
-            self.replay_checkpoints.save(self.env_steps, stored)
-        return self.checkpoints.save(self.env_steps, state, best)
+            self.replay_checkpoints.save(self.steps, stored)
+        return self.checkpoints.save(self.steps, state, best)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -320,10 +326,10 @@ class Trainer:
             experience = nest.to(experience, self.device)
             self.batches.add(experience)
         unrolled = time.perf_counter()
-        summarize = self.env_steps >= self._next_summary
+        summarize = self.steps >= self._next_summary
         algorithm.train()
         self._updating = True
-        learned = self.learner.train(self.batches.chunks(self.env_steps + self._idle_steps), summarize)
+        learned = self.learner.train(self.batches.chunks(self.steps), summarize)
         if experience is not None:
             with torch.no_grad():
                 algorithm.after_iteration(experience)
@@ -337,7 +343,7 @@ class Trainer:
         self.wall_seconds += ended - began
         report = self._report()
         if summarize or report.finished:
-            self._next_summary = (self.env_steps // self._summary_period + 1) * self._summary_period
+            self._next_summary = (self.steps // self._summary_period + 1) * self._summary_period
             report.scalars = {f"train/{name}": value for name, value in learned.items()}
             report.scalars |= {f"metrics/{name}": value for name, value in self.metrics.results().items()}
             report.scalars["time/unroll_ms"] = 1000 * (unrolled - began)
@@ -364,17 +370,18 @@ class Trainer:
 
     def _load_replay(self) -> None:
         """The rows that belong to the checkpoint; where they are not there, the run goes on without them."""
-        if self.env_steps in self.replay_checkpoints.steps():
-            self.batches.load_stored(self.replay_checkpoints.load(self.env_steps)[1])
+        if self.steps in self.replay_checkpoints.steps():
+            self.batches.load_stored(self.replay_checkpoints.load(self.steps)[1])
         elif isinstance(self.batches, ReplayBatches):
-            num_steps = self.batches.resume_without_rows(self.env_steps + self._idle_steps)
+            num_steps = self.batches.resume_without_rows(self.steps)
             if self._interaction_env_steps is not None:  # acting may have ended, and without rows nothing trains
                 self._interaction_env_steps = max(self._interaction_env_steps, self.env_steps + num_steps)
             self.log("Its replay was not saved: acting before training on")
 
     def _report(self) -> Report:
         finished = self.finished or self._interrupted_by is not None
-        return Report(self.env_steps, self.iterations, self.updates, self.wall_seconds, self.progress, finished)
+        counters = self.steps, self.env_steps, self.iterations, self.updates, self.wall_seconds
+        return Report(*counters, self.progress, finished)
 
     def _spent(self) -> float:
         spent = (self.env_steps, self.iterations, self.updates, self.wall_seconds)
@@ -388,7 +395,7 @@ class Trainer:
         """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
         if not self._updating:
             self._save(self.state_dict() | {"unroller": None})
-            self.log(f"Saved a checkpoint at {self.env_steps:,} env steps after an error")
+            self.log(f"Saved a checkpoint at {self.steps:,} steps after an error")
 
 
 class _Signals:

@@ -219,7 +219,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(refused, run, name):
     [path] = (run / "checkpoints").glob("*.pt")
     step = int(path.stem.partition("-")[2])
     words = refused(name, f"--root_dir={run}", "--checkpoint=7")
-    assert "There is no checkpoint at 7 env steps" in words and f"[{step}]" in words
+    assert "There is no checkpoint at 7 steps" in words and f"[{step}]" in words
     words = refused(name, f"--root_dir={run}", "--checkpoint=newest")
     assert "--checkpoint is 'newest'; it is latest, best, or a number" in words
 

@@ -238,6 +238,10 @@ class TestMistakes:
         with pytest.raises(UsageError, match=r"'alpha'.*\['actor', 'critic'\]"):
             Learner(algorithm).train([_chunk([1])])
 
+    def test_no_loss_at_all_is_refused(self):
+        with pytest.raises(UsageError, match=r"no loss; the parameter groups are \['actor', 'critic'\]"):
+            Learner(_ActorCritic(lambda actor, critic: {})).train([_chunk([1])])
+
     def test_a_bare_loss_for_several_groups_is_refused(self):
         with pytest.raises(UsageError, match=r"dict of losses.*\['actor', 'critic'\]"):
             Learner(_ActorCritic(lambda actor, critic: actor)).train([_chunk([1])])

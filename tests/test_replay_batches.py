@@ -1,5 +1,6 @@
 """ReplayBatches in a trainer: how many updates, on what, and who acts meanwhile."""
 
+import csv
 import functools
 import math
 from fractions import Fraction
@@ -16,6 +17,7 @@ from alfish.data import AlgStep, LossInfo, StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
 from alfish.errors import UsageError
+from alfish.listeners import CheckpointSaver, Evaluate, Summaries
 from alfish.trainer import Trainer
 from alfish.transforms import FrameStack
 
@@ -148,6 +150,24 @@ def test_training_goes_on_at_the_same_pace_after_interaction_has_ended(tmp_path)
     assert increments == {9} and len(idle) > 20  # 1.5 x 3 x 2, as before
     assert updates[-1] >= 300 and trainer.finished
     assert updates[len(acting)] == math.floor(1.5 * 50)
+
+
+def test_summaries_evaluations_and_checkpoints_go_on_after_interaction_has_ended(tmp_path):
+    listeners = [Evaluate(40, num_episodes=1), CheckpointSaver(40, keep_last=9, keep_best=False), Summaries()]
+    trainer = make(
+        tmp_path, num_updates=110, interaction_env_steps=60, summary_period=20, listeners=listeners,
+        env_kwargs={"length": 1000}, replay={"updates_per_env_step": 0.5},
+    )  # fmt: skip
+    trainer.train()
+    # 0.5 updates a step after 10: the budget is spent at step 230, of which 60 were taken.
+    assert trainer.env_steps == 60 and trainer.steps == 230
+    assert trainer.checkpoints.steps() == [40, 80, 120, 160, 200, 230]
+    evaluated = [int(path.stem.removeprefix("evaluation-")) for path in sorted((tmp_path / "eval").iterdir())]
+    assert evaluated == trainer.checkpoints.steps()
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert [int(row["steps"]) for row in rows] == [*range(20, 221, 20), 230]
+    assert [int(row["env_steps"]) for row in rows] == [min(60, int(row["steps"])) for row in rows]
+    assert trainer.load_policy(160) == 60
 
 
 def test_an_end_of_interaction_with_a_budget_that_it_would_never_spend_is_refused(tmp_path):

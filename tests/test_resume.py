@@ -168,7 +168,7 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_and_says_so(
     resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
     resumed.train()
     assert f"FALLING BACK to checkpoint-{older:012d}.pt" in caplog.text
-    assert f"Resuming from {tmp_path / 'cut' / 'checkpoints'} at {older} env steps" in capsys.readouterr().err
+    assert f"Resuming from {tmp_path / 'cut' / 'checkpoints'} at {older} steps" in capsys.readouterr().err
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
@@ -255,7 +255,7 @@ def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, number):
     assert f"{number.name}: stopped at" in errors and "the same command continues" in errors
     assert "Traceback" not in errors and not (tmp_path / "done").exists()
     newest = Checkpoints(tmp_path / "checkpoints").steps()[-1]
-    assert f"stopped at {newest:,} env steps" in errors
+    assert f"stopped at {newest:,} steps" in errors
 
 
 def test_another_configuration_is_shown_and_stops(tmp_path, capsys):

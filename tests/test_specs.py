@@ -182,6 +182,14 @@ def test_a_box_that_is_a_point_comes_back_finite():
     assert np.isfinite(units.from_environment(np.array([[2.0]], np.float32))).all()
 
 
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_a_box_of_integers_gets_the_nearest_one(device):
+    units = ActionUnits(spaces.Box(0, 10, (3,), np.int64), device)
+    action = np.array([[-0.1, 0.15, 3.0]], np.float32)
+    executed = units.to_environment(action if device is None else torch.from_numpy(action))
+    assert executed.tolist() == [[4, 6, 10]] and str(executed.dtype).endswith("int64")
+
+
 def test_converting_never_writes_into_the_action():
     action = np.array([[5.0, -5.0]], np.float32)
     ActionUnits(ACTIONS["box"]).to_environment(action)

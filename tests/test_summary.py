@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from alfish.errors import UsageError
 from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter
 
-HEADER = "env_steps,iterations,updates,wall_seconds"
+HEADER = "steps,env_steps,iterations,updates,wall_seconds"
 
 
 class _Clock:
@@ -29,49 +29,49 @@ def _lines(path):
 def test_csv_holds_the_counters_then_the_values(tmp_path):
     path = tmp_path / "run" / "metrics.csv"
     writer = CSVWriter(path)
-    writer.scalars({"return": 1.5, "loss": 0.1}, env_steps=8, iterations=1, updates=4, wall_seconds=0.5)
-    assert _lines(path) == [HEADER + ",return,loss", "8,1,4,0.5,1.5,0.1"]  # before any flush or close
-    writer.scalars({"loss": 0.3, "return": float("nan")}, 16, 2, 8, 1.0)
+    writer.scalars({"return": 1.5, "loss": 0.1}, steps=9, env_steps=8, iterations=1, updates=4, wall_seconds=0.5)
+    assert _lines(path) == [HEADER + ",return,loss", "9,8,1,4,0.5,1.5,0.1"]  # before any flush or close
+    writer.scalars({"loss": 0.3, "return": float("nan")}, 16, 16, 2, 8, 1.0)
     writer.close()
-    assert _lines(path)[2] == "16,2,8,1.0,nan,0.3"
+    assert _lines(path)[2] == "16,16,2,8,1.0,nan,0.3"
 
 
 def test_csv_gains_a_column_when_a_name_appears(tmp_path):
     path = tmp_path / "metrics.csv"
     writer = CSVWriter(path)
-    writer.scalars({"loss": 0.1}, 8, 1, 4, 0.5)
-    writer.scalars({"a,b": 2.0}, 16, 2, 8, 1.0)
-    writer.scalars({"loss": 0.2}, 24, 3, 12, 1.5)
+    writer.scalars({"loss": 0.1}, 8, 8, 1, 4, 0.5)
+    writer.scalars({"a,b": 2.0}, 16, 16, 2, 8, 1.0)
+    writer.scalars({"loss": 0.2}, 24, 24, 3, 12, 1.5)
     writer.close()
-    assert _lines(path) == [HEADER + ',loss,"a,b"', "8,1,4,0.5,0.1,", "16,2,8,1.0,,2.0", "24,3,12,1.5,0.2,"]
+    assert _lines(path) == [HEADER + ',loss,"a,b"', "8,8,1,4,0.5,0.1,", "16,16,2,8,1.0,,2.0", "24,24,3,12,1.5,0.2,"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.csv"]
 
 
 def test_csv_cuts_what_a_resumed_run_writes_again(tmp_path):
     path = tmp_path / "metrics.csv"
     writer = CSVWriter(path)
-    for env_steps in (8, 16, 24):
-        writer.scalars({"loss": env_steps / 10}, env_steps, 0, 0, 0.0)
+    for steps in (8, 16, 24):
+        writer.scalars({"loss": steps / 10}, steps, 7, 0, 0, 0.0)
     writer.close()
-    resumed = CSVWriter(path, resume_env_steps=16)
-    resumed.scalars({"loss": 9.0}, 24, 0, 0, 0.0)
+    resumed = CSVWriter(path, resume_steps=16)
+    resumed.scalars({"loss": 9.0}, 24, 7, 0, 0, 0.0)
     resumed.close()
-    assert _lines(path) == [HEADER + ",loss", "8,0,0,0.0,0.8", "16,0,0,0.0,1.6", "24,0,0,0.0,9.0"]
+    assert _lines(path) == [HEADER + ",loss", "8,7,0,0,0.0,0.8", "16,7,0,0,0.0,1.6", "24,7,0,0,0.0,9.0"]
 
 
-@pytest.mark.parametrize("half", ["", "1", "16,0,0,0.0,1", '16,0,0,0.0,"'])
+@pytest.mark.parametrize("half", ["", "1", "16,7,0,0,0.0,1", '16,7,0,0,0.0,"'])
 def test_csv_drops_the_half_line_of_a_killed_writer(tmp_path, half):
     path = tmp_path / "metrics.csv"
-    path.write_text(f"{HEADER},loss\n8,0,0,0.0,0.8\n{half}")
-    resumed = CSVWriter(path, resume_env_steps=16)
-    resumed.scalars({"loss": 9.0}, 16, 0, 0, 0.0)
+    path.write_text(f"{HEADER},loss\n8,7,0,0,0.0,0.8\n{half}")
+    resumed = CSVWriter(path, resume_steps=16)
+    resumed.scalars({"loss": 9.0}, 16, 7, 0, 0, 0.0)
     resumed.close()
-    assert _lines(path) == [HEADER + ",loss", "8,0,0,0.0,0.8", "16,0,0,0.0,9.0"]
+    assert _lines(path) == [HEADER + ",loss", "8,7,0,0,0.0,0.8", "16,7,0,0,0.0,9.0"]
 
 
 def test_csv_starts_anew_when_even_the_header_is_half(tmp_path):
     path = tmp_path / "metrics.csv"
-    path.write_text("env_st")
+    path.write_text("ste")
     CSVWriter(path).close()
     assert _lines(path) == [HEADER]
 
@@ -90,7 +90,7 @@ def test_csv_leaves_a_stranger_s_file_alone(tmp_path):
 def test_csv_refuses_a_value_named_as_a_counter(tmp_path):
     writer = CSVWriter(tmp_path / "metrics.csv")
     with pytest.raises(ValueError, match="updates"):
-        writer.scalars({"updates": 1.0}, 8, 1, 4, 0.5)
+        writer.scalars({"updates": 1.0}, 8, 8, 1, 4, 0.5)
     writer.close()
 
 
@@ -100,32 +100,33 @@ def _events(directory):
     return accumulator
 
 
-def test_tensorboard_shows_values_and_counters_against_env_steps(tmp_path):
+def test_tensorboard_shows_values_and_counters_against_steps(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    writer.scalars({"loss": 0.5}, env_steps=8, iterations=1, updates=4, wall_seconds=0.25)
+    writer.scalars({"loss": 0.5}, steps=9, env_steps=8, iterations=1, updates=4, wall_seconds=0.25)
     writer.text("config", "Trainer.seed = 0", 0)
     writer.flush()
     writer.close()
     events = _events(tmp_path)
-    tags = ["loss", "counters/iterations", "counters/updates", "counters/wall_seconds"]
+    tags = ["loss", "counters/env_steps", "counters/iterations", "counters/updates", "counters/wall_seconds"]
     assert {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags} == {
-        "loss": [(8, 0.5)],
-        "counters/iterations": [(8, 1)],
-        "counters/updates": [(8, 4)],
-        "counters/wall_seconds": [(8, 0.25)],
+        "loss": [(9, 0.5)],
+        "counters/env_steps": [(9, 8)],
+        "counters/iterations": [(9, 1)],
+        "counters/updates": [(9, 4)],
+        "counters/wall_seconds": [(9, 0.25)],
     }
     assert b"Trainer.seed" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
 def test_tensorboard_forgets_what_a_resumed_run_writes_again(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    for env_steps in (8, 16, 24):
-        writer.scalars({"loss": 1.0}, env_steps, 0, 0, 0.0)
+    for steps in (8, 16, 24):
+        writer.scalars({"loss": 1.0}, steps, 7, 0, 0, 0.0)
     writer.close()
     [events] = tmp_path.iterdir()  # TensorBoard reads the files in the order of their names, which start with the time
     events.rename(tmp_path / "events.out.tfevents.0000000001.earlier")
     resumed = TensorBoardWriter(tmp_path, purge_step=16 + 1)
-    resumed.scalars({"loss": 2.0}, 20, 0, 0, 0.0)
+    resumed.scalars({"loss": 2.0}, 20, 7, 0, 0, 0.0)
     resumed.close()
     assert [(e.step, e.value) for e in _events(tmp_path).Scalars("loss")] == [(8, 1.0), (16, 1.0), (20, 2.0)]
 
@@ -135,11 +136,11 @@ class _Recorder(NullWriter):
         self._calls = calls
         self._broken = broken
 
-    def scalars(self, values, env_steps, iterations, updates, wall_seconds):
-        self._calls.append((values, env_steps, iterations, updates, wall_seconds))
+    def scalars(self, values, *counters):
+        self._calls.append((values, *counters))
 
-    def text(self, tag, text, env_steps):
-        self._calls.append((tag, text, env_steps))
+    def text(self, tag, text, steps):
+        self._calls.append((tag, text, steps))
 
     def flush(self):
         self._calls.append("flush")
@@ -153,11 +154,11 @@ class _Recorder(NullWriter):
 def test_many_writers_are_written_as_one():
     calls = []
     writer = MultiWriter([_Recorder(calls), NullWriter(), _Recorder(calls)])
-    writer.scalars({"loss": 1.0}, 8, 1, 4, 0.5)
+    writer.scalars({"loss": 1.0}, 8, 8, 1, 4, 0.5)
     writer.text("tag", "text", 8)
     writer.flush()
     writer.close()
-    row, text = ({"loss": 1.0}, 8, 1, 4, 0.5), ("tag", "text", 8)
+    row, text = ({"loss": 1.0}, 8, 8, 1, 4, 0.5), ("tag", "text", 8)
     assert calls == [row, row, text, text, "flush", "flush", "close", "close"]
 
 

@@ -313,7 +313,7 @@ def test_an_environment_that_raises_ends_the_run_with_a_checkpoint_and_its_own_e
     last = recorder.reports[-1]
     assert not last.finished and recorder.closed == 1 and not (tmp_path / "done").exists()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [last.env_steps]
-    assert f"Saved a checkpoint at {last.env_steps} env steps after an error" in capsys.readouterr().err
+    assert f"Saved a checkpoint at {last.env_steps} steps after an error" in capsys.readouterr().err
     Fragile.count = -1000
     again = make(tmp_path, Fragile, num_envs=1, num_iterations=last.iterations + 2, listeners=[CheckpointSaver(0)])
     assert again.train().iterations == last.iterations + 2
@@ -436,7 +436,7 @@ def test_evaluations_come_at_their_period_and_at_the_end_and_are_kept_by_episode
     [report] = [r for r in recorder.reports if r.env_steps == evaluated[0]]
     assert report.scalars["evaluation/mean_return"] == 9 and report.scalars["evaluation/mean_length"] == 9
     assert (
-        f"Evaluation at {evaluated[0]} env steps: return 9.0 [9.0, 9.0] over 3 episodes"
+        f"Evaluation at {evaluated[0]} steps: return 9.0 [9.0, 9.0] over 3 episodes"
         in (tmp_path / "log.txt").read_text()
     )
 

@@ -56,7 +56,7 @@ class SAC(RLAlgorithm):
     """Args:
     actor_encoder: takes the observation spec.
     actor_mlp: takes the encoder's output size.
-    critic: takes (observation_spec, action_size, num_outputs).
+    critic: takes (observation_spec, action_size, num_outputs), and has an `ensemble_size`.
     gamma: discount per environment step.
     target_rate, target_period: how the target critics follow.
     target_subset: how many critics, drawn at random for each update, targets take the minimum of; None: all.
@@ -103,6 +103,9 @@ class SAC(RLAlgorithm):
             categorical_head(self.actor_mlp.output_size, self._num_choices) if self._num_choices else None
         )
         self.critic = critic(observation_spec, box_size, max(1, self._num_choices))
+        size = self.critic.ensemble_size
+        if target_subset is not None and not 1 <= target_subset <= size:
+            raise UsageError(f"SAC.target_subset is {target_subset}; it is at least 1 and at most the {size} critics")
         self.target_critic = Target(self.critic, target_rate, target_period)
 
         self._target_entropy = {}
@@ -132,6 +135,8 @@ class SAC(RLAlgorithm):
                 num_discrete += 1
             else:
                 raise UsageError(f"SAC takes Box and Discrete actions, and the {name} is {leaf}; train with PPO")
+            if isinstance(leaf, spaces.Discrete) and leaf.n < 2:
+                raise UsageError(f"the {name} is {leaf}, which leaves nothing to choose; drop it from the action space")
         if num_discrete > 1:
             raise UsageError(f"SAC takes one Discrete action leaf, and this action has {num_discrete}; train with PPO")
         if reward_spec.shape:

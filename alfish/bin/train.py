@@ -67,7 +67,7 @@ def main(flag_values: flags.FlagValues) -> int:
     if trainer.interrupted_by is None:
         return 0
     name = signal.Signals(trainer.interrupted_by).name
-    print(f"{name}: stopped at {trainer.env_steps:,} env steps; the same command continues", file=sys.stderr)
+    print(f"{name}: stopped at {trainer.steps:,} steps; the same command continues", file=sys.stderr)
     return 128 + trainer.interrupted_by
 
 

@@ -89,13 +89,14 @@ class RingBuffer:
         rows = nest.to(_kept(experience), self._device)
         if self._rows is None:
             self._lay_out(nest.map(lambda leaf: leaf[0], rows))
-            self._env_id.copy_(experience.time_step.env_id[0])
         excess = len(step_type) - self._length
         if excess > 0:
             raise UsageError(
                 f"an unroll of {len(step_type)} rows does not fit a replay of {self._length} rows an environment"
             )
         pad = (step_type == StepType.PAD).cpu().numpy()
+        present = torch.from_numpy(~pad[0]).to(self._device)  # PAD stands at the end of a column, or fills it
+        self._env_id = torch.where(present, experience.time_step.env_id[0].to(self._device), self._env_id)
         level = (self._pos == self._pos[0]).all() and (self._start == self._start[0]).all()
         if pad.any() or not level:
             self._push_ragged(rows, ~pad)
@@ -183,16 +184,15 @@ class RingBuffer:
         self._startable.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, the rows that are filled included."""
-        filled = slice(int(min(self._pos.max(), self._length)) * self.num_envs)
+        """Everything, the rows that are filled included; these share the ring's memory, so save before pushing on."""
+        filled = int(min(self._pos.max(), self._length)) * self.num_envs
         return {
             "pos": torch.from_numpy(self._pos.copy()),
             "start": torch.from_numpy(self._start.copy()),
             "length": self._length,
             "env_id": self._env_id.clone(),
             "startable": self._startable.clone(),
-            # A view would be written with all of the storage behind it.
-            "rows": nest.map(lambda leaf: leaf[filled].clone(), self._rows),
+            "rows": nest.map(lambda leaf: _head(leaf, filled), self._rows),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -305,6 +305,13 @@ class RingBuffer:
         if self._device.type != "cpu":
             return self._startable[index.to(self._device)].cpu().numpy()
         return self._startable.numpy()[index.numpy()]
+
+
+def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:
+    """The first rows, as a tensor that is saved without the storage behind them; a copy on a GPU alone."""
+    if count == len(leaf):
+        return leaf
+    return torch.from_numpy(leaf.numpy()[:count]) if leaf.device.type == "cpu" else leaf[:count].clone()
 
 
 def _kept(experience: Experience) -> Nest:

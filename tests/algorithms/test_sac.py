@@ -366,6 +366,17 @@ def test_other_spaces_are_refused_by_their_leaf(leaf):
         SAC(OBSERVATION, {"arm": BOX, "parts": (DISCRETE, leaf)}, REWARD)
 
 
+def test_a_discrete_leaf_of_one_choice_is_refused():
+    with pytest.raises(UsageError, match=r"action gear is Discrete\(1\), which leaves nothing to choose"):
+        SAC(OBSERVATION, {"arm": BOX, "gear": spaces.Discrete(1)}, REWARD)
+
+
+@pytest.mark.parametrize("subset", [0, 3])
+def test_a_subset_that_the_ensemble_does_not_have_is_refused(subset):
+    with pytest.raises(UsageError, match=f"SAC.target_subset is {subset}; it is at least 1 and at most the 2 critics"):
+        SAC(OBSERVATION, BOX, REWARD, target_subset=subset)
+
+
 def test_a_second_discrete_leaf_and_a_vector_reward_are_refused():
     with pytest.raises(UsageError, match="SAC takes one Discrete action leaf, and this action has 2"):
         SAC(OBSERVATION, (DISCRETE, DISCRETE), REWARD)

@@ -311,16 +311,25 @@ def test_what_is_saved_holds_only_the_rows_that_are_there():
     assert file.tell() < 20_000
 
 
-def test_a_saved_state_does_not_change_with_the_ring():
-    columns = Columns(2)
-    buffer = RingBuffer(20, 2)
-    buffer.push(columns.unroll([6, 6]))
-    state = buffer.state_dict()
-    buffer.push(columns.unroll([10, 10]))
-    other = RingBuffer(20, 2)
-    other.load_state_dict(state)
-    other.check_valid()
-    assert other.num_pushed == 12
+@pytest.mark.parametrize("num_rows", [6, 10, 14])
+def test_a_saved_state_takes_no_copy_of_the_rows_and_no_room_for_those_to_come(num_rows):
+    columns, buffer = Columns(2), RingBuffer(20, 2)
+    for _ in range(2):
+        buffer.push(columns.unroll([num_rows // 2, num_rows // 2]))
+    for saved, kept in zip(nest.leaves(buffer.state_dict()["rows"]), nest.leaves(buffer._rows)):
+        assert saved.data_ptr() == kept.data_ptr()
+        assert saved.untyped_storage().nbytes() == saved.numel() * saved.element_size()
+        assert len(saved) == min(2 * num_rows, 20)
+
+
+def test_a_column_that_is_empty_at_first_gets_its_own_env_id_later():
+    columns = Columns(3)
+    buffer = RingBuffer(30, 3)
+    unroll = columns.unroll([4, 0, 4])
+    junk = torch.where(unroll.time_step.step_type == PAD, 9, unroll.time_step.env_id)
+    buffer.push(unroll._replace(time_step=unroll.time_step._replace(env_id=junk)))
+    buffer.push(columns.unroll([4, 4, 4]))
+    assert buffer.sample(100).env_id.unique().tolist() == [10, 11, 12]
 
 
 @pytest.mark.parametrize(("capacity", "num_envs"), [(90, 3), (60, 2), (40, 2)])
