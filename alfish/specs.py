@@ -85,8 +85,8 @@ def describe(spec: Nest) -> str:
 class ActionUnits:
     """Converts actions between an algorithm's units and an environment's, batched; the only place that does.
 
-    A bounded Box is clipped to [-1, 1] and stretched to its bounds; any other Box is clipped to the bounds it has. A Box of
-    integers is rounded.
+    A bounded Box is clipped to [-1, 1] and stretched to its bounds; any other Box is clipped to the bounds it has. A
+    Box of integers is rounded.
 
     Args:
       space: the environment's own action space, of one environment.

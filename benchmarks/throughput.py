@@ -1,6 +1,6 @@
 """Environment steps per second beside peers, on the same recipe, in one interleaved run.
 
-  python -m benchmarks.throughput --recipes=ppo_cartpole,ppo_halfcheetah --peers=sb3 --repeats=5
+  python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3 --repeats=5
 
 Libraries take turns run by run (A B A B ...), each run in a process of its own on one torch thread, start-up left out.
 A peer lives in a virtual environment of its own, made from `benchmarks/peers/PEER.txt` when first needed. Writes the
@@ -21,11 +21,12 @@ import numpy as np
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+RECIPES = ("ppo_cartpole", "dqn_cartpole", "ppo_halfcheetah", "sac_halfcheetah", "td3_halfcheetah")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", default="ppo_cartpole,ppo_halfcheetah")
+    parser.add_argument("--recipes", default=",".join(RECIPES))
     parser.add_argument("--peers", default="sb3")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()

@@ -1,5 +1,6 @@
 """One file a library: `python FILE RECIPE SEED` trains a fixed recipe and prints one JSON object.
 
 {"env_steps", "seconds", "updates", "return", "versions"}: steps, seconds and gradient steps between the end of the
-first iteration and the end of the last, so without start-up; the mean return of the last training episodes.
+first iteration that trained and the end of the last, so without start-up and warm-up; the mean return of the last
+training episodes.
 """

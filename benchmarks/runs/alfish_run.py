@@ -4,48 +4,48 @@ import functools
 import json
 import sys
 import tempfile
+import time
+from typing import Any
 
 import torch
 
 import alfish
+from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3
+from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Summaries
+from alfish.networks import MLP, QNetwork, Torso
 from alfish.optimizers import Adam
+from alfish.schedules import Linear
 from alfish.trainer import Listener, Report, Trainer
 
 
 class Clock(Listener):
-    """Remembers where the first iteration ended, and where the last one did."""
+    """Remembers where the first iteration that trained ended, and where the last one did."""
 
     def after_iteration(self, trainer: Trainer, report: Report) -> None:
-        import time
-
         here = time.perf_counter(), report.env_steps, report.updates
-        self.first = getattr(self, "first", here)
+        if report.updates:
+            self.first = getattr(self, "first", here)
         self.last = here
         if "metrics/average_return" in report.scalars:
             self.average_return = report.scalars["metrics/average_return"]
 
 
-def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
+def train(env_id: str, num_envs: int, seed: int, **options: Any) -> None:
     clock = Clock()
     with tempfile.TemporaryDirectory() as root_dir:
         Trainer(
             root_dir,
-            algorithm=PPO,
-            environment=functools.partial(make_environment, env_id=env_id, num_envs=8),
-            batches=functools.partial(EpochBatches, num_epochs=10, minibatch_size=256),
-            learner=functools.partial(
-                Learner, optimizer=functools.partial(Adam, eps=1e-5), learning_rate=3e-4, max_grad_norm=0.5
-            ),
+            environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs),
             listeners=[CheckpointSaver(), Summaries(), clock],
-            unroll_length=256,
-            num_env_steps=num_env_steps,
             seed=seed,
             device="cpu",
+            **options,
         ).train()
     (start, steps, updates), (end, last_steps, last_updates) = clock.first, clock.last
     result = {"env_steps": last_steps - steps, "seconds": end - start, "updates": last_updates - updates}
@@ -53,9 +53,59 @@ def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
     print(json.dumps(result))
 
 
+def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
+    train(
+        env_id,
+        8,
+        seed,
+        algorithm=PPO,
+        batches=functools.partial(EpochBatches, num_epochs=10, minibatch_size=256),
+        learner=functools.partial(
+            Learner, optimizer=functools.partial(Adam, eps=1e-5), learning_rate=3e-4, max_grad_norm=0.5
+        ),
+        unroll_length=256,
+        num_env_steps=num_env_steps,
+    )
+
+
+def dqn(env_id: str, num_env_steps: int, seed: int) -> None:
+    mlp = functools.partial(MLP, layers=(64, 64), activation="relu")
+    q_network = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=mlp))
+    train(
+        env_id,
+        1,
+        seed,
+        algorithm=functools.partial(
+            DQN, q_network=q_network, epsilon=Linear(1.0, 0.05, finish=0.2), double=False, target_period=125
+        ),
+        batches=functools.partial(
+            ReplayBatches, capacity=50_000, batch_size=64, updates_per_env_step=0.25, warmup_env_steps=1000
+        ),
+        learner=functools.partial(Learner, learning_rate=1e-3, max_grad_norm=10.0),
+        unroll_length=4,
+        num_env_steps=num_env_steps,
+    )
+
+
+def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int) -> None:
+    train(
+        env_id,
+        1,
+        seed,
+        algorithm=functools.partial(algorithm, actor_mlp=functools.partial(MLP, layers=(256, 256), activation="relu")),
+        batches=functools.partial(ReplayBatches, capacity=100_000, batch_size=256, warmup_env_steps=1000),
+        learner=functools.partial(Learner, learning_rate=3e-4),
+        unroll_length=1,
+        num_env_steps=num_env_steps,
+    )
+
+
 RECIPES = {
     "ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000),
     "ppo_halfcheetah": functools.partial(ppo, "HalfCheetah-v5", 50_000),
+    "dqn_cartpole": functools.partial(dqn, "CartPole-v1", 30_000),
+    "sac_halfcheetah": functools.partial(actor_critic, SAC, "HalfCheetah-v5", 5_000),
+    "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 5_000),
 }
 
 if __name__ == "__main__":
