@@ -31,6 +31,7 @@ from alfish.listeners import Listener, Report, default_listeners
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.policy import Policy
 from alfish.provenance import provenance
+from alfish.specs import describe
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
 
@@ -45,6 +46,7 @@ class Trainer:
       root_dir: the run's directory, made if needed; a run that is there is continued.
       algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
       environment: factory like `make_environment`, takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
+      evaluation_environment: the same, to evaluate in; its spaces are `environment`'s. None: `environment`.
       batches: class or factory of the source of batches; None: `EpochBatches` on-policy, else `ReplayBatches`.
       unroller: class or factory, takes (environment, algorithm, transforms).
       learner: class or factory, takes the algorithm.
@@ -76,6 +78,7 @@ class Trainer:
         *,
         algorithm: Callable[..., RLAlgorithm] = gin.REQUIRED,
         environment: Callable[..., Environment] = make_environment,
+        evaluation_environment: Callable[..., Environment] | None = None,
         batches: Callable[[], Batches] | None = None,
         unroller: Callable[..., Any] = SyncUnroller,
         learner: Callable[[RLAlgorithm], Learner] = Learner,
@@ -107,7 +110,7 @@ class Trainer:
         self.device = _device(device)
         self.seed, self._unroll_length, self._summary_period = seed, unroll_length, summary_period
         _seed_all(seed)
-        self._make_environment = environment
+        self._make_environment, self._make_evaluation_environment = environment, evaluation_environment
         self.environment = environment(seed=seed)
         observation_spec, reward_spec = self.environment.observation_spec, self.environment.reward_spec
         self.transforms = Transforms(transforms, observation_spec, reward_spec).to(self.device)
@@ -228,9 +231,17 @@ class Trainer:
 
     def evaluator(self, num_episodes: int, num_envs: int = 8, **environment_arguments: Any) -> Evaluator:
         """An evaluator of the policy in training, with environments of its own."""
-        return make_evaluator(
-            self._make_environment, self.algorithm, self.transforms, num_episodes, num_envs, **environment_arguments
-        )
+        factory, parts = self._make_evaluation_environment or self._make_environment, (self.algorithm, self.transforms)
+        evaluator = make_evaluator(factory, *parts, num_episodes, num_envs, **environment_arguments)
+        for name in ("observation_spec", "action_spec", "reward_spec") if self._make_evaluation_environment else ():
+            evaluated, trained = getattr(evaluator.environment, name), getattr(self.environment, name)
+            if evaluated != trained:
+                evaluator.close()
+                raise UsageError(
+                    f"Trainer.evaluation_environment: its {name} is {describe(evaluated)}, and the policy trains on "
+                    f"{describe(trained)}; make them equal"
+                )
+        return evaluator
 
     def policy(self) -> Policy:
         """The policy in training, to act with."""

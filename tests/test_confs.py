@@ -41,7 +41,15 @@ TINY_WHERE = {
         "ReplayBatches.batch_size=8",
         "ReplayBatches.capacity=64",
     ],
+    # A window of stacks reaches further back.
+    "dqn_atari.gin": ["ReplayBatches.warmup_env_steps=10"],
     "CriticEnsemble.layers": ["CriticEnsemble.layers=(8,)"],
+    # Games run for thousands of frames, and nothing stands between their CNN and the heads.
+    "@preprocess_atari": [
+        "NatureCNN.output_size=8",
+        "MLP.layers=()",
+        "make_environment.env_kwargs={'frameskip': 1, 'max_num_frames_per_episode': 200}",
+    ],
 }
 
 
@@ -61,7 +69,7 @@ def skip_where_an_extra_is_missing(path):
 
 def with_included(path):
     included = re.findall(r"^include '([^']+)'", path.read_text(), re.MULTILINE)
-    return [path, *(confs_directory() / name for name in included)]
+    return [path, *(one for name in included for one in with_included(confs_directory() / name))]
 
 
 def names(paths):

@@ -11,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
@@ -446,6 +447,32 @@ def test_a_period_of_0_evaluates_and_saves_at_the_end_only(tmp_path):
     make(tmp_path, listeners=[Evaluate(0, 2), CheckpointSaver(0), recorder]).train()
     assert [bool(r.evaluation) for r in recorder.reports] == [False, False, True]
     assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
+
+
+def test_evaluation_may_have_an_environment_of_its_own(tmp_path):
+    for elsewhere, length in ((None, 9), (functools.partial(make_environment, OneState, env_kwargs={"length": 5}), 5)):
+        trainer = make(tmp_path, OneState, {"length": 9}, evaluation_environment=elsewhere)
+        evaluator = trainer.evaluator(2)
+        assert evaluator.evaluate(2).lengths == (length, length)
+        evaluator.close()
+        trainer.close()
+
+
+@pytest.mark.parametrize("name", ["observation_spec", "action_spec", "reward_spec"])
+def test_an_environment_of_other_spaces_cannot_evaluate(tmp_path, monkeypatch, name):
+    closed = []
+
+    def elsewhere(**options):
+        environment = make_environment(OneState, **options)
+        setattr(environment, name, spaces.Box(0, 7, (5,)))
+        monkeypatch.setattr(environment, "close", lambda: closed.append(environment))
+        return environment
+
+    trainer = make(tmp_path, OneState, evaluation_environment=elsewhere)
+    with pytest.raises(UsageError, match=rf"evaluation_environment: its {name} is Box\(0.0, 7.0, \(5,\).*on "):
+        trainer.evaluator(2)
+    assert len(closed) == 1
+    trainer.close()
 
 
 def test_evaluation_never_touches_the_training_environment(tmp_path):

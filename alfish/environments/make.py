@@ -72,6 +72,12 @@ def make_environment(
         return _make_envpool(env_id, num_envs, seeds, kwargs)
     if vectorization == "vector_entry_point" and not evaluation:
         return _adapt(_make_vector_class(env_id, num_envs, kwargs), seeds, False)
+    if vectorization == "envpool" and env_id not in gymnasium.registry:
+        raise UsageError(
+            f"make_environment.env_id: {env_id!r} is EnvPool's alone, and evaluation takes gymnasium's environments; "
+            "bind Trainer.evaluation_environment = @evaluation/make_environment, evaluation/make_environment.env_id to "
+            "the same task there, and its vectorization to 'sync'"
+        )
 
     def single() -> gymnasium.Env:
         with _named_kwargs(env_id, kwargs):

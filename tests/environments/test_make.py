@@ -250,6 +250,11 @@ def test_a_misspelt_envpool_id_shows_close_ones():
         make_environment("CartPol-v1", vectorization="envpool")
 
 
+def test_what_only_envpool_has_says_how_to_evaluate():
+    with pytest.raises(UsageError, match="'Pong-v5' is EnvPool's alone.*bind Trainer.evaluation_environment = @"):
+        make_environment("Pong-v5", vectorization="envpool", evaluation=True)
+
+
 def test_an_unknown_vectorization_shows_the_known_ones():
     with pytest.raises(UsageError, match="vectorization is 'thread'; it is one of .*sync.*async"):
         make_environment("CartPole-v1", vectorization="thread")
