@@ -95,6 +95,19 @@ def make_environment(
     return _adapt(env, seeds, evaluation)
 
 
+@gin.configurable(module="alfish.environments")
+class StickyAction(gymnasium.wrappers.StickyAction):
+    """Executes the last action again, by chance, in place of the next one: in training, exploration that keeps going.
+
+    Args:
+      env: to wrap.
+      repeat_action_probability: of each step, in [0, 1).
+    """
+
+    def __init__(self, env: gymnasium.Env, repeat_action_probability: float = 0.25):
+        super().__init__(env, repeat_action_probability)
+
+
 class ScalarReward(gymnasium.Wrapper):
     """Makes a float of whatever number an environment rewards with; arrays of one element break the batching."""
 
