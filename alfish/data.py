@@ -7,7 +7,7 @@ observation is the true final one, to bootstrap from. The row after LAST is FIRS
 Dims: T time, B environments, N samples; time comes first.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,16 +74,16 @@ class LossInfo(NamedTuple):
     stop: torch.Tensor | None = None  # 0-d bool: skip this update and the rest of the iteration
 
 
-def trainable(step_type: torch.Tensor) -> torch.Tensor:
+def trainable(step_type: Any) -> Any:
     """Which rows train: row t is FIRST or MID, and row t + 1 is MID or LAST.
 
     The only place that says so, for the learner, the returns, and replay's valid starts and priorities.
 
     Args:
-      step_type: `[T, B]` int32.
+      step_type: `[T, B]` int32, a tensor or a numpy array.
 
     Returns:
-      `[T-1, B]` bool.
+      `[T-1, B]` bool, of the same kind.
     """
     here, arrival = step_type[:-1], step_type[1:]
     return (here <= StepType.MID) & ((arrival == StepType.MID) | (arrival == StepType.LAST))

@@ -58,11 +58,15 @@ class RingBuffer:
         self._directory = None if directory is None else Path(directory)
         self._pos = np.zeros(num_envs, np.int64)  # of the next row of each column
         self._start = np.zeros(num_envs, np.int64)  # the first position since the last `clear`
+        self._columns = np.arange(num_envs)
         self._env_id = torch.zeros(num_envs, dtype=torch.int32, device=self._device)
         # Rows that may start a window as far as their successor is concerned; the last row of a column has none yet.
-        self._startable = torch.zeros(self._length * num_envs, dtype=torch.bool, device=self._device)
+        # On the host, where windows are drawn.
+        self._startable = np.zeros((self._length, num_envs), bool)
+        self._newest = np.full(num_envs, StepType.PAD, np.int32)  # step type of each column's last row
         self._rows: Nest = None  # leaves [length * B, ...], row (pos % length) * B + column
         self._step_type: Any = None  # of `_rows`
+        self._stores: list[Any] = []  # the leaves again, on a CPU as numpy views, which small reads and writes want
 
     @property
     def length(self) -> int:
@@ -85,23 +89,22 @@ class RingBuffer:
         Args:
           experience: leaves `[T, B, ...]`; `state` and `policy_version` are not kept.
         """
-        step_type = experience.time_step.step_type
         rows = nest.to(_kept(experience), self._device)
         if self._rows is None:
             self._lay_out(nest.map(lambda leaf: leaf[0], rows))
-        excess = len(step_type) - self._length
-        if excess > 0:
+        step_type = experience.time_step.step_type.cpu().numpy()
+        if len(step_type) > self._length:
             raise UsageError(
                 f"an unroll of {len(step_type)} rows does not fit a replay of {self._length} rows an environment"
             )
-        pad = (step_type == StepType.PAD).cpu().numpy()
-        present = torch.from_numpy(~pad[0]).to(self._device)  # PAD stands at the end of a column, or fills it
+        real = step_type != StepType.PAD
+        present = torch.from_numpy(real[0]).to(self._device)  # PAD stands at the end of a column, or fills it
         self._env_id = torch.where(present, experience.time_step.env_id[0].to(self._device), self._env_id)
         level = (self._pos == self._pos[0]).all() and (self._start == self._start[0]).all()
-        if pad.any() or not level:
-            self._push_ragged(rows, ~pad)
+        if level and real.all():
+            self._push_aligned(rows, step_type)
         else:
-            self._push_aligned(rows, len(step_type))
+            self._push_ragged(rows, step_type, real)
 
     def num_starts(self) -> int:
         """How many rows may start a window of length 2."""
@@ -151,15 +154,12 @@ class RingBuffer:
         column, position = start.column.to(self._device), start.position.to(self._device)
         offsets = torch.arange(window_length, device=self._device).unsqueeze(1)
         experience = self.read(column, position + offsets)
-        step_type = experience.time_step.step_type
-        return Batch(experience, trainable(step_type), self._env_id[column], position)
+        return Batch(experience, trainable(experience.time_step.step_type), experience.time_step.env_id[0], position)
 
     def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
         """The rows at these positions (`[L, N]`) of these columns (`[N]`), which must still be there."""
         index = (position % self._length) * self.num_envs + column
-        flat = index.reshape(-1)
-        rows = nest.map(lambda leaf: leaf.index_select(0, flat).reshape(*index.shape, *leaf.shape[1:]), self._rows)
-        step_type, reward, discount, observation, prev_action, action, info = rows
+        step_type, reward, discount, observation, prev_action, action, info = self._take(index)
         time_step = TimeStep(
             step_type, reward, discount, observation, prev_action, self._env_id[column].expand(index.shape)
         )
@@ -181,7 +181,8 @@ class RingBuffer:
     def clear(self) -> None:
         """Forgets all rows; positions go on."""
         self._start = self._pos.copy()
-        self._startable.zero_()
+        self._startable[:] = False
+        self._newest[:] = StepType.PAD
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, the rows that are filled included; these share the ring's memory, so save before pushing on."""
@@ -191,7 +192,7 @@ class RingBuffer:
             "start": torch.from_numpy(self._start.copy()),
             "length": self._length,
             "env_id": self._env_id.clone(),
-            "startable": self._startable.clone(),
+            "startable": torch.from_numpy(self._startable.copy()),
             "rows": nest.map(lambda leaf: _head(leaf, filled), self._rows),
         }
 
@@ -208,13 +209,15 @@ class RingBuffer:
             )
         self._pos, self._start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         self._env_id.copy_(state["env_id"])
-        self._startable.copy_(state["startable"])
+        self._startable[:] = state["startable"].numpy()
         if state["rows"] is None:
             return
         if self._rows is None:
             self._lay_out(state["rows"])
         for leaf, saved in zip(nest.leaves(self._rows), nest.leaves(state["rows"]), strict=True):
             leaf[: len(saved)] = saved.to(self._device)
+        newest = self._step_type.cpu().numpy().reshape(self._length, -1)[(self._pos - 1) % self._length, self._columns]
+        self._newest = np.where(self._sizes() > 0, newest, StepType.PAD).astype(np.int32)
 
     def check_valid(self) -> None:
         """Raises AssertionError where the books do not agree with the rows."""
@@ -223,13 +226,13 @@ class RingBuffer:
         if self._rows is None:
             assert not self._pos.any() and not self._startable.any()
             return
-        startable = torch.zeros_like(self._startable)
+        startable = np.zeros_like(self._startable)
+        step_type = self._step_type.cpu().numpy().reshape(self._length, self.num_envs)
         for column in range(self.num_envs):
-            positions = np.arange(self._pos[column] - sizes[column], self._pos[column])
-            index = torch.from_numpy((positions % self._length) * self.num_envs + column).to(self._device)
-            if len(index) > 1:
-                startable[index[:-1]] = trainable(self._step_type[index].unsqueeze(1)).squeeze(1)
-        assert torch.equal(startable, self._startable), "a row's right to start a window is out of date"
+            at = np.arange(self._pos[column] - sizes[column], self._pos[column]) % self._length
+            if len(at) > 1:
+                startable[at[:-1], column] = trainable(step_type[at, column])
+        assert (startable == self._startable).all(), "a row's right to start a window is out of date"
 
     def _lay_out(self, row: Nest) -> None:
         """Makes room for rows like this one, leaves `[B, ...]`."""
@@ -247,44 +250,54 @@ class RingBuffer:
 
         self._rows = nest.map(allocate, row)
         self._step_type = self._rows[0]
+        self._stores = [_as_numpy(leaf) for leaf in nest.leaves(self._rows)]
 
-    def _push_aligned(self, rows: Nest, num_rows: int) -> None:
+    def _push_aligned(self, rows: Nest, step_type: np.ndarray) -> None:
         """All columns have the same pos and start: whole blocks of rows, in two pieces where the ring wraps."""
-        pos = int(self._pos[0])
-        done = 0
+        pos, num_rows, done = int(self._pos[0]), len(step_type), 0
+        leaves = [leaf.flatten(0, 1) for leaf in nest.leaves(rows)]
         while done < num_rows:
             at = (pos + done) % self._length
             count = min(num_rows - done, self._length - at)
-            block = slice(at * self.num_envs, (at + count) * self.num_envs)
-            for target, leaf in zip(nest.leaves(self._rows), nest.leaves(rows)):
-                target[block] = leaf[done : done + count].flatten(0, 1)
+            for store, leaf in zip(self._stores, leaves):
+                _write(store, slice(at * self.num_envs, (at + count) * self.num_envs), leaf, done * self.num_envs)
             done += count
+        self._mark(slice(None), pos, int(self._start[0]), step_type)
         self._pos += num_rows
-        # The row before the first new one now has a successor; the newest has none.
-        positions = np.arange(max(pos - 1, int(self._start[0])), pos + num_rows)
-        index = torch.from_numpy(positions % self._length).to(self._device)
-        step_type = self._step_type.view(self._length, self.num_envs)[index]
-        startable = self._startable.view(self._length, self.num_envs)
-        startable[index[:-1]] = trainable(step_type) if len(index) > 1 else startable[index[:-1]]
-        startable[index[-1]] = False
 
-    def _push_ragged(self, rows: Nest, real: np.ndarray) -> None:
+    def _push_ragged(self, rows: Nest, step_type: np.ndarray, real: np.ndarray) -> None:
         """Columns have their own pos, and get as many rows as are real."""
         time, column = np.nonzero(real)
-        index = torch.from_numpy((self._pos[column] + time) % self._length * self.num_envs + column).to(self._device)
+        index = (self._pos[column] + time) % self._length * self.num_envs + column
         source = torch.from_numpy(time * self.num_envs + column).to(self._device)
-        for target, leaf in zip(nest.leaves(self._rows), nest.leaves(rows)):
-            target[index] = leaf.flatten(0, 1)[source]
-        before = self._pos.copy()
-        self._pos += real.sum(0)
+        for store, leaf in zip(self._stores, nest.leaves(rows)):
+            _write(store, index, leaf.flatten(0, 1)[source], 0)
         for b in range(self.num_envs):
-            positions = np.arange(max(before[b] - 1, self._start[b]), self._pos[b])
-            if len(positions) == 0:
-                continue
-            here = torch.from_numpy(positions % self._length * self.num_envs + b).to(self._device)
-            if len(here) > 1:
-                self._startable[here[:-1]] = trainable(self._step_type[here].unsqueeze(1)).squeeze(1)
-            self._startable[here[-1]] = False
+            kinds = step_type[real[:, b], b]
+            if len(kinds):
+                self._mark(slice(b, b + 1), int(self._pos[b]), int(self._start[b]), kinds[:, None])
+        self._pos += real.sum(0)
+
+    def _mark(self, columns: slice, pos: int, start: int, step_type: np.ndarray) -> None:
+        """Notes which of the rows written from `pos` on may start a window, now that their successors are known."""
+        index = np.arange(pos - 1, pos + len(step_type)) % self._length
+        starts = trainable(np.concatenate([self._newest[None, columns], step_type]))
+        before = int(pos == start)  # then no row lies before them
+        self._startable[index[before:-1], columns] = starts[before:]
+        self._startable[index[-1], columns] = False  # no successor yet
+        self._newest[columns] = step_type[-1]
+
+    def _take(self, index: torch.Tensor) -> Nest:
+        """The stored rows at `index`, in its shape."""
+        host: Any = index.numpy() if self._device.type == "cpu" else None
+
+        def take(store: Any) -> torch.Tensor:
+            if isinstance(store, np.ndarray):
+                return torch.from_numpy(store.take(host, axis=0))
+            return store[index]
+
+        remaining = iter([take(store) for store in self._stores])
+        return nest.map(lambda _: next(remaining), self._rows)
 
     def _sizes(self) -> np.ndarray:
         return np.minimum(self._pos - self._start, self._length)
@@ -301,10 +314,23 @@ class RingBuffer:
         return low, np.maximum(self._pos - window_length - low + 1, 0)
 
     def _may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        index = torch.from_numpy(position % self._length * self.num_envs + column)
-        if self._device.type != "cpu":
-            return self._startable[index.to(self._device)].cpu().numpy()
-        return self._startable.numpy()[index.numpy()]
+        return self._startable[position % self._length, column]
+
+
+def _as_numpy(leaf: torch.Tensor) -> torch.Tensor | np.ndarray:
+    if leaf.device.type != "cpu" or leaf.dtype == torch.bfloat16:  # which numpy does not know
+        return leaf
+    return leaf.numpy()
+
+
+def _write(store: Any, at: Any, leaf: torch.Tensor, offset: int) -> None:
+    """`store[at] = leaf[offset:...]`, as many rows as `at` names."""
+    count = at.stop - at.start if isinstance(at, slice) else len(at)
+    rows = leaf[offset : offset + count] if count != len(leaf) else leaf
+    if isinstance(store, np.ndarray):
+        store[at] = rows.numpy()
+    else:
+        store[at if isinstance(at, slice) else torch.from_numpy(at).to(leaf.device)] = rows
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:
