@@ -23,7 +23,8 @@ from alfish.transforms import Transforms
 
 class Chunk(NamedTuple):
     batch: Batch  # [T', M] rows
-    index: torch.Tensor  # type: ignore[assignment]  # [K, N] int64: K minibatches, each N of the M columns
+    # [K, N] int64: K minibatches, each N of the M columns; None: all columns are one
+    index: torch.Tensor | None  # type: ignore[assignment]
 
 
 class Batches(abc.ABC):
@@ -254,8 +255,19 @@ class ReplayBatches(Batches):
         device = self._algorithm.progress.device
         batch, before = nest.to((batch, before), device)
         experience = self._prepare(batch.experience._replace(transform_state=before))
-        index = torch.arange(num_updates * self._batch_size, device=device).view(num_updates, -1)
-        return Chunk(batch._replace(experience=experience), index)
+        batch = batch._replace(experience=experience)
+        if num_updates == 1:
+            return Chunk(batch, None)
+        return Chunk(batch, torch.arange(num_updates * self._batch_size, device=device).view(num_updates, -1))
+
+
+def minibatches(chunk: Chunk) -> Iterator[Batch]:
+    """The chunk's K minibatches."""
+    if chunk.index is None:
+        yield chunk.batch
+        return
+    for columns in chunk.index:
+        yield take(chunk.batch, columns)
 
 
 def take(batch: Batch, columns: torch.Tensor) -> Batch:

@@ -11,7 +11,9 @@ import torch
 
 Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, however deep; a leaf alone; or None
 
-leaves = optree.tree_leaves
+leaves: Callable[..., list[Any]] = optree.tree_leaves
+flatten: Callable[..., tuple[list[Any], Any]] = optree.tree_flatten
+unflatten: Callable[..., Nest] = optree.tree_unflatten
 
 
 def map(function: Callable[..., Any], nest: Nest, *others: Nest, is_leaf: Callable[[Any], bool] | None = None) -> Nest:

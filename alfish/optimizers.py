@@ -3,11 +3,14 @@
 An update that is not finite must change nothing. On a CPU the learner looks, and does not call `step`. On a GPU a look
 would wait for the device, so `step` gets a flag there, `keep` (0-d float32), and changes nothing where it is 0; only
 Adam's count of steps, which lives on the host, goes on.
+
+`coefficients` and `apply` are `step` in two parts, what the host works out and what happens to tensors; an optimizer
+that has them can be part of a compiled update.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import gin
 import torch
@@ -21,8 +24,41 @@ class Optimizer(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+class _Flat:
+    """A step in two parts.
+
+    Attributes:
+      tensors: its state, which `apply` writes.
+    """
+
+    num_coefficients: ClassVar[int]
+
+    def __init__(self, parameters: Sequence[torch.Tensor], num_moments: int):
+        self._parameters = list(parameters)
+        self.tensors = [torch.zeros_like(p) for _ in range(num_moments) for p in self._parameters]
+
+    def coefficients(self, learning_rate: float) -> list[float]:
+        """Of the next step, which this call counts."""
+        raise NotImplementedError
+
+    def apply(
+        self,
+        parameters: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        coefficients: Sequence[Any],
+        keep: torch.Tensor | None,
+    ) -> None:
+        """Writes parameters and state; `coefficients` may be 0-d tensors where there is a `keep`."""
+        raise NotImplementedError
+
+    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+        gradients: Any = [p.grad for p in self._parameters]
+        self.apply(self._parameters, gradients, self.tensors, self.coefficients(learning_rate), keep)
+
+
 @gin.configurable(module="alfish.optimizers")
-class Adam:
+class Adam(_Flat):
     """Adam, with decoupled weight decay.
 
     Args:
@@ -34,6 +70,8 @@ class Adam:
     Source: Kingma & Ba, 2015, algorithm 1; Loshchilov & Hutter, 2019.
     """
 
+    num_coefficients = 3
+
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
@@ -41,24 +79,25 @@ class Adam:
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ):
-        self._parameters = list(parameters)
-        self._first = [torch.zeros_like(p) for p in self._parameters]
-        self._second = [torch.zeros_like(p) for p in self._parameters]
+        super().__init__(parameters, num_moments=2)
         self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
         self._num_steps = 0
 
-    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+    def coefficients(self, learning_rate: float) -> list[float]:
         self._num_steps += 1
         # Bias corrections on the host: powers of a 0-d tensor are slow, and lose digits in compiled code.
         size, root = (1 - beta**self._num_steps for beta in self._betas)
-        size, root = learning_rate / size, math.sqrt(root)
+        return [learning_rate / size, math.sqrt(root), learning_rate * self._weight_decay]
+
+    def apply(self, parameters, gradients, tensors, coefficients, keep):
+        size, root, decay = coefficients
         first_rate, second_rate = (1 - beta if keep is None else (1 - beta) * keep for beta in self._betas)
-        for p, m, v in zip(self._parameters, self._first, self._second):
-            gradient = _silenced(p.grad, keep)
+        for p, gradient, m, v in zip(parameters, gradients, tensors, tensors[len(parameters) :]):
+            gradient = _silenced(gradient, keep)
             m.lerp_(gradient, first_rate)
             v.lerp_(gradient.square_(), second_rate)
             if self._weight_decay:
-                p.mul_(1 - learning_rate * self._weight_decay * (1 if keep is None else keep))
+                p.mul_(1 - decay * (1 if keep is None else keep))
             denominator = v.sqrt().div_(root).add_(self._eps)
             if keep is None:
                 p.addcdiv_(m, denominator, value=-size)
@@ -66,15 +105,16 @@ class Adam:
                 p.sub_(m / denominator * (size * keep))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"first": self._first, "second": self._second, "num_steps": self._num_steps}
+        count = len(self._parameters)
+        return {"first": self.tensors[:count], "second": self.tensors[count:], "num_steps": self._num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        _copy((*self._first, *self._second), (*state["first"], *state["second"]))
+        _copy(self.tensors, (*state["first"], *state["second"]))
         self._num_steps = state["num_steps"]
 
 
 @gin.configurable(module="alfish.optimizers")
-class RMSprop:
+class RMSprop(_Flat):
     """RMSprop, with eps outside the root.
 
     Args:
@@ -85,23 +125,30 @@ class RMSprop:
     Source: Tieleman & Hinton, 2012, lecture 6e.
     """
 
+    num_coefficients = 1
+
     def __init__(self, parameters: Sequence[torch.Tensor], decay: float = 0.99, eps: float = 1e-5):
-        self._parameters = list(parameters)
-        self._second = [torch.zeros_like(p) for p in self._parameters]
+        super().__init__(parameters, num_moments=1)
         self._decay, self._eps = decay, eps
 
-    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+    def coefficients(self, learning_rate: float) -> list[float]:
+        return [learning_rate]
+
+    def apply(self, parameters, gradients, tensors, coefficients, keep):
         rate = (1 - self._decay) if keep is None else (1 - self._decay) * keep
-        for p, v in zip(self._parameters, self._second):
-            gradient = _silenced(p.grad, keep)
+        for p, gradient, v in zip(parameters, gradients, tensors):
+            gradient = _silenced(gradient, keep)
             v.lerp_(gradient.square(), rate)
-            p.addcdiv_(gradient, v.sqrt().add_(self._eps), value=-learning_rate)
+            if keep is None:
+                p.addcdiv_(gradient, v.sqrt().add_(self._eps), value=-coefficients[0])
+            else:
+                p.sub_(gradient / (v.sqrt() + self._eps) * coefficients[0])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"second": self._second}
+        return {"second": self.tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        _copy(self._second, state["second"])
+        _copy(self.tensors, state["second"])
 
 
 @gin.configurable(module="alfish.optimizers")

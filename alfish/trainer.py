@@ -17,6 +17,7 @@ from typing import Any
 import gin
 import numpy as np
 import torch
+from torch import nn
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
@@ -119,6 +120,7 @@ class Trainer:
         self.batches = self._make_batches(batches)
         self.batches.bind(self.algorithm, self.transforms, unroll_length, self.environment.num_envs)
         self.learner = learner(self.algorithm)
+        self._modes = _Modes(self.algorithm)
         self.unroller = unroller(self.environment, self.algorithm, self.transforms)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
         self.metrics = Metrics(metrics, self.environment.num_envs)
@@ -328,7 +330,7 @@ class Trainer:
         if self._interaction_env_steps is not None and self.env_steps >= self._interaction_env_steps:
             self._idle_steps += length * self.environment.num_envs
         elif length:
-            algorithm.eval()
+            self._modes.switch(training=False)
             experience = self.unroller.unroll(length, self.batches.acts_at_random(self.env_steps))
             arrivals = self.unroller.arrivals
             self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos)
@@ -338,7 +340,7 @@ class Trainer:
             self.batches.add(experience)
         unrolled = time.perf_counter()
         summarize = self.steps >= self._next_summary
-        algorithm.train()
+        self._modes.switch(training=True)
         self._updating = True
         learned = self.learner.train(self.batches.chunks(self.steps), summarize)
         if experience is not None:
@@ -407,6 +409,22 @@ class Trainer:
         if not self._updating:
             self._save(self.state_dict() | {"unroller": None})
             self.log(f"Saved a checkpoint at {self.steps:,} steps after an error")
+
+
+class _Modes:
+    """Switches an algorithm between acting and training, in less than the 0.1 ms that `nn.Module.train` takes."""
+
+    def __init__(self, algorithm: RLAlgorithm):
+        self._algorithm = algorithm
+        self._modules = list(algorithm.modules())
+        self._is_plain = all(type(module).train is nn.Module.train for module in self._modules)
+
+    def switch(self, training: bool) -> None:
+        if not self._is_plain:
+            self._algorithm.train(training)
+            return
+        for module in self._modules:
+            module.__dict__["training"] = training
 
 
 class _Signals:

@@ -12,7 +12,7 @@ from torch import nn
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import EpochBatches, ReplayBatches
+from alfish.batches import EpochBatches, ReplayBatches, minibatches
 from alfish.data import AlgStep, LossInfo, StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
@@ -129,10 +129,11 @@ def test_a_chunk_is_at_most_so_many_updates(tmp_path, max_chunk_size, sizes):
     trainer = make(tmp_path, replay={"max_chunk_size": max_chunk_size}, num_env_steps=10)
     list(run(trainer))
     chunks = list(trainer.batches.chunks(22))
-    assert [len(chunk.index) for chunk in chunks] == sizes
-    for chunk in chunks:  # windows of their own for every update
-        assert chunk.index.flatten().tolist() == list(range(4 * len(chunk.index)))
-        assert chunk.batch.mask.shape[1] == 4 * len(chunk.index)
+    assert [len(list(minibatches(chunk))) for chunk in chunks] == sizes
+    for chunk, size in zip(chunks, sizes):  # windows of their own for every update
+        assert chunk.batch.mask.shape[1] == 4 * size
+        positions = torch.cat([batch.position for batch in minibatches(chunk)])
+        assert torch.equal(positions, chunk.batch.position)
     assert list(trainer.batches.chunks(22)) == []
 
 

@@ -15,7 +15,7 @@ capture a whole update. Buffers are updated in place, never rebound. Never edit 
 """
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import ClassVar
 
 import torch
@@ -81,6 +81,13 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     def after_iteration(self, experience: Experience) -> None:
         """Runs once an iteration with the rows just collected, under no_grad: side modules."""
+
+    def update_kind(self) -> Hashable:
+        """What of the counts that `after_update` keeps decides the course of the next update: a delayed actor's turn.
+
+        train_step and calc_loss may depend on such a count only through this. Default: nothing does.
+        """
+        return None
 
     def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
         """Which loss drives which parameters. A trainable parameter that no group claims is an error at start."""

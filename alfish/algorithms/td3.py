@@ -135,6 +135,9 @@ class DDPG(RLAlgorithm):
         """Whether the actor takes part in this update; TD3 delays it."""
         return True
 
+    def update_kind(self) -> bool:
+        return self.trains_actor()
+
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         observation = experience.time_step.observation
         now, later = nest.at(observation, slice(0, 1)), nest.at(observation, slice(1, None))

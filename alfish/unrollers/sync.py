@@ -1,5 +1,6 @@
 """The unroller that steps in this process: the bit-reproducible reference for all others."""
 
+import math
 from typing import Any, NamedTuple
 
 import gin
@@ -14,6 +15,7 @@ from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.transforms import Transforms
+from alfish.unrollers.actor import Actor
 
 
 class Arrivals(NamedTuple):
@@ -32,13 +34,22 @@ class SyncUnroller:
       environment: what to act in.
       algorithm: whose `rollout_step` acts.
       transforms: what the algorithm sees of a raw row.
+      numpy_after: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
+        (`alfish.numpy_program`): the same to float error, and several times faster for small networks. Translating
+        takes some tenths of a second. None: never.
 
     Attributes:
       arrivals: of the last unroll, for metrics.
       policy_version: how often weights were published; the caller counts.
     """
 
-    def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):
+    def __init__(
+        self,
+        environment: Environment,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        numpy_after: int | None = 1000,
+    ):
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
         self._device = algorithm.progress.device
         self._same_device = environment.device == self._device
@@ -46,6 +57,7 @@ class SyncUnroller:
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
+        self._actor = Actor(algorithm, transforms, self._initial_state, numpy_after)
         self.policy_version = 0
         self.arrivals: Arrivals | None = None
 
@@ -86,6 +98,7 @@ class SyncUnroller:
             "transform_state": self._transform_state,
             "environment": self.environment.state_dict(),
             "policy_version": self.policy_version,
+            "num_calls": self._actor.num_calls,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -93,6 +106,7 @@ class SyncUnroller:
         self._state = nest.to(state["state"], self._device)
         self._transform_state = nest.to(state["transform_state"], self._device)
         self.policy_version = state["policy_version"]
+        self._actor.num_calls = state["num_calls"]
         if state["time_step"] is None:
             return
         time_step = nest.to(TimeStep(*state["time_step"]), self.environment.device)
@@ -165,9 +179,7 @@ class SyncUnroller:
         return time_step, action, info
 
     def _act(self) -> tuple[AlgStep, Nest]:
-        seen, transform_state = self._transforms(self._here(self._time_step), self._transform_state)
-        state = reset_state(self._state, self._initial_state, seen.step_type)
-        step = self._algorithm.rollout_step(seen, state)
+        step, transform_state = self._actor(self._here(self._time_step), self._transform_state, self._state)
         if self._at_random:
             action = specs.sample(self.environment.action_spec, self.environment.num_envs)
             step = step._replace(output=nest.to(action, self._device))
@@ -216,7 +228,7 @@ def check_finite(time_step: TimeStep) -> None:
     named |= {f"observation {path}".rstrip(): x for path, x in zip(paths, nest.leaves(time_step.observation))}
     for name, leaf in named.items():
         # One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at).
-        if leaf.is_floating_point() and not torch.isfinite(leaf.sum()):
+        if leaf.is_floating_point() and not math.isfinite(leaf.sum()):
             bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
             if not bad.any():
                 continue

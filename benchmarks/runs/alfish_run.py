@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import sys
 import tempfile
 import time
@@ -13,7 +14,7 @@ import alfish
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.algorithms.td3 import TD3
+from alfish.algorithms.td3 import TD3, DeterministicActor
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
 from alfish.learner import Learner
@@ -22,6 +23,8 @@ from alfish.networks import MLP, QNetwork, Torso
 from alfish.optimizers import Adam
 from alfish.schedules import Linear
 from alfish.trainer import Listener, Report, Trainer
+
+COMPILE = os.environ.get("ALFISH_COMPILE") == "1"
 
 
 class Clock(Listener):
@@ -61,7 +64,11 @@ def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
         algorithm=PPO,
         batches=functools.partial(EpochBatches, num_epochs=10, minibatch_size=256),
         learner=functools.partial(
-            Learner, optimizer=functools.partial(Adam, eps=1e-5), learning_rate=3e-4, max_grad_norm=0.5
+            Learner,
+            optimizer=functools.partial(Adam, eps=1e-5),
+            learning_rate=3e-4,
+            max_grad_norm=0.5,
+            compile=COMPILE,
         ),
         unroll_length=256,
         num_env_steps=num_env_steps,
@@ -81,20 +88,22 @@ def dqn(env_id: str, num_env_steps: int, seed: int) -> None:
         batches=functools.partial(
             ReplayBatches, capacity=50_000, batch_size=64, updates_per_env_step=0.25, warmup_env_steps=1000
         ),
-        learner=functools.partial(Learner, learning_rate=1e-3, max_grad_norm=10.0),
+        learner=functools.partial(Learner, learning_rate=1e-3, max_grad_norm=10.0, compile=COMPILE),
         unroll_length=4,
         num_env_steps=num_env_steps,
     )
 
 
 def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int) -> None:
+    mlp = functools.partial(MLP, layers=(256, 256), activation="relu")
+    actor = {"actor_mlp": mlp} if algorithm is SAC else {"actor": functools.partial(DeterministicActor, mlp=mlp)}
     train(
         env_id,
         1,
         seed,
-        algorithm=functools.partial(algorithm, actor_mlp=functools.partial(MLP, layers=(256, 256), activation="relu")),
+        algorithm=functools.partial(algorithm, **actor),
         batches=functools.partial(ReplayBatches, capacity=100_000, batch_size=256, warmup_env_steps=1000),
-        learner=functools.partial(Learner, learning_rate=3e-4),
+        learner=functools.partial(Learner, learning_rate=3e-4, compile=COMPILE),
         unroll_length=1,
         num_env_steps=num_env_steps,
     )

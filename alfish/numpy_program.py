@@ -1,0 +1,283 @@
+"""A function of small CPU tensors as a list of numpy calls.
+
+Acting means many operations on few numbers, where torch spends its time on finding the kernel and modules on finding
+torch. So the function is traced once with tensors that hold no values, and each recorded operation becomes one call of
+numpy, a tenth of the cost. Arrays share the tensors' memory. Random numbers are torch's own, in the same order.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from alfish import nest
+from alfish.nest import Nest
+
+# Above so many multiply-adds numpy's BLAS may start threads of its own, and torch's is no slower.
+SMALL_PRODUCT = 9000
+
+aten = torch.ops.aten
+
+
+class NotTranslatable(Exception):
+    """The function does something that has no translation; says what."""
+
+
+class NumpyProgram:
+    """`function(arguments)` for arguments of one layout, which are not written.
+
+    Args:
+      function: from a nest of CPU tensors to a nest of tensors.
+      arguments: like those of the calls to come, in structure, shapes and dtypes.
+
+    Raises:
+      NotTranslatable: an operation is not in the table, or the function cannot be traced.
+
+    Attributes:
+      used: which of the arguments' leaves the program reads.
+    """
+
+    def __init__(self, function: Callable[[Nest], Nest], arguments: Nest):
+        leaves, structure = nest.flatten(arguments)
+        if any(leaf.device.type != "cpu" for leaf in leaves):
+            raise NotTranslatable("a tensor is not on the CPU")
+
+        def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
+            results, self._structure = nest.flatten(function(nest.unflatten(structure, leaves)))
+            return results
+
+        try:
+            with torch.no_grad():
+                graph = make_fx(torch.func.functionalize(flat), tracing_mode="fake")(*leaves).graph
+        except Exception as error:
+            raise NotTranslatable(f"tracing failed: {error}") from error
+        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _is_random(node))
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        self.used = [index for index, node in enumerate(placeholders) if node.users]
+        self._translate(graph)
+
+    def __call__(self, leaves: list[np.ndarray]) -> Nest:
+        """From the used leaves of the arguments, as arrays, to the function's nest of tensors."""
+        values = leaves + self._room
+        for position, function, operands in self._steps:
+            values[position] = function(*[values[operand] for operand in operands])
+        results = [torch.from_numpy(np.asarray(values[position])) for position in self._results]
+        return nest.unflatten(self._structure, results)
+
+    def _translate(self, graph: torch.fx.Graph) -> None:
+        """A step for each operation: where its result goes, a function, and where its operands are."""
+        place: dict[torch.fx.Node, int] = {}
+        self._steps: list[tuple[int, Callable[..., Any], list[int]]] = []
+        for node in graph.nodes:
+            if node.op == "output":
+                self._results = [place[result] for result in node.args[0]]
+            elif node.op == "call_function":
+                operands, function = _bind(_translate(node), node.args)
+                self._steps.append((len(place), function, [place[operand] for operand in operands]))
+                place[node] = len(place)
+            elif node.op != "placeholder":
+                raise NotTranslatable(f"a tensor that is no argument, {node.target}")
+            elif node.users:
+                place[node] = len(place)
+        self._room = [None] * len(self._steps)
+
+
+def _bind(function: Callable[..., Any], arguments: tuple) -> tuple[list[torch.fx.Node], Callable[..., Any]]:
+    """The nodes among (nested) arguments, and a function of their values alone."""
+    leaves, structure = nest.flatten(list(arguments), none_is_leaf=True)
+    nodes = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    if nodes == list(arguments):
+        return nodes, function
+    constants = arguments[len(nodes) :]
+    if nodes == list(arguments[: len(nodes)]):  # the common case: operands, then settings
+        return nodes, lambda *values: function(*values, *constants)
+    where = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
+
+    def call(*values: Any) -> Any:
+        filled = list(leaves)
+        for index, value in zip(where, values):
+            filled[index] = value
+        return function(*nest.unflatten(structure, filled))
+
+    return nodes, call
+
+
+def _translate(node: torch.fx.Node) -> Callable[..., Any]:
+    if node.target is getattr:
+        raise NotTranslatable("an attribute")
+    if node.target in OUTPUTS_OF_SEVERAL:
+        return OUTPUTS_OF_SEVERAL[node.target]
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        raise NotTranslatable(f"{node.target}")
+    shape = tuple(value.shape)
+    if _is_random(node):
+        return _random(node.target, shape, value.dtype)
+    make = TABLE.get(node.target)
+    if make is None:
+        raise NotTranslatable(f"{node.target} has no translation")
+    function = make(node, shape)
+    dtype = torch.empty(0, dtype=value.dtype).numpy().dtype
+    inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
+    if inputs <= {value.dtype} and node.target not in CASTS:
+        return function
+    # numpy would promote 0-d arrays, and torch does not.
+    return lambda *arguments: np.asarray(function(*arguments)).astype(dtype, copy=False)
+
+
+RANDOM = {
+    aten.rand.default: lambda shape, dtype: torch.rand(shape, dtype=dtype),
+    aten.rand_like.default: lambda shape, dtype: torch.rand(shape, dtype=dtype),
+    aten.randn.default: lambda shape, dtype: torch.randn(shape, dtype=dtype),
+    aten.randn_like.default: lambda shape, dtype: torch.randn(shape, dtype=dtype),
+    aten.exponential.default: lambda shape, dtype: torch.empty(shape, dtype=dtype).exponential_(),
+}
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return node.target in RANDOM or node.target is aten.randint_like.default
+
+
+def _random(target: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[..., Any]:
+    if target is aten.randint_like.default:
+        return lambda like, high: torch.randint(high, shape, dtype=dtype).numpy()
+    draw = RANDOM[target]
+    return lambda *arguments: draw(shape, dtype).numpy()
+
+
+def _ufunc(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda node, shape: function
+
+
+def _reshape(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    return lambda x, *rest: x.reshape(shape)
+
+
+def _broadcast(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    return lambda x, *rest: np.broadcast_to(x, shape)
+
+
+def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    *_, left, right = node.args
+    size = left.meta["val"].numel() * right.meta["val"].shape[-1]  # type: ignore[union-attr]
+    if node.kwargs:
+        raise NotTranslatable(f"{node.target} with {node.kwargs}")
+    if len(node.args) == 3:
+        if size <= SMALL_PRODUCT:
+            return lambda bias, a, b: np.matmul(a, b) + bias
+        return lambda bias, a, b: torch.addmm(_tensor(bias), _tensor(a), _tensor(b)).numpy()
+    if size <= SMALL_PRODUCT:
+        return np.matmul
+    return lambda a, b: torch.mm(_tensor(a), _tensor(b)).numpy()
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array)
+
+
+def _slice(x: np.ndarray, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> np.ndarray:
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+def _select(x: np.ndarray, dim: int, index: int) -> np.ndarray:
+    return x[(slice(None),) * (dim % x.ndim) + (index,)]
+
+
+def _split(x: np.ndarray, sizes: int | list[int], dim: int = 0) -> list[np.ndarray]:
+    bounds = range(sizes, x.shape[dim], sizes) if isinstance(sizes, int) else np.cumsum(sizes)[:-1]
+    return np.split(x, bounds, dim)
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
+    x = x if low is None else np.maximum(x, low)
+    return x if high is None else np.minimum(x, high)
+
+
+def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> Any:
+    return np.argmax(x, dim, keepdims=keepdim)
+
+
+def _over(function: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(x: np.ndarray, dim: Any = None, keepdim: bool = False) -> Any:
+        return function(x, axis=tuple(dim) if isinstance(dim, list) else dim, keepdims=keepdim)
+
+    return _ufunc(reduce)
+
+
+def _log_softmax(x: np.ndarray, dim: int, half_to_float: bool) -> np.ndarray:
+    shifted = x - x.max(dim, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(dim, keepdims=True))
+
+
+def _softmax(x: np.ndarray, dim: int, half_to_float: bool) -> np.ndarray:
+    exponent = np.exp(x - x.max(dim, keepdims=True))
+    return exponent / exponent.sum(dim, keepdims=True)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * np.tanh(0.5 * x) + 0.5
+
+
+def _filled(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    value = node.meta["val"]
+    dtype = torch.empty(0, dtype=value.dtype).numpy().dtype
+    if node.target in (aten.full.default, aten.full_like.default):
+        return lambda like, fill: np.full(shape, fill, dtype)
+    if node.target is aten.scalar_tensor.default:
+        return lambda fill: np.full(shape, fill, dtype)
+    fill = 1 if node.target in (aten.ones.default, aten.ones_like.default) else 0
+    return lambda *rest: np.full(shape, fill, dtype)
+
+
+OUTPUTS_OF_SEVERAL: dict[Any, Callable[..., Any]] = {
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.unbind.int: lambda x, dim=0: list(np.moveaxis(x, dim, 0)),
+    operator.getitem: lambda parts, index: parts[index],
+}
+CASTS = {aten._to_copy.default}
+TABLE: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim,
+                     aten.reshape.default, aten.squeeze.default, aten.squeeze.dims), _reshape),
+    aten.expand.default: _broadcast,
+    **dict.fromkeys((aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.zeros.default,
+                     aten.zeros_like.default, aten.ones.default, aten.ones_like.default, aten.empty_like.default,
+                     aten.empty.memory_format), _filled),
+    **dict.fromkeys((aten._to_copy.default, aten.detach.default, aten.alias.default), _ufunc(lambda x: x)),
+    **dict.fromkeys((aten.clone.default, aten.lift_fresh_copy.default), _ufunc(lambda x: np.array(x))),
+    aten.t.default: _ufunc(lambda x: x.T),
+    aten.transpose.int: _ufunc(np.swapaxes),
+    aten.permute.default: _ufunc(lambda x, dims: np.transpose(x, dims)),
+    aten.slice.Tensor: _ufunc(_slice),
+    aten.select.int: _ufunc(_select),
+    aten.cat.default: _ufunc(lambda parts, dim=0: np.concatenate(parts, dim)),
+    aten.stack.default: _ufunc(lambda parts, dim=0: np.stack(parts, dim)),
+    **{op: _ufunc(function) for op, function in dict[Any, Callable[..., Any]]({
+        aten.add.Tensor: np.add, aten.sub.Tensor: np.subtract, aten.mul.Tensor: np.multiply,
+        aten.div.Tensor: np.true_divide, aten.neg.default: np.negative, aten.abs.default: np.abs,
+        aten.exp.default: np.exp, aten.log.default: np.log, aten.sqrt.default: np.sqrt, aten.tanh.default: np.tanh,
+        aten.square.default: np.square, aten.pow.Tensor_Scalar: np.power, aten.sigmoid.default: _sigmoid,
+        aten.relu.default: lambda x: np.maximum(x, 0), aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
+        aten.silu.default: lambda x: x * _sigmoid(x), aten.rsub.Scalar: lambda x, y: y - x,
+        aten.softplus.default: lambda x: np.logaddexp(x, 0),
+        aten.clamp_min.default: np.maximum, aten.clamp_max.default: np.minimum,
+        aten.minimum.default: np.minimum, aten.maximum.default: np.maximum,
+        aten.where.self: np.where, aten.where.ScalarOther: np.where, aten.where.ScalarSelf: np.where,
+        aten.lt.Tensor: np.less, aten.lt.Scalar: np.less, aten.le.Tensor: np.less_equal, aten.le.Scalar: np.less_equal,
+        aten.gt.Tensor: np.greater, aten.gt.Scalar: np.greater, aten.ge.Tensor: np.greater_equal,
+        aten.ge.Scalar: np.greater_equal, aten.eq.Tensor: np.equal, aten.eq.Scalar: np.equal,
+        aten.ne.Tensor: np.not_equal, aten.ne.Scalar: np.not_equal, aten.logical_not.default: np.logical_not,
+        aten.bitwise_not.default: np.invert, aten.bitwise_and.Tensor: np.bitwise_and,
+        aten.bitwise_or.Tensor: np.bitwise_or, aten.logical_and.default: np.logical_and,
+        aten.argmax.default: _arg_max, aten._log_softmax.default: _log_softmax, aten._softmax.default: _softmax,
+    }).items()},
+    aten.sum.dim_IntList: _over(np.sum),
+    aten.mean.dim: _over(np.mean),
+    aten.amax.default: _over(np.max),
+    aten.amin.default: _over(np.min),
+    aten.gather.default: _ufunc(lambda x, dim, index: np.take_along_axis(x, index, dim)),
+}  # fmt: skip

@@ -1,0 +1,99 @@
+"""From a raw row to an action: transforms, memory's reset, `rollout_step`; where possible as a numpy program."""
+
+import torch
+from absl import logging
+from torch.nn.utils.stateless import _reparametrize_module
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.checkpoint import rng_state, set_rng_state
+from alfish.data import AlgStep, TimeStep, reset_state
+from alfish.nest import Nest
+from alfish.numpy_program import NotTranslatable, NumpyProgram
+from alfish.transforms import Transforms
+
+
+class Actor:
+    """Args:
+    algorithm: whose `rollout_step` acts.
+    transforms: what it sees of a raw row.
+    initial_state: of the policy, `[B, ...]`, at an episode's start.
+    numpy_after: calls after which it acts through numpy; None: never.
+
+    Attributes:
+      num_calls: so far; saved with the run, so that a resumed one acts by the same bits.
+    """
+
+    def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, initial_state: Nest, numpy_after: int | None):
+        self._algorithm, self._transforms, self._initial_state = algorithm, transforms, initial_state
+        self._numpy_after = numpy_after if algorithm.progress.device.type == "cpu" else None
+        self._program: NumpyProgram | None = None
+        self.num_calls = 0
+
+    def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
+        """An action for each of B rows, and the transforms' state after them."""
+        row = time_step, transform_state, state, self._initial_state
+        if self._numpy_after is not None and self.num_calls >= self._numpy_after:
+            if self._program is None:
+                self._translate(row)
+            # Now and then: a hook that is not pure may depend on what tracing took for constant.
+            elif self.num_calls & (self.num_calls - 1) == 0:
+                self._compare(row)
+        self.num_calls += 1
+        return self._act(*row) if self._program is None else self._run(row)
+
+    def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
+        assert self._program is not None
+        leaves = nest.leaves(row)
+        return self._program([*self._arrays, *[leaves[index].numpy() for index in self._used]])
+
+    def _act(
+        self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
+    ) -> tuple[AlgStep, Nest]:
+        seen, transform_state = self._transforms(time_step, transform_state)
+        return self._algorithm.rollout_step(seen, reset_state(state, initial_state, seen.step_type)), transform_state
+
+    def _translate(self, row: tuple) -> None:
+        modules = (self._algorithm, self._transforms)
+        tensors = tuple(
+            {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+            for module in modules
+        )
+
+        def act(arguments: Nest) -> Nest:
+            (of_algorithm, of_transforms), *row = arguments
+            with (
+                _reparametrize_module(self._algorithm, of_algorithm, tie_weights=True),
+                _reparametrize_module(self._transforms, of_transforms, tie_weights=True),
+            ):
+                return self._act(*row)
+
+        try:
+            self._program = NumpyProgram(act, (tensors, *row))
+        except NotTranslatable as reason:
+            logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
+            self._numpy_after = None
+            return
+        # Parameters and buffers are written in place and never rebound, so these stay up to date.
+        fixed, used = nest.leaves(tensors), self._program.used
+        self._arrays = [fixed[index].numpy() for index in used if index < len(fixed)]
+        self._used = [index - len(fixed) for index in used if index >= len(fixed)]
+        self._compare(row)
+
+    def _compare(self, row: tuple) -> None:
+        """Goes back to torch where the program does not do what the policy does."""
+        generators = rng_state()
+        expected = nest.leaves(self._act(*row))
+        set_rng_state(generators)
+        found = nest.leaves(self._run(row))
+        set_rng_state(generators)
+        if len(expected) != len(found) or not all(
+            a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+            for a, b in zip(expected, found)
+        ):
+            logging.warning(
+                "%s acts otherwise in numpy: its rollout_step depends on a value that changes between steps; make it a "
+                "buffer. It acts through torch from here on",
+                type(self._algorithm).__name__,
+            )
+            self._program = self._numpy_after = None
