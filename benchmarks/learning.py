@@ -43,9 +43,14 @@ GOALS = [
     Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
     Goal("ppo_hopper", (0, 1, 2), 2300, False),
     Goal("dqn_cartpole", (0, 1, 2, 3, 4), 475, True),
+    Goal("dqn_acrobot", (0, 1, 2, 3, 4), -100, True),
+    Goal("dqn_lunarlander", (0, 1, 2, 3, 4), 150, False),
     Goal("sac_pendulum", (0, 1, 2, 3, 4), -155, True),
+    Goal("sac_cartpole", (0, 1, 2, 3, 4), 475, True),
+    Goal("sac_mountaincar_continuous", (0, 1, 2, 3, 4), 90, True),
     Goal("sac_halfcheetah", (0, 1, 2), 4500, False),
     Goal("td3_halfcheetah", (0, 1, 2), 4500, False),
+    Goal("sac_hopper", (0, 1, 2), 1500, False),
 ]
 
 

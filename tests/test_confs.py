@@ -44,6 +44,7 @@ TINY_WHERE = {
     # A window of stacks reaches further back.
     "dqn_atari.gin": ["ReplayBatches.warmup_env_steps=10"],
     "ReplayBatches.window_length": ["ReplayBatches.window_length=2"],
+    "Learner.compile": ["Learner.compile=False"],  # takes seconds, and has tests of its own
     "CriticEnsemble.layers": ["CriticEnsemble.layers=(8,)"],
     # Games run for thousands of frames, and nothing stands between their CNN and the heads.
     "@preprocess_atari": [
