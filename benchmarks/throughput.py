@@ -3,9 +3,9 @@
   python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3 --repeats=5
 
 Libraries take turns run by run (A B A B ...), each run in a process of its own on one torch thread, start-up left out.
-A peer lives in a virtual environment of its own, made from `benchmarks/peers/PEER.txt` when first needed. Writes the
-raw runs and a table to `benchmarks/results/throughput.{csv,md}`. The ratio is of medians, its interval a bootstrap
-over runs.
+alfish runs as it is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a
+virtual environment of its own, made from `benchmarks/peers/PEER.txt` when first needed. Writes the raw runs and a table
+to `benchmarks/results/throughput.{csv,md}`. The ratio is of medians, its interval a bootstrap over runs.
 """
 
 import argparse
@@ -27,11 +27,13 @@ RECIPES = ("ppo_cartpole", "dqn_cartpole", "ppo_halfcheetah", "sac_halfcheetah",
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--variants", default="plain,compiled", help="of alfish: plain, compiled, bfloat16")
     parser.add_argument("--peers", default="sb3")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
+    ours = [f"alfish {variant}" for variant in arguments.variants.split(",")]
     peers = arguments.peers.split(",")
-    pythons = {"alfish": sys.executable} | {peer: _venv(peer) for peer in peers}
+    pythons = dict.fromkeys(ours, sys.executable) | {peer: _venv(peer) for peer in peers}
     runs = []
     for recipe in arguments.recipes.split(","):
         for repeat in range(arguments.repeats):
@@ -45,15 +47,16 @@ def main() -> None:
         writer = csv.DictWriter(file, runs[0])
         writer.writeheader()
         writer.writerows(runs)
-    table = _table(runs, peers)
+    table = _table(runs, ours, peers)
     (RESULTS / "throughput.md").write_text(table)
     print(table)
 
 
 def _run(python: str, library: str, recipe: str, seed: int) -> dict:
-    script = HERE / "runs" / f"{library}_run.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent) if library == "alfish" else ""}
-    command = [python, str(script), recipe, str(seed)]
+    name, *variant = library.split()
+    script = HERE / "runs" / f"{name}_run.py"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent) if name == "alfish" else ""}
+    command = [python, str(script), recipe, str(seed), *variant]
     finished = subprocess.run(command, capture_output=True, text=True, env=environment)
     if finished.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr}")
@@ -71,24 +74,26 @@ def _venv(peer: str) -> str:
     return str(python)
 
 
-def _table(runs: list[dict], peers: list[str]) -> str:
+def _table(runs: list[dict], ours: list[str], peers: list[str]) -> str:
     lines = [
         f"{platform.machine()}, {os.cpu_count()} cores, one torch thread; medians, env steps per second "
         f"[smallest, largest run]; ratio of medians with a 95 % bootstrap interval.",
         "",
-        "| recipe | library | steps/s | updates/s | return | alfish is faster by |",
-        "|---|---|---|---|---|---|",
+        f"| recipe | library | steps/s | updates/s | return | {' | '.join(f'times {peer}' for peer in peers)} |",
+        f"|---|---|---|---|---|{'---|' * len(peers)}",
     ]
     for recipe in dict.fromkeys(run["recipe"] for run in runs):
-        speeds = {}
-        for library in ["alfish", *peers]:
-            own = [run for run in runs if run["recipe"] == recipe and run["library"] == library]
-            speed = speeds[library] = np.array([run["env_steps_per_second"] for run in own])
+        by_library = {name: [run for run in runs if (run["recipe"], run["library"]) == (recipe, name)]
+                      for name in [*ours, *peers]}  # fmt: skip
+        speeds = {name: np.array([run["env_steps_per_second"] for run in own]) for name, own in by_library.items()}
+        for name, own in by_library.items():
+            speed = speeds[name]
             updates = np.median([run["updates"] / run["seconds"] for run in own])
             mean = np.mean([run["return"] for run in own])
-            ratio = "" if library == "alfish" else _ratio(speeds["alfish"], speed)
+            ratios = " | ".join(_ratio(speed, speeds[peer]) if name in ours else "" for peer in peers)
             spread = f"{np.median(speed):,.0f} [{speed.min():,.0f}, {speed.max():,.0f}]"
-            lines.append(f"| {recipe} | {own[0]['versions']} | {spread} | {updates:,.0f} | {mean:.1f} | {ratio} |")
+            label = f"{own[0]['versions']}{' (' + name.split()[1] + ')' if name in ours else ''}"
+            lines.append(f"| {recipe} | {label} | {spread} | {updates:,.0f} | {mean:.1f} | {ratios} |")
     return "\n".join(lines) + "\n"
 
 

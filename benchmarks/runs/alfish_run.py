@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import sys
 import tempfile
 import time
@@ -24,27 +23,32 @@ from alfish.optimizers import Adam
 from alfish.schedules import Linear
 from alfish.trainer import Listener, Report, Trainer
 
-COMPILE = os.environ.get("ALFISH_COMPILE") == "1"
+VARIANTS = {
+    "plain": {},
+    "compiled": {"compile": True},
+    "bfloat16": {"compile": True, "precision": "bfloat16"},
+}
 
 
 class Clock(Listener):
-    """Remembers where the first iteration that trained ended, and where the last one did."""
+    """Remembers where the iteration of the eighth update ended (by then all is compiled), and where the last one did."""
 
     def after_iteration(self, trainer: Trainer, report: Report) -> None:
         here = time.perf_counter(), report.env_steps, report.updates
-        if report.updates:
+        if report.updates >= 8:
             self.first = getattr(self, "first", here)
         self.last = here
         if "metrics/average_return" in report.scalars:
             self.average_return = report.scalars["metrics/average_return"]
 
 
-def train(env_id: str, num_envs: int, seed: int, **options: Any) -> None:
+def train(env_id: str, num_envs: int, seed: int, variant: str, learner: Any, **options: Any) -> None:
     clock = Clock()
     with tempfile.TemporaryDirectory() as root_dir:
         Trainer(
             root_dir,
             environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs),
+            learner=functools.partial(learner, **VARIANTS[variant]),
             listeners=[CheckpointSaver(), Summaries(), clock],
             seed=seed,
             device="cpu",
@@ -56,11 +60,12 @@ def train(env_id: str, num_envs: int, seed: int, **options: Any) -> None:
     print(json.dumps(result))
 
 
-def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
+def ppo(env_id: str, num_env_steps: int, seed: int, variant: str) -> None:
     train(
         env_id,
         8,
         seed,
+        variant,
         algorithm=PPO,
         batches=functools.partial(EpochBatches, num_epochs=10, minibatch_size=256),
         learner=functools.partial(
@@ -68,42 +73,43 @@ def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
             optimizer=functools.partial(Adam, eps=1e-5),
             learning_rate=3e-4,
             max_grad_norm=0.5,
-            compile=COMPILE,
         ),
         unroll_length=256,
         num_env_steps=num_env_steps,
     )
 
 
-def dqn(env_id: str, num_env_steps: int, seed: int) -> None:
+def dqn(env_id: str, num_env_steps: int, seed: int, variant: str) -> None:
     mlp = functools.partial(MLP, layers=(64, 64), activation="relu")
     q_network = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=mlp))
     train(
         env_id,
         1,
         seed,
+        variant,
         algorithm=functools.partial(
             DQN, q_network=q_network, epsilon=Linear(1.0, 0.05, finish=0.2), double=False, target_period=125
         ),
         batches=functools.partial(
             ReplayBatches, capacity=50_000, batch_size=64, updates_per_env_step=0.25, warmup_env_steps=1000
         ),
-        learner=functools.partial(Learner, learning_rate=1e-3, max_grad_norm=10.0, compile=COMPILE),
+        learner=functools.partial(Learner, learning_rate=1e-3, max_grad_norm=10.0),
         unroll_length=4,
         num_env_steps=num_env_steps,
     )
 
 
-def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int) -> None:
+def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, variant: str) -> None:
     mlp = functools.partial(MLP, layers=(256, 256), activation="relu")
     actor = {"actor_mlp": mlp} if algorithm is SAC else {"actor": functools.partial(DeterministicActor, mlp=mlp)}
     train(
         env_id,
         1,
         seed,
+        variant,
         algorithm=functools.partial(algorithm, **actor),
         batches=functools.partial(ReplayBatches, capacity=100_000, batch_size=256, warmup_env_steps=1000),
-        learner=functools.partial(Learner, learning_rate=3e-4, compile=COMPILE),
+        learner=functools.partial(Learner, learning_rate=3e-4),
         unroll_length=1,
         num_env_steps=num_env_steps,
     )
@@ -118,4 +124,4 @@ RECIPES = {
 }
 
 if __name__ == "__main__":
-    RECIPES[sys.argv[1]](seed=int(sys.argv[2]))
+    RECIPES[sys.argv[1]](seed=int(sys.argv[2]), variant=sys.argv[3] if len(sys.argv) > 3 else "plain")

@@ -14,14 +14,14 @@ from stable_baselines3.common.env_util import make_vec_env
 
 
 class Clock(BaseCallback):
-    """Remembers where the first updates ended."""
+    """Remembers where the iteration of the eighth update ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = None
 
     def _on_rollout_start(self) -> None:
-        if self.model._n_updates and self.first is None:
+        if self.model._n_updates >= 8 and self.first is None:
             self.first = time.perf_counter(), self.num_timesteps, self.model._n_updates
 
     def _on_step(self) -> bool:
