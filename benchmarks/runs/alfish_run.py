@@ -31,7 +31,7 @@ VARIANTS = {
 
 
 class Clock(Listener):
-    """Remembers where the iteration of the eighth update ended (by then all is compiled), and where the last one did."""
+    """Remembers where the iteration of the eighth update ended (all is compiled by then), and the last one."""
 
     def after_iteration(self, trainer: Trainer, report: Report) -> None:
         here = time.perf_counter(), report.env_steps, report.updates
