@@ -18,7 +18,7 @@ from alfish.nest import Nest
 
 PRECISIONS = ("float32", "bfloat16")
 # Below so many multiply-adds a product is no faster elsewhere.
-LARGE_PRODUCT = 1 << 20
+LARGE_PRODUCT = 1 << 21
 
 aten = torch.ops.aten
 
