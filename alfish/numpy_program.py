@@ -16,8 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from alfish import nest
 from alfish.nest import Nest
 
-# Above so many multiply-adds numpy's BLAS may start threads of its own, and torch's is no slower.
-SMALL_PRODUCT = 9000
+# Up to so many multiply-adds numpy's OpenBLAS uses one thread, by matrices and by vectors; above, torch is as fast.
+SMALL_PRODUCT = 1 << 18
+SMALL_VECTOR_PRODUCT = 9000
 
 aten = torch.ops.aten
 
@@ -162,14 +163,16 @@ def _broadcast(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any
 
 def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     *_, left, right = node.args
-    size = left.meta["val"].numel() * right.meta["val"].shape[-1]  # type: ignore[union-attr]
+    rows, inner = left.meta["val"].shape  # type: ignore[union-attr]
+    size = rows * inner * right.meta["val"].shape[-1]  # type: ignore[union-attr]
+    is_small = size <= (SMALL_PRODUCT if rows > 1 else SMALL_VECTOR_PRODUCT)
     if node.kwargs:
         raise NotTranslatable(f"{node.target} with {node.kwargs}")
     if len(node.args) == 3:
-        if size <= SMALL_PRODUCT:
+        if is_small:
             return lambda bias, a, b: np.matmul(a, b) + bias
         return lambda bias, a, b: torch.addmm(_tensor(bias), _tensor(a), _tensor(b)).numpy()
-    if size <= SMALL_PRODUCT:
+    if is_small:
         return np.matmul
     return lambda a, b: torch.mm(_tensor(a), _tensor(b)).numpy()
 
