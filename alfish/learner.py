@@ -73,6 +73,11 @@ class Learner:
         self._skipped_in_row = torch.zeros((), device=device)
         self._compiled = _CompiledUpdates(self, precision) if compile else None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether updates run as they are written, not as a graph."""
+        return self._compiled is None
+
     def train(self, chunks: Iterable[Chunk], summarize: bool = True) -> dict[str, float]:
         """Updates on every minibatch of the chunks.
 

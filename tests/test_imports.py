@@ -19,7 +19,7 @@ FLOORS = [
     (2, ["networks", "environments", "transforms", "metrics", "replay"]),
     (3, ["algorithms"]),
     (4, ["batches", "learner", "unrollers", "evaluator", "policy"]),
-    (5, ["listeners", "trainer"]),
+    (5, ["listeners", "profiler", "trainer"]),
     (6, ["bin", "__main__"]),
 ]  # fmt: skip
 ORDER = [room for _, rooms in FLOORS for room in rooms]

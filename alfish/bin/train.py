@@ -7,6 +7,9 @@ A gin file is looked for where you stand, then among the shipped confs (`alfish 
 an existing run continues it from its newest checkpoint; a larger budget extends a finished one. Ctrl-C or SIGTERM saves
 a checkpoint and stops; a second Ctrl-C stops at once.
 
+--profile shows where the time goes and what to change; with a small budget (--gin_param=Trainer.num_env_steps=20000) it
+is done soon.
+
 The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
 operative_config.gin (with every default), provenance.json, log.txt, and `done` once the budget is spent.
 """
@@ -27,6 +30,9 @@ flags.DEFINE_multi_string(
 )
 flags.DEFINE_string("root_dir", None, "Directory of the run; made if needed.", flag_values=FLAGS)
 flags.DEFINE_string("device", None, "auto, cpu, cuda or cuda:N; wins over Trainer.device.", flag_values=FLAGS)
+flags.DEFINE_boolean(
+    "profile", False, "Print at the end where the time went, and write trace.json for Perfetto.", flag_values=FLAGS
+)
 flags.DEFINE_enum(
     "on_config_change",
     "stop",
@@ -58,6 +64,10 @@ def main(flag_values: flags.FlagValues) -> int:
     with configuration.complete():
         trainer = Trainer(root_dir)
     configuration.refuse_unreachable(files)
+    if flag_values.profile:
+        from alfish.profiler import Profile
+
+        trainer.listeners.append(Profile())
     operative_text = configuration.operative_text()
     trainer.config = {configuration.CONFIG_FILE: text, configuration.OPERATIVE_FILE: operative_text}
     if trainer.train() is None:

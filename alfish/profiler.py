@@ -1,0 +1,149 @@
+"""Where a run's time goes, part by part, and what to do about it."""
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import gin
+import torch
+
+from alfish.listeners import Listener, Report
+
+if TYPE_CHECKING:
+    from alfish.trainer import Trainer
+
+LOOP, ENVIRONMENT, POLICY, UNROLL = "the loop", "environment", "policy", "unroll, the rest"
+STORE, SAMPLE, UPDATE, METRICS = "batches: taking rows in", "batches: putting batches together", "updates", "metrics"
+LISTENERS = "evaluation, checkpoints, summaries"
+
+
+@gin.configurable(module="alfish")
+class Profile(Listener):
+    """Measures each part of the loop, and prints a table at the end of the run, or when it is interrupted.
+
+    A part's time is without that of the parts it calls. What comes before `warmup_updates` is not counted: start-up,
+    compilation, warm-up of replay. Also writes `trace.json`, one torch operation after another for a while, which
+    https://ui.perfetto.dev and chrome://tracing show.
+
+    Args:
+      warmup_updates: gradient steps before measuring begins.
+      trace_seconds: at least so long is traced, in whole iterations, and left out of the table; 0: no trace.
+    """
+
+    def __init__(self, warmup_updates: int = 16, trace_seconds: float = 0.5):
+        self._warmup_updates, self._trace_seconds = warmup_updates, trace_seconds
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._calls: dict[str, int] = defaultdict(int)
+        self._stack: list[list[float]] = []  # of the parts under way, the seconds of their callees
+        self._began: float | None = None  # when counting began
+        self._total = 0.0
+        self._before = (0, 0)  # steps and updates then
+        self._trace: Any = None
+        self._trace_began = 0.0
+        self._traced = trace_seconds == 0
+        self._steps = self._updates = 0
+
+    def start(self, trainer: "Trainer") -> None:
+        self._trainer = trainer
+        self._time(trainer.environment, "step", ENVIRONMENT)
+        self._time(trainer.environment, "reset", ENVIRONMENT)
+        self._time(trainer.unroller, "_act", POLICY)
+        self._time(trainer.unroller, "unroll", UNROLL)
+        self._time(trainer.metrics, "update", METRICS)
+        self._time(trainer.batches, "add", STORE)
+        self._time(trainer.learner, "_update", UPDATE)
+        chunks = trainer.batches.chunks
+
+        def timed(env_steps: int) -> Iterator[Any]:
+            iterator = chunks(env_steps)
+            while True:
+                with self._part(SAMPLE):
+                    chunk = next(iterator, None)
+                if chunk is None:
+                    return
+                yield chunk
+
+        trainer.batches.chunks = timed  # type: ignore[method-assign]
+        for listener in trainer.listeners:
+            if listener is not self:
+                self._time(listener, "after_iteration", LISTENERS)
+
+    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
+        now = time.perf_counter()
+        if self._trace is not None and (now - self._trace_began >= self._trace_seconds or report.finished):
+            self._trace.__exit__(None, None, None)
+            self._trace.export_chrome_trace(str(trainer.root_dir / "trace.json"))
+            self._trace, self._traced = None, True
+        elif self._trace is None and not self._traced and report.updates >= self._warmup_updates:
+            self._trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self._trace.__enter__()
+            self._trace_began = time.perf_counter()
+        if self._began is not None:
+            self._total = now - self._began
+            self._steps, self._updates = report.steps - self._before[0], report.updates - self._before[1]
+        elif self._traced and report.updates >= self._warmup_updates:
+            self._began, self._before = time.perf_counter(), (report.steps, report.updates)
+
+    def close(self) -> None:
+        if self._trace is not None:
+            self._trace.__exit__(None, None, None)
+            self._trace = None
+        if self._steps:
+            self._trainer.log(self.table())
+
+    def table(self) -> str:
+        """Where the time went, and what to change."""
+        seconds = dict(self._seconds)
+        seconds[LOOP] = self._total - sum(seconds.values())
+        lines = [
+            f"{self._steps / self._total:,.0f} steps/s, {self._updates / self._total:,.0f} updates/s over "
+            f"{self._total:.1f} s",
+            f"  {'share':>6}  {'us a step':>10}  {'us a call':>10}  part",
+        ]
+        for part, value in sorted(seconds.items(), key=lambda item: -item[1]):
+            share, each = value / self._total, 1e6 * value / self._steps
+            call = f"{1e6 * value / self._calls[part]:10,.1f}" if self._calls[part] else " " * 10
+            lines.append(f"  {share:6.1%}  {each:10,.1f}  {call}  {part}")
+        return "\n".join([*lines, *(f"  - {advice}" for advice in self._advice(seconds))])
+
+    def _advice(self, seconds: dict[str, float]) -> Iterator[str]:
+        share = defaultdict(float, {part: value / self._total for part, value in seconds.items()})
+        each = 1e6 * seconds.get(ENVIRONMENT, 0) / max(1, self._calls[ENVIRONMENT]) / self._trainer.environment.num_envs
+        if share[UPDATE] > 0.4 and self._trainer.learner.is_plain and self._trainer.device.type == "cpu":
+            yield "most of it is updates: Learner.compile = True makes one graph of each"
+        if share[ENVIRONMENT] > 0.4 and each > 50:
+            yield (
+                f"most of it is the environment, {each:,.0f} us a step: make_environment.vectorization = 'async', with "
+                "more environments, steps them side by side"
+            )
+        if share[POLICY] > 0.3 and self._trainer.environment.num_envs < 8:
+            yield "acting is dear: make_environment.num_envs shares one call of the policy between environments"
+        if share[LISTENERS] > 0.1:
+            yield "listeners take their share: raise Evaluate.period, CheckpointSaver.period or Trainer.summary_period"
+
+    def _time(self, owner: Any, name: str, part: str) -> None:
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            with self._part(part):
+                return function(*arguments, **keywords)
+
+        setattr(owner, name, timed)
+
+    @contextlib.contextmanager
+    def _part(self, part: str) -> Iterator[None]:
+        callees = [0.0]
+        self._stack.append(callees)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self._stack.pop()
+            if self._stack:
+                self._stack[-1][0] += spent
+            if self._began is not None:
+                self._seconds[part] += spent - callees[0]
+                self._calls[part] += 1

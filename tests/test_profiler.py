@@ -1,0 +1,77 @@
+"""The profile: where a run's time goes, told without changing the run."""
+
+import functools
+import json
+import re
+
+import pytest
+import torch
+
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.environments import make_environment
+from alfish.environments.toy import TensorPointMass
+from alfish.listeners import CheckpointSaver, Evaluate
+from alfish.profiler import LISTENERS, LOOP, SAMPLE, STORE, UPDATE, Profile
+from alfish.trainer import Trainer
+
+
+def train(root_dir, listeners, algorithm=SAC, **options):
+    if algorithm is PPO:
+        options["batches"] = functools.partial(EpochBatches, num_epochs=2)
+    else:
+        options["batches"] = functools.partial(ReplayBatches, capacity=500, batch_size=8, warmup_env_steps=20)
+    trainer = Trainer(
+        root_dir,
+        algorithm=algorithm,
+        environment=functools.partial(make_environment, TensorPointMass, num_envs=2),
+        listeners=listeners,
+        unroll_length=4,
+        num_env_steps=400,
+        device="cpu",
+        **options,
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("algorithm", [PPO, SAC])
+def test_the_table_tells_where_all_of_the_time_went(tmp_path, capsys, algorithm):
+    profile = Profile(warmup_updates=4, trace_seconds=0)
+    train(tmp_path, [Evaluate(200, 1), CheckpointSaver(), profile], algorithm)
+    table = profile.table()
+    assert table in capsys.readouterr().err and table in (tmp_path / "log.txt").read_text()
+    shares = [float(share) for share in re.findall(r"^ +(-?[0-9.]+)%", table, re.MULTILINE)]
+    assert sum(shares) == pytest.approx(100, abs=0.5) and min(shares) >= 0
+    assert shares == sorted(shares, reverse=True)
+    for part in (LOOP, LISTENERS, SAMPLE, STORE, UPDATE, "environment", "policy", "metrics"):
+        assert f"  {part}\n" in table + "\n"
+
+
+def test_a_profiled_run_is_the_same_run(tmp_path):
+    plain = train(tmp_path / "plain", [])
+    profiled = train(tmp_path / "profiled", [Profile()])
+    for a, b in zip(plain.algorithm.parameters(), profiled.algorithm.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_the_trace_is_one_that_viewers_open(tmp_path):
+    profile = Profile(warmup_updates=4, trace_seconds=0.01)
+    train(tmp_path, [profile])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::mm" or event.get("name") == "aten::addmm" for event in events)
+    assert profile.table()  # counts begin when the trace has ended
+
+
+def test_a_run_that_ends_during_warm_up_says_nothing(tmp_path, capsys):
+    train(tmp_path, [Profile(warmup_updates=10**6)])
+    assert "share" not in capsys.readouterr().err
+
+
+def test_it_advises_to_compile_where_updates_are_most_of_it(tmp_path):
+    profile = Profile(warmup_updates=4, trace_seconds=0)
+    train(tmp_path, [profile])
+    seconds = dict.fromkeys((UPDATE, LOOP), 0.5 * profile._total)
+    assert any("Learner.compile = True" in advice for advice in profile._advice(seconds))
+    assert not list(profile._advice({LOOP: profile._total}))
