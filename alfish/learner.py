@@ -22,7 +22,7 @@ from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk, minibatches
 from alfish.checkpoint import rng_state, set_rng_state
-from alfish.compiled import PRECISIONS, CompiledFunction, NotCompilable
+from alfish.compiled import PRECISIONS, CompiledFunction, NotCompilable, is_checked
 from alfish.data import Batch, LossInfo
 from alfish.errors import RunError, UsageError
 from alfish.losses import masked_mean
@@ -290,15 +290,15 @@ class _Group:
 class _CompiledUpdates:
     """A learner's updates as graphs: one for each layout of batches and each kind of update.
 
-    Now and then (updates 1, 2, 4, 8, ...) its losses are compared with the plain update's: a hook that is not pure may
-    depend on something that tracing took for constant.
+    Now and then (`is_checked`) a graph's losses are compared with the plain update's: a hook that is not pure may depend on
+    something that tracing took for constant.
     """
 
     def __init__(self, learner: Learner, precision: str):
         self._learner, self._precision = learner, precision
         self._tolerance = 1e-3 if precision == "float32" else 0.1
         self._made: dict[Hashable, tuple[CompiledFunction, list[str]]] = {}
-        self._num_updates = 0
+        self._num_calls: dict[Hashable, int] = {}
         algorithm, groups, optimizers = learner._algorithm, learner._groups, learner._optimizers
         names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
         self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
@@ -318,18 +318,20 @@ class _CompiledUpdates:
         leaves = nest.leaves(batch)
         key = (learner._algorithm.update_kind(), *((leaf.shape, leaf.stride()) for leaf in leaves))
         if key not in self._made:
-            self._made[key] = self._make(batch)
+            self._made[key], self._num_calls[key] = self._make(batch), 0
         function, trained = self._made[key]
-        self._num_updates += 1
-        if self._num_updates & (self._num_updates - 1) == 0:
+        if is_checked(self._num_calls[key]):
             self._compare(function, trained, batch)
+        self._num_calls[key] += 1
         coefficients: list[float] = []
         for name, optimizer in learner._optimizers.items():
-            rate, count = learner._learning_rate[name], optimizer.num_coefficients  # type: ignore[attr-defined]
-            coefficients += optimizer.coefficients(rate) if name in trained else [0.0] * count  # type: ignore[attr-defined]
+            coefficients += optimizer.coefficients(learner._learning_rate[name])  # type: ignore[attr-defined]
         result = function.call_flat([*self._leaves, self._tensor(coefficients), *leaves])
         if result["stop"] is not None and bool(result["stop"]):
             return None
+        if not learner._on_cpu or not learner._skipped_in_row:  # on a CPU, a skipped step does not count
+            for name in trained:
+                learner._optimizers[name].count()  # type: ignore[attr-defined]
         return _Record(trained, result["total"], batch.mask, result["extra"])
 
     def _make(self, batch: Batch) -> tuple[CompiledFunction, list[str]]:

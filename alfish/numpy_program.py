@@ -6,7 +6,7 @@ numpy, a tenth of the cost. Arrays share the tensors' memory. Random numbers are
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -50,23 +50,44 @@ class NumpyProgram:
             results, self._structure = nest.flatten(function(nest.unflatten(structure, leaves)))
             return results
 
+        # Each a tensor of its own: what stands in two places would be traced as one argument.
+        leaves = [leaf.detach() for leaf in leaves]
         try:
             with torch.no_grad():
                 graph = make_fx(torch.func.functionalize(flat), tracing_mode="fake")(*leaves).graph
         except Exception as error:
             raise NotTranslatable(f"tracing failed: {error}") from error
-        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _is_random(node))
+        graph.eliminate_dead_code(lambda node: node.is_impure() or _is_random(node))
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self.used = [index for index, node in enumerate(placeholders) if node.users]
         self._translate(graph)
+        self._try(graph, [leaves[index] for index in self.used])
 
     def __call__(self, leaves: list[np.ndarray]) -> Nest:
         """From the used leaves of the arguments, as arrays, to the function's nest of tensors."""
+        return nest.unflatten(self._structure, self._run(leaves))
+
+    def _run(self, leaves: list[np.ndarray]) -> list[torch.Tensor]:
         values = leaves + self._room
-        for position, function, operands in self._steps:
-            values[position] = function(*[values[operand] for operand in operands])
-        results = [torch.from_numpy(np.asarray(values[position])) for position in self._results]
-        return nest.unflatten(self._structure, results)
+        with np.errstate(all="ignore"):  # torch says nothing of a logarithm of 0 either
+            for position, function, operands in self._steps:
+                values[position] = function(*[values[operand] for operand in operands])
+        return [_tensor(values[position]) for position in self._results]
+
+    def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
+        """Refuses what numpy does not take, or makes another shape or dtype of."""
+        generator = torch.get_rng_state()
+        try:
+            found = self._run([np.zeros(tuple(leaf.shape), _numpy_dtype(leaf.dtype)) for leaf in leaves])
+        except Exception as error:
+            raise NotTranslatable(f"in numpy: {error}") from error
+        finally:
+            torch.set_rng_state(generator)
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        for node, result in zip(output.args[0], found):
+            value = node.meta["val"]
+            if (result.shape, result.dtype) != (value.shape, value.dtype):
+                raise NotTranslatable(f"{node.name} is {result.dtype}{list(result.shape)} in numpy")
 
     def _translate(self, graph: torch.fx.Graph) -> None:
         """A step for each operation: where its result goes, a function, and where its operands are."""
@@ -88,22 +109,20 @@ class NumpyProgram:
 
 def _bind(function: Callable[..., Any], arguments: tuple) -> tuple[list[torch.fx.Node], Callable[..., Any]]:
     """The nodes among (nested) arguments, and a function of their values alone."""
-    leaves, structure = nest.flatten(list(arguments), none_is_leaf=True)
-    nodes = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    nodes: list[torch.fx.Node] = []
+    torch.fx.map_arg(arguments, nodes.append)
     if nodes == list(arguments):
         return nodes, function
     constants = arguments[len(nodes) :]
     if nodes == list(arguments[: len(nodes)]):  # the common case: operands, then settings
         return nodes, lambda *values: function(*values, *constants)
-    where = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
 
-    def call(*values: Any) -> Any:
-        filled = list(leaves)
-        for index, value in zip(where, values):
-            filled[index] = value
-        return function(*nest.unflatten(structure, filled))
+    def filled(argument: Any, values: Iterator[Any]) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            return next(values)
+        return [filled(part, values) for part in argument] if isinstance(argument, (list, tuple)) else argument
 
-    return nodes, call
+    return nodes, lambda *values: function(*filled(arguments, iter(values)))
 
 
 def _translate(node: torch.fx.Node) -> Callable[..., Any]:
@@ -114,19 +133,30 @@ def _translate(node: torch.fx.Node) -> Callable[..., Any]:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise NotTranslatable(f"{node.target}")
-    shape = tuple(value.shape)
+    shape, dtype = tuple(value.shape), _numpy_dtype(value.dtype)
     if _is_random(node):
-        return _random(node.target, shape, value.dtype)
+        return _random(node, value)
     make = TABLE.get(node.target)
     if make is None:
         raise NotTranslatable(f"{node.target} has no translation")
+    if node.kwargs and (make not in MADE_LIKE or node.kwargs.keys() - LAYOUT):
+        raise NotTranslatable(f"{node.target} with {dict(node.kwargs)}")
     function = make(node, shape)
-    dtype = torch.empty(0, dtype=value.dtype).numpy().dtype
     inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
     if inputs <= {value.dtype} and node.target not in CASTS:
         return function
+    if node.target in COMPARISONS and len(inputs) > 1:
+        common = _numpy_dtype(torch.result_type(*(x.meta["val"] for x in node.args)))  # type: ignore[union-attr, arg-type]
+        return lambda a, b: np.asarray(function(a.astype(common), b.astype(common)))
     # numpy would promote 0-d arrays, and torch does not.
     return lambda *arguments: np.asarray(function(*arguments)).astype(dtype, copy=False)
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError as error:
+        raise NotTranslatable(f"numpy has no {dtype}") from error
 
 
 RANDOM = {
@@ -142,10 +172,15 @@ def _is_random(node: torch.fx.Node) -> bool:
     return node.target in RANDOM or node.target is aten.randint_like.default
 
 
-def _random(target: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[..., Any]:
-    if target is aten.randint_like.default:
+def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
+    shape, dtype = tuple(value.shape), value.dtype
+    if not value.is_contiguous():
+        raise NotTranslatable(f"{node.target} in another order than that of rows")
+    if node.kwargs.keys() - LAYOUT or (node.target is aten.exponential.default and len(node.args) > 1):
+        raise NotTranslatable(f"{node.target} with {node.args[1:]} and {dict(node.kwargs)}")
+    if node.target is aten.randint_like.default:
         return lambda like, high: torch.randint(high, shape, dtype=dtype).numpy()
-    draw = RANDOM[target]
+    draw = RANDOM[node.target]  # type: ignore[index]
     return lambda *arguments: draw(shape, dtype).numpy()
 
 
@@ -166,8 +201,6 @@ def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     rows, inner = left.meta["val"].shape  # type: ignore[union-attr]
     size = rows * inner * right.meta["val"].shape[-1]  # type: ignore[union-attr]
     is_small = size <= (SMALL_PRODUCT if rows > 1 else SMALL_VECTOR_PRODUCT)
-    if node.kwargs:
-        raise NotTranslatable(f"{node.target} with {node.kwargs}")
     if len(node.args) == 3:
         if is_small:
             return lambda bias, a, b: np.matmul(a, b) + bias
@@ -177,8 +210,9 @@ def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     return lambda a, b: torch.mm(_tensor(a), _tensor(b)).numpy()
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array)
+def _tensor(array: Any) -> torch.Tensor:
+    array = np.asarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())  # a broadcast one is not
 
 
 def _slice(x: np.ndarray, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> np.ndarray:
@@ -205,7 +239,7 @@ def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> An
 
 def _over(function: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(x: np.ndarray, dim: Any = None, keepdim: bool = False) -> Any:
-        return function(x, axis=tuple(dim) if isinstance(dim, list) else dim, keepdims=keepdim)
+        return function(x, axis=tuple(dim) if dim else None, keepdims=keepdim)  # of no dimension means of all
 
     return _ufunc(reduce)
 
@@ -221,7 +255,17 @@ def _softmax(x: np.ndarray, dim: int, half_to_float: bool) -> np.ndarray:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * np.tanh(0.5 * x) + 0.5
+    return 1 / (1 + np.exp(-1.0 * x))
+
+
+def _softplus(x: np.ndarray, beta: float = 1.0, threshold: float = 20.0) -> np.ndarray:
+    return np.logaddexp(beta * x, 0) / beta
+
+
+def _gather(x: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
+    dim %= x.ndim
+    kept = tuple(slice(None if axis == dim else size) for axis, size in enumerate(index.shape))
+    return np.take_along_axis(x[kept], index, dim)
 
 
 def _filled(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
@@ -242,6 +286,11 @@ OUTPUTS_OF_SEVERAL: dict[Any, Callable[..., Any]] = {
     operator.getitem: lambda parts, index: parts[index],
 }
 CASTS = {aten._to_copy.default}
+COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
+# Keywords that the traced result's dtype says already, for operations that make an array.
+LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
+_same, _copied = _ufunc(lambda x: x), _ufunc(lambda x: np.array(x))
+MADE_LIKE = {_filled, _same, _copied}
 TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim,
@@ -250,8 +299,8 @@ TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.zeros.default,
                      aten.zeros_like.default, aten.ones.default, aten.ones_like.default, aten.empty_like.default,
                      aten.empty.memory_format), _filled),
-    **dict.fromkeys((aten._to_copy.default, aten.detach.default, aten.alias.default), _ufunc(lambda x: x)),
-    **dict.fromkeys((aten.clone.default, aten.lift_fresh_copy.default), _ufunc(lambda x: np.array(x))),
+    **dict.fromkeys((aten._to_copy.default, aten.detach.default, aten.alias.default), _same),
+    **dict.fromkeys((aten.clone.default, aten.lift_fresh_copy.default), _copied),
     aten.t.default: _ufunc(lambda x: x.T),
     aten.transpose.int: _ufunc(np.swapaxes),
     aten.permute.default: _ufunc(lambda x, dims: np.transpose(x, dims)),
@@ -265,8 +314,8 @@ TABLE: dict[Any, Callable[..., Any]] = {
         aten.exp.default: np.exp, aten.log.default: np.log, aten.sqrt.default: np.sqrt, aten.tanh.default: np.tanh,
         aten.square.default: np.square, aten.pow.Tensor_Scalar: np.power, aten.sigmoid.default: _sigmoid,
         aten.relu.default: lambda x: np.maximum(x, 0), aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
-        aten.silu.default: lambda x: x * _sigmoid(x), aten.rsub.Scalar: lambda x, y: y - x,
-        aten.softplus.default: lambda x: np.logaddexp(x, 0),
+        aten.silu.default: lambda x: x * _sigmoid(x), aten.rsub.Scalar: lambda x, y, alpha=1: y - alpha * x,
+        aten.softplus.default: _softplus,
         aten.clamp_min.default: np.maximum, aten.clamp_max.default: np.minimum,
         aten.minimum.default: np.minimum, aten.maximum.default: np.maximum,
         aten.where.self: np.where, aten.where.ScalarOther: np.where, aten.where.ScalarSelf: np.where,
@@ -282,5 +331,5 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.mean.dim: _over(np.mean),
     aten.amax.default: _over(np.max),
     aten.amin.default: _over(np.min),
-    aten.gather.default: _ufunc(lambda x, dim, index: np.take_along_axis(x, index, dim)),
+    aten.gather.default: _ufunc(_gather),
 }  # fmt: skip

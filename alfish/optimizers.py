@@ -38,8 +38,11 @@ class _Flat:
         self.tensors = [torch.zeros_like(p) for _ in range(num_moments) for p in self._parameters]
 
     def coefficients(self, learning_rate: float) -> list[float]:
-        """Of the next step, which this call counts."""
+        """Of the next step."""
         raise NotImplementedError
+
+    def count(self) -> None:
+        """Counts a step that was made. Default: none is counted."""
 
     def apply(
         self,
@@ -55,6 +58,7 @@ class _Flat:
     def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
         gradients: Any = [p.grad for p in self._parameters]
         self.apply(self._parameters, gradients, self.tensors, self.coefficients(learning_rate), keep)
+        self.count()
 
 
 @gin.configurable(module="alfish.optimizers")
@@ -84,10 +88,12 @@ class Adam(_Flat):
         self._num_steps = 0
 
     def coefficients(self, learning_rate: float) -> list[float]:
-        self._num_steps += 1
         # Bias corrections on the host: powers of a 0-d tensor are slow, and lose digits in compiled code.
-        size, root = (1 - beta**self._num_steps for beta in self._betas)
+        size, root = (1 - beta ** (self._num_steps + 1) for beta in self._betas)
         return [learning_rate / size, math.sqrt(root), learning_rate * self._weight_decay]
+
+    def count(self) -> None:
+        self._num_steps += 1
 
     def apply(self, parameters, gradients, tensors, coefficients, keep):
         size, root, decay = coefficients

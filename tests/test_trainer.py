@@ -25,11 +25,13 @@ from alfish.listeners import CheckpointSaver, Evaluate, Progress, Summaries
 from alfish.metrics import DEFAULT_METRICS
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.schedules import Linear
-from alfish.trainer import Listener, Trainer
+from alfish.trainer import Listener, Trainer, _Modes
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
+from alfish.unrollers import SyncUnroller
 
 torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
 network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+through_torch = functools.partial(SyncUnroller, numpy_after=None)
 
 
 def make(root_dir, env_id="CartPole-v1", env_kwargs=None, num_envs=2, **options):
@@ -623,3 +625,55 @@ def test_the_trainer_seeds_everything(tmp_path):
     drawn = random.random(), np.random.rand(), torch.rand(()).item()
     make(tmp_path, seed=3)
     assert drawn == (random.random(), np.random.rand(), torch.rand(()).item())
+
+
+# Acting and training.
+
+
+class Watched(torch.nn.Sequential):
+    """An MLP that says in which mode it ran."""
+
+    def __init__(self, input_size):
+        super().__init__(torch.nn.Linear(input_size, 4), torch.nn.Dropout(0.0))
+        self.output_size, self.seen = 4, set()
+
+    def forward(self, x):
+        self.seen.add((torch.is_grad_enabled(), *(module.training for module in self.modules())))
+        return super().forward(x)
+
+
+class Frozen(Watched):
+    """Stays in evaluation, whatever it is told, as frozen encoders do."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+@pytest.mark.parametrize("kind", [Watched, Frozen])
+def test_modules_train_while_there_is_training_and_do_not_while_acting(tmp_path, kind):
+    watched_torso = functools.partial(Torso, mlp=kind)
+    watched = functools.partial(ActorCritic, actor_torso=watched_torso, critic_torso=watched_torso)
+    trainer = make(tmp_path, algorithm=functools.partial(PPO, network=watched), unroller=through_torch)
+    trainer.train()
+    modes = [module for module in trainer.algorithm.modules() if isinstance(module, Watched)]
+    assert len(modes) == 2
+    trains = kind is Watched
+    for module in modes:
+        module.seen -= {(False, trains, trains, trains)}  # values for the advantages
+        assert module.seen <= {(False, False, False, False), (True, trains, trains, trains)}
+    assert (False, False, False, False) in modes[0].seen or not trains
+    assert all((True, trains, trains, trains) in module.seen for module in modes)
+    assert trainer.algorithm.training and modes[0][1].training == trains
+
+
+def test_modes_are_switched_everywhere():
+    algorithm = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Dropout(0.5)))
+    modes = _Modes(algorithm)
+    for training in (False, True, True, False):
+        modes.switch(training)
+        assert [module.training for module in algorithm.modules()] == [training] * 4
+    algorithm.append(Frozen(1))
+    modes = _Modes(algorithm)
+    for training in (True, False):
+        modes.switch(training)
+        assert [module.training for module in algorithm.modules()] == [training] * 4 + [False] * 3

@@ -7,6 +7,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.checkpoint import rng_state, set_rng_state
+from alfish.compiled import is_checked
 from alfish.data import AlgStep, TimeStep, reset_state
 from alfish.nest import Nest
 from alfish.numpy_program import NotTranslatable, NumpyProgram
@@ -36,8 +37,8 @@ class Actor:
         if self._numpy_after is not None and self.num_calls >= self._numpy_after:
             if self._program is None:
                 self._translate(row)
-            # Now and then: a hook that is not pure may depend on what tracing took for constant.
-            elif self.num_calls & (self.num_calls - 1) == 0:
+            # A hook that is not pure may depend on what tracing took for constant.
+            elif is_checked(self.num_calls - self._numpy_after):
                 self._compare(row)
         self.num_calls += 1
         return self._act(*row) if self._program is None else self._run(row)

@@ -1,0 +1,622 @@
+"""Compiled updates: what the plain learner does, to float error and with the same random numbers, or the plain learner.
+
+Compiling takes seconds, so that most of this is `slow`.
+"""
+
+import copy
+import functools
+import logging
+import math
+
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import compiled, nest, specs
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import DDPG, TD3
+from alfish.batches import Chunk, EpochBatches
+from alfish.compiled import CompiledFunction, NotCompilable, is_checked
+from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state
+from alfish.errors import RunError, UsageError
+from alfish.learner import Learner
+from alfish.networks import MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
+from alfish.optimizers import Adam, RMSprop, TorchOptimizer
+from alfish.schedules import Linear, Steps
+from alfish.transforms import Transforms
+
+# Torch's compiler, at import.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+slow = pytest.mark.slow
+SMALL = functools.partial(MLP, layers=(8,))
+TORSO = functools.partial(Torso, mlp=SMALL)
+NETWORK = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
+CRITIC = functools.partial(CriticEnsemble, layers=(8,))
+VECTOR = spaces.Box(-1, 1, (4,))
+BOX, DISCRETE = spaces.Box(-2, 3, (2,)), spaces.Discrete(3, start=1)
+BOTH = spaces.Dict(choice=DISCRETE, parts=spaces.Tuple([BOX, BOX]))
+ADAM = functools.partial(Adam, eps=1e-4)  # what is close to 0 / 0 would tell more of float error than of the code
+ON_POLICY = {
+    "ppo": (functools.partial(PPO, network=NETWORK, value_clip_range=0.2, clip_range=Linear(0.3, 0.1),
+                              entropy_coef=Steps([0.1, 0.0], [0.5])), BOTH),
+    "a2c": (functools.partial(A2C, network=NETWORK), DISCRETE),
+}  # fmt: skip
+_SAC = functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, dropout=0.1, ensemble_size=3),
+                         target_subset=2)  # fmt: skip
+OFF_POLICY = {
+    "dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO), target_period=7), DISCRETE),
+    "sac box": (_SAC, BOX),
+    "sac discrete": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC), DISCRETE),
+    "sac both": (_SAC, BOTH),
+    "sac, fixed alpha": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, learn_alpha=False), BOX),
+    "ddpg": (functools.partial(DDPG, critic=functools.partial(CRITIC, ensemble_size=1)), BOX),
+    "td3": (functools.partial(TD3, critic=CRITIC, actor_period=3), BOX),
+}
+
+
+class SilentTD3(TD3):
+    """Does not say when its actor trains."""
+
+    def update_kind(self):
+        return None
+
+
+WIDE = functools.partial(Torso, mlp=functools.partial(MLP, layers=(128, 128), activation="relu"))
+NORMED = functools.partial(CRITIC, layer_norm=True)
+SPECIAL = {
+    "stopping ppo": (functools.partial(PPO, network=NETWORK, target_kl=0.01), DISCRETE),
+    "layer norm": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, layer_norm=True), critic=NORMED,
+                                     target_period=3, actor_uses_mean=True), BOTH),
+    "silent td3": (functools.partial(SilentTD3, critic=CRITIC, actor_period=3), BOX),
+    "wide dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=WIDE)), DISCRETE),
+}  # fmt: skip
+ALGORITHMS = ON_POLICY | OFF_POLICY | SPECIAL
+
+
+def make(name, seed=0):
+    torch.manual_seed(seed)
+    factory, action = ALGORITHMS[name]
+    return factory(specs.observation_spec(VECTOR), specs.action_spec(action), specs.reward_spec())
+
+
+def rows(algorithm, length, size, seed):
+    """`[T, N]` of random rows; some episodes end among them."""
+    torch.manual_seed(seed)
+    kind = torch.full((length, size), StepType.MID, dtype=torch.int32)
+    kind[-1, ::3] = StepType.LAST
+    discount = 1.0 - (kind == StepType.LAST) * (torch.rand(length, size) < 0.5).float()
+    zeros = specs.zeros(algorithm.action_spec, (length, size))
+    env_id = torch.arange(size, dtype=torch.int32).expand(length, size)
+    return TimeStep(kind, torch.randn(length, size), discount, torch.randn(length, size, 4), zeros, env_id)
+
+
+def chunks_of(name, num_updates, size=12, seed=0, weighted=False):
+    """One chunk of so many minibatches, which does not depend on how training goes."""
+    algorithm = make(name)
+    if not algorithm.on_policy:
+        steps = rows(algorithm, 3, num_updates * size, seed)
+        action = [specs.sample(algorithm.action_spec, num_updates * size) for _ in range(3)]
+        mask = torch.rand(1, num_updates * size) < 0.8
+        columns = torch.arange(num_updates * size)
+        weight = torch.rand(len(columns)) if weighted else None
+        experience = Experience(steps, nest.stack(action), None, None, torch.zeros_like(columns))
+        return [Chunk(Batch(experience, mask, columns, columns, weight), columns.view(num_updates, size))]
+    steps, initial = rows(algorithm, 5, size, seed), algorithm.initial_state(size)
+    with torch.no_grad():
+        acted = [algorithm.rollout_step(nest.at(steps, t), reset_state(None, initial, None)) for t in range(5)]
+    action, info = nest.stack([(step.output, step.info) for step in acted])
+    source = EpochBatches(num_updates // 4, size)
+    source.bind(algorithm, Transforms([], algorithm.observation_spec, algorithm.reward_spec), 4, size)
+    source.add(Experience(steps, action, info, None))
+    return list(source.chunks(0))
+
+
+def train(algorithm, learner, iterations):
+    """A summary of each iteration (a list of chunks); progress goes from 0 to 1."""
+    summaries = []
+    for k, chunks in enumerate(iterations):
+        algorithm.progress.fill_(k / max(1, len(iterations) - 1))
+        summaries.append(learner.train(chunks))
+    return summaries
+
+
+def both(name, iterations, **settings):
+    """Algorithm, learner, summaries and the generator's state: plain, then compiled."""
+    runs = []
+    for is_compiled in (False, True):
+        algorithm = make(name)
+        learner = Learner(algorithm, compile=is_compiled, **settings)
+        torch.manual_seed(7)
+        summaries = train(algorithm, learner, iterations)
+        runs.append((algorithm, learner, summaries, torch.get_rng_state()))
+    assert runs[1][1]._compiled is not None, "it fell back"
+    return runs
+
+
+def assert_close(found, expected, tolerance=1e-4):
+    assert nest.paths(found) == nest.paths(expected)
+    for path, a, b in zip(nest.paths(found), nest.leaves(found), nest.leaves(expected)):
+        a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
+        assert torch.allclose(a, b, rtol=10 * tolerance, atol=tolerance, equal_nan=True), f"{path}: {a} and {b}"
+
+
+def assert_alike(plain, made, tolerance=1e-4):
+    """All that a run is: parameters, targets, optimizers, counters, summaries, and what comes next of the generator."""
+    for one, other in zip(plain[:2], made[:2]):
+        assert_close(other.state_dict(), one.state_dict(), tolerance)
+    assert_close(made[2], plain[2], 10 * tolerance)
+    assert torch.equal(made[3], plain[3]), "other random numbers"
+
+
+def unmoved(name, algorithm):
+    """The parameters that are those that training began with."""
+    before = dict(make(name).named_parameters())
+    return {key for key, value in algorithm.named_parameters() if torch.equal(value, before[key])}
+
+
+def warnings_in(caplog):
+    return [record for record in caplog.records if record.name == "absl" and record.levelno >= logging.WARNING]
+
+
+# What is compiled does what the plain learner does.
+
+
+def test_sac_is_compiled_to_what_it_was(caplog):
+    """Three groups, random numbers, importance weights, clipping, schedules, a batch that is not finite."""
+    iterations = [chunks_of("sac box", 10, seed=k, weighted=True) for k in range(5)]
+    iterations[2][0].batch.experience.time_step.reward[:, 30] = math.nan  # in the third update of the third iteration
+    iterations[2][0].batch.mask[:, 30] = True
+    rates = {"critic": Linear(1e-2, 1e-3), "actor": 3e-3, "alpha": Steps([0.0, 1e-2], [0.5])}
+    plain, made = both("sac box", iterations, learning_rate=rates, max_grad_norm=0.5, optimizer=ADAM)
+    assert_alike(plain, made)
+    assert made[1].updates == 50 and made[2][-1]["nonfinite_updates"] == 1
+    assert made[1].state_dict()["optimizers"]["critic"]["num_steps"] == 49
+    assert {"loss/actor", "grad_norm/critic", "learning_rate/alpha", "entropy_box", "q"} <= set(made[2][0])
+    assert warnings_in(caplog) == []
+
+
+def test_ppo_stops_as_it_did():
+    """The update that exceeds the KL is skipped and ends its iteration; it counts for nothing."""
+    iterations = [chunks_of("stopping ppo", 8, seed=k) for k in range(4)]
+    plain, made = both("stopping ppo", iterations, learning_rate=0.01, optimizer=ADAM)
+    assert_alike(plain, made)
+    assert 4 < made[1].updates < 32
+    assert made[1].state_dict()["optimizers"]["all"]["num_steps"] == made[1].updates
+
+
+SETTINGS = {
+    "adam": {"optimizer": ADAM, "learning_rate": 3e-3},
+    "adam with decay, clipped": {
+        "optimizer": functools.partial(ADAM, weight_decay=0.1), "learning_rate": Linear(1e-2), "max_grad_norm": 0.1,
+    },
+    "rmsprop, clipped": {
+        "optimizer": functools.partial(RMSprop, eps=1e-2), "learning_rate": Linear(1e-3, 1e-2), "max_grad_norm": 0.5,
+    },
+}  # fmt: skip
+
+
+@slow
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+def test_fifty_updates_are_those_of_the_plain_learner(name, settings, caplog):
+    count = 12 if name in ON_POLICY else 13
+    iterations = [chunks_of(name, count, seed=k, weighted=True) for k in range(4)]
+    plain, made = both(name, iterations, **settings)
+    assert_alike(plain, made)
+    assert made[1].updates == 4 * count
+    assert all(key.startswith("log_alpha") and "fixed" in name for key in unmoved(name, made[0]))
+    assert len(made[1]._compiled._made) == (2 if name == "td3" else 1)
+    assert warnings_in(caplog) == []
+
+
+@slow
+def test_batches_of_another_shape_compile_another_graph():
+    sizes = (12, 5, 12, 5, 7)
+    iterations = [chunks_of("dqn", 8, size, seed=k, weighted=k == 4) for k, size in enumerate(sizes)]
+    plain, made = both("dqn", iterations, optimizer=ADAM, learning_rate=1e-2)
+    assert_alike(plain, made)
+    assert len(made[1]._compiled._made) == 3
+
+
+@slow
+def test_layer_norm_and_targets_that_wait_are_no_obstacle():
+    plain, made = both("layer norm", [chunks_of("layer norm", 20)], optimizer=ADAM, learning_rate=1e-2)
+    assert_alike(plain, made)
+
+
+@slow
+@pytest.mark.parametrize("name", ["sac both", "td3"])
+def test_a_resumed_learner_goes_on_with_equal_bits(name):
+    iterations = [chunks_of(name, 7, seed=k) for k in range(6)]
+    settings = {"optimizer": ADAM, "learning_rate": 1e-2, "compile": True}
+
+    def start():
+        algorithm = make(name)
+        return algorithm, Learner(algorithm, **settings)
+
+    algorithm, learner = start()
+    torch.manual_seed(3)
+    for chunks in iterations[:3]:
+        learner.train(chunks)
+    saved = copy.deepcopy((algorithm.state_dict(), learner.state_dict(), torch.get_rng_state()))
+    for chunks in iterations[3:]:
+        learner.train(chunks)
+    again, resumed = start()
+    again.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    torch.set_rng_state(saved[2])
+    for chunks in iterations[3:]:
+        resumed.train(chunks)
+    one, other = ((a.state_dict(), b.state_dict()) for a, b in ((algorithm, learner), (again, resumed)))
+    for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other)):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
+    # A plain learner takes the same state.
+    again = make(name)
+    plain = Learner(again, optimizer=ADAM, learning_rate=1e-2)
+    again.load_state_dict(saved[0])
+    plain.load_state_dict(saved[1])
+    torch.set_rng_state(saved[2])
+    for chunks in iterations[3:]:
+        plain.train(chunks)
+    assert_close(other, (again.state_dict(), plain.state_dict()))
+
+
+# Algorithms made for the purpose.
+
+
+class Regression(RLAlgorithm):
+    """Two weights, a loss that `hook(self, loss, experience)` may change; after_update counts."""
+
+    on_policy = True
+
+    def __init__(self, hook=lambda self, loss, experience: loss, kind=lambda self: None):
+        super().__init__({}, {}, specs.reward_spec())
+        torch.manual_seed(0)
+        self.linear = nn.Linear(1, 1)
+        self.register_buffer("offset", torch.zeros(()))
+        self.held = torch.tensor([2.0, 3.0])  # no buffer
+        self.count, self._hook, self._kind = 0, hook, kind
+
+    def rollout_step(self, time_step, state):
+        return AlgStep()
+
+    def train_step(self, experience, state):
+        prediction = self.linear(experience.time_step.observation[..., None]).squeeze(-1)
+        return AlgStep(info=(prediction - experience.time_step.reward - self.offset).square())
+
+    def calc_loss(self, experience, info):
+        loss = self._hook(self, info, experience)
+        return loss if isinstance(loss, LossInfo) else LossInfo(loss)
+
+    def after_update(self):
+        self.count += 1
+        self.offset += 0.125
+
+    def update_kind(self):
+        return self._kind(self)
+
+
+def regression_chunk(seed=0, size=4, poison=None):
+    torch.manual_seed(seed)
+    reward, observation = torch.randn(1, size), torch.randn(1, size)
+    if poison is not None:
+        reward[0, 0] = poison
+    step = TimeStep(torch.ones(1, size, dtype=torch.int32), reward, torch.ones(1, size), observation, None, None)
+    return Chunk(Batch(Experience(step, None, None, None), torch.ones(1, size, dtype=torch.bool)), None)
+
+
+def regress(hook=None, kind=lambda self: None, num_updates=12, poison=(), seed=5, **settings):
+    """As `both`, for a Regression."""
+    runs = []
+    for is_compiled in (False, True):
+        algorithm = Regression(hook or (lambda self, loss, experience: loss), kind)
+        learner = Learner(algorithm, **{"learning_rate": 0.05, "compile": is_compiled} | settings)
+        chunks = [regression_chunk(k, poison=math.nan if k in poison else None) for k in range(num_updates)]
+        torch.manual_seed(seed)
+        summaries = [learner.train([chunk]) for chunk in chunks]
+        runs.append((algorithm, learner, summaries, torch.get_rng_state()))
+    return runs
+
+
+def _number(self, loss, experience):
+    return loss if loss.mean() > 0 else -loss
+
+
+def _item(self, loss, experience):
+    return loss * (1 + 0 * loss.mean().item())
+
+
+def _through_numpy(self, loss, experience):
+    return loss + torch.from_numpy(experience.time_step.reward.numpy())
+
+
+def _attribute(self, loss, experience):
+    return loss * self.held[0]
+
+
+def _printing(self, loss, experience):
+    print("loss", float(loss.detach().mean()))
+    return loss
+
+
+UNCOMPILABLE = {
+    "looks at a value": _number, "takes a number out": _item, "goes through numpy": _through_numpy,
+    "reads a plain tensor": _attribute, "prints a number": _printing,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNCOMPILABLE)
+def test_a_hook_that_cannot_be_compiled_runs_as_it_is(name, caplog, capsys):
+    hook = UNCOMPILABLE[name]
+    plain, made = regress(hook, poison={3})
+    assert made[1]._compiled is None
+    for one, other in zip(plain, made):
+        one, other = ((x.state_dict() if hasattr(x, "state_dict") else x) for x in (one, other))
+        for a, b in zip(nest.leaves(one), nest.leaves(other)):
+            assert torch.equal(torch.as_tensor(a), torch.as_tensor(b)) or a != a
+    [record] = warnings_in(caplog)
+    line = hook.__code__.co_firstlineno + 1
+    assert "Regression cannot be compiled, and runs as it is" in record.message
+    assert f"test_compiled.py:{line} in {hook.__name__}" in record.message
+    assert len(set(capsys.readouterr().out.splitlines())) == (12 if name == "prints a number" else 0)
+
+
+def test_an_optimizer_without_apply_is_not_compiled(caplog):
+    plain, made = regress(optimizer=functools.partial(TorchOptimizer, optimizer=torch.optim.SGD))
+    assert torch.equal(plain[0].linear.weight, made[0].linear.weight) and made[1]._compiled is None
+    [record] = warnings_in(caplog)
+    assert "the optimizer of 'all', TorchOptimizer, has no `apply`" in record.message
+
+
+def test_precisions(caplog):
+    with pytest.raises(UsageError, match="'bfloat16', which takes Learner.compile = True"):
+        Learner(Regression(), precision="bfloat16")
+    for settings in ({"compile": True}, {}):
+        with pytest.raises(UsageError, match=r"'float16'; it is one of \('float32', 'bfloat16'\)"):
+            Learner(Regression(), precision="float16", **settings)
+    with pytest.raises(UsageError, match="'half'"):
+        CompiledFunction(lambda x: x, torch.zeros(1), precision="half")
+    Learner(Regression(), precision="float32")
+
+
+def test_which_updates_are_compared():
+    assert [count for count in range(70) if is_checked(count)] == [*range(9), 16, 32, 64]
+
+
+def test_what_is_not_finite_is_skipped_and_ends_the_run(caplog):
+    plain, made = regress(poison={2, 3, 7}, num_updates=9)
+    assert made[1]._compiled is not None and warnings_in(caplog) == []
+    assert_alike(plain, made)
+    assert [round(summary["nonfinite_updates"]) for summary in made[2]] == [0, 0, 1, 2, 2, 2, 2, 3, 3]
+    algorithm, learner = made[:2]
+    assert algorithm.count == learner.updates == 9 and algorithm.offset == 9 / 8
+    before = copy.deepcopy((algorithm.linear.state_dict(), learner.state_dict()["optimizers"]))
+    bad = regression_chunk(poison=math.nan)
+    for _ in range(9):
+        learner.train([bad])
+    with pytest.raises(RunError, match="not finite in 10 updates in a row"):
+        learner.train([bad])
+    after = algorithm.linear.state_dict(), learner.state_dict()["optimizers"]
+    assert all(torch.as_tensor(a).equal(torch.as_tensor(b)) for a, b in zip(nest.leaves(before), nest.leaves(after)))
+    assert learner.state_dict()["kept"] == 6
+
+
+@slow
+@pytest.mark.parametrize("period", [2, 3, 5])
+def test_a_count_that_nobody_told_of_is_noticed(period, caplog):
+    def hook(self, loss, experience):
+        return loss * (3.0 if self.count % period == period - 1 else 1.0)
+
+    plain, made = regress(hook)
+    assert_alike(plain, made)
+    [record] = warnings_in(caplog)
+    assert "tell it by `update_kind`" in record.message and made[1]._compiled is None
+    caplog.clear()
+    plain, made = regress(hook, kind=lambda self: self.count % period == period - 1)
+    assert_alike(plain, made)
+    assert warnings_in(caplog) == [] and len(made[1]._compiled._made) == 2
+
+
+@slow
+def test_a_later_change_is_noticed_at_the_next_comparison(caplog):
+    """Until then updates are those of the hook as it was traced."""
+
+    def hook(self, loss, experience):
+        return loss * (3.0 if self.count >= 11 else 1.0)
+
+    plain, made = regress(hook, num_updates=16)
+    assert made[1]._compiled is not None and warnings_in(caplog) == []
+    assert not torch.allclose(plain[0].linear.weight, made[0].linear.weight, atol=1e-4)
+    caplog.clear()
+    _, made = regress(hook, num_updates=17)
+    assert made[1]._compiled is None and len(warnings_in(caplog)) == 1
+
+
+@slow
+def test_groups_that_come_and_go_without_a_word_are_noticed(caplog):
+    runs = []
+    for is_compiled in (False, True):
+        algorithm = make("silent td3")
+        learner = Learner(algorithm, compile=is_compiled, optimizer=ADAM)
+        torch.manual_seed(7)
+        runs.append(
+            (algorithm, learner, train(algorithm, learner, [chunks_of("silent td3", 12)]), torch.get_rng_state())
+        )
+    assert runs[1][1]._compiled is None and len(warnings_in(caplog)) == 1
+    assert_alike(*runs)
+
+
+class Alternating(Regression):
+    """Trains one of two groups in turn, with losses of one value."""
+
+    def __init__(self, hook, kind):
+        super().__init__(hook, kind)
+        self.first, self.second = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+        self.linear.requires_grad_(False)
+
+    def parameter_groups(self):
+        return {"first": [self.first], "second": [self.second]}
+
+    def calc_loss(self, experience, info):
+        name = "second" if self.count % 2 else "first"
+        weight = getattr(self, name)
+        return LossInfo({name: info + (weight - weight.detach()).sum()})
+
+
+@slow
+@pytest.mark.parametrize("told", [True, False])
+def test_groups_that_train_in_turn_keep_their_rates(told, caplog):
+    runs = []
+    for is_compiled in (False, True):
+        algorithm = Alternating(None, lambda self: self.count % 2 if told else None)
+        learner = Learner(algorithm, compile=is_compiled, learning_rate={"first": 0.1, "second": 0.01})
+        summaries = [learner.train([regression_chunk(k)]) for k in range(5)]
+        runs.append((algorithm, learner, summaries, torch.get_rng_state()))
+    assert_alike(*runs)
+    torch.testing.assert_close(runs[1][0].first.detach(), torch.full((2,), -0.3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(runs[1][0].second.detach(), torch.full((2,), -0.02), atol=1e-4, rtol=0)
+    assert (runs[1][1]._compiled is not None, len(warnings_in(caplog))) == (told, not told)
+
+
+@slow
+def test_buffers_and_frozen_parameters_are_read_as_they_are():
+    """`offset` moves in after_update, by load_state_dict, and by hand."""
+    algorithms = [Regression(), Regression()]
+    learners = [Learner(a, compile=k == 1, learning_rate=0.05) for k, a in enumerate(algorithms)]
+    for k in range(20):
+        for algorithm, learner in zip(algorithms, learners):
+            if k == 9:
+                algorithm.offset.fill_(-5.0)
+            if k == 12:
+                state = algorithm.state_dict()
+                algorithm.load_state_dict({name: value + 1 for name, value in state.items()})
+            learner.train([regression_chunk(k)])
+        assert_close(algorithms[1].state_dict(), algorithms[0].state_dict())
+    assert learners[1]._compiled is not None
+
+
+@slow
+def test_random_numbers_are_those_of_the_plain_update():
+    def hook(self, loss, experience):
+        noise = torch.randn_like(loss) + torch.rand(4) + torch.randperm(4) + torch.bernoulli(torch.full((4,), 0.5))
+        return LossInfo(loss + noise, extra={"noise": noise})
+
+    plain, made = regress(hook, num_updates=20)
+    assert_alike(plain, made)
+    assert len({round(summary["noise"], 5) for summary in made[2]}) == 20
+
+
+# Products.
+
+
+def large(size=128):
+    torch.manual_seed(0)
+    return torch.randn(size, size), torch.randn(size, size), torch.randn(size)
+
+
+def graph_of(function, arguments, precision):
+    """The operations of the graph that is compiled."""
+    targets, compile_ = [], compiled._compile
+
+    def spy(graph, leaves):
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return lambda *leaves: graph(*leaves)
+
+    compiled._compile = spy
+    try:
+        return targets, CompiledFunction(function, arguments, precision)
+    finally:
+        compiled._compile = compile_
+
+
+PRODUCTS = {
+    "mm": lambda a, b, bias: a @ b,
+    "addmm": lambda a, b, bias: torch.addmm(bias, a, b.T),
+    "linear": lambda a, b, bias: nn.functional.linear(a, b, bias),
+    "bmm": lambda a, b, bias: torch.bmm(torch.stack([a, b]), torch.stack([b, a])),
+    "baddbmm": lambda a, b, bias: torch.baddbmm(bias, torch.stack([a, b]), torch.stack([b, a]).mT),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("size", [128, 64])
+def test_large_products_are_rewritten_and_small_ones_are_not(name, size):
+    arguments = large(size)
+    assert (size**3 >= compiled.LARGE_PRODUCT) == (size == 128)
+    expected = PRODUCTS[name](*arguments)
+    for precision in ("float32", "bfloat16"):
+        targets, function = graph_of(lambda given: PRODUCTS[name](*given), arguments, precision)
+        found = function(arguments)
+        assert found.dtype == torch.float32
+        error = ((found - expected).abs().max() / expected.abs().max()).item()
+        low = [target for target in targets if "_to_copy" in target]
+        own = [target for target in targets if "alfish.product" in target]
+        if size == 64:
+            assert not low and not own and error == 0
+        elif precision == "float32":
+            assert not low and error < 1e-5
+            assert bool(own) == compiled._onednn_multiplies()
+        else:
+            assert len(low) == 3 and not own and 1e-4 < error < 2e-2
+
+
+def test_products_with_factors_and_of_float64_are_left_alone():
+    a, b, bias = large()
+    targets, _ = graph_of(lambda given: torch.addmm(given[2], given[0], given[1], beta=2), (a, b, bias), "bfloat16")
+    assert not any("_to_copy" in target for target in targets)
+    targets, _ = graph_of(lambda given: given[0] @ given[1], (a.double(), b.double()), "bfloat16")
+    assert not any("_to_copy" in target for target in targets)
+
+
+@slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_wide_network_trains_alike(precision, caplog):
+    iterations = [chunks_of("wide dqn", 10, 128, seed=k) for k in range(2)]
+    runs = []
+    for settings in ({}, {"compile": True, "precision": precision}):
+        algorithm = make("wide dqn")
+        learner = Learner(algorithm, optimizer=ADAM, learning_rate=1e-3, **settings)
+        runs.append((algorithm, learner, train(algorithm, learner, iterations), torch.get_rng_state()))
+    plain, made = runs
+    assert made[1]._compiled is not None and warnings_in(caplog) == []
+    if precision == "float32":
+        assert_alike(plain, made, 1e-4)
+    else:
+        assert made[2][-1]["loss"] == pytest.approx(plain[2][-1]["loss"], rel=0.05)
+        difference = (made[0].q_network.advantage.weight - plain[0].q_network.advantage.weight).abs().max()
+        assert 1e-6 < difference < 5e-3
+
+
+# A function alone.
+
+
+@slow
+def test_a_function_writes_what_it_writes_and_draws_what_it_draws():
+    def function(given):
+        given["x"].add_(given["y"]).mul_(2)
+        return {"noise": torch.randn(3), "none": None, "sum": (given["x"].sum(),)}
+
+    x = torch.ones(3)
+    again = CompiledFunction(function, {"x": x, "y": x})  # one tensor in two places is two arguments
+    assert torch.equal(x, torch.ones(3)), "tracing writes nothing"
+    y = torch.arange(3.0)
+    torch.manual_seed(2)
+    found = again({"x": x, "y": y})
+    torch.manual_seed(2)
+    assert torch.equal(found["noise"], torch.randn(3))
+    assert found["none"] is None and x.tolist() == [2, 4, 6] and found["sum"][0] == 12 and y.tolist() == [0, 1, 2]
+
+
+def test_what_cannot_be_traced_names_its_line():
+    def function(x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+    with pytest.raises(NotCompilable, match=rf"test_compiled.py:{function.__code__.co_firstlineno + 1} in function"):
+        CompiledFunction(function, torch.ones(2))

@@ -1,0 +1,352 @@
+"""Programs of numpy calls: what torch does, to float error and with the same random numbers, or a refusal."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from alfish import nest, numpy_program
+from alfish.data import AlgStep
+from alfish.numpy_program import NotTranslatable, NumpyProgram
+
+aten = torch.ops.aten
+HALF = torch.tensor(0.5, dtype=torch.float64)  # 0-d, as progress is
+
+
+def f32(*shape):
+    return torch.randn(shape)
+
+
+def f64(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def i64(*shape):
+    return torch.randint(-3, 4, shape)
+
+
+def u8(*shape):
+    return torch.randint(0, 200, shape, dtype=torch.uint8)
+
+
+def bits(*shape):
+    return torch.rand(shape) < 0.5
+
+
+def run(function, *arguments, **others):
+    """What numpy makes of it; `others` are called after translation in place of the arguments."""
+    program = NumpyProgram(lambda given: function(*given), arguments)
+    leaves = nest.leaves(others.get("then", arguments))
+    return program([leaves[index].numpy() for index in program.used])
+
+
+def assert_same(function, *arguments, then=None):
+    """In values, shapes, dtypes and in what the generator has drawn; arguments are not written."""
+    then = arguments if then is None else then
+    before = [leaf.clone() for leaf in then]
+    torch.manual_seed(1)
+    expected, drawn = nest.leaves(function(*then)), torch.get_rng_state()
+    torch.manual_seed(1)
+    found = nest.leaves(run(function, *arguments, then=then))
+    assert torch.equal(torch.get_rng_state(), drawn), "other random numbers"
+    assert len(found) == len(expected) > 0
+    for a, b in zip(found, expected):
+        assert isinstance(a, torch.Tensor)
+        tolerance = {"rtol": 1e-5, "atol": 1e-6} if b.is_floating_point() else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(a, b, equal_nan=True, **tolerance)
+    assert all(np.array_equal(a, b, equal_nan=a.is_floating_point()) for a, b in zip(then, before))
+
+
+UNARY = {
+    "neg": torch.neg, "abs": torch.abs, "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "tanh": torch.tanh,
+    "square": torch.square, "sigmoid": torch.sigmoid, "relu": torch.relu, "silu": F.silu, "softplus": F.softplus,
+    "softplus of beta": lambda x: F.softplus(x, 2.0), "clone": torch.clone, "detach": torch.detach,
+    "power": lambda x: x**2, "root": lambda x: x**0.5, "ones_like": torch.ones_like, "zeros_like": torch.zeros_like,
+    "full_like": lambda x: torch.full_like(x, 3),
+    "like of another dtype": lambda x: torch.zeros_like(x, dtype=torch.int8),
+    "not": torch.logical_not, "clamp": lambda x: x.clamp(-0.5, 0.5), "clamp below": lambda x: x.clamp(min=0.25),
+    "clamp above": lambda x: x.clamp(max=0.25), "clamp crossed": lambda x: x.clamp(0.5, -0.5),
+    "clamp_min": lambda x: x.clamp_min(0.1), "clamp_max": lambda x: x.clamp_max(0.1),
+    "clamp to tensors": lambda x: torch.clamp(x, -torch.ones_like(x), torch.full_like(x, 0.5)),
+    "to float64": torch.Tensor.double, "to float32": torch.Tensor.float, "to int64": torch.Tensor.long,
+    "to bool": torch.Tensor.bool, "to int8": lambda x: x.to(torch.int8),
+    "scalar right": lambda x: (x + 2, x - 2, x * 2, x / 2, x + 0.5, x * 0.5, x - 0.5),
+    "scalar left": lambda x: (2 + x, 2 - x, 2 * x, 0.5 + x, 0.5 - x, 0.5 * x),
+    "rsub of alpha": lambda x: torch.rsub(x, 2, alpha=3),
+    "compared with a number": lambda x: (x < 1, x <= 1, x > 1, x >= 1, x == 1, x != 1),
+    "where number": lambda x: (torch.where(x > 0, x, 1), torch.where(x > 0, 2, x), torch.where(x > 0, x, 0.5)),
+    "where": lambda x: torch.where(x > 0, x, -x),
+    "in place on its own": lambda x: x.clone().mul_(3).add_(1).clamp_(0, 2),
+}  # fmt: skip
+OF_FLOATS = {"softplus", "softplus of beta", "silu", "root", "clamp below", "clamp above"}
+INPUTS = {
+    "float32": f32(3, 4), "0-d": f32(), "empty": f32(0, 4), "float64": f64(3), "0-d float64": f64(), "int64": i64(5),
+    "transposed": f32(4, 3).T, "0-d int64": i64(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("name", UNARY)
+def test_of_one_tensor(name, kind):
+    if name in OF_FLOATS and "int" in kind:
+        pytest.skip("torch has it for floats")
+    assert_same(UNARY[name], INPUTS[kind])
+
+
+BINARY = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "minimum": torch.minimum,
+    "maximum": torch.maximum, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge, "eq": torch.eq,
+    "ne": torch.ne, "logical_and": torch.logical_and, "where": lambda x, y: torch.where(x < y, x, y),
+    "where not": lambda x, y: torch.where(x > 0, y, x),
+}  # fmt: skip
+PAIRS = {
+    "alike": (f32(3, 4), f32(3, 4)), "broadcast": (f32(3, 1), f32(4)), "0-d right": (f32(3), f32()),
+    "0-d left": (f32(), f32(3)), "both 0-d": (f32(), f32()), "0-d float64 right": (f32(3), HALF),
+    "0-d float64 left": (HALF, f32(3)), "float64": (f32(3), f64(3)), "both 0-d, float64": (f32(), HALF),
+    "int64 and float32": (i64(3), f32(3)), "int64 and float64 0-d": (i64(3), HALF), "int64": (i64(3), i64(3)),
+    "uint8 and int64": (u8(3), i64(3)), "uint8 and float32": (u8(3), f32(3)),
+    "int32 and 0-d int64": (i64(3).int(), i64()),
+    "bool and float32": (bits(3), f32(3)), "empty": (f32(0, 4), f32(4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("name", BINARY)
+def test_of_two_tensors(name, pair):
+    if name == "sub" and "bool" in pair:
+        pytest.skip("torch has none")
+    assert_same(BINARY[name], *PAIRS[pair])
+
+
+@pytest.mark.parametrize("compare", [torch.lt, torch.le, torch.gt, torch.ge, torch.eq, torch.ne])
+def test_a_0d_float64_is_rounded_before_it_is_compared(compare):
+    """0.1 in float32 is more than 0.1 in float64, and torch compares both as float32."""
+    near, tenth = torch.tensor([0.1, 0.0, 0.2]), torch.tensor(0.1, dtype=torch.float64)
+    assert_same(compare, near, tenth)
+    assert_same(compare, tenth, near)
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1, -2, (0, 2), (-1,), (), (0, 1, 2)])
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "amin", "argmax"])
+def test_reductions(name, dim, keepdim):
+    if name == "argmax" and isinstance(dim, tuple):
+        pytest.skip("of one dimension")
+    assert_same(lambda x: getattr(torch, name)(x, dim, keepdim=keepdim), f32(3, 4, 5))
+
+
+def test_reductions_of_other_dtypes():
+    assert_same(lambda x: (x.sum(-1), x.amax(0), x.argmax(-1), (x > 0).sum(0)), i64(3, 4))
+    assert_same(lambda x: (x.sum(-1), x.amax(0), x.argmax(-1)), u8(3, 4))
+    assert_same(lambda x: (x.argmax(), x.argmax(-1, keepdim=True)), f32(3, 4))
+    assert_same(lambda x: x.sum(-1), bits(3, 4))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_softmaxes(dim):
+    x = f32(3, 4) * 30
+    x[1, 2], x[0, 0] = -torch.inf, 500
+    assert_same(lambda x: (x.softmax(dim), x.log_softmax(dim), x.log_softmax(dim, dtype=torch.float64)), x)
+
+
+def test_a_sigmoid_keeps_its_small_values():
+    assert_same(lambda x: x.sigmoid().log(), torch.tensor([-60.0, -20.0, 0.0, 20.0]))
+    assert_same(lambda x: (x.sigmoid(), F.silu(x)), torch.tensor([-200.0, -100.0, 100.0, 200.0]))
+    assert_same(lambda x: x.sigmoid(), u8(4))
+
+
+SHAPES = {
+    "view": lambda x: x.view(6, 4), "reshape": lambda x: x.permute(2, 0, 1).reshape(8, -1),
+    "flatten": lambda x: x.flatten(1),
+    "unsqueeze": lambda x: (x.unsqueeze(0), x.unsqueeze(-1), x.unsqueeze(-2)), "squeeze": lambda x: x[:, :1].squeeze(1),
+    "squeeze all": lambda x: x[:1, :1].squeeze(), "squeeze some": lambda x: x[:1, :1].squeeze((0, 1)),
+    "expand": lambda x: (x[:1].expand(5, -1, -1), x[0, 0, 0].expand(3)), "transpose": lambda x: x.transpose(0, -1),
+    "t": lambda x: (x[0].t(), x[0].T, x[0, 0].t()), "permute": lambda x: (x.permute(-1, 0, 1), x.movedim(-1, 0)),
+    "slice": lambda x: (x[1:], x[:, :2], x[..., -2:], x[..., ::2], x[5:], x[..., 1:100], x[:, -2:-1]),
+    "select": lambda x: (x[0], x[:, -1], x[..., 2], x.select(-2, -1), x[0, 0, 0]),
+    "split": lambda x: (*x.split(3, -1), *x.split(1), *x.split(9, 1)), "split sizes": lambda x: x.split([1, 0, 3], -1),
+    "chunk": lambda x: (*x.chunk(2, -1), *x.chunk(2)), "unbind": lambda x: (*x.unbind(-1), *x.unbind()),
+    "cat": lambda x: (torch.cat([x, x[:1]]), torch.cat([x, x], -1)), "stack": lambda x: torch.stack([x, x + 1], -1),
+    "cat of dtypes": lambda x: torch.cat([x, x.double()], 1),
+    "stack of 0-d": lambda x: torch.stack([x[0, 0, 0], x[0, 0, 1]]),
+    "full": lambda x: (torch.full((2,), 3), torch.full((2,), 0.5, dtype=torch.float64), torch.zeros(2), torch.ones(3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes(name):
+    assert_same(SHAPES[name], f32(2, 3, 4))
+    assert_same(SHAPES[name], i64(2, 3, 4))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("shape", [(3, 4), (1, 1), (2, 3), (3, 1), (1, 4)])
+def test_gather_reads_as_many_rows_as_the_index_has(dim, shape):
+    assert_same(lambda x, index: x.gather(dim, index), f32(3, 4), torch.randint(3, shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [4, 450], ids=["small", "large"])
+def test_products(size, dtype):
+    """`large` goes through torch."""
+    a, w, b = (torch.randn(shape, dtype=dtype) for shape in ((size, 30), (20, 30), (20,)))
+    assert (size * 30 * 20 > numpy_program.SMALL_PRODUCT) == (size == 450)
+    assert_same(F.linear, a, w, b)
+    assert_same(F.linear, a, w)
+    assert_same(lambda a, w: (a @ w.T, a[:2] @ a[:2].T), a, w)
+    assert_same(lambda a, w, b: F.linear(a.view(2, -1, 30), w, b), a, w, b)
+    assert_same(lambda row, w: row.expand(size, 30) @ w.T, a[0], w)
+    assert_same(F.linear, torch.randn(1, 5 * size, dtype=dtype), torch.randn(20, 5 * size, dtype=dtype))
+    assert_same(lambda a, w, b: torch.addmm(b.expand(size, 20), a, w.T), a, w, b)
+
+
+def test_a_batch_of_none():
+    assert_same(lambda a, w, b: F.linear(a, w, b).tanh().log_softmax(-1).argmax(-1), f32(0, 3), f32(4, 3), f32(4))
+
+
+RANDOM = {
+    "rand": lambda x: torch.rand(x.shape), "rand_like": torch.rand_like, "randn": lambda x: torch.randn(2, 3),
+    "randn of float64": lambda x: torch.randn(20, dtype=torch.float64), "randn_like": torch.randn_like,
+    "randn_like of another dtype": lambda x: torch.randn_like(x, dtype=torch.float64),
+    "exponential": lambda x: torch.empty_like(x).exponential_(),
+    "randint_like": lambda x: torch.randint_like(x, 7),
+    "randint_like of int64": lambda x: torch.randint_like(x.long(), 7),
+    "one after another": lambda x: (torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 3), torch.rand(1)),
+    "a number that nobody reads": lambda x: (torch.randn_like(x), x + 1)[1],
+    "of a part": lambda x: torch.randn_like(x.chunk(2, -1)[0]),
+    "of a broadcast": lambda x: torch.randn_like(x[:1].expand(9, -1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [2, 40])
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_numbers_are_torchs_in_the_same_order(name, size):
+    assert_same(RANDOM[name], f32(size, 4))
+
+
+REFUSED = {
+    "add of alpha": (lambda x: torch.add(x, x, alpha=2), "alpha"),
+    "sub of alpha": (lambda x: torch.sub(x, x, alpha=2), "alpha"),
+    "a scaled product": (lambda x: torch.addmm(x, x, x, beta=2), "beta"),
+    "a sum in another dtype": (lambda x: (x * 3).sum(-1, dtype=torch.int64), "dtype"),
+    "a rate of exponentials": (lambda x: torch.empty_like(x).exponential_(3.0), "exponential"),
+    "random numbers in another order": (lambda x: torch.randn_like(x.T), "another order"),
+    "a generator": (lambda x: torch.rand(3, generator=torch.Generator()), "generator|no argument"),
+    "an operation without translation": (lambda x: torch.linalg.det(x), "translation|linalg"),
+    "an unread draw without translation": (lambda x: (torch.bernoulli(x.sigmoid()), x)[1], "bernoulli"),
+    "several results": (lambda x: x.max(-1).values, "max"),
+    "a tensor that is no argument": (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "no argument"),
+    "a look at a value": (lambda x: x + 1 if x.sum() > 0 else x, "tracing failed"),
+    "an item": (lambda x: x * x[0, 0].item(), "_local_scalar_dense|tracing failed"),
+    "numpy": (lambda x: torch.from_numpy(np.abs(x.numpy())), "no argument|tracing failed"),
+    "writing an argument": (lambda x: x.add_(1), "copy_"),
+    "writing an argument unread": (lambda x: (x.add_(1), torch.zeros(2))[1], "copy_"),
+    "writing a part of an argument": (lambda x: (x[0].zero_(), x)[1], "translation"),
+    "bfloat16": (lambda x: x.bfloat16().float(), "bfloat16"),
+    "a number that does not fit": (lambda x: x.to(torch.uint8) + (-1), "out of bounds"),
+    "the mean of nothing": (lambda x: x[:0].mean(0), "in numpy: Mean"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_would_get_wrong_it_refuses(name):
+    function, message = REFUSED[name]
+    with pytest.raises(NotTranslatable, match=message):
+        run(function, f32(3, 3))
+
+
+def test_an_attribute_is_refused():
+    held = torch.ones(3)
+    with pytest.raises(NotTranslatable):
+        run(lambda x: x + held, f32(3))
+
+
+def test_arguments_in_bfloat16_are_refused():
+    with pytest.raises(NotTranslatable, match="bfloat16"):
+        run(lambda x: x.float(), f32(3).bfloat16())
+
+
+def test_translating_draws_nothing():
+    x, state = f32(3), torch.get_rng_state()
+    NumpyProgram(lambda x: torch.randn_like(x) + torch.rand(3), x)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_is_as_silent_as_torch():
+    """numpy warns of overflow and of division by zero; warnings are errors here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.tensor([0.0, -1.0, 1e5, torch.inf, torch.nan])
+        assert_same(
+            lambda x: (x.log(), x.exp(), x / x, x / (0 * x), x - x, x.sqrt(), x.square() * 1e38), f32(5), then=(x,)
+        )
+
+
+def test_a_result_may_be_an_argument_or_a_view_of_one():
+    x = f32(3, 4)
+    assert_same(lambda x: {"itself": x, "view": x.T, "row": x[1], "column": x[:, 0], "wide": x[:1].expand(5, 4)}, x)
+    found = run(lambda x: (x, x[0].expand(5, 4), x.clone()), x)
+    assert found[0].data_ptr() == x.data_ptr() and found[2].data_ptr() != x.data_ptr()
+    found[1].add_(1)  # every result may be written
+
+
+def test_arguments_are_read_at_every_call():
+    x, w = f32(2, 3), f32(4, 3)
+    program = NumpyProgram(lambda given: F.linear(*given).tanh(), (x, w))
+    arrays = [x.numpy(), w.numpy()]
+    for _ in range(2):
+        torch.testing.assert_close(program(arrays), F.linear(x, w).tanh())
+        w.add_(1)
+        x.mul_(2)
+
+
+def test_one_tensor_in_two_places_is_two_arguments():
+    x = f32(3)
+    program = NumpyProgram(lambda given: given[0] - given[1], (x, x))
+    assert program([np.full(3, 5, np.float32), np.full(3, 2, np.float32)]).tolist() == [3, 3, 3]
+
+
+def test_it_says_which_arguments_it_reads():
+    program = NumpyProgram(lambda given: given["c"] + given["a"], {"a": f32(2), "b": f32(3), "c": f32(2)})
+    assert program.used == [0, 2]
+    assert program([np.ones(2, np.float32), np.full(2, 2, np.float32)]).tolist() == [3, 3]
+
+
+def test_the_nest_of_results_is_the_functions():
+    found = run(lambda x: {"a": (x, None), "b": AlgStep(x + 1, None, {"c": x > 0})}, f32(2))
+    assert found["a"][1] is None and isinstance(found["b"], AlgStep)
+    assert found["b"].info["c"].dtype == torch.bool
+
+
+# Which this version of torch records as others.
+UNREACHED = {aten.where.ScalarOther, aten.where.ScalarSelf, aten.alias.default, aten.reshape.default,
+             aten.empty.memory_format, aten.square.default, aten.lift_fresh_copy.default}  # fmt: skip
+
+
+def test_every_entry_is_tested():
+    """An operation that is added to the tables needs a case above."""
+    seen = set()
+    graph = NumpyProgram.__init__.__globals__["_translate"]
+
+    def spy(node):
+        seen.add(node.target)
+        return graph(node)
+
+    cases = [(f, (f32(2, 3),)) for f in UNARY.values()] + [(f, (f32(2), f32(2))) for f in BINARY.values()]
+    cases += [(f, (f32(2, 3, 4),)) for f in SHAPES.values()] + [(f, (f32(2, 4),)) for f in RANDOM.values()]
+    cases += [(others, (f32(3, 3), i64(3, 3), bits(3)))]
+    numpy_program._translate = spy
+    try:
+        for function, arguments in cases:
+            NumpyProgram(lambda given, function=function: function(*given), arguments)
+    finally:
+        numpy_program._translate = graph
+    entries = {*numpy_program.TABLE, *numpy_program.RANDOM, *numpy_program.OUTPUTS_OF_SEVERAL}
+    assert entries - seen <= UNREACHED
+
+
+def others(x, index, bit):
+    return (x.sum(0), x.mean(0), x.amax(0), x.amin(0), x.argmax(), x.softmax(0), x.log_softmax(0), x @ x,
+            F.linear(x, x, x[0]), x.gather(0, index.clamp(0, 2)), ~bit, bit & bit, bit | bit, x.clone())  # fmt: skip

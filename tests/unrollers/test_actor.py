@@ -1,0 +1,402 @@
+"""Acting through numpy: what torch would do, to float error, with the weights of this moment, or torch itself."""
+
+import copy
+import functools
+import logging
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest, specs
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import DDPG, TD3
+from alfish.batches import Chunk, EpochBatches, ReplayBatches
+from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep
+from alfish.environments import make_environment
+from alfish.environments.toy import TensorPointMass
+from alfish.learner import Learner
+from alfish.listeners import CheckpointSaver
+from alfish.networks import MLP, ActorCritic, CriticEnsemble, QNetwork, Target, Torso
+from alfish.schedules import Linear
+from alfish.trainer import Trainer
+from alfish.transforms import FrameStack, ObservationNormalizer, Transforms
+from alfish.unrollers import SyncUnroller
+from alfish.unrollers.actor import Actor
+
+B = 3
+VECTOR = spaces.Box(-1, 1, (4,), np.float32)
+NESTED = spaces.Dict(
+    picture=spaces.Box(0, 255, (4, 4), np.uint8),
+    rest=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float64), spaces.MultiBinary(3), VECTOR]),
+)
+BOXES = spaces.Dict(one=VECTOR, other=spaces.Tuple([spaces.Box(-np.inf, np.inf, (2,), np.float32)]))
+IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+BOX, FREE = spaces.Box(-2, 3, (2,), np.float32), spaces.Box(-np.inf, np.inf, (2,), np.float32)
+DISCRETE, MULTI = spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3])
+BOTH = spaces.Dict(choice=DISCRETE, parts=spaces.Tuple([BOX, BOX]))
+ALL = spaces.Dict(choice=DISCRETE, parts=spaces.Tuple([BOX, MULTI, FREE]))
+STACK = functools.partial(FrameStack, num_frames=3)
+NOISY = functools.partial(TD3, noise_correlation=0.8, noise_std=Linear(0.5, 0.1))
+DUELING = functools.partial(DQN, q_network=functools.partial(QNetwork, dueling=True))
+
+CASES = {  # algorithm, observation, action, transforms
+    "ppo discrete": (PPO, VECTOR, DISCRETE, []),
+    "ppo box": (PPO, NESTED, BOX, [ObservationNormalizer]),
+    "ppo unbounded": (PPO, BOXES, FREE, [STACK, ObservationNormalizer]),
+    "ppo nested": (PPO, NESTED, ALL, [ObservationNormalizer]),
+    "a2c multi-discrete": (A2C, BOXES, MULTI, [STACK]),
+    "a2c nested": (A2C, VECTOR, ALL, []),
+    "dqn": (functools.partial(DQN, epsilon=Linear(0.6, 0.2)), NESTED, DISCRETE, [ObservationNormalizer]),
+    "dueling dqn": (DUELING, VECTOR, DISCRETE, [STACK]),
+    "sac box": (SAC, NESTED, BOX, []),
+    "sac discrete": (SAC, VECTOR, DISCRETE, [ObservationNormalizer]),
+    "sac both": (SAC, BOXES, BOTH, [STACK, ObservationNormalizer]),
+    "ddpg": (DDPG, NESTED, BOX, []),
+    "td3": (TD3, VECTOR, BOX, []),
+    "td3 with memory": (NOISY, BOXES, spaces.Tuple([BOX, BOX]), [STACK, ObservationNormalizer]),
+}  # fmt: skip
+THROUGH_TORCH = {
+    "a bit": (PPO, VECTOR, spaces.MultiBinary(2), []),
+    "an image": (A2C, IMAGE, DISCRETE, []),
+    "a one-hot code": (PPO, spaces.Discrete(3), DISCRETE, []),
+    "an image, off-policy": (DQN, IMAGE, DISCRETE, [STACK]),
+}
+
+
+class Anything(gymnasium.Env):
+    """Random observations, whatever is done; episodes of 3, 4, 5, 3, ... actions."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+        self._episode = 0
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            super().reset(seed=seed)
+            self.observation_space.seed(seed)
+        self._episode, self._step = self._episode + 1, 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self._step += 1
+        return self.observation_space.sample(), 1.0, False, self._step == 3 + self._episode % 3, {}
+
+
+def make_unroller(case, numpy_after):
+    make, observation, action, transforms = case
+    torch.manual_seed(0)
+    kwargs = {"observation_space": copy.deepcopy(observation), "action_space": action}
+    environment = make_environment(Anything, num_envs=B, env_kwargs=kwargs, seed=5)
+    chain = Transforms(transforms, environment.observation_spec, environment.reward_spec)
+    algorithm = make(chain.observation_spec, environment.action_spec, chain.reward_spec)
+    with torch.no_grad():  # away from where the policy is the same whatever it sees
+        for parameter in algorithm.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    algorithm.eval()
+    return SyncUnroller(environment, algorithm, chain, numpy_after=numpy_after)
+
+
+def warnings_in(caplog):
+    return [record for record in caplog.records if record.name == "absl" and record.levelno >= logging.WARNING]
+
+
+def assert_close(found, expected):
+    assert nest.paths(found) == nest.paths(expected)
+    for path, a, b in zip(nest.paths(found), nest.leaves(found), nest.leaves(expected)):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), path
+        if a.is_floating_point():
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), f"{path}: {(a - b).abs().max()}"
+        else:
+            assert torch.equal(a, b), path
+
+
+@pytest.mark.parametrize("name", [*CASES, *THROUGH_TORCH])
+def test_an_unroll_is_torchs(name, caplog):
+    case = CASES.get(name) or THROUGH_TORCH[name]
+    unrolls = []
+    for numpy_after in (None, 0):
+        unroller = make_unroller(case, numpy_after)
+        caplog.clear()
+        torch.manual_seed(3)
+        rows = []
+        for k in range(3):
+            unroller._algorithm.progress.fill_(k / 2)
+            rows.append(unroller.unroll(5, at_random=k == 1))
+            unroller._transforms.observe(rows[-1].time_step, rows[-1].transform_state, 0)
+        unrolls.append((rows, unroller._state, unroller._transform_state, torch.get_rng_state()))
+        assert warnings_in(caplog) == []
+        assert (unroller._actor._program is not None) == (numpy_after == 0 and name in CASES)
+        assert unroller.state_dict()["num_calls"] == 15 + 3 * unroller._algorithm.on_policy
+    assert_close(unrolls[1], unrolls[0])
+    assert len(torch.cat([x.time_step.step_type for x in unrolls[0][0]]).unique()) == 3
+
+
+# One actor beside another: rows made by hand.
+
+FLOAT = specs.observation_spec(VECTOR)
+
+
+def row(batch_size=B, step_type=StepType.MID):
+    zeros = torch.zeros(batch_size)
+    observation, kind = torch.randn(batch_size, 4), torch.full((batch_size,), step_type, dtype=torch.int32)
+    return TimeStep(kind, zeros, zeros + 1, observation, None, torch.arange(batch_size, dtype=torch.int32))
+
+
+class Simple(RLAlgorithm):
+    """Acts with `act(self, observation)`."""
+
+    on_policy = False
+
+    def __init__(self, act):
+        super().__init__(FLOAT, {}, specs.reward_spec())
+        torch.manual_seed(0)
+        self.online = nn.Linear(4, 2)
+        self.target = Target(self.online, 0.5)
+        self.register_buffer("offset", torch.zeros(2))
+        self.count, self._act = 0, act
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(self._act(self, time_step.observation), state)
+
+    def train_step(self, experience, state):
+        return AlgStep(info=self.online(experience.time_step.observation).square().sum(-1))
+
+    def calc_loss(self, experience, info):
+        return LossInfo(info)
+
+    def after_update(self):
+        self.target.follow(self.online)
+        self.offset.add_(1)
+
+
+def actor_of(algorithm, numpy_after, transforms=()):
+    chain = Transforms(transforms, FLOAT, specs.reward_spec())
+    actor = Actor(algorithm, chain, algorithm.initial_state(B), numpy_after)
+    states = chain.initial_state(B), algorithm.initial_state(B)
+
+    @torch.no_grad()
+    def act(time_step):
+        step, _ = actor(time_step, *states)
+        return step.output
+
+    return actor, act, chain
+
+
+def test_it_switches_after_so_many_calls():
+    algorithm = Simple(lambda self, x: self.online(x))
+    actor, act, _ = actor_of(algorithm, 3)
+    for k in range(6):
+        assert (actor._program is None, actor.num_calls) == (k <= 3, k)
+        x = row()
+        torch.testing.assert_close(act(x), algorithm.online(x.observation).detach())
+    never, act, _ = actor_of(algorithm, None)
+    act(row())
+    assert never._program is None and never.num_calls == 1
+
+
+@pytest.mark.parametrize("what", ["learner", "load_state_dict", "progress", "transforms"])
+def test_weights_that_change_are_seen_at_once(what):
+    algorithm = Simple(lambda self, x: self.online(x) + self.target(x) + self.offset + self.progress)
+    learner = Learner(algorithm, learning_rate=0.1)
+    transforms = [functools.partial(ObservationNormalizer, clip=3.0)]
+    actor, act, chain = actor_of(algorithm, 0, transforms)
+    x = row()
+    before = act(x)
+    assert actor._program is not None
+    experience = nest.map(lambda leaf: leaf[None], x)
+    for _ in range(2):
+        if what == "learner":
+            batch = Batch(Experience(experience, None, None, None), torch.ones(1, B, dtype=torch.bool))
+            learner.train([Chunk(batch, None)])
+        elif what == "load_state_dict":
+            other = Simple(lambda self, x: x)
+            other.online.weight.data.copy_(algorithm.online.weight + 1)
+            algorithm.load_state_dict(other.state_dict())
+        elif what == "progress":
+            algorithm.progress += 0.25
+        else:
+            chain.observe(nest.map(lambda leaf: leaf[None], row()), chain.initial_state(B), 0)
+        after = act(x)
+        assert (after - before).abs().max() > 1e-2
+        with torch.no_grad():
+            seen, _ = chain(x, chain.initial_state(B))
+            torch.testing.assert_close(after, algorithm.rollout_step(seen, None).output)
+        before = after
+    assert actor._program is not None
+
+
+def _counted(self, x):
+    self.count += 1
+    return self.online(x) + self.count
+
+
+def test_a_step_that_counts_in_python_is_noticed_with_one_warning(caplog):
+    algorithm = Simple(_counted)
+    actor, act, _ = actor_of(algorithm, 2)
+    for _ in range(20):
+        act(row())
+    [record] = warnings_in(caplog)
+    assert "Simple acts otherwise in numpy" in record.message and "make it a buffer" in record.message
+    assert actor._program is None
+
+
+def test_the_program_is_compared_before_it_acts(caplog):
+    algorithm = Simple(_counted)
+    actor, act, _ = actor_of(algorithm, 0)
+    x = row()
+    found = act(x)
+    assert actor._program is None and len(warnings_in(caplog)) == 1
+    torch.testing.assert_close(found, algorithm.online(x.observation).detach() + algorithm.count)
+
+
+@pytest.mark.parametrize("period", [2, 3, 5])
+def test_a_value_that_changes_now_and_then_is_noticed_too(caplog, period):
+    """Powers of two alone would never meet every third call."""
+    algorithm = Simple(lambda self, x: self.online(x) + (self.count % period == period - 1))
+    actor, act, _ = actor_of(algorithm, 4)
+    for _ in range(4 + period):
+        x = row()
+        found = act(x)
+        with torch.no_grad():
+            torch.testing.assert_close(found, algorithm.rollout_step(x, None).output)
+        algorithm.count += 1
+    assert len(warnings_in(caplog)) == 1 and actor._program is None
+
+
+def test_a_change_much_later_is_noticed_at_the_next_look(caplog):
+    algorithm = Simple(lambda self, x: self.online(x) + self.count)
+    actor, act, _ = actor_of(algorithm, 0)
+    for k in range(40):
+        algorithm.count = int(k >= 20)
+        act(row())
+        assert (actor._program is None) == (k >= 32)
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_a_buffer_that_is_rebound_is_noticed(caplog):
+    algorithm = Simple(lambda self, x: self.online(x) + self.offset)
+    actor, act, _ = actor_of(algorithm, 0)
+    act(row())
+    algorithm.offset = torch.ones(2)
+    act(row())
+    assert actor._program is None and len(warnings_in(caplog)) == 1
+
+
+def test_looking_draws_nothing():
+    algorithm = Simple(lambda self, x: self.online(x) + torch.randn_like(x)[:, :2])
+    found = []
+    for numpy_after in (None, 0):
+        _, act, _ = actor_of(algorithm, numpy_after)
+        torch.manual_seed(4)
+        found.append(torch.stack([act(row()) for _ in range(12)]))
+    torch.testing.assert_close(*found)
+
+
+HELD = torch.ones(4)
+UNTRANSLATABLE = {
+    "an operation without translation": lambda self, x: torch.linalg.norm(x, dim=-1).erfinv(),
+    "a plain tensor": lambda self, x: x + HELD,
+    "a look at a value": lambda self, x: x if float(self.progress) < 2 else -x,
+    "a buffer that it writes": lambda self, x: self.online(x) + self.offset.add_(1),
+    "a mean in bfloat16": lambda self, x: x.bfloat16().mean(-1).float(),
+    "a scaled sum": lambda self, x: torch.add(x, x, alpha=2.0),
+}
+
+
+@pytest.mark.parametrize("name", UNTRANSLATABLE)
+def test_what_cannot_be_translated_acts_through_torch_without_a_warning(name, caplog):
+    algorithm, twin = (Simple(UNTRANSLATABLE[name]) for _ in range(2))
+    actor, act, _ = actor_of(algorithm, 1)
+    _, expected, _ = actor_of(twin, None)
+    for _ in range(5):
+        x = row()
+        assert torch.equal(act(x).nan_to_num(), expected(x).nan_to_num())
+    assert actor._program is None and warnings_in(caplog) == []
+
+
+def test_translating_a_step_leaves_modules_as_they_were():
+    algorithm = Simple(lambda self, x: self.online(x) + self.offset)
+    before = {name: id(value) for name, value in [*algorithm.named_parameters(), *algorithm.named_buffers()]}
+    _, act, _ = actor_of(algorithm, 0)
+    act(row())
+    assert {name: id(value) for name, value in [*algorithm.named_parameters(), *algorithm.named_buffers()]} == before
+
+
+def test_at_an_episodes_start_the_state_is_not_taken_for_the_initial_one():
+    """There the two are one tensor."""
+    algorithm = Simple(lambda self, x: x)
+    algorithm.rollout_step = lambda time_step, state: AlgStep(state, state + 1)
+    state = torch.zeros(B)
+    actor = Actor(algorithm, Transforms([], FLOAT, specs.reward_spec()), state, 0)
+    for k in range(3):
+        step, _ = actor(row(), (), state)
+        assert actor._program is not None and step.output.tolist() == [k] * B
+        state = step.state
+
+
+# Whole runs.
+
+SMALL = functools.partial(MLP, layers=(8,))
+REPLAY = functools.partial(ReplayBatches, capacity=60, batch_size=4, warmup_env_steps=20)
+TORSO = functools.partial(Torso, mlp=SMALL)
+RUNS = {
+    "ppo": (
+        functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)),
+        EpochBatches,
+    ),
+    "td3": (functools.partial(NOISY, critic=functools.partial(CriticEnsemble, layers=(8,))), REPLAY),
+}
+
+
+def make_trainer(root_dir, name, numpy_after=30):
+    algorithm, batches = RUNS[name]
+    return Trainer(
+        root_dir,
+        algorithm=algorithm,
+        environment=functools.partial(make_environment, TensorPointMass, num_envs=2, env_kwargs={"length": 6}),
+        batches=batches,
+        unroller=functools.partial(SyncUnroller, numpy_after=numpy_after),
+        learner=functools.partial(Learner, learning_rate=1e-2),
+        transforms=[functools.partial(FrameStack, num_frames=2), ObservationNormalizer],
+        listeners=[CheckpointSaver(0)],
+        unroll_length=5,
+        num_iterations=14,
+        device="cpu",
+    )
+
+
+def parts_of(trainer):
+    state = trainer.state_dict()
+    return {name: state[name] for name in ("algorithm", "transforms", "learner", "unroller", "rng")}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_resumed_run_acts_by_the_same_bits_across_the_switch(tmp_path, name):
+    whole = make_trainer(tmp_path / "whole", name)
+    whole.train()
+    assert whole.unroller._actor._program is not None
+    for stop in (3, 9):  # before the switch and after it
+        cut = make_trainer(tmp_path / f"cut{stop}", name)
+        cut.start()
+        for report in cut.iterate():
+            if report.iterations == stop:
+                break
+        assert (cut.unroller._actor._program is None) == (stop == 3)
+        cut.save()
+        cut.close()
+        torch.manual_seed(99)
+        resumed = make_trainer(tmp_path / f"cut{stop}", name)
+        resumed.start()
+        assert resumed.unroller._actor.num_calls == cut.unroller._actor.num_calls > 0
+        resumed.train()
+        one, other = parts_of(whole), parts_of(resumed)
+        for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other)):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
