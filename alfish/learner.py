@@ -290,8 +290,8 @@ class _Group:
 class _CompiledUpdates:
     """A learner's updates as graphs: one for each layout of batches and each kind of update.
 
-    Now and then (`is_checked`) a graph's losses are compared with the plain update's: a hook that is not pure may depend on
-    something that tracing took for constant.
+    Now and then (`is_checked`) a graph's losses are compared with the plain update's: a hook that is not pure may
+    depend on something that tracing took for constant.
     """
 
     def __init__(self, learner: Learner, precision: str):
