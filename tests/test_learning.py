@@ -31,5 +31,17 @@ def test_ppo_swings_the_pendulum_up(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "ppo_pendulum.gin", 0, num_episodes=100) >= -200
 
 
+def test_dqn_solves_cartpole(tmp_path, capsys):
+    assert trained_return(tmp_path, capsys, "dqn_cartpole.gin", 0) >= 475
+
+
+def test_sac_swings_the_pendulum_up(tmp_path, capsys):
+    assert trained_return(tmp_path, capsys, "sac_pendulum.gin", 0, num_episodes=100) >= -155
+
+
+def test_sac_solves_cartpole(tmp_path, capsys):
+    assert trained_return(tmp_path, capsys, "sac_cartpole.gin", 0) >= 475
+
+
 def test_the_example_algorithm_learns_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "examples/reinforce_cartpole.gin", 0) >= 400
