@@ -7,6 +7,7 @@ import copy
 import functools
 import logging
 import math
+import shutil
 
 import pytest
 import torch
@@ -30,8 +31,11 @@ from alfish.optimizers import Adam, RMSprop, TorchOptimizer
 from alfish.schedules import Linear, Steps
 from alfish.transforms import Transforms
 
-# Torch's compiler, at import.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    # Torch's compiler, at import.
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++, which is not installed"),
+]
 slow = pytest.mark.slow
 SMALL = functools.partial(MLP, layers=(8,))
 TORSO = functools.partial(Torso, mlp=SMALL)
