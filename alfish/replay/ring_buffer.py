@@ -63,7 +63,7 @@ class RingBuffer:
         # Rows that may start a window as far as their successor is concerned; the last row of a column has none yet.
         # On the host, where windows are drawn.
         self._startable = np.zeros((self._length, num_envs), bool)
-        self._newest = np.full(num_envs, StepType.PAD, np.int32)  # step type of each column's last row
+        self._newest = np.full(num_envs, StepType.PAD, np.int32)  # step type of each last row, PAD: none
         self._rows: Nest = None  # leaves [length * B, ...], row (pos % length) * B + column
         self._step_type: Any = None  # of `_rows`
         self._stores: list[Any] = []  # the leaves again, on a CPU as numpy views, which small reads and writes want
@@ -262,7 +262,7 @@ class RingBuffer:
             for store, leaf in zip(self._stores, leaves):
                 _write(store, slice(at * self.num_envs, (at + count) * self.num_envs), leaf, done * self.num_envs)
             done += count
-        self._mark(slice(None), pos, int(self._start[0]), step_type)
+        self._mark(slice(None), pos, step_type)
         self._pos += num_rows
 
     def _push_ragged(self, rows: Nest, step_type: np.ndarray, real: np.ndarray) -> None:
@@ -275,15 +275,13 @@ class RingBuffer:
         for b in range(self.num_envs):
             kinds = step_type[real[:, b], b]
             if len(kinds):
-                self._mark(slice(b, b + 1), int(self._pos[b]), int(self._start[b]), kinds[:, None])
+                self._mark(slice(b, b + 1), int(self._pos[b]), kinds[:, None])
         self._pos += real.sum(0)
 
-    def _mark(self, columns: slice, pos: int, start: int, step_type: np.ndarray) -> None:
-        """Notes which of the rows written from `pos` on may start a window, now that their successors are known."""
+    def _mark(self, columns: slice, pos: int, step_type: np.ndarray) -> None:
+        """Notes which rows may start a window: those written from `pos` on, and the one before them."""
         index = np.arange(pos - 1, pos + len(step_type)) % self._length
-        starts = trainable(np.concatenate([self._newest[None, columns], step_type]))
-        before = int(pos == start)  # then no row lies before them
-        self._startable[index[before:-1], columns] = starts[before:]
+        self._startable[index[:-1], columns] = trainable(np.concatenate([self._newest[None, columns], step_type]))
         self._startable[index[-1], columns] = False  # no successor yet
         self._newest[columns] = step_type[-1]
 
