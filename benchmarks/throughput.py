@@ -21,7 +21,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-RECIPES = ("ppo_cartpole", "dqn_cartpole", "ppo_halfcheetah", "sac_halfcheetah", "td3_halfcheetah")
+RECIPES = ("ppo_cartpole", "dqn_cartpole", "sac_halfcheetah", "ppo_halfcheetah", "td3_halfcheetah")
 
 
 def main() -> None:
