@@ -253,7 +253,8 @@ class ReplayBatches(Batches):
         batch = self.buffer.windows(start, self._window_length)
         before = self._transforms.window_state(self.buffer, start.column, start.position)
         device = self._algorithm.progress.device
-        batch, before = nest.to((batch, before), device)
+        if self.buffer.device != device:
+            batch, before = nest.to((batch, before), device)
         experience = self._prepare(batch.experience._replace(transform_state=before))
         batch = batch._replace(experience=experience)
         if num_updates == 1:

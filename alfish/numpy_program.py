@@ -33,6 +33,7 @@ class NumpyProgram:
     Args:
       function: from a nest of CPU tensors to a nest of tensors.
       arguments: like those of the calls to come, in structure, shapes and dtypes.
+      num_fixed: how many of the arguments' leaves, the first ones, change only where `prepare` is called.
 
     Raises:
       NotTranslatable: an operation is not in the table, or the function cannot be traced.
@@ -41,7 +42,7 @@ class NumpyProgram:
       used: which of the arguments' leaves the program reads.
     """
 
-    def __init__(self, function: Callable[[Nest], Nest], arguments: Nest):
+    def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, num_fixed: int = 0):
         leaves, structure = nest.flatten(arguments)
         if any(leaf.device.type != "cpu" for leaf in leaves):
             raise NotTranslatable("a tensor is not on the CPU")
@@ -60,25 +61,38 @@ class NumpyProgram:
         graph.eliminate_dead_code(lambda node: node.is_impure() or _is_random(node))
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self.used = [index for index, node in enumerate(placeholders) if node.users]
+        self._num_fixed = sum(index < num_fixed for index in self.used)
+        self._num_used = len(self.used)
         self._translate(graph)
         self._try(graph, [leaves[index] for index in self.used])
 
+    def prepare(self, leaves: list[np.ndarray]) -> None:
+        """Works out whatever depends on the fixed leaves alone, from those of them that are used."""
+        self._values = leaves + [None] * (self._num_used - self._num_fixed + len(self._steps) + len(self._first_steps))
+        self._do(self._first_steps, self._values)
+
     def __call__(self, leaves: list[np.ndarray]) -> Nest:
-        """From the used leaves of the arguments, as arrays, to the function's nest of tensors."""
+        """From the other used leaves of the arguments, as arrays, to the function's nest of tensors."""
         return nest.unflatten(self._structure, self._run(leaves))
 
     def _run(self, leaves: list[np.ndarray]) -> list[torch.Tensor]:
-        values = leaves + self._room
-        with np.errstate(all="ignore"):  # torch says nothing of a logarithm of 0 either
-            for position, function, operands in self._steps:
-                values[position] = function(*[values[operand] for operand in operands])
+        values = self._values.copy()
+        values[self._num_fixed : self._num_used] = leaves
+        self._do(self._steps, values)
         return [_tensor(values[position]) for position in self._results]
+
+    def _do(self, steps: "list[_Step]", values: list[Any]) -> None:
+        with np.errstate(all="ignore"):  # torch says nothing of a logarithm of 0 either
+            for position, function, operands in steps:
+                values[position] = function(*[values[operand] for operand in operands])
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
         """Refuses what numpy does not take, or makes another shape or dtype of."""
         generator = torch.get_rng_state()
         try:
-            found = self._run([np.zeros(tuple(leaf.shape), _numpy_dtype(leaf.dtype)) for leaf in leaves])
+            zeros = [np.zeros(tuple(leaf.shape), _numpy_dtype(leaf.dtype)) for leaf in leaves]
+            self.prepare(zeros[: self._num_fixed])
+            found = self._run(zeros[self._num_fixed :])
         except Exception as error:
             raise NotTranslatable(f"in numpy: {error}") from error
         finally:
@@ -90,21 +104,31 @@ class NumpyProgram:
                 raise NotTranslatable(f"{node.name} is {result.dtype}{list(result.shape)} in numpy")
 
     def _translate(self, graph: torch.fx.Graph) -> None:
-        """A step for each operation: where its result goes, a function, and where its operands are."""
+        """A step for each operation; the first ones are those of fixed operands alone."""
         place: dict[torch.fx.Node, int] = {}
-        self._steps: list[tuple[int, Callable[..., Any], list[int]]] = []
+        fixed: set[torch.fx.Node] = set()
+        self._first_steps: list[_Step] = []
+        self._steps: list[_Step] = []
         for node in graph.nodes:
             if node.op == "output":
                 self._results = [place[result] for result in node.args[0]]
             elif node.op == "call_function":
                 operands, function = _bind(_translate(node), node.args)
-                self._steps.append((len(place), function, [place[operand] for operand in operands]))
+                if operands and fixed.issuperset(operands) and not _is_random(node):
+                    fixed.add(node)
+                steps = self._first_steps if node in fixed else self._steps
+                steps.append((len(place), function, [place[operand] for operand in operands]))
                 place[node] = len(place)
             elif node.op != "placeholder":
                 raise NotTranslatable(f"a tensor that is no argument, {node.target}")
             elif node.users:
+                if len(place) < self._num_fixed:
+                    fixed.add(node)
                 place[node] = len(place)
-        self._room = [None] * len(self._steps)
+
+
+# Where the result goes, a function, and where its operands are.
+_Step = tuple[int, Callable[..., Any], list[int]]
 
 
 def _bind(function: Callable[..., Any], arguments: tuple) -> tuple[list[torch.fx.Node], Callable[..., Any]]:

@@ -350,3 +350,15 @@ def test_every_entry_is_tested():
 def others(x, index, bit):
     return (x.sum(0), x.mean(0), x.amax(0), x.amin(0), x.argmax(), x.softmax(0), x.log_softmax(0), x @ x,
             F.linear(x, x, x[0]), x.gather(0, index.clamp(0, 2)), ~bit, bit & bit, bit | bit, x.clone())  # fmt: skip
+
+
+def test_what_depends_on_fixed_arguments_alone_is_worked_out_by_prepare():
+    x, w = f32(2, 3), f32(4, 3)
+    program = NumpyProgram(lambda given: given[1] @ given[0].exp().T, (w, x), num_fixed=1)
+    array = w.numpy().copy()
+    for _ in range(2):
+        program.prepare([array])
+        expected = x @ torch.from_numpy(array).exp().T
+        torch.testing.assert_close(program([x.numpy()]), expected)
+        array += 1
+        torch.testing.assert_close(program([x.numpy()]), expected)  # until it is called again

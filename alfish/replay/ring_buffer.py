@@ -69,6 +69,10 @@ class RingBuffer:
         self._stores: list[Any] = []  # the leaves again, on a CPU as numpy views, which small reads and writes want
 
     @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
     def length(self) -> int:
         """Rows a column can keep."""
         return self._length

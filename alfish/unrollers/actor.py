@@ -46,7 +46,12 @@ class Actor:
     def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
         assert self._program is not None
         leaves = nest.leaves(row)
-        return self._program([*self._arrays, *[leaves[index].numpy() for index in self._used]])
+        return self._program([leaves[index].numpy() for index in self._used])
+
+    def refresh(self) -> None:
+        """To be called where parameters or buffers have changed, before acting on."""
+        if self._program is not None:
+            self._program.prepare(self._arrays)
 
     def _act(
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
@@ -70,15 +75,17 @@ class Actor:
                 return self._act(*row)
 
         try:
-            self._program = NumpyProgram(act, (tensors, *row))
+            fixed = nest.leaves(tensors)
+            self._program = NumpyProgram(act, (tensors, *row), len(fixed))
         except NotTranslatable as reason:
             logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
             self._numpy_after = None
             return
         # Parameters and buffers are written in place and never rebound, so these stay up to date.
-        fixed, used = nest.leaves(tensors), self._program.used
+        used = self._program.used
         self._arrays = [fixed[index].numpy() for index in used if index < len(fixed)]
         self._used = [index - len(fixed) for index in used if index >= len(fixed)]
+        self.refresh()
         self._compare(row)
 
     def _compare(self, row: tuple) -> None:

@@ -81,6 +81,7 @@ class SyncUnroller:
         """
         unseen = self._time_step is None
         self._at_random = at_random
+        self._actor.refresh()
         if self._time_step is None:
             self._time_step = self.environment.reset()
         state = reset_state(self._state, self._initial_state, self._here(self._time_step.step_type))

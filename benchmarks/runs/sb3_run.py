@@ -91,8 +91,8 @@ RECIPES = {
     "ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000),
     "ppo_halfcheetah": functools.partial(ppo, "HalfCheetah-v5", 50_000),
     "dqn_cartpole": functools.partial(dqn, "CartPole-v1", 30_000),
-    "sac_halfcheetah": functools.partial(actor_critic, SAC, "HalfCheetah-v5", 4_000),
-    "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 4_000),
+    "sac_halfcheetah": functools.partial(actor_critic, SAC, "HalfCheetah-v5", 3_000),
+    "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 3_000),
 }
 
 if __name__ == "__main__":
