@@ -59,7 +59,8 @@ class RingBuffer:
         self._pos = np.zeros(num_envs, np.int64)  # of the next row of each column
         self._start = np.zeros(num_envs, np.int64)  # the first position since the last `clear`
         self._columns = np.arange(num_envs)
-        self._env_id = torch.zeros(num_envs, dtype=torch.int32, device=self._device)
+        self._env_id = np.zeros(num_envs, np.int32)
+        self._named = np.zeros(num_envs, bool)  # which columns' env_id is known
         # Rows that may start a window as far as their successor is concerned; the last row of a column has none yet.
         # On the host, where windows are drawn.
         self._startable = np.zeros((self._length, num_envs), bool)
@@ -93,7 +94,9 @@ class RingBuffer:
         Args:
           experience: leaves `[T, B, ...]`; `state` and `policy_version` are not kept.
         """
-        rows = nest.to(_kept(experience), self._device)
+        rows = _kept(experience)
+        if experience.time_step.step_type.device != self._device:
+            rows = nest.to(rows, self._device)
         if self._rows is None:
             self._lay_out(nest.map(lambda leaf: leaf[0], rows))
         step_type = experience.time_step.step_type.cpu().numpy()
@@ -102,9 +105,11 @@ class RingBuffer:
                 f"an unroll of {len(step_type)} rows does not fit a replay of {self._length} rows an environment"
             )
         real = step_type != StepType.PAD
-        present = torch.from_numpy(real[0]).to(self._device)  # PAD stands at the end of a column, or fills it
-        self._env_id = torch.where(present, experience.time_step.env_id[0].to(self._device), self._env_id)
-        level = (self._pos == self._pos[0]).all() and (self._start == self._start[0]).all()
+        if not self._named.all():
+            new = real[0] & ~self._named  # PAD stands at the end of a column, or fills it
+            self._env_id[new] = experience.time_step.env_id[0].cpu().numpy()[new]
+            self._named |= new
+        level = self.num_envs == 1 or ((self._pos == self._pos[0]).all() and (self._start == self._start[0]).all())
         if level and real.all():
             self._push_aligned(rows, step_type)
         else:
@@ -133,40 +138,42 @@ class RingBuffer:
         """The starts of `sample`, by rejection: drawn uniformly from all rows, and again where one may not start."""
         low, count = self._candidates(window_length)
         total = int(count.sum())
-        column = np.empty(0, np.int64)
-        position = np.empty(0, np.int64)
+        if total <= 0:
+            raise UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
+        columns, positions, missing = [], [], num_windows
         ends = np.cumsum(count)
         for _ in range(1000):
-            missing = num_windows - len(column)
-            if missing <= 0:
-                break
-            if total <= 0:
-                raise UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
             # torch's generator, which the trainer seeds and saves.
             ticket = torch.randint(total, (missing + missing // 8 + 4,)).numpy()
             drawn = np.searchsorted(ends, ticket, side="right") if self.num_envs > 1 else np.zeros_like(ticket)
             at = ticket - (ends - count)[drawn] + low[drawn]
             fits = self._may_start(drawn, at)
-            column = np.concatenate([column, drawn[fits]])[:num_windows]
-            position = np.concatenate([position, at[fits]])[:num_windows]
-        if len(column) < num_windows:
+            columns.append(drawn[fits][:missing])
+            positions.append(at[fits][:missing])
+            missing -= len(columns[-1])
+            if missing == 0:
+                break
+        else:
             raise UsageError("the replay holds hardly a row that trains: its episodes may all have length 0")
+        column, position = (parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in (columns, positions))
         return Window(torch.from_numpy(column).to(self._device), torch.from_numpy(position).to(self._device))
 
     def windows(self, start: Window, window_length: int) -> Batch:
         """The rows of windows that start there."""
-        column, position = start.column.to(self._device), start.position.to(self._device)
-        offsets = torch.arange(window_length, device=self._device).unsqueeze(1)
-        experience = self.read(column, position + offsets)
-        return Batch(experience, trainable(experience.time_step.step_type), experience.time_step.env_id[0], position)
+        position = start.position.cpu().numpy() + np.arange(window_length)[:, None]
+        experience = self.read(start.column, torch.from_numpy(position))
+        mask = trainable(experience.time_step.step_type.cpu().numpy())
+        return Batch(
+            experience, torch.from_numpy(mask).to(self._device), experience.time_step.env_id[0], start.position
+        )
 
     def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
         """The rows at these positions (`[L, N]`) of these columns (`[N]`), which must still be there."""
-        index = (position % self._length) * self.num_envs + column
+        host_column, host_position = column.cpu().numpy(), position.cpu().numpy()
+        index = (host_position % self._length) * self.num_envs + host_column
         step_type, reward, discount, observation, prev_action, action, info = self._take(index)
-        time_step = TimeStep(
-            step_type, reward, discount, observation, prev_action, self._env_id[column].expand(index.shape)
-        )
+        env_id = torch.from_numpy(self._env_id[host_column]).to(self._device).expand(index.shape)
+        time_step = TimeStep(step_type, reward, discount, observation, prev_action, env_id)
         return Experience(time_step, action, info, None, None)
 
     def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -195,7 +202,7 @@ class RingBuffer:
             "pos": torch.from_numpy(self._pos.copy()),
             "start": torch.from_numpy(self._start.copy()),
             "length": self._length,
-            "env_id": self._env_id.clone(),
+            "env_id": torch.from_numpy(self._env_id.copy()),
             "startable": torch.from_numpy(self._startable.copy()),
             "rows": nest.map(lambda leaf: _head(leaf, filled), self._rows),
         }
@@ -212,7 +219,8 @@ class RingBuffer:
                 f"of {self._length}; keep the capacity and the number of environments"
             )
         self._pos, self._start = state["pos"].numpy().copy(), state["start"].numpy().copy()
-        self._env_id.copy_(state["env_id"])
+        self._env_id[:] = state["env_id"].numpy()
+        self._named = self._pos > 0
         self._startable[:] = state["startable"].numpy()
         if state["rows"] is None:
             return
@@ -289,14 +297,14 @@ class RingBuffer:
         self._startable[index[-1], columns] = False  # no successor yet
         self._newest[columns] = step_type[-1]
 
-    def _take(self, index: torch.Tensor) -> Nest:
+    def _take(self, index: np.ndarray) -> Nest:
         """The stored rows at `index`, in its shape."""
-        host: Any = index.numpy() if self._device.type == "cpu" else None
+        on_device = None if self._device.type == "cpu" else torch.from_numpy(index).to(self._device)
 
         def take(store: Any) -> torch.Tensor:
             if isinstance(store, np.ndarray):
-                return torch.from_numpy(store.take(host, axis=0))
-            return store[index]
+                return torch.from_numpy(store.take(index, axis=0))
+            return store[torch.from_numpy(index) if on_device is None else on_device]
 
         remaining = iter([take(store) for store in self._stores])
         return nest.map(lambda _: next(remaining), self._rows)
@@ -308,11 +316,12 @@ class RingBuffer:
         """Per column, the first position that a window may start at, and how many there are from it on."""
         sizes = self._sizes()
         oldest = self._pos - sizes
-        misses = oldest > 0  # rows before the oldest one
+        low = oldest
         if self._num_ignored and self._rows is not None:
+            misses = oldest > 0  # rows before the oldest one
             # A resumed run whose rows were not saved may begin within an episode.
             misses = misses | (self._step_type[: self.num_envs] != StepType.FIRST).cpu().numpy()
-        low = oldest + np.where(misses, self._num_ignored, 0)
+            low = oldest + np.where(misses, self._num_ignored, 0)
         return low, np.maximum(self._pos - window_length - low + 1, 0)
 
     def _may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:

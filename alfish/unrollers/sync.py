@@ -133,8 +133,10 @@ class SyncUnroller:
             rows.write(length, (self._time_step, step.output, step.info))
         time_step, action, info = rows.finish()
         assert self._time_step is not None
-        seen = time_step if self._algorithm.on_policy else _append(time_step, self._time_step)
-        step_type, reward = seen.step_type.cpu().numpy(), seen.reward.cpu().numpy()
+        step_type, reward = time_step.step_type.cpu().numpy(), time_step.reward.cpu().numpy()
+        if not self._algorithm.on_policy:  # else it is the extra row
+            last = self._time_step.step_type.cpu().numpy(), self._time_step.reward.cpu().numpy()
+            step_type, reward = (np.concatenate([rows, row[None]]) for rows, row in zip((step_type, reward), last))
         self.arrivals = Arrivals(step_type[1 - unseen :], reward[1 - unseen :], infos)
         return time_step, action, info
 
@@ -224,12 +226,15 @@ class _Rows:
 
 def check_finite(time_step: TimeStep) -> None:
     """Raises RunError that names the environment, the row and the leaf of the first value that is not finite."""
-    named = {"reward": time_step.reward, "discount": time_step.discount}
+    leaves = [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
+    # One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at).
+    suspects = [leaf.is_floating_point() and not math.isfinite(leaf.sum()) for leaf in leaves]
+    if not any(suspects):
+        return
     paths = nest.paths(time_step.observation)
-    named |= {f"observation {path}".rstrip(): x for path, x in zip(paths, nest.leaves(time_step.observation))}
-    for name, leaf in named.items():
-        # One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at).
-        if leaf.is_floating_point() and not math.isfinite(leaf.sum()):
+    names = ["reward", "discount", *(f"observation {path}".rstrip() for path in paths)]
+    for name, leaf, suspect in zip(names, leaves, suspects):
+        if suspect:
             bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
             if not bad.any():
                 continue
@@ -239,10 +244,6 @@ def check_finite(time_step: TimeStep) -> None:
                 f"environment {env_id} returned a {name} that is not finite in row {row} of the unroll: "
                 f"{leaf[row, column].cpu().numpy()}; mend the environment, the run cannot learn from it"
             )
-
-
-def _append(rows: TimeStep, row: TimeStep) -> TimeStep:
-    return nest.map(lambda many, one: torch.cat([many, one[None]]), rows, row)
 
 
 def _select(row: Nest, columns: torch.Tensor) -> Nest:

@@ -378,7 +378,7 @@ def test_a_million_atari_frames_take_less_than_seven_and_a_half_gigabytes():
     step_type = torch.full(rows, MID, dtype=torch.int32)
     buffer = RingBuffer(capacity, num_envs, num_ignored=3)
     buffer.push(Experience(TimeStep(step_type, zeros, zeros, frame, action, step_type), action, None, None))
-    storage = [torch.from_numpy(buffer._startable), buffer._env_id, *nest.leaves(buffer._rows)]
+    storage = [torch.from_numpy(x) for x in (buffer._startable, buffer._env_id)] + nest.leaves(buffer._rows)
     assert len(storage) == 2 + 6 and len(buffer._step_type) == capacity
     num_bytes = sum(leaf.untyped_storage().nbytes() for leaf in storage)
     assert 1_000_000 / capacity * num_bytes < 7.5e9
