@@ -5,7 +5,8 @@
 Libraries take turns run by run (A B A B ...), each run in a process of its own on one torch thread, start-up left out.
 alfish runs as it is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a
 virtual environment of its own, made from `benchmarks/peers/PEER.txt` when first needed. Writes the raw runs and a table
-to `benchmarks/results/throughput.{csv,md}`. The ratio is of medians, its interval a bootstrap over runs.
+to `benchmarks/results/throughput.{csv,md}`, where recipes that were not run keep their rows. The ratio is of medians,
+its interval a bootstrap over runs.
 """
 
 import argparse
@@ -43,13 +44,22 @@ def main() -> None:
                 print(f"{recipe} {library} {run['env_steps_per_second']:,.0f} steps/s", flush=True)
                 runs.append(run)
     RESULTS.mkdir(exist_ok=True)
-    with open(RESULTS / "throughput.csv", "w", newline="") as file:
+    path = RESULTS / "throughput.csv"
+    runs = [*_other_recipes(path, {run["recipe"] for run in runs}), *runs]
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, runs[0])
         writer.writeheader()
         writer.writerows(runs)
     table = _table(runs, ours, peers)
     (RESULTS / "throughput.md").write_text(table)
     print(table)
+
+
+def _other_recipes(path: Path, recipes: set[str]) -> list[dict]:
+    """The rows that are there already of recipes that were not run now."""
+    rows = list(csv.DictReader(path.open())) if path.is_file() else []
+    numbers = ("env_steps", "seconds", "updates", "return", "env_steps_per_second")
+    return [row | {name: float(row[name]) for name in numbers} for row in rows if row["recipe"] not in recipes]
 
 
 def _run(python: str, library: str, recipe: str, seed: int) -> dict:
