@@ -28,9 +28,14 @@ class Chunk(NamedTuple):
 
 
 class Batches(abc.ABC):
-    """A source of batches. The trainer calls `bind` once, then `add` and `chunks` in every iteration."""
+    """A source of batches. The trainer calls `bind` once, then `add` and `chunks` in every iteration.
+
+    Attributes:
+      updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
+    """
 
     on_policy: ClassVar[bool]
+    updates_per_iteration = 1.0
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         """Takes what it works with; raises UsageError where the settings do not fit one another."""
@@ -90,6 +95,7 @@ class EpochBatches(Batches):
         if unroll_length < 1 or unroll_length != int(unroll_length):
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")
         rows, size = int(unroll_length) * num_envs, self._minibatch_size
+        self.updates_per_iteration = float(self._num_epochs)
         if size is None:
             return
         if size < 1 or rows % size:
@@ -105,6 +111,7 @@ class EpochBatches(Batches):
                 f"EpochBatches.minibatch_size is {size}; a policy with memory trains on whole sequences, so it must be "
                 f"a multiple of the unroll length {unroll_length}"
             )
+        self.updates_per_iteration *= rows / size
 
     def add(self, experience: Experience) -> None:
         self._experience = experience
@@ -203,6 +210,7 @@ class ReplayBatches(Batches):
                 f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
                 f"{self._capacity // num_envs} rows of each of {num_envs} environments; raise it"
             )
+        self.updates_per_iteration = self._ratio * unroll_length * num_envs
         device = self._device or algorithm.progress.device
         self.buffer = RingBuffer(self._capacity, num_envs, device, self._directory, transforms.look_back)
 

@@ -6,7 +6,7 @@ happens at tracing alone: that is why hooks must be pure, and why the learner co
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class CompiledFunction:
 
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
             results, self._structure = nest.flatten(function(nest.unflatten(structure, leaves)))
-            return results
+            return _without_aliases(results, leaves)
 
         fake = FakeTensorMode()
         try:
@@ -77,18 +77,41 @@ class CompiledFunction:
     def call_flat(self, leaves: list[torch.Tensor]) -> Nest:
         """The same from the arguments' leaves."""
         with torch.no_grad():
-            return nest.unflatten(self._structure, self._call(*leaves))
+            return nest.unflatten(self._structure, self._call(list(leaves)))
 
 
-def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor]) -> Callable[..., Any]:
+def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each result in memory of its own, as `_compile` asks."""
+    taken = {leaf.untyped_storage()._cdata for leaf in leaves}
+    own = []
+    for result in results:
+        storage = result.untyped_storage()._cdata
+        own.append(result.clone() if storage in taken else result)
+        taken.add(storage)
+    return own
+
+
+def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], Any]:
+    """The compiled graph as a function of a list, which it empties. No result of the graph may alias another tensor."""
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx  # here, because it takes a second
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # here, because it takes a second
+
+    innermost: list[Callable[[list[torch.Tensor]], Any]] = []
+
+    def compile_inner(inner_graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        compiled = compile_fx_inner(inner_graph, inputs, **options)
+        if len(inputs) == len(leaves) and hasattr(compiled, "current_callable"):
+            innermost.append(compiled.current_callable)
+        return compiled
 
     try:
-        with torch.no_grad(), config.patch(fallback_random=True):
-            return compile_fx(graph, leaves)  # type: ignore[return-value]
+        with torch.no_grad(), config.patch(fallback_random=True, size_asserts=False):
+            outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {_first_line(error)}") from error
+    # What torch puts round the graph is for inputs and results that alias one another, and costs as much as a kernel
+    # for each of some twenty tensors.
+    return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
 
 
 def _use_fast_products(graph: torch.fx.GraphModule, precision: str) -> None:

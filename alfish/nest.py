@@ -1,11 +1,12 @@
 """Nests: NamedTuples, dicts and tuples of leaves, mapped with optree. `None` is an absent subtree.
 
-Leaves are torch tensors unless a function says otherwise.
+Leaves are torch tensors unless a function says otherwise; acting on a CPU goes on in numpy arrays.
 """
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import optree
 import torch
 
@@ -18,7 +19,8 @@ unflatten: Callable[..., Nest] = optree.tree_unflatten
 
 def map(function: Callable[..., Any], nest: Nest, *others: Nest, is_leaf: Callable[[Any], bool] | None = None) -> Nest:
     """The nest of `function(leaf, *leaves of the others at the same place)`."""
-    if type(nest) is torch.Tensor:  # a bare leaf is the common case, and the walk costs more than most functions
+    # A bare leaf is the common case, and the walk costs more than most functions.
+    if type(nest) is torch.Tensor or type(nest) is np.ndarray:
         return function(nest, *others)
     return optree.tree_map(function, nest, *others, is_leaf=is_leaf)
 

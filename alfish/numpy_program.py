@@ -1,4 +1,4 @@
-"""A function of small CPU tensors as a list of numpy calls.
+"""A function of small CPU tensors as a Python function of numpy calls.
 
 Acting means many operations on few numbers, where torch spends its time on finding the kernel and modules on finding
 torch. So the function is traced once with tensors that hold no values, and each recorded operation becomes one call of
@@ -6,7 +6,7 @@ numpy, a tenth of the cost. Arrays share the tensors' memory. Random numbers are
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,23 +68,11 @@ class NumpyProgram:
 
     def prepare(self, leaves: list[np.ndarray]) -> None:
         """Works out whatever depends on the fixed leaves alone, from those of them that are used."""
-        self._values = leaves + [None] * (self._num_used - self._num_fixed + len(self._steps) + len(self._first_steps))
-        self._do(self._first_steps, self._values)
+        self._prepared = self._first(*leaves)
 
     def __call__(self, leaves: list[np.ndarray]) -> Nest:
-        """From the other used leaves of the arguments, as arrays, to the function's nest of tensors."""
-        return nest.unflatten(self._structure, self._run(leaves))
-
-    def _run(self, leaves: list[np.ndarray]) -> list[torch.Tensor]:
-        values = self._values.copy()
-        values[self._num_fixed : self._num_used] = leaves
-        self._do(self._steps, values)
-        return [_tensor(values[position]) for position in self._results]
-
-    def _do(self, steps: "list[_Step]", values: list[Any]) -> None:
-        with np.errstate(all="ignore"):  # torch says nothing of a logarithm of 0 either
-            for position, function, operands in steps:
-                values[position] = function(*[values[operand] for operand in operands])
+        """From the other used leaves of the arguments to the function's nest, of arrays."""
+        return nest.unflatten(self._structure, self._rest(*self._prepared, *leaves))
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
         """Refuses what numpy does not take, or makes another shape or dtype of."""
@@ -92,7 +80,7 @@ class NumpyProgram:
         try:
             zeros = [np.zeros(tuple(leaf.shape), _numpy_dtype(leaf.dtype)) for leaf in leaves]
             self.prepare(zeros[: self._num_fixed])
-            found = self._run(zeros[self._num_fixed :])
+            found = self._rest(*self._prepared, *zeros[self._num_fixed :])
         except Exception as error:
             raise NotTranslatable(f"in numpy: {error}") from error
         finally:
@@ -100,53 +88,59 @@ class NumpyProgram:
         (output,) = (node for node in graph.nodes if node.op == "output")
         for node, result in zip(output.args[0], found):
             value = node.meta["val"]
-            if (result.shape, result.dtype) != (value.shape, value.dtype):
+            if (result.shape, result.dtype) != (tuple(value.shape), _numpy_dtype(value.dtype)):
                 raise NotTranslatable(f"{node.name} is {result.dtype}{list(result.shape)} in numpy")
 
     def _translate(self, graph: torch.fx.Graph) -> None:
-        """A step for each operation; the first ones are those of fixed operands alone."""
-        place: dict[torch.fx.Node, int] = {}
-        fixed: set[torch.fx.Node] = set()
-        self._first_steps: list[_Step] = []
-        self._steps: list[_Step] = []
+        """Writes two functions: what depends on fixed leaves alone, and the rest."""
+        constants: dict[str, Any] = {"asarray": np.asarray, "errstate": np.errstate}
+        fixed: list[torch.fx.Node] = []
+        inputs: list[torch.fx.Node] = []
+        first: list[str] = []
+        rest: list[str] = []
+
+        def constant(value: Any) -> str:
+            constants[f"_c{len(constants)}"] = value
+            return f"_c{len(constants) - 1}"
+
+        def written(argument: Any) -> str:
+            if isinstance(argument, torch.fx.Node):
+                return argument.name
+            if isinstance(argument, (list, tuple)):
+                return f"[{', '.join(map(written, argument))}]"
+            return constant(argument)
+
         for node in graph.nodes:
             if node.op == "output":
-                self._results = [place[result] for result in node.args[0]]
+                (results,) = node.args
             elif node.op == "call_function":
-                operands, function = _bind(_translate(node), node.args)
-                if operands and fixed.issuperset(operands) and not _is_random(node):
-                    fixed.add(node)
-                steps = self._first_steps if node in fixed else self._steps
-                steps.append((len(place), function, [place[operand] for operand in operands]))
-                place[node] = len(place)
+                line = f"{node.name} = {constant(_translate(node))}({', '.join(map(written, node.args))})"
+                if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not _is_random(node):
+                    fixed.append(node)
+                    first.append(line)
+                else:
+                    rest.append(line)
             elif node.op != "placeholder":
                 raise NotTranslatable(f"a tensor that is no argument, {node.target}")
             elif node.users:
-                if len(place) < self._num_fixed:
-                    fixed.add(node)
-                place[node] = len(place)
+                (fixed if len(fixed) < self._num_fixed and not inputs else inputs).append(node)
+        # numpy makes scalars of what has no dimensions.
+        made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
+        self._first = _function(fixed[: self._num_fixed], first, [node.name for node in fixed], constants)
+        self._rest = _function([*fixed, *inputs], rest, made, constants)
 
 
-# Where the result goes, a function, and where its operands are.
-_Step = tuple[int, Callable[..., Any], list[int]]
-
-
-def _bind(function: Callable[..., Any], arguments: tuple) -> tuple[list[torch.fx.Node], Callable[..., Any]]:
-    """The nodes among (nested) arguments, and a function of their values alone."""
-    nodes: list[torch.fx.Node] = []
-    torch.fx.map_arg(arguments, nodes.append)
-    if nodes == list(arguments):
-        return nodes, function
-    constants = arguments[len(nodes) :]
-    if nodes == list(arguments[: len(nodes)]):  # the common case: operands, then settings
-        return nodes, lambda *values: function(*values, *constants)
-
-    def filled(argument: Any, values: Iterator[Any]) -> Any:
-        if isinstance(argument, torch.fx.Node):
-            return next(values)
-        return [filled(part, values) for part in argument] if isinstance(argument, (list, tuple)) else argument
-
-    return nodes, lambda *values: function(*filled(arguments, iter(values)))
+def _function(
+    arguments: list[torch.fx.Node], lines: list[str], results: list[str], constants: dict[str, Any]
+) -> Callable[..., list[np.ndarray]]:
+    """A Python function of these lines: an interpreter's loop over them would take a third of the time."""
+    source = [f"def run({', '.join(node.name for node in arguments)}):"]
+    source.append("    with errstate(all='ignore'):")  # torch says nothing of a logarithm of 0 either
+    source += [f"        {line}" for line in lines]
+    source.append(f"        return [{', '.join(results)}]")
+    names = dict(constants)
+    exec("\n".join(source), names)
+    return names["run"]
 
 
 def _translate(node: torch.fx.Node) -> Callable[..., Any]:

@@ -57,7 +57,7 @@ class Policy:
         """
         if not batched:
             observation = batch_of_one(observation, self._observation_space)
-        seen = self._time_step(nest.to(self._read(observation), self._device))
+        seen = self._time_step(nest.to(nest.map(torch.from_numpy, self._read(observation)), self._device))
         seen, self._transform_state = self.transforms(seen, self._transform_state)
         state = reset_state(self._state, self._initial_state, seen.step_type)
         was_training = self.algorithm.training

@@ -100,12 +100,18 @@ class ActionUnits:
     def to_environment(self, action: Nest) -> Any:
         """The action nest (leaves `[B, ...]`, canonical) as the environment takes it."""
         if self._bare is not None:  # the common case, which needs no walk
-            return self._bare.to_environment(action)
-        return nest.map(_LeafUnits.to_environment, self._units, action)
+            return self._bare.stretch(self._bare.executed(action))
+        return self.stretch(self.executed(action))
 
     def from_environment(self, action: Nest) -> Nest:
         """The inverse, for actions within bounds."""
         return nest.map(_LeafUnits.from_environment, self._units, action)
+
+    def stretch(self, executed: Nest) -> Any:
+        """What `executed` returned, as the environment takes it."""
+        if self._bare is not None:
+            return self._bare.stretch(executed)
+        return nest.map(_LeafUnits.stretch, self._units, executed)
 
     def executed(self, action: Nest) -> Nest:
         """What of a sampled action is executed, in the algorithm's units."""
@@ -126,12 +132,16 @@ class _LeafUnits:
         self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units, a 0-d Box too
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
         self._rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
-        self._low = self._high = self._scale = self._offset = None
+        self._low: Any = None
+        self._high: Any = None
+        self._scale: Any = None
+        self._offset: Any = None
         if isinstance(space, spaces.Box):
             if space.is_bounded("both"):
                 low, high = space.low.astype(np.float64), space.high.astype(np.float64)
                 self._low, self._high = constant(np.full(low.shape, -1)), constant(np.full(low.shape, 1))
-                self._scale, self._offset = constant((high - low) / 2), constant((high + low) / 2)
+                if not (np.all(low == -1) and np.all(high == 1)):
+                    self._scale, self._offset = constant((high - low) / 2), constant((high + low) / 2)
             elif space.bounded_below.any() or space.bounded_above.any():
                 self._low, self._high = constant(space.low), constant(space.high)
         elif isinstance(space, spaces.Discrete):
@@ -139,8 +149,7 @@ class _LeafUnits:
         elif isinstance(space, spaces.MultiDiscrete) and space.start.any():
             self._offset = constant(space.start, np.int64)
 
-    def to_environment(self, action: Any) -> Any:
-        value = self.executed(action)
+    def stretch(self, value: Any) -> Any:
         if self._scale is not None:
             value = value * self._scale
         if self._offset is not None:
@@ -160,7 +169,11 @@ class _LeafUnits:
         return value
 
     def executed(self, action: Any) -> Any:
-        return action if self._low is None else action.clip(self._low, self._high)
+        if self._low is None:
+            return action
+        if isinstance(action, np.ndarray):
+            return np.minimum(np.maximum(action, self._low), self._high)  # which take half the time of `clip`
+        return action.clip(self._low, self._high)
 
 
 def _map_space(function: Any, space: spaces.Space, path: str) -> Nest:

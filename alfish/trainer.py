@@ -5,6 +5,7 @@ progress bar are listeners.
 """
 
 import json
+import math
 import random
 import signal
 import sys
@@ -36,6 +37,8 @@ from alfish.specs import describe
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
 
+# With a budget of seconds, what pays in long runs alone starts from here.
+LONG_RUN_SECONDS = 300
 BUDGETS = ("num_env_steps", "num_iterations", "num_updates", "wall_seconds")
 
 
@@ -124,6 +127,9 @@ class Trainer:
         self.unroller = unroller(self.environment, self.algorithm, self.transforms)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
         self.metrics = Metrics(metrics, self.environment.num_envs)
+        if not self.metrics.reads_infos:
+            self.environment.ignore_infos()
+        self._plan()
         self.listeners = list(default_listeners() if listeners is None else listeners)
         self.checkpoints = Checkpoints(self.root_dir / "checkpoints")
         self.replay_checkpoints = Checkpoints(self.root_dir / "replay", keep_last=2)
@@ -368,6 +374,18 @@ class Trainer:
         name = type(self.algorithm).__name__
         load_model(self.algorithm, state["algorithm"], f"the {name} configured for {self.root_dir}")
         load_model(self.transforms, state["transforms"], f"the transforms configured for {self.root_dir}")
+
+    def _plan(self) -> None:
+        """Tells the learner and the unroller how long the run is to be, for what pays in long runs alone."""
+        steps, updates = self._unroll_length, self.batches.updates_per_iteration
+        iterations = {
+            "num_env_steps": self._budget / (steps * self.environment.num_envs),
+            "num_iterations": self._budget,
+            "num_updates": self._budget / updates,
+            "wall_seconds": math.inf if self._budget >= LONG_RUN_SECONDS else 0.0,
+        }[self._budget_name]
+        self.learner.plan(iterations * updates)
+        self.unroller.plan(iterations * steps)
 
     def _make_batches(self, batches: Callable[[], Batches] | None) -> Batches:
         name, on_policy = type(self.algorithm).__name__, self.algorithm.on_policy

@@ -529,7 +529,7 @@ def graph_of(function, arguments, precision):
 
     def spy(graph, leaves):
         targets.extend(str(node.target) for node in graph.graph.nodes)
-        return lambda *leaves: graph(*leaves)
+        return lambda leaves: graph(*leaves)
 
     compiled._compile = spy
     try:

@@ -65,16 +65,16 @@ RECIPES = {
 }
 # Of a vector step through numpy, through torch, and of a plain update with the batch it is made on.
 CEILINGS = {
-    ("ppo", "numpy step"): (18, 430),
+    ("ppo", "numpy step"): (3, 370),
     ("ppo", "torch step"): (26, 460),
     ("ppo", "update"): (410, 800),
-    ("dqn", "numpy step"): (17, 210),
+    ("dqn", "numpy step"): (4, 150),
     ("dqn", "torch step"): (24, 195),
     ("dqn", "update"): (235, 670),
-    ("sac", "numpy step"): (16, 255),
+    ("sac", "numpy step"): (2, 185),
     ("sac", "torch step"): (28, 205),
     ("sac", "update"): (445, 1490),
-    ("td3", "numpy step"): (16, 220),
+    ("td3", "numpy step"): (2, 155),
     ("td3", "torch step"): (26, 200),
     ("td3", "update"): (270, 1190),
 }
@@ -88,7 +88,7 @@ def make(root_dir, recipe, numpy_after=None):
         environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs),
         batches=batches,
         unroller=functools.partial(SyncUnroller, numpy_after=numpy_after),
-        learner=functools.partial(Learner, max_grad_norm=0.5),
+        learner=functools.partial(Learner, max_grad_norm=0.5, compile=False),
         unroll_length=unroll_length,
         listeners=[],
         num_env_steps=10**6,

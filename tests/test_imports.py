@@ -18,7 +18,7 @@ FLOORS = [
     (2, ["losses", "returns", "distributions", "optimizers"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay"]),
     (3, ["algorithms"]),
-    (4, ["batches", "learner", "unrollers", "evaluator", "policy"]),
+    (4, ["batches", "updates", "compiled_updates", "learner", "unrollers", "evaluator", "policy"]),
     (5, ["listeners", "profiler", "trainer"]),
     (6, ["bin", "__main__"]),
 ]  # fmt: skip
@@ -184,7 +184,11 @@ def unsafe(tree):
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_nothing_that_is_loaded_is_executed_and_no_error_is_swallowed(path):
-    assert list(unsafe(parse(path))) == []
+    found = list(unsafe(parse(path)))
+    if path.name == "numpy_program.py":  # it runs what it wrote itself, from a traced graph
+        assert [what for _, what in found] == ["exec"]
+    else:
+        assert found == []
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,7 @@ class TestFlatParameters:
         for group in ("actor", "critic"):
             module = getattr(algorithm, group)
             together = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
-            (flat,) = learner._groups[group].flat
+            (flat,) = learner._plain.groups[group].flat
             same_memory = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
             if not torch.equal(together, flat) or same_memory != {flat.untyped_storage().data_ptr()}:
                 return False

@@ -96,7 +96,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     whole.train()
     cut = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
     stop_after(cut, stop)
-    assert not torch.equal(*(t.learner._groups["all"].flat[0] for t in (whole, cut)))
+    assert not torch.equal(*(t.learner._plain.groups["all"].flat[0] for t in (whole, cut)))
     torch.manual_seed(99)  # another process would have other random states
     resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
     assert resumed.train().iterations == 8

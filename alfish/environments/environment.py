@@ -27,10 +27,12 @@ class Environment(abc.ABC):
       device: where the time steps' leaves are, and where actions are expected.
       ragged: see above.
       seeds_rows: whether `reset` takes a mask and a seed a row, so that evaluation may seed every episode.
+      gives_arrays: whether there is `step_arrays`.
       infos: gymnasium's info dict of the last reset or step.
     """
 
     ragged = False
+    gives_arrays = False
     seeds_rows = False
     infos: dict[str, Any]
 
@@ -64,6 +66,13 @@ class Environment(abc.ABC):
     @abc.abstractmethod
     def step(self, action: Nest) -> TimeStep:
         """Acts and returns the rows that arrive. `action` is a nest of `[B, ...]` in the algorithm's units."""
+
+    def step_arrays(self, action: Nest) -> TimeStep:
+        """`step` with numpy arrays in and out, new ones each time. Where `gives_arrays`."""
+        raise NotImplementedError
+
+    def ignore_infos(self) -> None:
+        """Nobody reads `infos`, which may be empty from here on. Default: nothing changes."""
 
     def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
         """The FIRST rows that follow the LAST rows of this step: a mask `[B]` bool and rows `[B]`. Where `ragged`."""

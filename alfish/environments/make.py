@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish.environments.environment import Environment
 from alfish.environments.tensor import TensorEnvironment
-from alfish.environments.vector import VectorEnvironment
+from alfish.environments.vector import SequentialVectorEnv, VectorEnvironment
 from alfish.errors import UsageError
 
 VECTORIZATIONS = ("sync", "async", "vector_entry_point", "envpool")
@@ -84,14 +84,14 @@ def make_environment(
             env = env_id(**kwargs) if callable(env_id) else _make_single(env_id, kwargs)
         for wrapper in (*wrappers, *(() if evaluation else training_wrappers)):
             env = wrapper(env)
-        return ScalarReward(env)
+        return env
 
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
     if vectorization == "async" and not evaluation:
-        env = gymnasium.vector.AsyncVectorEnv([single] * num_envs, autoreset_mode=mode)
+        scalar = [lambda: ScalarReward(single())] * num_envs
+        env = gymnasium.vector.AsyncVectorEnv(scalar, autoreset_mode=mode)
     else:
-        # The adapter copies what it keeps.
-        env = gymnasium.vector.SyncVectorEnv([single] * num_envs, copy=False, autoreset_mode=mode)
+        env = SequentialVectorEnv([single] * num_envs, mode)
     return _adapt(env, seeds, evaluation)
 
 

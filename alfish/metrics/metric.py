@@ -86,7 +86,7 @@ class Metrics:
         self._metrics = {metric.name: metric for metric in metrics}
         self._num_envs = num_envs
         self._flush_rows = flush_rows
-        self._reads_infos = any(metric.reads_infos for metric in metrics)
+        self.reads_infos = any(metric.reads_infos for metric in metrics)
         self._env_id = np.arange(num_envs, dtype=np.int32)
         self._env_id_given = False
         self._open_length = np.full(num_envs, -1)
@@ -116,7 +116,7 @@ class Metrics:
             raise ValueError(f"Expected {expected} rows, got step_type {step_type.shape} and reward {reward.shape}.")
         if env_id is not None:
             self._check_env_id(_numpy(env_id))
-        if self._reads_infos:
+        if self.reads_infos:
             self._infos += [(self._num_rows + row, _own(info)) for row, info in infos]
         self._step_type.append(step_type)
         self._reward.append(reward)

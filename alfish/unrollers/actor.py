@@ -1,5 +1,8 @@
 """From a raw row to an action: transforms, memory's reset, `rollout_step`; where possible as a numpy program."""
 
+from typing import Any
+
+import numpy as np
 import torch
 from absl import logging
 from torch.nn.utils.stateless import _reparametrize_module
@@ -22,42 +25,51 @@ class Actor:
     numpy_after: calls after which it acts through numpy; None: never.
 
     Attributes:
+      numpy_after: as given, and None once it was found that it cannot.
       num_calls: so far; saved with the run, so that a resumed one acts by the same bits.
     """
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, initial_state: Nest, numpy_after: int | None):
         self._algorithm, self._transforms, self._initial_state = algorithm, transforms, initial_state
-        self._numpy_after = numpy_after if algorithm.progress.device.type == "cpu" else None
+        self._device = algorithm.progress.device
+        self.numpy_after = numpy_after
         self._program: NumpyProgram | None = None
         self.num_calls = 0
 
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
-        """An action for each of B rows, and the transforms' state after them."""
+        """An action for each of B rows, and the transforms' state after them.
+
+        Leaves, in and out, are arrays or tensors: arrays come out where it acts through numpy.
+        """
         row = time_step, transform_state, state, self._initial_state
-        if self._numpy_after is not None and self.num_calls >= self._numpy_after:
+        if self.numpy_after is not None and self.num_calls >= self.numpy_after and self._device.type == "cpu":
             if self._program is None:
                 self._translate(row)
             # A hook that is not pure may depend on what tracing took for constant.
-            elif is_checked(self.num_calls - self._numpy_after):
+            elif is_checked(self.num_calls - self.numpy_after):
                 self._compare(row)
         self.num_calls += 1
         return self._act(*row) if self._program is None else self._run(row)
-
-    def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
-        assert self._program is not None
-        leaves = nest.leaves(row)
-        return self._program([leaves[index].numpy() for index in self._used])
 
     def refresh(self) -> None:
         """To be called where parameters or buffers have changed, before acting on."""
         if self._program is not None:
             self._program.prepare(self._arrays)
 
+    def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
+        assert self._program is not None
+        leaves = nest.leaves(row)
+        return self._program([as_array(leaves[index]) for index in self._used])
+
     def _act(
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
     ) -> tuple[AlgStep, Nest]:
+        time_step, transform_state, state = nest.map(self._here, (time_step, transform_state, state))
         seen, transform_state = self._transforms(time_step, transform_state)
         return self._algorithm.rollout_step(seen, reset_state(state, initial_state, seen.step_type)), transform_state
+
+    def _here(self, leaf: Any) -> torch.Tensor:
+        return as_tensor(leaf).to(self._device)
 
     def _translate(self, row: tuple) -> None:
         modules = (self._algorithm, self._transforms)
@@ -76,10 +88,10 @@ class Actor:
 
         try:
             fixed = nest.leaves(tensors)
-            self._program = NumpyProgram(act, (tensors, *row), len(fixed))
+            self._program = NumpyProgram(act, (tensors, *nest.map(as_tensor, row)), len(fixed))
         except NotTranslatable as reason:
             logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
-            self._numpy_after = None
+            self.numpy_after = None
             return
         # Parameters and buffers are written in place and never rebound, so these stay up to date.
         used = self._program.used
@@ -93,7 +105,7 @@ class Actor:
         generators = rng_state()
         expected = nest.leaves(self._act(*row))
         set_rng_state(generators)
-        found = nest.leaves(self._run(row))
+        found = [as_tensor(leaf) for leaf in nest.leaves(self._run(row))]
         set_rng_state(generators)
         if len(expected) != len(found) or not all(
             a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -104,4 +116,16 @@ class Actor:
                 "buffer. It acts through torch from here on",
                 type(self._algorithm).__name__,
             )
-            self._program = self._numpy_after = None
+            self._program = self.numpy_after = None
+
+
+def as_array(leaf: Any) -> np.ndarray:
+    """A leaf on the host as an array that shares its memory."""
+    return leaf if type(leaf) is np.ndarray else leaf.detach().cpu().numpy()
+
+
+def as_tensor(leaf: Any) -> torch.Tensor:
+    """A leaf as a tensor; one of an array shares its memory."""
+    if type(leaf) is not np.ndarray:
+        return leaf
+    return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())  # a broadcast one is not

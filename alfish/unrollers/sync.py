@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import gin
 import numpy as np
-import optree
 import torch
 
 from alfish import nest, specs
@@ -15,7 +14,10 @@ from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.transforms import Transforms
-from alfish.unrollers.actor import Actor
+from alfish.unrollers.actor import Actor, as_array, as_tensor
+
+# Acting through numpy saves about a tenth of a millisecond a step.
+NUMPY_FROM_STEPS = 10_000
 
 
 class Arrivals(NamedTuple):
@@ -36,7 +38,7 @@ class SyncUnroller:
       transforms: what the algorithm sees of a raw row.
       numpy_after: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
         (`alfish.numpy_program`): the same to float error, and several times faster for small networks. Translating
-        takes some tenths of a second. None: never.
+        takes a second. None: never. 'auto': from the start, where the run is long enough for it to pay.
 
     Attributes:
       arrivals: of the last unroll, for metrics.
@@ -48,18 +50,28 @@ class SyncUnroller:
         environment: Environment,
         algorithm: RLAlgorithm,
         transforms: Transforms,
-        numpy_after: int | None = 1000,
+        numpy_after: int | None | str = "auto",
     ):
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
         self._device = algorithm.progress.device
-        self._same_device = environment.device == self._device
-        self._time_step: TimeStep | None = None  # the row to act from: the next unroll's row 0
+        # The row to act from, the next unroll's row 0; of arrays where the environment gives them.
+        self._time_step: TimeStep | None = None
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
+        self._decides = isinstance(numpy_after, str)
+        if isinstance(numpy_after, str):
+            if numpy_after != "auto":
+                raise UsageError(f"SyncUnroller.numpy_after is {numpy_after!r}; it is a number, None or 'auto'")
+            numpy_after = None
         self._actor = Actor(algorithm, transforms, self._initial_state, numpy_after)
         self.policy_version = 0
         self.arrivals: Arrivals | None = None
+
+    def plan(self, num_steps: float) -> None:
+        """Says how many vector steps the run is to make, for `numpy_after = 'auto'`."""
+        if self._decides and num_steps >= NUMPY_FROM_STEPS:
+            self._actor.numpy_after = 0
 
     @torch.no_grad()
     def unroll(self, length: int, at_random: bool = False) -> Experience:
@@ -83,9 +95,11 @@ class SyncUnroller:
         self._at_random = at_random
         self._actor.refresh()
         if self._time_step is None:
-            self._time_step = self.environment.reset()
-        state = reset_state(self._state, self._initial_state, self._here(self._time_step.step_type))
-        transform_state = self._transform_state
+            self._time_step = self._as_given(self.environment.reset())
+        state, transform_state = nest.map(as_tensor, (self._state, self._transform_state))
+        if state is not None:
+            step_type = as_tensor(self._time_step.step_type).to(self._device)
+            state = reset_state(state, self._initial_state, step_type)
         unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
         time_step, action, info = unroll(length, unseen)
         check_finite(time_step)
@@ -94,9 +108,9 @@ class SyncUnroller:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "time_step": None if self._time_step is None else list(self._time_step),
-            "state": self._state,
-            "transform_state": self._transform_state,
+            "time_step": None if self._time_step is None else list(nest.map(as_tensor, self._time_step)),
+            "state": nest.map(as_tensor, self._state),
+            "transform_state": nest.map(as_tensor, self._transform_state),
             "environment": self.environment.state_dict(),
             "policy_version": self.policy_version,
             "num_calls": self._actor.num_calls,
@@ -113,7 +127,7 @@ class SyncUnroller:
         time_step = nest.to(TimeStep(*state["time_step"]), self.environment.device)
         if not self.environment.load_state_dict(state["environment"]):
             time_step = time_step._replace(step_type=torch.full_like(time_step.step_type, StepType.LAST))
-        self._time_step = time_step
+        self._time_step = self._as_given(time_step)
 
     def close(self) -> None:
         self.environment.close()
@@ -133,9 +147,9 @@ class SyncUnroller:
             rows.write(length, (self._time_step, step.output, step.info))
         time_step, action, info = rows.finish()
         assert self._time_step is not None
-        step_type, reward = time_step.step_type.cpu().numpy(), time_step.reward.cpu().numpy()
+        step_type, reward = as_array(time_step.step_type), as_array(time_step.reward)
         if not self._algorithm.on_policy:  # else it is the extra row
-            last = self._time_step.step_type.cpu().numpy(), self._time_step.reward.cpu().numpy()
+            last = as_array(self._time_step.step_type), as_array(self._time_step.reward)
             step_type, reward = (np.concatenate([rows, row[None]]) for rows, row in zip((step_type, reward), last))
         self.arrivals = Arrivals(step_type[1 - unseen :], reward[1 - unseen :], infos)
         return time_step, action, info
@@ -182,7 +196,8 @@ class SyncUnroller:
         return time_step, action, info
 
     def _act(self) -> tuple[AlgStep, Nest]:
-        step, transform_state = self._actor(self._here(self._time_step), self._transform_state, self._state)
+        assert self._time_step is not None
+        step, transform_state = self._actor(self._time_step, self._transform_state, self._state)
         if self._at_random:
             action = specs.sample(self.environment.action_spec, self.environment.num_envs)
             step = step._replace(output=nest.to(action, self._device))
@@ -190,11 +205,15 @@ class SyncUnroller:
 
     def _advance(self, step: AlgStep, transform_state: Nest) -> None:
         self._state, self._transform_state = step.state, transform_state
-        action = step.output if self._same_device else nest.to(step.output, self.environment.device)
-        self._time_step = self.environment.step(action)
+        if self.environment.gives_arrays:
+            self._time_step = self.environment.step_arrays(nest.map(as_array, step.output))
+        else:
+            device = self.environment.device
+            self._time_step = self.environment.step(nest.map(lambda leaf: as_tensor(leaf).to(device), step.output))
 
-    def _here(self, value: Nest) -> Nest:
-        return value if self._same_device else nest.to(value, self._device)
+    def _as_given(self, time_step: TimeStep) -> TimeStep:
+        """A time step of tensors as the environment's steps give them."""
+        return nest.map(as_array, time_step) if self.environment.gives_arrays else time_step
 
 
 class _Rows:
@@ -202,26 +221,30 @@ class _Rows:
 
     def __init__(self, num_rows: int):
         self._num_rows = num_rows
-        self._tensors: list[torch.Tensor] = []
-        self._targets: list[Any] = []  # numpy views where the tensor is on the CPU: a write costs a tenth
+        self._targets: list[Any] = []  # arrays where leaves are on the host: a write costs a tenth
 
     def write(self, index: Any, row: Nest) -> None:
-        leaves, self._structure = optree.tree_flatten(row)
-        if not self._tensors:
-            self._tensors = [leaf.new_zeros(self._num_rows, *leaf.shape) for leaf in leaves]
-            self._targets = [tensor.numpy() if tensor.device.type == "cpu" else tensor for tensor in self._tensors]
+        leaves, self._structure = nest.flatten(row)
+        if not self._targets:
+            self._targets = [self._allocate(leaf) for leaf in leaves]
         host_index = index
         if isinstance(index, tuple) and any(isinstance(target, np.ndarray) for target in self._targets):
             # numpy would take a tensor of one element for a number.
             host_index = tuple(part.cpu().numpy() for part in index)
         for target, leaf in zip(self._targets, leaves):
-            if isinstance(target, np.ndarray):
-                target[host_index] = leaf.numpy() if not leaf.requires_grad else leaf.detach().numpy()
+            if type(target) is np.ndarray:
+                target[host_index] = leaf if type(leaf) is np.ndarray else as_array(leaf)
             else:
-                target[index] = leaf
+                target[index] = as_tensor(leaf)
 
     def finish(self) -> Nest:
-        return optree.tree_unflatten(self._structure, self._tensors)
+        return nest.unflatten(self._structure, [as_tensor(target) for target in self._targets])
+
+    def _allocate(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            zeros = leaf.new_zeros(self._num_rows, *leaf.shape)
+            return zeros.numpy() if zeros.device.type == "cpu" and zeros.dtype != torch.bfloat16 else zeros
+        return np.zeros((self._num_rows, *leaf.shape), leaf.dtype)
 
 
 def check_finite(time_step: TimeStep) -> None:

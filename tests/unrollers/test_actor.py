@@ -29,7 +29,7 @@ from alfish.schedules import Linear
 from alfish.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer, Transforms
 from alfish.unrollers import SyncUnroller
-from alfish.unrollers.actor import Actor
+from alfish.unrollers.actor import Actor, as_tensor
 
 B = 3
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
@@ -110,7 +110,7 @@ def warnings_in(caplog):
 
 def assert_close(found, expected):
     assert nest.paths(found) == nest.paths(expected)
-    for path, a, b in zip(nest.paths(found), nest.leaves(found), nest.leaves(expected)):
+    for path, a, b in zip(nest.paths(found), *(map(as_tensor, nest.leaves(rows)) for rows in (found, expected))):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), path
         if a.is_floating_point():
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), f"{path}: {(a - b).abs().max()}"
@@ -185,7 +185,7 @@ def actor_of(algorithm, numpy_after, transforms=()):
     @torch.no_grad()
     def act(time_step):
         step, _ = actor(time_step, *states)
-        return step.output
+        return as_tensor(step.output)
 
     return actor, act, chain
 

@@ -1,0 +1,195 @@
+"""One update as it is written: losses, gradients of each parameter group, clipping, a step of its optimizer.
+
+A group's parameters are views of one flat vector, so that every optimizer call, norm and clip is one operation however
+many layers there are. No value is read from the device inside an update, but for one flag on a CPU.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches import Chunk, take
+from alfish.data import Batch, LossInfo
+from alfish.errors import UsageError
+from alfish.losses import masked_mean
+from alfish.optimizers import Optimizer
+
+
+class Record(NamedTuple):
+    """What summaries need of one update, still on the device."""
+
+    groups: list[str]
+    total: torch.Tensor  # see `Measured`
+    mask: torch.Tensor  # [T', N]
+    extra: dict[str, torch.Tensor]
+
+
+class Measured(NamedTuple):
+    """What one batch asks for."""
+
+    gradients: dict[str, list[torch.Tensor]]  # a group's, one flat vector for each dtype, clipped
+    total: torch.Tensor  # the groups' losses, then the norms of their gradients before clipping
+    keep: torch.Tensor  # 0-d float32: 1, or 0 where something is not finite and the update must be skipped
+
+
+class Updates:
+    """Args:
+    algorithm: what to train, on its device.
+    optimizer: class or factory, takes a group's flat vectors.
+    max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
+
+    Attributes:
+      groups, optimizers: by name.
+      kept: 0-d float64, updates made, without those skipped.
+      skipped_in_row: 0-d.
+    """
+
+    def __init__(self, algorithm: RLAlgorithm, optimizer: Callable[..., Optimizer], max_grad_norm: float | None):
+        self.algorithm = algorithm
+        self.groups = {name: Group(parameters) for name, parameters in _claimed_parameters(algorithm).items()}
+        self.optimizers = {name: optimizer(group.flat) for name, group in self.groups.items()}
+        self._max_grad_norm = max_grad_norm
+        device = algorithm.progress.device
+        self.on_cpu = device.type == "cpu"
+        self.kept = torch.zeros((), dtype=torch.float64, device=device)
+        self.skipped_in_row = torch.zeros((), device=device)
+
+    def __call__(self, chunk: Chunk, columns: torch.Tensor | None, learning_rate: Mapping[str, float]) -> Record | None:
+        """Updates on the chunk's minibatch of these columns (`[N]` int64; None: all of it).
+
+        Returns:
+          None where the algorithm asked to stop, and nothing has changed.
+        """
+        batch = chunk.batch if columns is None else take(chunk.batch, columns)
+        losses, loss_info = self.losses(batch)
+        if loss_info.stop is not None and bool(loss_info.stop):
+            return None
+        measured = self.measure(losses, {name: group.parameters for name, group in self.groups.items()})
+        keep = measured.keep
+        self.kept += keep
+        self.skipped_in_row.add_(1).mul_(1 - keep)
+        for name, gradients in measured.gradients.items():
+            for flat, gradient in zip(self.groups[name].flat, gradients):
+                flat.grad = gradient
+            if not self.on_cpu:
+                self.optimizers[name].step(learning_rate[name], keep)
+            elif keep:
+                self.optimizers[name].step(learning_rate[name])
+        return Record(list(losses), measured.total, batch.mask, loss_info.extra or {})
+
+    def losses(self, batch: Batch) -> tuple[dict[str, torch.Tensor], LossInfo]:
+        """Each group's, 0-d."""
+        algorithm, experience = self.algorithm, batch.experience
+        step = algorithm.train_step(experience, experience.state)
+        loss_info: LossInfo = algorithm.calc_loss(experience, step.info)
+        return self._reduce(loss_info, batch), loss_info
+
+    def measure(self, losses: dict[str, torch.Tensor], parameters: Mapping[str, list[Any]]) -> Measured:
+        """Gradients of each group's loss by the group's `parameters`."""
+        gradients, norms, last = {}, [], list(losses)[-1]
+        for name, loss in losses.items():
+            gradients[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
+            norms.append(_norm(gradients[name]))
+        total = torch.stack([*losses.values(), *norms]).detach()
+        keep = torch.isfinite(total.sum()).float()
+        if self._max_grad_norm is not None:
+            for norm, each in zip(norms, gradients.values()):
+                scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+                for gradient in each:
+                    gradient.mul_(scale)
+        return Measured(gradients, total, keep)
+
+    def _reduce(self, loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
+        """One 0-d loss a group: the mean over trained rows, weighted where replay says so, plus its scalar loss."""
+        per_row = loss_info.loss if isinstance(loss_info.loss, dict) else {self._only_group(): loss_info.loss}
+        losses = {}
+        scalar = loss_info.scalar or {}
+        for name in (*per_row, *scalar):
+            if name not in self.groups:
+                raise UsageError(
+                    f"calc_loss returned a loss for {name!r}; the parameter groups are {list(self.groups)}"
+                )
+        for name, loss in per_row.items():
+            mask = batch.mask[: len(loss)] if loss.ndim else batch.mask
+            if loss.shape != mask.shape:
+                raise UsageError(
+                    f"calc_loss must return one loss per row: {name!r} has shape {tuple(loss.shape)} for rows of "
+                    f"{tuple(mask.shape)}"
+                )
+            if batch.weight is not None:
+                loss = loss * batch.weight
+            losses[name] = masked_mean(loss, mask)
+        for name, loss in scalar.items():
+            losses[name] = losses[name] + loss if name in losses else loss
+        if not losses:
+            raise UsageError(f"calc_loss returned no loss; the parameter groups are {list(self.groups)}")
+        return losses
+
+    def _only_group(self) -> str:
+        if len(self.groups) > 1:
+            raise UsageError(f"calc_loss must return a dict of losses, one for each of the groups {list(self.groups)}")
+        return next(iter(self.groups))
+
+
+class Group:
+    """Parameters that one loss drives, as views of a flat vector for each dtype."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+        self.parameters = [parameter for same in by_dtype.values() for parameter in same]
+        self._members = list(by_dtype.values())
+        self.flat = []
+        for same in self._members:
+            flat = torch.cat([parameter.detach().reshape(-1) for parameter in same])
+            for parameter, view in zip(same, _views(flat, same)):
+                parameter.data = view
+            self.flat.append(flat)
+
+    def views(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Vectors like `self.flat` as tensors like `self.parameters`."""
+        return [view for vector, same in zip(flat, self._members) for view in _views(vector, same)]
+
+    def gradients(self, loss: torch.Tensor, parameters: list[Any], retain_graph: bool) -> list[torch.Tensor]:
+        gradients = torch.autograd.grad(
+            loss, parameters, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+        )
+        remaining = iter(gradients)
+        return [torch.cat([next(remaining).reshape(-1) for _ in same]) for same in self._members]
+
+
+def _views(flat: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters)]
+
+
+def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    norms = [torch.linalg.vector_norm(gradient).float() for gradient in gradients]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
+    """Each group's trainable parameters; refuses one that no group, or more than one, claims."""
+    names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
+    groups: dict[str, list[nn.Parameter]] = {}
+    owner: dict[int, str] = {}
+    for group, parameters in algorithm.parameter_groups().items():
+        groups[group] = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in groups[group]:
+            if id(parameter) in owner:
+                raise UsageError(
+                    f"parameter {names.get(id(parameter), '?')} is in the groups {owner[id(parameter)]!r} and "
+                    f"{group!r}; it may be in one"
+                )
+            owner[id(parameter)] = group
+    unclaimed = [name for name, p in algorithm.named_parameters() if p.requires_grad and id(p) not in owner]
+    if unclaimed:
+        raise UsageError(
+            f"no parameter group of {type(algorithm).__name__} claims {', '.join(unclaimed[:3])}; add it to "
+            "parameter_groups, or set requires_grad to False"
+        )
+    return {group: parameters for group, parameters in groups.items() if parameters}
