@@ -1,45 +1,65 @@
 """Environment steps per second beside peers, on the same recipe, in one interleaved run.
 
-  python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3 --repeats=5
+  python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3,sbx:2,sample-factory:2 --repeats=5
 
-Libraries take turns run by run (A B A B ...), each run in a process of its own on one torch thread, start-up left out.
-alfish runs as it is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a
-virtual environment of its own, made from `benchmarks/peers/PEER.txt` when first needed. Writes the raw runs and a table
-to `benchmarks/results/throughput.{csv,md}`, where recipes that were not run keep their rows. The ratio is of medians,
-its interval a bootstrap over runs.
+Libraries take turns run by run (A B A B ...), each run in a process of its own, start-up left out. alfish runs as it
+is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a virtual environment
+of its own, made from `benchmarks/peers/PEER.txt` when first needed; PEER:N gives it N threads, so that each may have as
+many as serve it best. A recipe that a peer has none of is left blank. Writes the raw runs and a table to
+`benchmarks/results/throughput.{csv,md}`, where recipes that were not run keep their rows.
+
+The ratio is of medians, its interval a bootstrap over runs. Memory is the most that all processes of a run were seen to
+hold, looked at twice a second, compilers included; a page that several of them map counts once.
 """
 
 import argparse
 import csv
+import datetime
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.runs.script import NO_SUCH_RECIPE
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 RECIPES = ("ppo_cartpole", "dqn_cartpole", "sac_halfcheetah", "ppo_halfcheetah", "td3_halfcheetah")
+NUMBERS = ("env_steps_per_second", "peak_memory_mb", "env_steps", "seconds", "cpu_seconds", "updates", "return")
+FIELDS = ("recipe", "library", "threads", "seed", *NUMBERS, "versions", "machine", "date")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", default=",".join(RECIPES))
     parser.add_argument("--variants", default="plain,compiled", help="of alfish: plain, compiled, bfloat16")
-    parser.add_argument("--peers", default="sb3")
+    parser.add_argument("--threads", type=int, default=1, help="of alfish")
+    parser.add_argument("--peers", default="sb3", help="each PEER or PEER:THREADS; empty: none")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    ours = [f"alfish {variant}" for variant in arguments.variants.split(",")]
-    peers = arguments.peers.split(",")
-    pythons = dict.fromkeys(ours, sys.executable) | {peer: _venv(peer) for peer in peers}
+    libraries = {f"alfish {variant}": arguments.threads for variant in arguments.variants.split(",")}
+    for peer in filter(None, arguments.peers.split(",")):
+        name, _, threads = peer.partition(":")
+        libraries[name] = int(threads or 1)
+    pythons = {name: sys.executable if is_ours(name) else _venv(name) for name in libraries}
+    common = {"machine": machine(), "date": datetime.date.today().isoformat()}
     runs = []
     for recipe in arguments.recipes.split(","):
-        for repeat in range(arguments.repeats):
-            for library, python in pythons.items():
-                run = {"recipe": recipe, "library": library, "seed": repeat} | _run(python, library, recipe, repeat)
+        able = dict(libraries)
+        for seed in range(arguments.repeats):
+            for library, threads in list(able.items()):
+                result = _run(pythons[library], library, recipe, seed, threads)
+                if result is None:
+                    del able[library]
+                    print(f"{recipe} {library} has no such recipe", flush=True)
+                    continue
+                run = {"recipe": recipe, "library": library, "threads": threads, "seed": seed} | result | common
                 run["env_steps_per_second"] = run["env_steps"] / run["seconds"]
                 print(f"{recipe} {library} {run['env_steps_per_second']:,.0f} steps/s", flush=True)
                 runs.append(run)
@@ -47,30 +67,25 @@ def main() -> None:
     path = RESULTS / "throughput.csv"
     runs = [*_other_recipes(path, {run["recipe"] for run in runs}), *runs]
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, runs[0])
+        writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(runs)
-    table = _table(runs, ours, peers)
+    table = _table(runs)
     (RESULTS / "throughput.md").write_text(table)
     print(table)
 
 
-def _other_recipes(path: Path, recipes: set[str]) -> list[dict]:
-    """The rows that are there already of recipes that were not run now."""
-    rows = list(csv.DictReader(path.open())) if path.is_file() else []
-    numbers = ("env_steps", "seconds", "updates", "return", "env_steps_per_second")
-    return [row | {name: float(row[name]) for name in numbers} for row in rows if row["recipe"] not in recipes]
+def is_ours(library: str) -> bool:
+    return library.split()[0] == "alfish"
 
 
-def _run(python: str, library: str, recipe: str, seed: int) -> dict:
-    name, *variant = library.split()
-    script = HERE / "runs" / f"{name}_run.py"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent) if name == "alfish" else ""}
-    command = [python, str(script), recipe, str(seed), *variant]
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if finished.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr}")
-    return json.loads(finished.stdout.splitlines()[-1])
+def machine() -> str:
+    """Processor, cores and Python."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    model = models[0] if models else platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def _venv(peer: str) -> str:
@@ -84,26 +99,85 @@ def _venv(peer: str) -> str:
     return str(python)
 
 
-def _table(runs: list[dict], ours: list[str], peers: list[str]) -> str:
+def with_threads(threads: int) -> dict[str, str]:
+    """The environment of a process that computes in so many threads: OpenMP's and MKL's, and XLA's."""
+    variables = {"OMP_NUM_THREADS": str(threads), "NPROC": str(threads)}
+    return os.environ | variables | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})
+
+
+def _other_recipes(path: Path, recipes: set[str]) -> list[dict]:
+    """The rows that are there already of recipes that were not run now."""
+    rows = list(csv.DictReader(path.open())) if path.is_file() else []
+    kept = [row for row in rows if row["recipe"] not in recipes]
+    return [row | {name: float(row[name]) if row.get(name) else "" for name in NUMBERS} for row in kept]
+
+
+def _run(python: str, library: str, recipe: str, seed: int, threads: int) -> dict | None:
+    """What the run printed and held in memory; None where the library has no such recipe."""
+    name, *variant = library.split()
+    command = [python, str(HERE / "runs" / f"{name}_run.py"), recipe, str(seed), *variant]
+    environment = with_threads(threads) | {"PYTHONPATH": str(HERE.parent)}
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
+        peak = 0.0
+        while process.poll() is None:
+            peak = max(peak, _memory_mb(process.pid))
+            time.sleep(0.5)
+        output.seek(0), errors.seek(0)
+        if process.returncode == NO_SUCH_RECIPE:
+            return None
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{errors.read()}")
+        return json.loads(output.read().splitlines()[-1]) | {"peak_memory_mb": round(peak) or ""}
+
+
+def _memory_mb(pid: int | str) -> float:
+    """What a process and its descendants hold now, each page shared out among those that map it; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return 0.0
+    own = sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return own + sum(_memory_mb(child) for children in tasks for child in children.split())
+
+
+def _table(runs: list[dict]) -> str:
+    libraries = sorted({run["library"]: None for run in runs}, key=lambda name: not is_ours(name))
+    peers = [name for name in libraries if not is_ours(name)]
+    machines = "; ".join(sorted({run["machine"] for run in runs if run.get("machine")}))
+    dates = sorted({run["date"] for run in runs if run.get("date")})
+    headings = ["recipe", "library", "threads", "steps/s", "updates/s", "return", "MB", *(f"times {p}" for p in peers)]
     lines = [
-        f"{platform.machine()}, {os.cpu_count()} cores, one torch thread; medians, env steps per second "
-        f"[smallest, largest run]; ratio of medians with a 95 % bootstrap interval.",
+        f"{machines}. {' to '.join(dict.fromkeys(dates[:1] + dates[-1:]))}. Medians, env steps per second [smallest, "
+        "largest run]; ratio of medians with a 95 % bootstrap interval; updates a second, the return of the last "
+        "training episodes (mean of the runs), the largest memory.",
         "",
-        f"| recipe | library | steps/s | updates/s | return | {' | '.join(f'times {peer}' for peer in peers)} |",
-        f"|---|---|---|---|---|{'---|' * len(peers)}",
+        f"| {' | '.join(headings)} |",
+        f"|{'---|' * len(headings)}",
     ]
     for recipe in dict.fromkeys(run["recipe"] for run in runs):
         by_library = {name: [run for run in runs if (run["recipe"], run["library"]) == (recipe, name)]
-                      for name in [*ours, *peers]}  # fmt: skip
+                      for name in libraries}  # fmt: skip
         speeds = {name: np.array([run["env_steps_per_second"] for run in own]) for name, own in by_library.items()}
         for name, own in by_library.items():
+            if not own:
+                continue
             speed = speeds[name]
             updates = np.median([run["updates"] / run["seconds"] for run in own])
             mean = np.mean([run["return"] for run in own])
-            ratios = " | ".join(_ratio(speed, speeds[peer]) if name in ours else "" for peer in peers)
-            spread = f"{np.median(speed):,.0f} [{speed.min():,.0f}, {speed.max():,.0f}]"
-            label = f"{own[0]['versions']}{' (' + name.split()[1] + ')' if name in ours else ''}"
-            lines.append(f"| {recipe} | {label} | {spread} | {updates:,.0f} | {mean:.1f} | {ratios} |")
+            memory = max((run["peak_memory_mb"] for run in own if run["peak_memory_mb"]), default="")
+            cells = [
+                recipe,
+                own[0]["versions"] + (f" ({name.split()[1]})" if is_ours(name) else ""),
+                own[0].get("threads") or "",
+                f"{np.median(speed):,.0f} [{speed.min():,.0f}, {speed.max():,.0f}]",
+                f"{updates:,.0f}",
+                f"{mean:.1f}",
+                f"{memory:,.0f}" if memory else "",
+                *(_ratio(speed, speeds[peer]) if is_ours(name) and len(speeds[peer]) else "" for peer in peers),
+            ]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 

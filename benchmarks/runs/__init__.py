@@ -1,6 +1,7 @@
 """One file a library: `python FILE RECIPE SEED [VARIANT]` trains a fixed recipe and prints one JSON object.
 
-{"env_steps", "seconds", "updates", "return", "versions"}: steps, seconds and gradient steps between the end of the
-iteration with the eighth gradient step and the end of the last iteration, so without start-up and warm-up; the mean
-return of the last training episodes.
+{"env_steps", "seconds", "cpu_seconds", "updates", "return", "versions"}: steps, seconds, seconds of all threads and
+gradient steps between the end of the iteration with the eighth gradient step and the end of the last iteration, so
+without start-up and warm-up; the mean return of the last training episodes. Threads are as many as OMP_NUM_THREADS
+says. A recipe that a library has none of ends with the status `script.NO_SUCH_RECIPE`. PYTHONPATH is the project.
 """

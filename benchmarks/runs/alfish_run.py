@@ -1,10 +1,7 @@
 """alfish's side: the trainer as it ships, with metrics, summaries and checkpoints, without evaluation."""
 
 import functools
-import json
-import sys
 import tempfile
-import time
 from typing import Any
 
 import torch
@@ -22,6 +19,7 @@ from alfish.networks import MLP, QNetwork, Torso
 from alfish.optimizers import Adam
 from alfish.schedules import Linear
 from alfish.trainer import Listener, Report, Trainer
+from benchmarks.runs import script
 
 VARIANTS = {
     "plain": {},
@@ -34,7 +32,7 @@ class Clock(Listener):
     """Remembers where the iteration of the eighth update ended (all is compiled by then), and the last one."""
 
     def after_iteration(self, trainer: Trainer, report: Report) -> None:
-        here = time.perf_counter(), report.env_steps, report.updates
+        here = script.read(report.env_steps, report.updates)
         if report.updates >= 8:
             self.first = getattr(self, "first", here)
         self.last = here
@@ -52,15 +50,14 @@ def train(env_id: str, num_envs: int, seed: int, variant: str, learner: Any, **o
             listeners=[CheckpointSaver(), Summaries(), clock],
             seed=seed,
             device="cpu",
+            num_threads=torch.get_num_threads(),
             **options,
         ).train()
-    (start, steps, updates), (end, last_steps, last_updates) = clock.first, clock.last
-    result = {"env_steps": last_steps - steps, "seconds": end - start, "updates": last_updates - updates}
-    result |= {"return": clock.average_return, "versions": f"alfish {alfish.__version__}, torch {torch.__version__}"}
-    print(json.dumps(result))
+    versions = f"alfish {alfish.__version__}, torch {torch.__version__}"
+    script.report(clock.first, clock.last, clock.average_return, versions)
 
 
-def ppo(env_id: str, num_env_steps: int, seed: int, variant: str) -> None:
+def ppo(env_id: str, num_env_steps: int, seed: int, variant: str = "plain") -> None:
     train(
         env_id,
         8,
@@ -79,7 +76,7 @@ def ppo(env_id: str, num_env_steps: int, seed: int, variant: str) -> None:
     )
 
 
-def dqn(env_id: str, num_env_steps: int, seed: int, variant: str) -> None:
+def dqn(env_id: str, num_env_steps: int, seed: int, variant: str = "plain") -> None:
     mlp = functools.partial(MLP, layers=(64, 64), activation="relu")
     q_network = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=mlp))
     train(
@@ -99,7 +96,7 @@ def dqn(env_id: str, num_env_steps: int, seed: int, variant: str) -> None:
     )
 
 
-def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, variant: str) -> None:
+def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, variant: str = "plain") -> None:
     mlp = functools.partial(MLP, layers=(256, 256), activation="relu")
     actor = {"actor_mlp": mlp} if algorithm is SAC else {"actor": functools.partial(DeterministicActor, mlp=mlp)}
     train(
@@ -124,4 +121,4 @@ RECIPES = {
 }
 
 if __name__ == "__main__":
-    RECIPES[sys.argv[1]](seed=int(sys.argv[2]), variant=sys.argv[3] if len(sys.argv) > 3 else "plain")
+    script.main(RECIPES)

@@ -1,9 +1,6 @@
-"""stable-baselines3's side: `learn` with its logger and monitors, on one torch thread."""
+"""stable-baselines3's side: `learn` with its logger and monitors. SBX's side calls the same functions."""
 
 import functools
-import json
-import sys
-import time
 from typing import Any
 
 import stable_baselines3
@@ -11,6 +8,10 @@ import torch
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+
+from benchmarks.runs import script
+
+VERSIONS = f"stable-baselines3 {stable_baselines3.__version__}, torch {torch.__version__}"
 
 
 class Clock(BaseCallback):
@@ -22,36 +23,32 @@ class Clock(BaseCallback):
 
     def _on_rollout_start(self) -> None:
         if self.model._n_updates >= 8 and self.first is None:
-            self.first = time.perf_counter(), self.num_timesteps, self.model._n_updates
+            self.first = script.read(self.num_timesteps, self.model._n_updates)
 
     def _on_step(self) -> bool:
         return True
 
 
-def learn(model: Any, num_env_steps: int, updates_a_count: int = 1) -> None:
+def learn(model: Any, num_env_steps: int, versions: str, updates_a_count: int = 1) -> None:
     clock = Clock()
     model.learn(num_env_steps, callback=clock)
-    end = time.perf_counter()
-    start, steps, count = clock.first
-    result = {
-        "env_steps": model.num_timesteps - steps,
-        "seconds": end - start,
-        "updates": (model._n_updates - count) * updates_a_count,
-        "return": sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer),
-        "versions": f"stable-baselines3 {stable_baselines3.__version__}, torch {torch.__version__}",
-    }
-    print(json.dumps(result))
+    first, last = clock.first, script.read(model.num_timesteps, model._n_updates)
+    first, last = (reading._replace(updates=reading.updates * updates_a_count) for reading in (first, last))
+    average_return = sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer)
+    script.report(first, last, average_return, versions)
 
 
-def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
+def ppo(algorithm: Any, env_id: str, num_env_steps: int, seed: int, versions: str = VERSIONS) -> None:
     env = make_vec_env(env_id, 8, seed=seed)
-    model = PPO("MlpPolicy", env, n_steps=256, batch_size=256, n_epochs=10, learning_rate=3e-4, seed=seed, device="cpu")
-    learn(model, num_env_steps, updates_a_count=8 * 256 // 256)  # it counts epochs
+    model = algorithm(
+        "MlpPolicy", env, n_steps=256, batch_size=256, n_epochs=10, learning_rate=3e-4, seed=seed, device="cpu"
+    )
+    learn(model, num_env_steps, versions, updates_a_count=8 * 256 // 256)  # it counts epochs
 
 
-def dqn(env_id: str, num_env_steps: int, seed: int) -> None:
+def dqn(algorithm: Any, env_id: str, num_env_steps: int, seed: int, versions: str = VERSIONS) -> None:
     env = make_vec_env(env_id, 1, seed=seed)
-    model = DQN(
+    model = algorithm(
         "MlpPolicy",
         env,
         learning_rate=1e-3,
@@ -63,13 +60,14 @@ def dqn(env_id: str, num_env_steps: int, seed: int) -> None:
         target_update_interval=500,  # environment steps
         exploration_fraction=0.2,
         exploration_final_eps=0.05,
+        policy_kwargs={"net_arch": [64, 64]},
         seed=seed,
         device="cpu",
     )
-    learn(model, num_env_steps)
+    learn(model, num_env_steps, versions)
 
 
-def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int) -> None:
+def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, versions: str = VERSIONS) -> None:
     env = make_vec_env(env_id, 1, seed=seed)
     model = algorithm(
         "MlpPolicy",
@@ -84,17 +82,16 @@ def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int) -> 
         seed=seed,
         device="cpu",
     )
-    learn(model, num_env_steps)
+    learn(model, num_env_steps, versions)
 
 
 RECIPES = {
-    "ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000),
-    "ppo_halfcheetah": functools.partial(ppo, "HalfCheetah-v5", 50_000),
-    "dqn_cartpole": functools.partial(dqn, "CartPole-v1", 30_000),
+    "ppo_cartpole": functools.partial(ppo, PPO, "CartPole-v1", 100_000),
+    "ppo_halfcheetah": functools.partial(ppo, PPO, "HalfCheetah-v5", 50_000),
+    "dqn_cartpole": functools.partial(dqn, DQN, "CartPole-v1", 30_000),
     "sac_halfcheetah": functools.partial(actor_critic, SAC, "HalfCheetah-v5", 3_000),
     "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 3_000),
 }
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    RECIPES[sys.argv[1]](seed=int(sys.argv[2]))
+    script.main(RECIPES)

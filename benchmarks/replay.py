@@ -1,0 +1,255 @@
+"""What replay costs beside peers: microseconds a call to push rows and to sample a batch.
+
+  python -m benchmarks.replay --repeats=5
+
+Rows are of 17 observations and 6 actions, in a ring of 1 M rows of which --rows get filled: pushed one by one of one
+environment, and eight by eight of eight; then batches of 256 transitions are drawn from the latter. Each library is
+handed what its own training loop hands it (numpy arrays, or tensors), and gives what its learner reads. alfish also
+draws 32 transitions of stacks of four 84x84 frames, each stored once. Libraries take turns run by run on one thread, in
+a process each; peers live in the virtual environment of `benchmarks/peers/replay.txt`. Writes the raw runs and a table
+of medians to `benchmarks/results/replay.{csv,md}`.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.throughput import HERE, RESULTS, _venv, machine, with_threads
+
+LIBRARIES = ("alfish", "stable-baselines3", "cpprb", "torchrl")
+CAPACITY, BATCH_SIZE, EPISODE_LENGTH = 1_000_000, 256, 1000
+OBSERVATION_SIZE, ACTION_SIZE = 17, 6
+FRAME_BATCH_SIZE, FRAMES_SHARE = 32, 5  # a fifth of the rows are frames: 20 k of them are 140 MB
+MEASURES = {
+    "push_1": "push, 1 environment",
+    "push_8": "push, 8 environments",
+    "sample": "sample 256",
+    "sample_frames": "sample 32 stacks of 4 frames",
+}
+
+
+class Buffer(NamedTuple):
+    push: Callable[[int], Any]  # the rows of vector step t
+    sample: Callable[[], Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--libraries", default=",".join(LIBRARIES))
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # in a process of the library's own
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.measure, arguments.rows)))
+        return
+    libraries = arguments.libraries.split(",")
+    pythons = {name: sys.executable if name == "alfish" else _venv("replay") for name in libraries}
+    runs = []
+    for repeat in range(arguments.repeats):
+        for library, python in pythons.items():
+            command = [python, "-m", "benchmarks.replay", f"--measure={library}", f"--rows={arguments.rows}"]
+            environment = with_threads(1) | {"PYTHONPATH": str(HERE.parent)}
+            finished = subprocess.run(command, capture_output=True, text=True, env=environment)
+            if finished.returncode:
+                raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr}")
+            runs.append({"library": library, "repeat": repeat} | json.loads(finished.stdout.splitlines()[-1]))
+            print(runs[-1], flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    with open(RESULTS / "replay.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["library", "repeat", *MEASURES, "versions"])
+        writer.writeheader()
+        writer.writerows(runs)
+    table = _table(runs, libraries, arguments.rows)
+    (RESULTS / "replay.md").write_text(table)
+    print(table)
+
+
+def measure(library: str, num_rows: int) -> dict[str, Any]:
+    """Microseconds a call of each kind, and versions."""
+    make, versions = {"alfish": alfish, "stable-baselines3": sb3, "cpprb": cpprb, "torchrl": torchrl}[library]()
+    result: dict[str, Any] = {"versions": versions}
+    for num_envs in (1, 8):
+        buffer = make(num_envs)
+        result[f"push_{num_envs}"] = _microseconds(buffer.push, num_rows // num_envs)
+    result["sample"] = _microseconds(lambda _: buffer.sample(), 1000)
+    if library == "alfish":
+        frames = alfish_frames()
+        for t in range(num_rows // FRAMES_SHARE):
+            frames.push(t)
+        result["sample_frames"] = _microseconds(lambda _: frames.sample(), 500)
+    return result
+
+
+def transitions(num_envs: int) -> tuple[np.ndarray, ...]:
+    """Observation, action, reward of 1000 vector steps, `[1000, B, ...]`, that pushes go round and round in."""
+    generator = np.random.default_rng(0)
+    shapes = (OBSERVATION_SIZE,), (ACTION_SIZE,), ()
+    return tuple(generator.normal(size=(1000, num_envs, *shape)).astype(np.float32) for shape in shapes)
+
+
+def is_last(t: int) -> bool:
+    return t % EPISODE_LENGTH == EPISODE_LENGTH - 1
+
+
+def step_type(t: int) -> int:
+    """alfish's: FIRST, MID or LAST."""
+    return 0 if t % EPISODE_LENGTH == 0 else 2 if is_last(t) else 1
+
+
+def alfish() -> tuple[Callable[[int], Buffer], str]:
+    import torch
+
+    import alfish
+    from alfish.data import Experience, TimeStep
+    from alfish.replay import RingBuffer
+
+    def make(num_envs: int) -> Buffer:
+        ring = RingBuffer(CAPACITY, num_envs)
+        observation, action, reward = (torch.from_numpy(rows).unsqueeze(1) for rows in transitions(num_envs))
+        env_id = torch.arange(num_envs, dtype=torch.int32).unsqueeze(0)
+        kinds = [torch.full((1, num_envs), kind, dtype=torch.int32) for kind in range(3)]
+        discount = torch.ones(1, num_envs)
+
+        def push(t: int) -> None:
+            at, before = t % 1000, (t - 1) % 1000
+            step = TimeStep(kinds[step_type(t)], reward[at], discount, observation[at], action[before], env_id)
+            ring.push(Experience(step, action[at], None, None))
+
+        return Buffer(push, lambda: ring.sample(BATCH_SIZE))
+
+    return make, f"alfish {alfish.__version__}"
+
+
+def alfish_frames() -> Buffer:
+    """Grey frames of one environment, read as stacks, as `ReplayBatches` does."""
+    import torch
+    from gymnasium import spaces
+
+    from alfish.data import Experience, TimeStep
+    from alfish.replay import RingBuffer
+    from alfish.specs import reward_spec
+    from alfish.transforms import FrameStack
+
+    stack = FrameStack(spaces.Box(0, 255, (84, 84), np.uint8), reward_spec())
+    ring = RingBuffer(CAPACITY // 10, 1, num_ignored=stack.look_back)
+    frames = torch.randint(256, (100, 1, 1, 84, 84), dtype=torch.uint8)
+    kinds = [torch.full((1, 1), kind, dtype=torch.int32) for kind in range(3)]
+    one, action, env_id = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int32)
+
+    def push(t: int) -> None:
+        step = TimeStep(kinds[step_type(t)], one, one, frames[t % 100], action, env_id)
+        ring.push(Experience(step, action, None, None))
+
+    def sample() -> TimeStep:
+        start = ring.draw(FRAME_BATCH_SIZE)
+        batch = ring.windows(start, 2)
+        return stack.transform(batch.experience.time_step, stack.window_state(ring, start.column, start.position))
+
+    return Buffer(push, sample)
+
+
+def sb3() -> tuple[Callable[[int], Buffer], str]:
+    import stable_baselines3
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import ReplayBuffer
+
+    def make(num_envs: int) -> Buffer:
+        observation_space, action_space = (spaces.Box(-1, 1, (size,)) for size in (OBSERVATION_SIZE, ACTION_SIZE))
+        replay = ReplayBuffer(CAPACITY, observation_space, action_space, device="cpu", n_envs=num_envs)
+        observation, action, reward = transitions(num_envs)
+        done = [np.full(num_envs, last) for last in (False, True)]
+        infos: list[dict] = [{} for _ in range(num_envs)]
+
+        def push(t: int) -> None:
+            at, after = t % 1000, (t + 1) % 1000
+            replay.add(observation[at], observation[after], action[at], reward[at], done[is_last(t)], infos)
+
+        return Buffer(push, lambda: replay.sample(BATCH_SIZE))
+
+    return make, f"stable-baselines3 {stable_baselines3.__version__}"
+
+
+def cpprb() -> tuple[Callable[[int], Buffer], str]:
+    from importlib.metadata import version
+
+    from cpprb import ReplayBuffer
+
+    def make(num_envs: int) -> Buffer:
+        observation, action, reward = transitions(num_envs)
+        done = [np.full(num_envs, float(last), np.float32) for last in (False, True)]
+        shapes = {"obs": OBSERVATION_SIZE, "next_obs": OBSERVATION_SIZE, "act": ACTION_SIZE, "rew": 1, "done": 1}
+        replay = ReplayBuffer(CAPACITY, {name: {"shape": shape} for name, shape in shapes.items()})
+
+        def push(t: int) -> None:
+            at, after = t % 1000, (t + 1) % 1000
+            rows = {"obs": observation[at], "next_obs": observation[after], "act": action[at], "rew": reward[at]}
+            replay.add(**rows, done=done[is_last(t)])
+
+        return Buffer(push, lambda: replay.sample(BATCH_SIZE))
+
+    return make, f"cpprb {version('cpprb')}"
+
+
+def torchrl() -> tuple[Callable[[int], Buffer], str]:
+    import torch
+    import torchrl
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+    def make(num_envs: int) -> Buffer:
+        observation, action, reward = (torch.from_numpy(rows) for rows in transitions(num_envs))
+        done = [torch.full((num_envs, 1), last) for last in (False, True)]
+        storage = LazyTensorStorage(CAPACITY)
+        replay = TensorDictReplayBuffer(storage=storage, batch_size=BATCH_SIZE)
+
+        def push(t: int) -> None:
+            at, after, last = t % 1000, (t + 1) % 1000, done[is_last(t)]
+            following = {"observation": observation[after], "reward": reward[at].unsqueeze(1), "done": last}
+            rows = {"observation": observation[at], "action": action[at], "next": following}
+            replay.extend(TensorDict(rows, batch_size=[num_envs]))
+
+        return Buffer(push, replay.sample)
+
+    return make, f"torchrl {torchrl.__version__}"
+
+
+def _microseconds(function: Callable[[int], Any], count: int) -> float:
+    """The mean of so many calls, after a few."""
+    for t in range(10):
+        function(t)
+    began = time.perf_counter()
+    for t in range(10, 10 + count):
+        function(t)
+    return 1e6 * (time.perf_counter() - began) / count
+
+
+def _table(runs: list[dict], libraries: list[str], num_rows: int) -> str:
+    lines = [
+        f"{machine()}. {datetime.date.today().isoformat()}. Microseconds a call on one thread, medians [smallest, "
+        f"largest run]; {num_rows:,} rows, or {num_rows // FRAMES_SHARE:,} frames.",
+        "",
+        f"| library | {' | '.join(MEASURES.values())} |",
+        f"|---|{'---|' * len(MEASURES)}",
+    ]
+    for library in libraries:
+        own = [run for run in runs if run["library"] == library]
+        cells = [_cell([run[name] for run in own if name in run]) for name in MEASURES]
+        lines.append(f"| {own[0]['versions']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(values: list[float]) -> str:
+    return f"{np.median(values):.1f} [{min(values):.1f}, {max(values):.1f}]" if values else ""
+
+
+if __name__ == "__main__":
+    main()

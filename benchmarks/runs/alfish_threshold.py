@@ -1,0 +1,57 @@
+"""alfish's side: the shipped conf, trained as `alfish train` does, with the race's evaluation in place of its own."""
+
+import signal
+import tempfile
+
+import torch
+
+import alfish
+from alfish.bin import configuration
+from alfish.listeners import Evaluate
+from alfish.trainer import Listener, Report, Trainer
+from benchmarks.runs import threshold
+from benchmarks.runs.threshold import EVALUATION_SEED, TASKS, Race
+
+
+class Threshold(Listener):
+    """Ends training when the race is over. The last listener, so that checkpoints and summaries count."""
+
+    def __init__(self, race: Race):
+        self._race = race
+
+    def start(self, trainer: Trainer) -> None:
+        with self._race.stopped_clock():
+            num_episodes = self._race.task.num_episodes
+            self._evaluator = trainer.evaluator(num_episodes, num_envs=num_episodes)
+
+    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+        if self._race.is_over(report.env_steps, report.updates, trainer.finished, self._mean) and not report.finished:
+            signal.raise_signal(signal.SIGTERM)  # the trainer stops after one more iteration
+
+    def close(self) -> None:
+        self._evaluator.close()
+
+    def _mean(self) -> float:
+        return self._evaluator.evaluate(self._race.task.num_episodes, seed=EVALUATION_SEED).mean
+
+
+def main() -> None:
+    arguments = threshold.parse()
+    race = Race(TASKS[arguments.task], arguments.started, arguments.max_env_steps)
+    files = [f"{arguments.task}.gin"]
+    configuration.read(files, [f"Trainer.seed = {arguments.seed}", *arguments.gin_param])
+    text = configuration.text()
+    with tempfile.TemporaryDirectory() as root_dir:
+        with configuration.complete():
+            trainer = Trainer(root_dir)
+        configuration.refuse_unreachable(files)
+        operative_text = configuration.operative_text()
+        trainer.config = {configuration.CONFIG_FILE: text, configuration.OPERATIVE_FILE: operative_text}
+        kept = [listener for listener in trainer.listeners if not isinstance(listener, Evaluate)]
+        trainer.listeners = [*kept, Threshold(race)]
+        trainer.train()
+    race.print_result(f"alfish {alfish.__version__}, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Sample Factory's side: asynchronous PPO, its workers, inference and learner in a process each.
+
+The 8 environments are in two workers, so that it acts while it trains. Its returns lag behind: rows are older than the
+weights that train on them.
+"""
+
+import functools
+import tempfile
+from importlib.metadata import version
+from typing import Any
+
+import gymnasium
+import psutil
+import torch
+from sample_factory.algo.runners.runner import AlgoObserver, Runner
+from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+from sample_factory.envs.env_utils import register_env
+from sample_factory.train import make_runner
+
+from benchmarks.runs import script
+
+NUM_ENVS, ROLLOUT, NUM_EPOCHS, BATCH_SIZE = 8, 256, 10, 256
+ROWS = NUM_ENVS * ROLLOUT
+UPDATES = NUM_EPOCHS * ROWS // BATCH_SIZE  # of an iteration
+
+
+class Clock(AlgoObserver):
+    """Reads at the end of each iteration; the first one has more than eight updates."""
+
+    def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        times = [process.cpu_times() for process in processes]
+        self.last = script.read(training_iteration_since_resume * ROWS, training_iteration_since_resume * UPDATES)
+        self.last = self.last._replace(cpu_seconds=sum(time.user + time.system for time in times))
+        self.first = getattr(self, "first", self.last)
+
+
+def make(env_id: str, *_: Any, render_mode: str | None = None) -> gymnasium.Env:
+    return gymnasium.make(env_id, render_mode=render_mode)
+
+
+def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
+    register_env(env_id, make)
+    settings = {
+        "algo": "APPO",
+        "env": env_id,
+        "seed": seed,
+        "device": "cpu",
+        "train_for_env_steps": num_env_steps,
+        "num_workers": 2,
+        "num_envs_per_worker": NUM_ENVS // 2,
+        "set_workers_cpu_affinity": False,  # on two cores, pinned workers take the learner's
+        "rollout": ROLLOUT,
+        "batch_size": BATCH_SIZE,
+        "num_batches_per_epoch": ROWS // BATCH_SIZE,
+        "num_epochs": NUM_EPOCHS,
+        "shuffle_minibatches": True,
+        "learning_rate": 3e-4,
+        "adam_eps": 1e-5,
+        "max_grad_norm": 0.5,
+        "ppo_clip_ratio": 0.2,
+        "exploration_loss_coeff": 0.0,
+        "use_rnn": False,
+        "recurrence": 1,
+        "encoder_mlp_layers": "64 64",
+        "nonlinearity": "tanh",
+        "actor_critic_share_weights": False,
+        "normalize_input": False,
+        "normalize_returns": False,
+        "decorrelate_experience_max_seconds": 0,
+    }
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        settings["train_dir"] = directory
+        arguments = [word for name, value in settings.items() for word in (f"--{name}", *str(value).split())]
+        parser, _ = parse_sf_args(arguments)
+        _, runner = make_runner(parse_full_cfg(parser, arguments))
+        runner.register_observer(clock)
+        runner.init()
+        runner.run()
+    returns = runner.policy_avg_stats["reward"][0]
+    versions = f"sample-factory {version('sample-factory')}, torch {torch.__version__}"
+    script.report(clock.first, clock.last, sum(returns) / len(returns), versions)
+
+
+RECIPES = {"ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000)}
+
+if __name__ == "__main__":
+    script.main(RECIPES)

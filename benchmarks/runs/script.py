@@ -1,0 +1,33 @@
+"""What the runs share: their command line, and what is read where the clock starts and where it ends."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+NO_SUCH_RECIPE = 3  # exit status
+
+
+class Reading(NamedTuple):
+    seconds: float
+    cpu_seconds: float  # of all threads
+    env_steps: int
+    updates: int  # gradient steps
+
+
+def read(env_steps: int, updates: int) -> Reading:
+    return Reading(time.perf_counter(), time.process_time(), env_steps, updates)
+
+
+def report(first: Reading, last: Reading, average_return: float, versions: str) -> None:
+    result = {name: end - start for name, start, end in zip(Reading._fields, first, last)}
+    print(json.dumps(result | {"return": average_return, "versions": versions}))
+
+
+def main(recipes: dict[str, Callable[..., None]]) -> None:
+    recipe, seed, *variant = sys.argv[1:]
+    if recipe not in recipes:
+        print(f"no {recipe} here; there is {', '.join(recipes)}", file=sys.stderr)
+        sys.exit(NO_SUCH_RECIPE)
+    recipes[recipe](int(seed), *variant)

@@ -1,0 +1,115 @@
+"""What the `*_threshold.py` run scripts share: the tasks, the clock, and when a run is over.
+
+`python -m benchmarks.runs.LIBRARY_threshold TASK SEED` trains the library's own recipe until an evaluation reaches the
+task's threshold, or its own budget is spent, and prints one JSON object: the fields of `Race.result`.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+EVALUATION_SEED = 10_000  # of episode 0, the others follow; far from what environments train with
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str  # of alfish's conf, and of the peers' recipes
+    env_id: str
+    threshold: float  # of the mean return of an evaluation
+    period: int  # environment steps between evaluations
+    num_episodes: int
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("ppo_cartpole", "CartPole-v1", 475.0, 2000, 20),
+        Task("dqn_cartpole", "CartPole-v1", 475.0, 2000, 20),
+        Task("sac_pendulum", "Pendulum-v1", -170.0, 500, 20),
+        Task("ppo_halfcheetah", "HalfCheetah-v5", 2000.0, 10_000, 5),
+        Task("sac_halfcheetah", "HalfCheetah-v5", 4000.0, 5000, 5),
+    )
+}
+
+
+def parse() -> argparse.Namespace:
+    """The command line of a run script."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--started", type=float, default=time.monotonic(), help="when the process was started")
+    parser.add_argument("--max_env_steps", type=int, help="end here at the latest; schedules do not notice")
+    parser.add_argument("--gin_param", action="append", default=[], help="alfish only")
+    return parser.parse_args()
+
+
+class Race:
+    """The clock of one run, which stands still while it evaluates.
+
+    Args:
+      task: what is to be reached.
+      started: `time.monotonic()` when the process was started; that clock is the same in all processes.
+      max_env_steps: the run is over then, whatever its budget.
+
+    Attributes:
+      result: None until the run is over. Seconds and steps are those at the end of the last iteration before the
+        evaluation that ended it.
+    """
+
+    def __init__(self, task: Task, started: float, max_env_steps: int | None = None):
+        self.task = task
+        self.result: dict | None = None
+        self._max_env_steps = max_env_steps
+        self._next = task.period
+        self._started = started
+        self._stopped_wall = self._stopped_cpu = 0.0
+
+    @contextmanager
+    def stopped_clock(self) -> Iterator[None]:
+        """What happens inside counts neither as wall nor as CPU seconds."""
+        wall, cpu = time.monotonic(), _cpu_seconds()
+        yield
+        self._stopped_wall += time.monotonic() - wall
+        self._stopped_cpu += _cpu_seconds() - cpu
+
+    def is_over(self, env_steps: int, updates: int, spent: bool, evaluate: Callable[[], float]) -> bool:
+        """To be asked after every iteration; evaluates if that is due.
+
+        Args:
+          env_steps, updates: so far.
+          spent: whether the run's own budget is.
+          evaluate: returns the mean return of the task's episodes.
+        """
+        if self.result is not None:
+            return True
+        spent = spent or (self._max_env_steps is not None and env_steps >= self._max_env_steps)
+        if env_steps < self._next and not spent:
+            return False
+        self._next = (env_steps // self.task.period + 1) * self.task.period
+        wall = time.monotonic() - self._started - self._stopped_wall
+        cpu = _cpu_seconds() - self._stopped_cpu
+        with self.stopped_clock():
+            mean = evaluate()
+        print(f"{env_steps:,} env steps, {wall:.1f} s: {mean:.1f}", file=sys.stderr, flush=True)
+        reached = mean >= self.task.threshold
+        if reached or spent:
+            self.result = {"reached": reached, "mean": mean, "wall_seconds": wall, "cpu_seconds": cpu}
+            self.result |= {"env_steps": env_steps, "updates": updates, "evaluation_seconds": self._stopped_wall}
+        return self.result is not None
+
+    def print_result(self, versions: str) -> None:
+        """Prints the JSON object; fails if the run ended in any other way than by being over."""
+        if self.result is None:
+            raise SystemExit("the run ended before its budget was spent")
+        print(json.dumps(self.result | {"versions": versions}))
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of children that have ended (compilers), in user and system mode."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
