@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 
+import numpy as np
 import torch
 from absl import logging
 from torch.nn.utils.stateless import _reparametrize_module
@@ -11,7 +12,7 @@ from alfish.batches import Chunk, take
 from alfish.checkpoint import rng_state, set_rng_state
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
 from alfish.nest import Nest
-from alfish.updates import Record, Updates
+from alfish.updates import Record, Updates, extra_sums
 
 
 class CompiledUpdates:
@@ -45,8 +46,10 @@ class CompiledUpdates:
         }
         self._leaves = nest.leaves(self._tensors)
 
-    def __call__(self, chunk: Chunk, columns: torch.Tensor | None, learning_rate: Mapping[str, float]) -> Record | None:
-        """See `Updates`.
+    def __call__(
+        self, chunk: Chunk, columns: torch.Tensor | None, learning_rate: Mapping[str, float], summarize: bool
+    ) -> Record | None:
+        """See `Updates`; the graph sums up in any case.
 
         Raises:
           NotCompilable: what is to be done has to be done by the plain updates; nothing has changed.
@@ -72,8 +75,7 @@ class CompiledUpdates:
         if not plain.on_cpu or not plain.skipped_in_row:  # on a CPU, a skipped step does not count
             for name in graph.trained:
                 plain.optimizers[name].count()  # type: ignore[attr-defined]
-        mask = chunk.batch.mask if columns is None else result["mask"]
-        return Record(graph.trained, result["total"], mask, result["extra"])
+        return Record(graph.trained, result["total"], result["extra"])
 
     def forget_chunk(self) -> None:
         """Lets go of the last chunk's memory."""
@@ -114,8 +116,8 @@ class CompiledUpdates:
                     if name in losses:
                         state = tensors["parameters"][name], measured.gradients[name], tensors["moments"][name]
                         optimizer.apply(*state, own, keep)  # type: ignore[attr-defined]
-            mask = None if columns is None else batch.mask
-            return {"total": measured.total, "stop": loss_info.stop, "mask": mask, "extra": loss_info.extra or {}}
+                extra = extra_sums(loss_info, batch)
+            return {"total": measured.total, "stop": loss_info.stop, "extra": extra}
 
         arguments = self._tensors, self._tensor([0.0] * self._num_coefficients()), columns, chunk.batch
         return _Graph(CompiledFunction(update, arguments, self._precision), trained)
@@ -143,7 +145,7 @@ class CompiledUpdates:
         return sum(optimizer.num_coefficients for optimizer in self._plain.optimizers.values())  # type: ignore[attr-defined]
 
     def _tensor(self, numbers: list[float]) -> torch.Tensor:
-        return torch.tensor(numbers, device=self._plain.kept.device)
+        return torch.from_numpy(np.array(numbers, np.float32)).to(self._plain.kept.device)
 
 
 class _Graph:

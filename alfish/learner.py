@@ -19,7 +19,6 @@ from alfish.batches import Chunk
 from alfish.compiled import PRECISIONS, NotCompilable
 from alfish.compiled_updates import CompiledUpdates
 from alfish.errors import RunError, UsageError
-from alfish.losses import masked_mean
 from alfish.optimizers import Adam, Optimizer
 from alfish.schedules import Schedule, as_schedule
 from alfish.updates import Record, Updates
@@ -97,7 +96,7 @@ class Learner:
         """
         progress = float(self._algorithm.progress)
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
-        records = list(self._updates(chunks))
+        records = list(self._updates(chunks, summarize))
         if self._compiled is not None:
             self._compiled.forget_chunk()
         return self._finish(records, summarize)
@@ -123,26 +122,26 @@ class Learner:
         if self._planned_updates * (1 + rows * num_parameters / LARGE_UPDATE) >= COMPILE_FROM_UPDATES:
             self._compiled = CompiledUpdates(self._plain, self._precision)
 
-    def _updates(self, chunks: Iterable[Chunk]) -> Iterator[Record]:
+    def _updates(self, chunks: Iterable[Chunk], summarize: bool) -> Iterator[Record]:
         for chunk in chunks:
             if self._decides:
                 self._decide(chunk)
             for columns in (None,) if chunk.index is None else chunk.index.unbind():
-                record = self._update(chunk, columns)
+                record = self._update(chunk, columns, summarize)
                 if record is None:  # the algorithm asked to stop
                     return
                 yield record
 
-    def _update(self, chunk: Chunk, columns: torch.Tensor | None) -> Record | None:
+    def _update(self, chunk: Chunk, columns: torch.Tensor | None, summarize: bool) -> Record | None:
         if self._compiled is not None:
             try:
-                record = self._compiled(chunk, columns, self._learning_rate)
+                record = self._compiled(chunk, columns, self._learning_rate, summarize)
             except NotCompilable as error:
                 logging.warning("%s cannot be compiled, and runs as it is: %s", type(self._algorithm).__name__, error)
                 self._compiled = None
-                return self._update(chunk, columns)
+                return self._update(chunk, columns, summarize)
         else:
-            record = self._plain(chunk, columns, self._learning_rate)
+            record = self._plain(chunk, columns, self._learning_rate, summarize)
         if record is not None:
             self.updates += 1
             with torch.no_grad():
@@ -164,13 +163,8 @@ class Learner:
                 totals.setdefault(key, []).append(total)
         values = {key: torch.stack(each).mean() for key, each in totals.items()}
         for key in records[-1].extra:
-            kept = [record for record in records if key in record.extra]
-            rows = torch.stack([record.extra[key].detach() for record in kept])
-            if rows.ndim > 1:
-                mask = torch.stack([record.mask[: len(record.extra[key])] for record in kept])
-                values[key] = masked_mean(rows, mask)
-            else:
-                values[key] = rows.float().mean()
+            total, count = torch.stack([record.extra[key] for record in records if key in record.extra]).sum(0)
+            values[key] = total / count.clamp(min=1)
         read = torch.stack([value.float() for value in values.values()]).tolist()
         result = dict(zip(values, read))
         for name, learning_rate in self._learning_rate.items():

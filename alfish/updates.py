@@ -23,8 +23,7 @@ class Record(NamedTuple):
 
     groups: list[str]
     total: torch.Tensor  # see `Measured`
-    mask: torch.Tensor  # [T', N]
-    extra: dict[str, torch.Tensor]
+    extra: dict[str, torch.Tensor]  # [2] each, a sum over trained rows and the number of these
 
 
 class Measured(NamedTuple):
@@ -57,8 +56,16 @@ class Updates:
         self.kept = torch.zeros((), dtype=torch.float64, device=device)
         self.skipped_in_row = torch.zeros((), device=device)
 
-    def __call__(self, chunk: Chunk, columns: torch.Tensor | None, learning_rate: Mapping[str, float]) -> Record | None:
-        """Updates on the chunk's minibatch of these columns (`[N]` int64; None: all of it).
+    def __call__(
+        self, chunk: Chunk, columns: torch.Tensor | None, learning_rate: Mapping[str, float], summarize: bool
+    ) -> Record | None:
+        """Updates on the chunk's minibatch of these columns.
+
+        Args:
+          chunk: of batches.
+          columns: `[N]` int64; None: all of them.
+          learning_rate: a group's.
+          summarize: whether the record's `extra` is wanted.
 
         Returns:
           None where the algorithm asked to stop, and nothing has changed.
@@ -78,7 +85,7 @@ class Updates:
                 self.optimizers[name].step(learning_rate[name], keep)
             elif keep:
                 self.optimizers[name].step(learning_rate[name])
-        return Record(list(losses), measured.total, batch.mask, loss_info.extra or {})
+        return Record(list(losses), measured.total, extra_sums(loss_info, batch) if summarize else {})
 
     def losses(self, batch: Batch) -> tuple[dict[str, torch.Tensor], LossInfo]:
         """Each group's, 0-d."""
@@ -132,6 +139,20 @@ class Updates:
         if len(self.groups) > 1:
             raise UsageError(f"calc_loss must return a dict of losses, one for each of the groups {list(self.groups)}")
         return next(iter(self.groups))
+
+
+def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
+    """`LossInfo.extra` as `Record.extra`; what is 0-d counts as one row."""
+    sums = {}
+    for name, value in (loss_info.extra or {}).items():
+        value = value.detach().float()
+        if value.ndim:
+            mask = batch.mask[: len(value)]
+            mask = mask.reshape(*mask.shape, *[1] * (value.ndim - mask.ndim)).expand_as(value)
+            sums[name] = torch.stack([torch.where(mask, value, 0).sum(), mask.sum()])
+        else:
+            sums[name] = torch.stack([value, torch.ones_like(value)])
+    return sums
 
 
 class Group:

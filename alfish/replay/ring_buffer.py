@@ -132,49 +132,21 @@ class RingBuffer:
         Raises:
           UsageError: no row can start such a window yet.
         """
-        return self.windows(self.draw(num_windows, window_length), window_length)
+        column, position = self._draw(num_windows, window_length)
+        return self._windows(column, position, window_length)
 
     def draw(self, num_windows: int, window_length: int = 2) -> Window:
-        """The starts of `sample`, by rejection: drawn uniformly from all rows, and again where one may not start."""
-        low, count = self._candidates(window_length)
-        total = int(count.sum())
-        if total <= 0:
-            raise UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
-        columns, positions, missing = [], [], num_windows
-        ends = np.cumsum(count)
-        for _ in range(1000):
-            # torch's generator, which the trainer seeds and saves.
-            ticket = torch.randint(total, (missing + missing // 8 + 4,)).numpy()
-            drawn = np.searchsorted(ends, ticket, side="right") if self.num_envs > 1 else np.zeros_like(ticket)
-            at = ticket - (ends - count)[drawn] + low[drawn]
-            fits = self._may_start(drawn, at)
-            columns.append(drawn[fits][:missing])
-            positions.append(at[fits][:missing])
-            missing -= len(columns[-1])
-            if missing == 0:
-                break
-        else:
-            raise UsageError("the replay holds hardly a row that trains: its episodes may all have length 0")
-        column, position = (parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in (columns, positions))
+        """The starts of `sample`."""
+        column, position = self._draw(num_windows, window_length)
         return Window(torch.from_numpy(column).to(self._device), torch.from_numpy(position).to(self._device))
 
     def windows(self, start: Window, window_length: int) -> Batch:
         """The rows of windows that start there."""
-        position = start.position.cpu().numpy() + np.arange(window_length)[:, None]
-        experience = self.read(start.column, torch.from_numpy(position))
-        mask = trainable(experience.time_step.step_type.cpu().numpy())
-        return Batch(
-            experience, torch.from_numpy(mask).to(self._device), experience.time_step.env_id[0], start.position
-        )
+        return self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
 
     def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
         """The rows at these positions (`[L, N]`) of these columns (`[N]`), which must still be there."""
-        host_column, host_position = column.cpu().numpy(), position.cpu().numpy()
-        index = (host_position % self._length) * self.num_envs + host_column
-        step_type, reward, discount, observation, prev_action, action, info = self._take(index)
-        env_id = torch.from_numpy(self._env_id[host_column]).to(self._device).expand(index.shape)
-        time_step = TimeStep(step_type, reward, discount, observation, prev_action, env_id)
-        return Experience(time_step, action, info, None, None)
+        return self._read(column.cpu().numpy(), position.cpu().numpy())
 
     def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """`[K, N]` of the rows at `position` (`[K, N]`) of `column` (`[N]`)."""
@@ -246,6 +218,47 @@ class RingBuffer:
                 startable[at[:-1], column] = trainable(step_type[at, column])
         assert (startable == self._startable).all(), "a row's right to start a window is out of date"
 
+    def _draw(self, num_windows: int, window_length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Columns and positions by rejection: drawn uniformly from all rows, and again where one may not start."""
+        low, count = self._candidates(window_length)
+        total = int(count.sum())
+        if total <= 0:
+            raise UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
+        columns, positions, missing = [], [], num_windows
+        ends = np.cumsum(count)
+        for _ in range(1000):
+            # torch's generator, which the trainer seeds and saves.
+            ticket = torch.randint(total, (missing + missing // 8 + 4,)).numpy()
+            drawn = np.searchsorted(ends, ticket, side="right") if self.num_envs > 1 else np.zeros_like(ticket)
+            at = ticket - (ends - count)[drawn] + low[drawn]
+            fits = self._may_start(drawn, at)
+            columns.append(drawn[fits][:missing])
+            positions.append(at[fits][:missing])
+            missing -= len(columns[-1])
+            if missing == 0:
+                break
+        else:
+            raise UsageError("the replay holds hardly a row that trains: its episodes may all have length 0")
+        column, position = (parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in (columns, positions))
+        return column, position
+
+    def _windows(self, column: np.ndarray, position: np.ndarray, window_length: int) -> Batch:
+        experience = self._read(column, position + np.arange(window_length)[:, None])
+        mask = trainable(experience.time_step.step_type.cpu().numpy())
+        return Batch(
+            experience,
+            torch.from_numpy(mask).to(self._device),
+            experience.time_step.env_id[0],
+            torch.from_numpy(position).to(self._device),
+        )
+
+    def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
+        index = (position % self._length) * self.num_envs + column
+        step_type, reward, discount, observation, prev_action, action, info = self._take(index)
+        env_id = torch.from_numpy(self._env_id[column]).to(self._device).expand(index.shape)
+        time_step = TimeStep(step_type, reward, discount, observation, prev_action, env_id)
+        return Experience(time_step, action, info, None, None)
+
     def _lay_out(self, row: Nest) -> None:
         """Makes room for rows like this one, leaves `[B, ...]`."""
         count = self._length * self.num_envs
@@ -267,12 +280,16 @@ class RingBuffer:
     def _push_aligned(self, rows: Nest, step_type: np.ndarray) -> None:
         """All columns have the same pos and start: whole blocks of rows, in two pieces where the ring wraps."""
         pos, num_rows, done = int(self._pos[0]), len(step_type), 0
-        leaves = [leaf.flatten(0, 1) for leaf in nest.leaves(rows)]
+        leaves = nest.leaves(rows)
         while done < num_rows:
             at = (pos + done) % self._length
             count = min(num_rows - done, self._length - at)
+            target = slice(at * self.num_envs, (at + count) * self.num_envs)
             for store, leaf in zip(self._stores, leaves):
-                _write(store, slice(at * self.num_envs, (at + count) * self.num_envs), leaf, done * self.num_envs)
+                if isinstance(store, np.ndarray):
+                    store[target] = leaf.numpy()[done : done + count].reshape(-1, *store.shape[1:])
+                else:
+                    store[target] = leaf[done : done + count].flatten(0, 1)
             done += count
         self._mark(slice(None), pos, step_type)
         self._pos += num_rows
@@ -283,7 +300,11 @@ class RingBuffer:
         index = (self._pos[column] + time) % self._length * self.num_envs + column
         source = torch.from_numpy(time * self.num_envs + column).to(self._device)
         for store, leaf in zip(self._stores, nest.leaves(rows)):
-            _write(store, index, leaf.flatten(0, 1)[source], 0)
+            real_rows = leaf.flatten(0, 1)[source]
+            if isinstance(store, np.ndarray):
+                store[index] = real_rows.numpy()
+            else:
+                store[torch.from_numpy(index).to(self._device)] = real_rows
         for b in range(self.num_envs):
             kinds = step_type[real[:, b], b]
             if len(kinds):
@@ -332,16 +353,6 @@ def _as_numpy(leaf: torch.Tensor) -> torch.Tensor | np.ndarray:
     if leaf.device.type != "cpu" or leaf.dtype == torch.bfloat16:  # which numpy does not know
         return leaf
     return leaf.numpy()
-
-
-def _write(store: Any, at: Any, leaf: torch.Tensor, offset: int) -> None:
-    """`store[at] = leaf[offset:...]`, as many rows as `at` names."""
-    count = at.stop - at.start if isinstance(at, slice) else len(at)
-    rows = leaf[offset : offset + count] if count != len(leaf) else leaf
-    if isinstance(store, np.ndarray):
-        store[at] = rows.numpy()
-    else:
-        store[at if isinstance(at, slice) else torch.from_numpy(at).to(leaf.device)] = rows
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:

@@ -114,7 +114,7 @@ def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, var
 
 RECIPES = {
     "ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000),
-    "ppo_halfcheetah": functools.partial(ppo, "HalfCheetah-v5", 50_000),
+    "ppo_halfcheetah": functools.partial(ppo, "HalfCheetah-v5", 100_000),
     "dqn_cartpole": functools.partial(dqn, "CartPole-v1", 30_000),
     "sac_halfcheetah": functools.partial(actor_critic, SAC, "HalfCheetah-v5", 3_000),
     "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 3_000),
