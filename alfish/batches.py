@@ -32,10 +32,12 @@ class Batches(abc.ABC):
 
     Attributes:
       updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
+      rows_per_update: that one of them trains; known after `bind`.
     """
 
     on_policy: ClassVar[bool]
     updates_per_iteration = 1.0
+    rows_per_update = 1
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         """Takes what it works with; raises UsageError where the settings do not fit one another."""
@@ -95,7 +97,7 @@ class EpochBatches(Batches):
         if unroll_length < 1 or unroll_length != int(unroll_length):
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")
         rows, size = int(unroll_length) * num_envs, self._minibatch_size
-        self.updates_per_iteration = float(self._num_epochs)
+        self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), size or rows
         if size is None:
             return
         if size < 1 or rows % size:
@@ -211,6 +213,7 @@ class ReplayBatches(Batches):
                 f"{self._capacity // num_envs} rows of each of {num_envs} environments; raise it"
             )
         self.updates_per_iteration = self._ratio * unroll_length * num_envs
+        self.rows_per_update = self._batch_size * (self._window_length - 1)
         device = self._device or algorithm.progress.device
         self.buffer = RingBuffer(self._capacity, num_envs, device, self._directory, transforms.look_back)
 

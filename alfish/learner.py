@@ -66,7 +66,6 @@ class Learner:
         self._plain = Updates(algorithm, optimizer, max_grad_norm)
         self._compiled = CompiledUpdates(self._plain, precision) if compile is True else None
         self._decides = compile == "auto"
-        self._planned_updates = 0.0
         self._learning_rates = self._schedule_per_group(learning_rate)
         self._max_nonfinite_updates = max_nonfinite_updates
         self.updates = 0
@@ -76,9 +75,17 @@ class Learner:
         """Whether updates run as they are written, not as a graph."""
         return self._compiled is None
 
-    def plan(self, num_updates: float) -> None:
-        """Says how many updates the run is to make, for `compile = 'auto'`."""
-        self._planned_updates = num_updates
+    def plan(self, num_updates: float, num_rows: int) -> None:
+        """Decides `compile = 'auto'`.
+
+        Args:
+          num_updates: that the run is to make.
+          num_rows: of each.
+        """
+        num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
+        work = num_updates * (1 + num_rows * num_parameters / LARGE_UPDATE)
+        if self._decides and self._compiled is None and work >= COMPILE_FROM_UPDATES:
+            self._compiled = CompiledUpdates(self._plain, self._precision)
 
     def train(self, chunks: Iterable[Chunk], summarize: bool = True) -> dict[str, float]:
         """Updates on every minibatch of the chunks.
@@ -114,18 +121,8 @@ class Learner:
         self._plain.skipped_in_row.copy_(state["skipped_in_row"])
         self.updates = state["updates"]
 
-    def _decide(self, chunk: Chunk) -> None:
-        """Whether to compile, from the first batch: what the run is to make of updates, and how much work each is."""
-        self._decides = False
-        rows = chunk.batch.mask.numel() if chunk.index is None else chunk.batch.mask[:, chunk.index[0]].numel()
-        num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
-        if self._planned_updates * (1 + rows * num_parameters / LARGE_UPDATE) >= COMPILE_FROM_UPDATES:
-            self._compiled = CompiledUpdates(self._plain, self._precision)
-
     def _updates(self, chunks: Iterable[Chunk], summarize: bool) -> Iterator[Record]:
         for chunk in chunks:
-            if self._decides:
-                self._decide(chunk)
             for columns in (None,) if chunk.index is None else chunk.index.unbind():
                 record = self._update(chunk, columns, summarize)
                 if record is None:  # the algorithm asked to stop

@@ -384,8 +384,9 @@ class Trainer:
             "num_updates": self._budget / updates,
             "wall_seconds": math.inf if self._budget >= LONG_RUN_SECONDS else 0.0,
         }[self._budget_name]
-        self.learner.plan(iterations * updates)
-        self.unroller.plan(iterations * steps)
+        self.learner.plan(iterations * updates, self.batches.rows_per_update)
+        # A run that compiles imports what tracing takes in any case, and that is most of what translation costs.
+        self.unroller.plan(iterations * steps if self.learner.is_plain else math.inf)
 
     def _make_batches(self, batches: Callable[[], Batches] | None) -> Batches:
         name, on_policy = type(self.algorithm).__name__, self.algorithm.on_policy

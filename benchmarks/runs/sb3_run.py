@@ -87,7 +87,7 @@ def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, ver
 
 RECIPES = {
     "ppo_cartpole": functools.partial(ppo, PPO, "CartPole-v1", 100_000),
-    "ppo_halfcheetah": functools.partial(ppo, PPO, "HalfCheetah-v5", 50_000),
+    "ppo_halfcheetah": functools.partial(ppo, PPO, "HalfCheetah-v5", 100_000),
     "dqn_cartpole": functools.partial(dqn, DQN, "CartPole-v1", 30_000),
     "sac_halfcheetah": functools.partial(actor_critic, SAC, "HalfCheetah-v5", 3_000),
     "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 3_000),

@@ -17,7 +17,7 @@ PPO, DQN, OTHER = (
 )
 RECIPES = {
     "ppo_cartpole": functools.partial(PPO, sbx.PPO, "CartPole-v1", 100_000),
-    "ppo_halfcheetah": functools.partial(PPO, sbx.PPO, "HalfCheetah-v5", 50_000),
+    "ppo_halfcheetah": functools.partial(PPO, sbx.PPO, "HalfCheetah-v5", 100_000),
     "dqn_cartpole": functools.partial(DQN, sbx.DQN, "CartPole-v1", 30_000),
     "sac_halfcheetah": functools.partial(OTHER, sbx.SAC, "HalfCheetah-v5", 3_000),
     "td3_halfcheetah": functools.partial(OTHER, sbx.TD3, "HalfCheetah-v5", 3_000),
