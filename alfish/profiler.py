@@ -47,7 +47,7 @@ class Profile(Listener):
 
     def start(self, trainer: "Trainer") -> None:
         self._trainer = trainer
-        self._time(trainer.environment, "step", ENVIRONMENT)
+        self._time(trainer.environment, "step_arrays" if trainer.environment.gives_arrays else "step", ENVIRONMENT)
         self._time(trainer.environment, "reset", ENVIRONMENT)
         self._time(trainer.unroller, "_act", POLICY)
         self._time(trainer.unroller, "unroll", UNROLL)
@@ -112,7 +112,7 @@ class Profile(Listener):
         share = defaultdict(float, {part: value / self._total for part, value in seconds.items()})
         each = 1e6 * seconds.get(ENVIRONMENT, 0) / max(1, self._calls[ENVIRONMENT]) / self._trainer.environment.num_envs
         if share[UPDATE] > 0.4 and self._trainer.learner.is_plain and self._trainer.device.type == "cpu":
-            yield "most of it is updates: Learner.compile = True makes one graph of each"
+            yield "most of it is updates: Learner.compile = True makes one graph of each; longer runs do so anyway"
         if share[ENVIRONMENT] > 0.4 and each > 50:
             yield (
                 f"most of it is the environment, {each:,.0f} us a step: make_environment.vectorization = 'async', with "

@@ -376,17 +376,15 @@ class Trainer:
         load_model(self.transforms, state["transforms"], f"the transforms configured for {self.root_dir}")
 
     def _plan(self) -> None:
-        """Tells the learner and the unroller how long the run is to be, for what pays in long runs alone."""
-        steps, updates = self._unroll_length, self.batches.updates_per_iteration
+        """Tells the learner how long the run is to be, for what pays in long runs alone."""
+        updates = self.batches.updates_per_iteration
         iterations = {
-            "num_env_steps": self._budget / (steps * self.environment.num_envs),
+            "num_env_steps": self._budget / (self._unroll_length * self.environment.num_envs),
             "num_iterations": self._budget,
             "num_updates": self._budget / updates,
             "wall_seconds": math.inf if self._budget >= LONG_RUN_SECONDS else 0.0,
         }[self._budget_name]
         self.learner.plan(iterations * updates, self.batches.rows_per_update)
-        # A run that compiles imports what tracing takes in any case, and that is most of what translation costs.
-        self.unroller.plan(iterations * steps if self.learner.is_plain else math.inf)
 
     def _make_batches(self, batches: Callable[[], Batches] | None) -> Batches:
         name, on_policy = type(self.algorithm).__name__, self.algorithm.on_policy

@@ -1,4 +1,5 @@
-"""What a step and an update may cost, counted and not timed: operations that torch dispatches, and calls in Python.
+"""What a step and an update may cost, counted and not timed: operations that torch dispatches, bytes that these write,
+and calls in Python; of compiled updates, also how many graphs there are.
 
 A count that rises above its ceiling is a slowdown on every machine. One that falls far below shows that the ceiling
 should come down: lower it.
@@ -7,9 +8,12 @@ should come down: lower it.
 import functools
 import sys
 
+import numpy as np
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from alfish import nest
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
@@ -22,15 +26,18 @@ from alfish.unrollers import SyncUnroller
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations of this thread, those of backward included."""
+    """Counts this thread's operations, those of backward included, and the bytes of what they return, views apart."""
 
     def __init__(self):
         super().__init__()
-        self.count = 0
+        self.count = self.num_bytes = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
         self.count += 1
-        return function(*arguments, **(keywords or {}))
+        if not function.is_view:
+            self.num_bytes += sum(leaf.nbytes for leaf in nest.leaves(result) if isinstance(leaf, torch.Tensor))
+        return result
 
 
 def python_calls(function):
@@ -52,7 +59,7 @@ def python_calls(function):
 def counts(function):
     with Operations() as operations:
         function()
-    return operations.count, python_calls(function)
+    return np.array([operations.count, operations.num_bytes, python_calls(function)])
 
 
 REPLAY = {"capacity": 1000, "batch_size": 32, "warmup_env_steps": 40}
@@ -63,24 +70,25 @@ RECIPES = {
     "sac": (SAC, "Pendulum-v1", 1, 1, functools.partial(ReplayBatches, **REPLAY)),
     "td3": (TD3, "Pendulum-v1", 1, 1, functools.partial(ReplayBatches, **REPLAY)),
 }
-# Of a vector step through numpy, through torch, and of a plain update with the batch it is made on.
+# Of a vector step through numpy, through torch, and of a plain update with the batch it is made on: operations, bytes,
+# calls in Python.
 CEILINGS = {
-    ("ppo", "numpy step"): (3, 370),
-    ("ppo", "torch step"): (26, 460),
-    ("ppo", "update"): (410, 800),
-    ("dqn", "numpy step"): (4, 150),
-    ("dqn", "torch step"): (24, 195),
-    ("dqn", "update"): (235, 670),
-    ("sac", "numpy step"): (2, 185),
-    ("sac", "torch step"): (28, 205),
-    ("sac", "update"): (445, 1490),
-    ("td3", "numpy step"): (2, 155),
-    ("td3", "torch step"): (26, 200),
-    ("td3", "update"): (270, 1190),
+    ("ppo", "numpy step"): (3, 192, 365),
+    ("ppo", "torch step"): (26, 9_000, 455),
+    ("ppo", "update"): (405, 1_950_000, 790),
+    ("dqn", "numpy step"): (4, 12, 148),
+    ("dqn", "torch step"): (23, 1_080, 186),
+    ("dqn", "update"): (216, 321_000, 620),
+    ("sac", "numpy step"): (2, 4, 184),
+    ("sac", "torch step"): (26, 1_060, 192),
+    ("sac", "update"): (420, 7_000_000, 1420),
+    ("td3", "numpy step"): (2, 4, 152),
+    ("td3", "torch step"): (24, 1_060, 186),
+    ("td3", "update"): (250, 6_600_000, 1130),
 }
 
 
-def make(root_dir, recipe, numpy_after=None):
+def make(root_dir, recipe, numpy_after=None, compile=False):
     algorithm, env_id, num_envs, unroll_length, batches = RECIPES[recipe]
     trainer = Trainer(
         root_dir,
@@ -88,7 +96,7 @@ def make(root_dir, recipe, numpy_after=None):
         environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs),
         batches=batches,
         unroller=functools.partial(SyncUnroller, numpy_after=numpy_after),
-        learner=functools.partial(Learner, max_grad_norm=0.5, compile=False),
+        learner=functools.partial(Learner, max_grad_norm=0.5, compile=compile),
         unroll_length=unroll_length,
         listeners=[],
         num_env_steps=10**6,
@@ -103,8 +111,8 @@ def make(root_dir, recipe, numpy_after=None):
 
 def of_a_step(trainer):
     """Of one more vector step in an unroll: the difference between two unrolls, which have all else in common."""
-    (few, few_calls), (many, many_calls) = (counts(lambda n=n: trainer.unroller.unroll(n)) for n in (4, 12))
-    return (many - few) / 8, (many_calls - few_calls) / 8
+    few, many = (counts(lambda n=n: trainer.unroller.unroll(n)) for n in (4, 12))
+    return (many - few) / 8
 
 
 def of_an_update(trainer):
@@ -116,8 +124,7 @@ def of_an_update(trainer):
         for _ in range(2):
             trainer.learner.train(trainer.batches.chunks(trainer.batches.state_dict()["num_updates"] + 41), False)
 
-    operations, calls = counts(two)
-    return operations / 2, calls / 2
+    return counts(two) / 2
 
 
 @pytest.mark.parametrize(("recipe", "what"), CEILINGS)
@@ -125,5 +132,25 @@ def test_what_it_costs_stays_below_its_ceiling_and_not_far_below(tmp_path, recip
     trainer = make(tmp_path, recipe, 0 if what == "numpy step" else None)
     found = of_an_update(trainer) if what == "update" else of_a_step(trainer)
     trainer.close()
-    for count, ceiling in zip(found, CEILINGS[recipe, what]):
+    for count, ceiling in zip(found, CEILINGS[recipe, what], strict=True):
         assert 0.8 * ceiling <= count <= 1.05 * ceiling, f"{recipe}, {what}: {found}"
+
+
+# Of a compiled update with its batch: graphs, calls in Python, each kernel among them.
+COMPILED_CEILINGS = {"ppo": (1, 0), "dqn": (1, 0), "sac": (1, 0), "td3": (2, 0)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", COMPILED_CEILINGS)
+def test_compiled_updates_make_no_more_graphs_nor_calls(tmp_path, recipe):
+    trainer = make(tmp_path, recipe, compile=True)
+    learner, iterations = trainer.learner, trainer.iterate()
+    while trainer.updates < 16:
+        next(iterations)
+    calls = of_an_update(trainer)[2]
+    for _ in range(8):
+        next(iterations)
+    trainer.close()
+    num_graphs, ceiling = COMPILED_CEILINGS[recipe]
+    assert not learner.is_plain and len(learner._compiled._made) == num_graphs
+    assert 0.8 * ceiling <= calls <= 1.05 * ceiling, f"{recipe}: {calls}"

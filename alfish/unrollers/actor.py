@@ -25,14 +25,13 @@ class Actor:
     numpy_after: calls after which it acts through numpy; None: never.
 
     Attributes:
-      numpy_after: as given, and None once it was found that it cannot.
       num_calls: so far; saved with the run, so that a resumed one acts by the same bits.
     """
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, initial_state: Nest, numpy_after: int | None):
         self._algorithm, self._transforms, self._initial_state = algorithm, transforms, initial_state
         self._device = algorithm.progress.device
-        self.numpy_after = numpy_after
+        self._numpy_after = numpy_after if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
         self.num_calls = 0
 
@@ -42,11 +41,11 @@ class Actor:
         Leaves, in and out, are arrays or tensors: arrays come out where it acts through numpy.
         """
         row = time_step, transform_state, state, self._initial_state
-        if self.numpy_after is not None and self.num_calls >= self.numpy_after and self._device.type == "cpu":
+        if self._numpy_after is not None and self.num_calls >= self._numpy_after:
             if self._program is None:
                 self._translate(row)
             # A hook that is not pure may depend on what tracing took for constant.
-            elif is_checked(self.num_calls - self.numpy_after):
+            elif is_checked(self.num_calls - self._numpy_after):
                 self._compare(row)
         self.num_calls += 1
         return self._act(*row) if self._program is None else self._run(row)
@@ -65,6 +64,11 @@ class Actor:
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
     ) -> tuple[AlgStep, Nest]:
         time_step, transform_state, state = nest.map(self._here, (time_step, transform_state, state))
+        return self._policy(time_step, transform_state, state, initial_state)
+
+    def _policy(
+        self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
+    ) -> tuple[AlgStep, Nest]:
         seen, transform_state = self._transforms(time_step, transform_state)
         return self._algorithm.rollout_step(seen, reset_state(state, initial_state, seen.step_type)), transform_state
 
@@ -84,14 +88,14 @@ class Actor:
                 _reparametrize_module(self._algorithm, of_algorithm, tie_weights=True),
                 _reparametrize_module(self._transforms, of_transforms, tie_weights=True),
             ):
-                return self._act(*row)
+                return self._policy(*row)
 
         try:
             fixed = nest.leaves(tensors)
             self._program = NumpyProgram(act, (tensors, *nest.map(as_tensor, row)), len(fixed))
         except NotTranslatable as reason:
             logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
-            self.numpy_after = None
+            self._numpy_after = None
             return
         # Parameters and buffers are written in place and never rebound, so these stay up to date.
         used = self._program.used
@@ -116,7 +120,7 @@ class Actor:
                 "buffer. It acts through torch from here on",
                 type(self._algorithm).__name__,
             )
-            self._program = self.numpy_after = None
+            self._program = self._numpy_after = None
 
 
 def as_array(leaf: Any) -> np.ndarray:

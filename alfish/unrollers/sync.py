@@ -16,9 +16,6 @@ from alfish.nest import Nest
 from alfish.transforms import Transforms
 from alfish.unrollers.actor import Actor, as_array, as_tensor
 
-# Acting through numpy saves about a tenth of a millisecond a step.
-NUMPY_FROM_STEPS = 10_000
-
 
 class Arrivals(NamedTuple):
     """What metrics need of the rows that an unroll was the first to see, in the order they arrived."""
@@ -37,8 +34,7 @@ class SyncUnroller:
       algorithm: whose `rollout_step` acts.
       transforms: what the algorithm sees of a raw row.
       numpy_after: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
-        (`alfish.numpy_program`): the same to float error, and several times faster for small networks. Translating
-        takes a second. None: never. 'auto': from the start, where the run is long enough for it to pay.
+        (`alfish.numpy_program`): the same to float error, and several times faster for small networks. None: never.
 
     Attributes:
       arrivals: of the last unroll, for metrics.
@@ -50,7 +46,7 @@ class SyncUnroller:
         environment: Environment,
         algorithm: RLAlgorithm,
         transforms: Transforms,
-        numpy_after: int | None | str = "auto",
+        numpy_after: int | None = 0,
     ):
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
         self._device = algorithm.progress.device
@@ -59,19 +55,9 @@ class SyncUnroller:
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
-        self._decides = isinstance(numpy_after, str)
-        if isinstance(numpy_after, str):
-            if numpy_after != "auto":
-                raise UsageError(f"SyncUnroller.numpy_after is {numpy_after!r}; it is a number, None or 'auto'")
-            numpy_after = None
         self._actor = Actor(algorithm, transforms, self._initial_state, numpy_after)
         self.policy_version = 0
         self.arrivals: Arrivals | None = None
-
-    def plan(self, num_steps: float) -> None:
-        """Says how many vector steps the run is to make, for `numpy_after = 'auto'`."""
-        if self._decides and num_steps >= NUMPY_FROM_STEPS:
-            self._actor.numpy_after = 0
 
     @torch.no_grad()
     def unroll(self, length: int, at_random: bool = False) -> Experience:
