@@ -22,6 +22,7 @@ PRECISIONS = ("float32", "bfloat16")
 LARGE_PRODUCT = 1 << 21
 
 aten = torch.ops.aten
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 
 
 def is_checked(count: int) -> bool:
@@ -68,6 +69,7 @@ class CompiledFunction:
         except Exception as error:
             raise NotCompilable(f"{_line_of(error)}: {_first_line(error)}") from error
         if all(leaf.device.type == "cpu" for leaf in leaves):
+            _write_out_vector_products(graph)
             _use_fast_products(graph, precision)
         self._call = _compile(graph, leaves)
 
@@ -114,13 +116,38 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor]) -> Callabl
     return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
 
 
+def _write_out_vector_products(graph: torch.fx.GraphModule) -> None:
+    """Rewrites products whose result has one column, or whose sums have one term, for which libraries are slow.
+
+    As multiplications and sums they become part of the loops before and after them.
+    """
+    call = graph.graph.call_function
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node.target not in PRODUCTS or node.kwargs:
+            continue
+        *bias, a, b = node.args
+        inner, num_columns = b.meta["val"].shape[-2:]
+        if inner != 1 and num_columns != 1:
+            continue
+        with graph.graph.inserting_before(node):
+            if inner == 1:
+                product = call(aten.mul.Tensor, (a, b))
+            else:
+                row = call(aten.transpose.int, (b, -2, -1))
+                product = call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
+            for addend in bias:
+                product = call(aten.add.Tensor, (product, addend))
+        node.replace_all_uses_with(product)
+        graph.graph.erase_node(node)
+    graph.recompile()
+
+
 def _use_fast_products(graph: torch.fx.GraphModule, precision: str) -> None:
     """Rewrites large float32 products."""
-    rewrite = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
     if precision == "float32" and not _onednn_multiplies():
         return
     for node in list(graph.graph.nodes):
-        if node.op != "call_function" or node.target not in rewrite or node.kwargs:
+        if node.op != "call_function" or node.target not in PRODUCTS or node.kwargs:
             continue
         *bias, a, b = node.args
         left, right = a.meta["val"], b.meta["val"]

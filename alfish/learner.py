@@ -154,11 +154,12 @@ class Learner:
         if not records or not summarize:
             return {}
         totals: dict[str, list[torch.Tensor]] = {}
-        for record in records:  # a group may train less often than another
-            keys = [self._name(kind, name) for kind in ("loss", "grad_norm") for name in record.groups]
-            for key, total in zip(keys, record.total):
-                totals.setdefault(key, []).append(total)
-        values = {key: torch.stack(each).mean() for key, each in totals.items()}
+        for groups in {tuple(record.groups): None for record in records}:  # a group may train less often than another
+            rows = torch.stack([record.total for record in records if tuple(record.groups) == groups])
+            keys = [self._name(kind, name) for kind in ("loss", "grad_norm") for name in groups]
+            for key, column in zip(keys, rows.unbind(1), strict=True):
+                totals.setdefault(key, []).append(column)
+        values = {key: torch.cat(columns).mean() for key, columns in totals.items()}
         for key in records[-1].extra:
             total, count = torch.stack([record.extra[key] for record in records if key in record.extra]).sum(0)
             values[key] = total / count.clamp(min=1)

@@ -66,7 +66,6 @@ class NumpyProgram:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self.used = [index for index, node in enumerate(placeholders) if node.users]
         self._num_fixed = sum(index < num_fixed for index in self.used)
-        self._num_used = len(self.used)
         self._translate(graph)
         self._try(graph, [leaves[index] for index in self.used])
 
@@ -124,8 +123,6 @@ class NumpyProgram:
                     first.append(line)
                 else:
                     rest.append(line)
-            elif node.op != "placeholder":
-                raise NotTranslatable(f"a tensor that is no argument, {node.target}")
             elif node.users:
                 (fixed if len(fixed) < self._num_fixed and not inputs else inputs).append(node)
         # numpy makes scalars of what has no dimensions.
@@ -236,8 +233,6 @@ def _function(
 
 
 def _translate(node: torch.fx.Node) -> Callable[..., Any]:
-    if node.target is getattr:
-        raise NotTranslatable("an attribute")
     if node.target in OUTPUTS_OF_SEVERAL:
         return OUTPUTS_OF_SEVERAL[node.target]
     value = node.meta.get("val")

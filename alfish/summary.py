@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -97,18 +97,21 @@ class TensorBoardWriter:
 
     def __init__(self, directory: str | os.PathLike, purge_step: int | None = None):
         try:
-            from torch.utils.tensorboard import SummaryWriter  # here, because it takes a second
+            from tensorboard.compat.proto.summary_pb2 import Summary  # here, because it takes some tenths of a second
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UsageError("TensorBoard is not installed; pip install tensorboard.") from error
-        self._writer = SummaryWriter(str(directory), purge_step=purge_step)
+        self._writer: Any = SummaryWriter(str(directory), purge_step=purge_step)
+        self._summary = Summary
 
     def scalars(
         self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, float(value), steps)
-        for name, counter in zip(COUNTERS[1:], (env_steps, iterations, updates, wall_seconds), strict=True):
-            self._writer.add_scalar(f"counters/{name}", counter, steps)
+        counters = zip(COUNTERS[1:], (env_steps, iterations, updates, wall_seconds), strict=True)
+        all_values = values | {f"counters/{name}": counter for name, counter in counters}
+        # One event for all: `add_scalar` makes one each, at five times the cost.
+        row = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in all_values.items()]
+        self._writer.file_writer.add_summary(self._summary(value=row), steps)
 
     def text(self, tag: str, text: str, steps: int) -> None:
         self._writer.add_text(tag, text, steps)

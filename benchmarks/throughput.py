@@ -6,13 +6,15 @@ Libraries take turns run by run (A B A B ...), each run in a process of its own,
 is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a virtual environment
 of its own, made from `benchmarks/peers/PEER.txt` when first needed; PEER:N gives it N threads, so that each may have as
 many as serve it best. A recipe that a peer has none of is left blank. Writes the raw runs and a table to
-`benchmarks/results/throughput.{csv,md}`, where recipes that were not run keep their rows.
+`benchmarks/results/throughput.{csv,md}`, where recipes that were not run keep their rows. With --busy=N, N processes
+that only count run beside, and the files are `throughput-busyN.{csv,md}`.
 
 The ratio is of medians, its interval a bootstrap over runs. Memory is the most that all processes of a run were seen to
 hold, looked at twice a second, compilers included; a page that several of them map counts once.
 """
 
 import argparse
+import contextlib
 import csv
 import datetime
 import json
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of alfish")
     parser.add_argument("--peers", default="sb3", help="each PEER or PEER:THREADS; empty: none")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--busy", type=int, default=0, help="processes that compete for the processor")
     arguments = parser.parse_args()
     libraries = {f"alfish {variant}": arguments.threads for variant in arguments.variants.split(",")}
     for peer in filter(None, arguments.peers.split(",")):
@@ -50,28 +54,29 @@ def main() -> None:
     pythons = {name: sys.executable if is_ours(name) else _venv(name) for name in libraries}
     common = {"machine": machine(), "date": datetime.date.today().isoformat()}
     runs = []
-    for recipe in arguments.recipes.split(","):
-        able = dict(libraries)
-        for seed in range(arguments.repeats):
-            for library, threads in list(able.items()):
-                result = _run(pythons[library], library, recipe, seed, threads)
-                if result is None:
-                    del able[library]
-                    print(f"{recipe} {library} has no such recipe", flush=True)
-                    continue
-                run = {"recipe": recipe, "library": library, "threads": threads, "seed": seed} | result | common
-                run["env_steps_per_second"] = run["env_steps"] / run["seconds"]
-                print(f"{recipe} {library} {run['env_steps_per_second']:,.0f} steps/s", flush=True)
-                runs.append(run)
+    with busy_processes(arguments.busy):
+        for recipe in arguments.recipes.split(","):
+            able = dict(libraries)
+            for seed in range(arguments.repeats):
+                for library, threads in list(able.items()):
+                    result = _run(pythons[library], library, recipe, seed, threads)
+                    if result is None:
+                        del able[library]
+                        print(f"{recipe} {library} has no such recipe", flush=True)
+                        continue
+                    run = {"recipe": recipe, "library": library, "threads": threads, "seed": seed} | result | common
+                    run["env_steps_per_second"] = run["env_steps"] / run["seconds"]
+                    print(f"{recipe} {library} {run['env_steps_per_second']:,.0f} steps/s", flush=True)
+                    runs.append(run)
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "throughput.csv"
+    path = RESULTS / (f"throughput-busy{arguments.busy}.csv" if arguments.busy else "throughput.csv")
     runs = [*_other_recipes(path, {run["recipe"] for run in runs}), *runs]
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(runs)
     table = _table(runs)
-    (RESULTS / "throughput.md").write_text(table)
+    path.with_suffix(".md").write_text(table)
     print(table)
 
 
@@ -97,6 +102,18 @@ def _venv(peer: str) -> str:
         requirements = HERE / "peers" / f"{peer}.txt"
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", requirements], check=True)
     return str(python)
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """So many processes that only count."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def with_threads(threads: int) -> dict[str, str]:

@@ -68,7 +68,8 @@ class DeterministicActor(nn.Module):
 class DDPG(RLAlgorithm):
     """Args:
     actor: takes (observation_spec, action_size).
-    critic: takes (observation_spec, action_size); an ensemble, here of one. Targets take its minimum.
+    critic: takes (observation_spec, action_size); an ensemble, here of one. Targets take its minimum; the actor asks
+      the first critic alone.
     gamma: discount per environment step.
     target_rate: how far both target networks move after each update.
     noise_std: of exploration noise, in units of half the action's range; number or schedule.
@@ -147,7 +148,7 @@ class DDPG(RLAlgorithm):
             value = self.target_critic(later, self.target_action(later)).amin(0)
             next_value = torch.cat([torch.zeros_like(value[:1]), value])
         # The first critic is the actor's, as in TD3's algorithm 1.
-        policy_q = self.critic(now, self.actor(now))[0] if self.trains_actor() else None
+        policy_q = self.critic(now, self.actor(now), num_members=1)[0] if self.trains_actor() else None
         return AlgStep(state=state, info=DDPGTrain(q, next_value, policy_q))
 
     def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:

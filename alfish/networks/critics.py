@@ -55,10 +55,14 @@ class EnsembleLinear(nn.Module):
         self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]))  # [E, in, out]
         self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, output_size))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, num_members: int | None = None) -> torch.Tensor:
+        """Of the first `num_members` layers; None: of all."""
+        weight, bias = self.weight[:num_members], self.bias[:num_members]
         if x.ndim == 2:
-            x = x.expand(len(self.weight), *x.shape)
-        return torch.baddbmm(self.bias, x, self.weight)
+            x = x.expand(len(weight), *x.shape)
+        if weight.shape[-1] == 1:  # a batched product with a vector is five times slower
+            return (x * weight.mT).sum(-1, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -69,8 +73,8 @@ class EnsembleLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(ensemble_size, 1, size))
         self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, size))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:]), self.weight)
+    def forward(self, x: torch.Tensor, num_members: int | None = None) -> torch.Tensor:
+        return torch.addcmul(self.bias[:num_members], F.layer_norm(x, x.shape[-1:]), self.weight[:num_members])
 
 
 @gin.configurable(module="alfish.networks")
@@ -118,10 +122,22 @@ class CriticEnsemble(nn.Module):
             size = width
         self.body = nn.Sequential(*modules, EnsembleLinear(ensemble_size, size, num_outputs, 1.0))
 
-    def forward(self, observation: Nest, action: torch.Tensor | None = None) -> torch.Tensor:
-        """`[E, ...]`, or `[E, ..., num_outputs]` for several outputs; `action` is `[..., action_size]`."""
+    def forward(
+        self, observation: Nest, action: torch.Tensor | None = None, num_members: int | None = None
+    ) -> torch.Tensor:
+        """`[E, ...]`, or `[E, ..., num_outputs]` for several outputs.
+
+        Args:
+          observation: nest of `[..., *shape]`.
+          action: `[..., action_size]`.
+          num_members: ask the first so many critics; None: all E.
+        """
         x = self.encoder(observation)
         if action is not None:
             x = torch.cat([x, action], -1)
-        q = self.body(x.reshape(-1, x.shape[-1])).reshape(self.ensemble_size, *x.shape[:-1], self._num_outputs)
+        leading, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
+        for module in self.body:
+            per_member = isinstance(module, (EnsembleLinear, EnsembleLayerNorm))
+            x = module(x, num_members) if per_member else module(x)
+        q = x.reshape(len(x), *leading, self._num_outputs)
         return q.squeeze(-1) if self._num_outputs == 1 else q
