@@ -25,6 +25,7 @@ class Chunk(NamedTuple):
     batch: Batch  # [T', M] rows
     # [K, N] int64: K minibatches, each N of the M columns; None: all columns are one
     index: torch.Tensor | None  # type: ignore[assignment]
+    is_steady: bool = True  # whether the source's other chunks have as many rows, so that a graph may gather by itself
 
 
 class Batches(abc.ABC):
@@ -270,7 +271,8 @@ class ReplayBatches(Batches):
         batch = batch._replace(experience=experience)
         if num_updates == 1:
             return Chunk(batch, None)
-        return Chunk(batch, torch.arange(num_updates * self._batch_size, device=device).view(num_updates, -1))
+        index = torch.arange(num_updates * self._batch_size, device=device).view(num_updates, -1)
+        return Chunk(batch, index, is_steady=False)
 
 
 def minibatches(chunk: Chunk) -> Iterator[Batch]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -83,7 +84,7 @@ class CompiledFunction:
 
 
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each result in memory of its own, as `_compile` asks."""
+    """Each result in memory of its own, as `_compile` asks; but for inputs that are written, of which it is a view."""
     taken = {leaf.untyped_storage()._cdata for leaf in leaves}
     own = []
     for result in results:
@@ -95,10 +96,16 @@ def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]
 
 def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], Any]:
     """The compiled graph as a function of a list, which it empties. No result of the graph may alias another tensor."""
+    from torch._functorch import config as functorch_config
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # here, because it takes a second
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
+    # The cache on disk wants a place for symbolic shapes, though there are none; and of its two caches the outer one
+    # hides the innermost callable.
+    context = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
+    outer = functorch_config.patch(enable_autograd_cache=False)
 
     def compile_inner(inner_graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         compiled = compile_fx_inner(inner_graph, inputs, **options)
@@ -107,7 +114,7 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor]) -> Callabl
         return compiled
 
     try:
-        with torch.no_grad(), config.patch(fallback_random=True, size_asserts=False):
+        with torch.no_grad(), context, outer, config.patch(fallback_random=True, size_asserts=False):
             outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {_first_line(error)}") from error
@@ -137,6 +144,7 @@ def _write_out_vector_products(graph: torch.fx.GraphModule) -> None:
                 product = call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
             for addend in bias:
                 product = call(aten.add.Tensor, (product, addend))
+        product.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(product)
         graph.graph.erase_node(node)
     graph.recompile()
@@ -163,6 +171,7 @@ def _use_fast_products(graph: torch.fx.GraphModule, precision: str) -> None:
                 product = call(torch.ops.alfish.product.default, (a, b))
             for addend in bias:
                 product = call(aten.add.Tensor, (product, addend))
+        product.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(product)
         graph.graph.erase_node(node)
     graph.recompile()

@@ -55,9 +55,11 @@ class CompiledUpdates:
           NotCompilable: what is to be done has to be done by the plain updates; nothing has changed.
         """
         plain = self._plain
+        if columns is not None and not chunk.is_steady:
+            chunk, columns = Chunk(take(chunk.batch, columns), None), None
         if chunk is not self._chunk:
             self._chunk, self._rows = chunk, nest.leaves(chunk.batch)
-            self._layout = tuple((leaf.shape, leaf.stride()) for leaf in self._rows)
+            self._layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
         key = (plain.algorithm.update_kind(), None if columns is None else len(columns), self._layout)
         graph = self._made.get(key)
         if graph is None:

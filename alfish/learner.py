@@ -24,7 +24,7 @@ from alfish.schedules import Schedule, as_schedule
 from alfish.updates import Record, Updates
 
 # What compiling saves of an update is about half a millisecond, and twice that where it multiplies ten million numbers.
-COMPILE_FROM_UPDATES = 20_000
+COMPILE_FROM_UPDATES = 40_000
 LARGE_UPDATE = 10_000_000
 
 
@@ -58,7 +58,7 @@ class Learner:
     ):
         if precision not in PRECISIONS:
             raise UsageError(f"Learner.precision is {precision!r}; it is one of {PRECISIONS}")
-        if compile not in (True, False, "auto"):
+        if not isinstance(compile, bool) and compile != "auto":
             raise UsageError(f"Learner.compile is {compile!r}; it is True, False or 'auto'")
         if precision != "float32" and compile is not True:
             raise UsageError(f"Learner.precision is {precision!r}, which takes Learner.compile = True")

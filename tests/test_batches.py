@@ -189,6 +189,15 @@ def test_a_minibatch_that_divides_is_taken(size):
     _bind(EpochBatches(1, size), 4, 3)
 
 
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize(("num_epochs", "size"), [(1, None), (3, 4), (2, 12), (5, 4)])
+def test_what_it_says_of_an_iteration_is_what_it_yields(num_epochs, size, has_state):
+    source = EpochBatches(num_epochs, size)
+    batches = _minibatches(source, _experience(has_state=has_state), has_state=has_state)
+    assert len(batches) == source.updates_per_iteration == num_epochs * 12 / (size or 12)
+    assert {batch.mask.numel() for batch in batches} == {source.rows_per_update} == {size or 12}
+
+
 @pytest.mark.parametrize("unroll_length", [0, 0.5, 2.5])
 def test_an_unroll_is_a_whole_number_of_rows(unroll_length):
     with pytest.raises(UsageError, match=f"unroll_length is {unroll_length}; on-policy it is a whole number"):

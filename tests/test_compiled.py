@@ -5,9 +5,12 @@ Compiling takes seconds, so that most of this is `slow`.
 
 import copy
 import functools
+import gc
+import importlib
 import logging
 import math
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -21,7 +24,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
-from alfish.batches import Chunk, EpochBatches
+from alfish.batches import Chunk, EpochBatches, minibatches
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state
 from alfish.errors import RunError, UsageError
@@ -515,6 +518,201 @@ def test_random_numbers_are_those_of_the_plain_update():
     assert len({round(summary["noise"], 5) for summary in made[2]}) == 20
 
 
+# Minibatches, as columns of a chunk. Where nothing is said of `slow`, the graph is traced and run as it is, which takes
+# milliseconds.
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    def interpret(graph, leaves):
+        def call(leaves):
+            arguments = leaves[:]
+            leaves.clear()  # as what is compiled does
+            return graph(*arguments)
+
+        return call
+
+    monkeypatch.setattr(compiled, "_compile", interpret)
+
+
+def columns_of(seed=0, num_updates=3, size=4, length=2, as_columns=True, weighted=False):
+    """A chunk of shuffled minibatches, and some rows that do not train; or a chunk for each of them."""
+    torch.manual_seed(seed)
+    count = num_updates * size
+    reward, observation = torch.randn(length, count), torch.randn(length, count)
+    mask = torch.rand(length, count) < 0.7
+    observation[~mask] = 1e3
+    step = TimeStep(
+        torch.ones(length, count, dtype=torch.int32), reward, torch.ones(length, count), observation, None, None
+    )
+    batch = Batch(Experience(step, None, None, None), mask, weight=torch.rand(count) if weighted else None)
+    chunk = Chunk(batch, torch.randperm(count).view(num_updates, size))
+    return [chunk] if as_columns else [Chunk(minibatch, None) for minibatch in minibatches(chunk)]
+
+
+def extras(self, loss, experience):
+    rows = experience.time_step.observation
+    wide = torch.stack([rows, rows.square(), -rows], -1)
+    whole = rows.detach().mean() + self.linear.weight.sum()
+    return LossInfo(loss, extra={"rows": rows, "wide": wide, "first": loss[:1], "whole": whole, "signs": rows > 0})
+
+
+def in_three_ways(iterations, hook=extras):
+    """As `both`: plain on each minibatch alone, plain on columns, compiled on columns. `iterations(as_columns)`."""
+    runs = []
+    for as_columns, is_compiled in ((False, False), (True, False), (True, True)):
+        algorithm = Regression(hook)
+        learner = Learner(algorithm, learning_rate=0.05, compile=is_compiled)
+        summaries = [learner.train(chunks) for chunks in iterations(as_columns)]
+        runs.append((algorithm, learner, summaries, torch.get_rng_state()))
+    return runs
+
+
+WAYS = [
+    pytest.param(True, marks=slow, id="compiled"),
+    pytest.param(False, id="interpreted"),
+]
+
+
+@pytest.fixture(params=WAYS)
+def really(request):
+    """Whether graphs are compiled."""
+    if not request.param:
+        request.getfixturevalue("interpreted")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_columns_of_a_chunk_are_trained_as_minibatches_of_their_own(really, weighted, caplog):
+    def iterations(as_columns):
+        return [columns_of(k, as_columns=as_columns, weighted=weighted) for k in range(5)]
+
+    alone, plain, made = in_three_ways(iterations)
+    assert_alike(alone, plain, 1e-6)
+    assert_alike(plain, made)
+    assert {"rows", "wide", "first", "whole", "signs"} <= set(made[2][0]) and warnings_in(caplog) == []
+    assert made[1].updates == made[0].count == 15 and len(made[1]._compiled._made) == 1
+    assert abs(made[2][0]["rows"]) < 10 and 0 < made[2][0]["signs"] < 1  # over the rows that train
+
+
+def test_several_chunks_an_iteration_are_trained_in_their_order(interpreted):
+    def iterations(as_columns):
+        return [sum((columns_of(10 * k + j, as_columns=as_columns) for j in range(3)), []) for k in range(2)]
+
+    alone, _, made = in_three_ways(iterations)
+    assert_alike(alone, made)
+    assert made[1].updates == 18 and len(made[1]._compiled._made) == 1
+
+
+def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):
+    """Of one chunk's layout: 4 of its 12 columns, 6 of them, all of them."""
+
+    def iterations(as_columns):
+        for k, num_updates in enumerate((3, 2, 3, 1, 2)):
+            chunks = columns_of(k, num_updates, 12 // num_updates, as_columns=as_columns)
+            yield [chunks[0]._replace(index=None)] if as_columns and num_updates == 1 else chunks
+
+    alone, plain, made = in_three_ways(iterations)
+    assert_alike(plain, made)
+    assert_alike(alone, made)
+    assert {key[1] for key in made[1]._compiled._made} == {4, 6, None} and len(made[1]._compiled._made) == 3
+
+
+def test_chunks_of_another_layout_have_a_graph_of_their_own(interpreted):
+    def iterations(as_columns):
+        sizes = ((2, 4, False), (3, 4, False), (2, 4, True), (2, 4, False))
+        return [
+            columns_of(k, 3, size, length, as_columns, weighted) for k, (length, size, weighted) in enumerate(sizes)
+        ]
+
+    alone, _, made = in_three_ways(iterations)
+    assert_alike(alone, made)
+    assert len(made[1]._compiled._made) == 3
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 6])
+def test_a_fallback_amid_a_chunk_goes_on_with_the_minibatch_that_was_due(interpreted, at, caplog):
+    """Once: no minibatch is left out, and none is trained on twice."""
+
+    def hook(self, loss, experience):
+        return LossInfo(loss * (3.0 if self.count >= at else 1.0), extra={"rows": experience.time_step.observation})
+
+    def iterations(as_columns):
+        return [columns_of(k, num_updates=4, as_columns=as_columns) for k in range(3)]
+
+    alone, plain, made = in_three_ways(iterations, hook)
+    if at == 0:  # nothing changes in the course of it
+        assert made[1]._compiled is not None and warnings_in(caplog) == []
+    else:
+        assert made[1]._compiled is None and len(warnings_in(caplog)) == 1
+    assert_alike(alone, made)
+    assert_alike(plain, made)
+    assert made[1].updates == made[0].count == 12
+
+
+def test_a_stop_amid_a_chunk_ends_the_iteration(interpreted):
+    def hook(self, loss, experience):
+        too_far = (experience.time_step.reward > 100).any()
+        return LossInfo(loss, extra={"rows": experience.time_step.observation}, stop=too_far)
+
+    def iterations(as_columns):
+        for k in range(3):
+            chunks = columns_of(k, num_updates=4, as_columns=True) + columns_of(9, num_updates=4, as_columns=True)
+            if k == 1:  # in the third minibatch
+                chunks[0].batch.experience.time_step.reward[:, chunks[0].index[2, 0]] = 1000
+            yield chunks if as_columns else [Chunk(batch, None) for chunk in chunks for batch in minibatches(chunk)]
+
+    alone, plain, made = in_three_ways(iterations, hook)
+    assert_alike(alone, plain, 1e-6)
+    assert_alike(plain, made)
+    for algorithm, learner, *_ in (alone, plain, made):
+        assert algorithm.count == learner.updates == 8 + 2 + 8
+        assert learner.state_dict()["kept"] == learner.state_dict()["optimizers"]["all"]["num_steps"] == 18
+
+
+def test_what_is_not_finite_in_one_minibatch_skips_that_alone(interpreted):
+    def iterations(as_columns):
+        for k in range(2):
+            [chunk] = columns_of(k, num_updates=4)
+            column = chunk.index[2, 0]
+            chunk.batch.mask[0, column] = True
+            chunk.batch.experience.time_step.reward[0, column] = math.nan
+            yield [chunk] if as_columns else [Chunk(batch, None) for batch in minibatches(chunk)]
+
+    def hook(self, loss, experience):
+        return LossInfo(loss, extra={"rows": experience.time_step.observation})
+
+    alone, plain, made = in_three_ways(iterations, hook)
+    assert_alike(alone, made)
+    assert_alike(plain, made)
+    assert made[1].updates == 8 and made[1].state_dict()["kept"] == 6 and made[2][1]["nonfinite_updates"] == 2
+    assert made[1].state_dict()["optimizers"]["all"]["num_steps"] == 6
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_chunk_is_let_go_of_after_training(interpreted, is_compiled):
+    learner = Learner(Regression(extras), compile=is_compiled)
+    chunks = columns_of() + columns_of(1)
+    references = [weakref.ref(leaf) for chunk in chunks for leaf in nest.leaves((chunk.batch, chunk.index))]
+    learner.train(chunks)
+    assert learner.is_plain != is_compiled
+    chunks.clear()
+    gc.collect()
+    assert len(references) > 8 and not any(reference() is not None for reference in references)
+    learner.train(columns_of(2))
+    assert learner.updates == 9
+
+
+@pytest.mark.parametrize("summarize", [True, False])
+def test_summaries_are_made_where_they_are_wanted(interpreted, summarize):
+    runs = []
+    for is_compiled in (False, True):
+        algorithm = Regression(extras)
+        summary = Learner(algorithm, compile=is_compiled).train(columns_of(), summarize)
+        assert bool(summary) == summarize
+        runs.append((summary, algorithm.state_dict()))
+    assert_close(*runs)
+
+
 # Products.
 
 
@@ -567,6 +765,32 @@ def test_large_products_are_rewritten_and_small_ones_are_not(name, size):
             assert bool(own) == compiled._onednn_multiplies()
         else:
             assert len(low) == 3 and not own and 1e-4 < error < 2e-2
+
+
+VECTORS = {  # of a [2, 5, 4], b [2, 4, 1], c [2, 1, 3] and biases
+    "a column": lambda a, b, c, bias: a[0] @ b[0],
+    "columns": lambda a, b, c, bias: a @ b,
+    "a column and a bias": lambda a, b, c, bias: torch.addmm(bias, a[0], b[0]),
+    "columns and biases": lambda a, b, c, bias: torch.baddbmm(bias[None], a, b),
+    "an outer product": lambda a, b, c, bias: b[0] @ c[0],
+    "outer products": lambda a, b, c, bias: torch.bmm(b, c),
+    "of a transpose": lambda a, b, c, bias: a[0].T @ (a[0] @ b[0]),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_products_with_vectors_are_written_out(name):
+    arguments = torch.randn(2, 5, 4), torch.randn(2, 4, 1), torch.randn(2, 1, 3), torch.randn(1)
+    targets, function = graph_of(lambda given: VECTORS[name](*given), arguments, "float32")
+    torch.testing.assert_close(function(arguments), VECTORS[name](*arguments))
+    assert not {str(target) for target in compiled.PRODUCTS} & set(targets)
+
+
+def test_one_product_after_another_is_rewritten():
+    a, b, _ = large()
+    for precision in ("float32", "bfloat16"):
+        _, function = graph_of(lambda given: given[0] @ given[1] @ given[0], (a, b), precision)
+        assert function((a, b)).shape == a.shape
 
 
 def test_products_with_factors_and_of_float64_are_left_alone():
@@ -624,3 +848,96 @@ def test_what_cannot_be_traced_names_its_line():
 
     with pytest.raises(NotCompilable, match=rf"test_compiled.py:{function.__code__.co_firstlineno + 1} in function"):
         CompiledFunction(function, torch.ones(2))
+
+
+def aliasing(given):
+    """Results that are arguments, parts of them, one another, and parts of one another; `x` is written."""
+    x, y, z = given["x"], given["y"], given["z"]
+    made = y + 1
+    x.mul_(2)
+    return {
+        "written": x, "argument": y, "part": y[1:], "again": y, "transposed": y.T, "flat": y.view(-1), "made": made,
+        "row": made[0], "twice": made, "column": made[:, 1], "wide": z.expand(4, 3), "late": x.sum(),
+    }  # fmt: skip
+
+
+@pytest.fixture(params=[
+    pytest.param("innermost", marks=slow), pytest.param("outermost", marks=slow), pytest.param("interpreted"),
+])  # fmt: skip
+def callables(request, monkeypatch):
+    """What is called; and, as it grows, the innermost callables of what was compiled."""
+    made = []
+    if request.param == "interpreted":
+        request.getfixturevalue("interpreted")
+        return request.param, made
+    compiler = importlib.import_module("torch._inductor.compile_fx")
+    compile_inner = compiler.compile_fx_inner
+
+    def spy(*arguments, **options):
+        graph = compile_inner(*arguments, **options)
+        made.append(graph.current_callable)
+        if request.param == "innermost":
+            return graph
+
+        def call(leaves):
+            return graph(leaves)
+
+        call._boxed_call = True  # as torch asks of what takes a list
+        return call
+
+    monkeypatch.setattr(compiler, "compile_fx_inner", spy)
+    return request.param, made
+
+
+def test_results_that_alias_come_back_right_in_memory_of_their_own(callables):
+    """At every call; and what is written in place is written."""
+
+    def arguments(k):
+        return {"x": torch.arange(6.0).view(2, 3), "y": torch.arange(6.0).view(3, 2) + k, "z": torch.arange(3.0) - k}
+
+    function = CompiledFunction(aliasing, arguments(0))
+    way, made = callables
+    assert len(made) == (way != "interpreted") and (function._call in made) == (way == "innermost")
+    for k in range(3):
+        given, twin = arguments(k), arguments(k)
+        found = function(given)
+        expected = nest.map(torch.clone, aliasing(twin))
+        assert_close(found, expected, 0)
+        assert_close(given, twin, 0)
+        everything = [*nest.leaves(found), *nest.leaves(given)]
+        for i, one in enumerate(everything):
+            others = [leaf.clone() for leaf in everything]
+            one.fill_(-77)
+            assert all(torch.equal(a, b) for j, (a, b) in enumerate(zip(everything, others)) if j != i)
+
+
+def test_parts_of_what_is_written_come_back_as_they_are_at_the_end(callables):
+    """Apart from the argument itself."""
+
+    def function(x):
+        before = x[1:], x.view(-1)
+        x.mul_(2)
+        before[0].add_(1)
+        return {"before": before, "whole": x, "sum": x.sum()}
+
+    made = CompiledFunction(function, torch.zeros(2, 3))
+    for k in range(3):
+        given, twin = torch.arange(6.0).view(2, 3) + k, torch.arange(6.0).view(2, 3) + k
+        found, expected = made(given), nest.map(torch.clone, function(twin))
+        assert_close(found, expected, 0)
+        assert torch.equal(given, twin)
+        given.fill_(-77)
+        assert_close(found, expected, 0)
+
+
+def test_results_of_an_earlier_call_stay(callables):
+    function = CompiledFunction(lambda given: (given + 1, given), torch.zeros(3))
+    results = [function(torch.full((3,), float(k))) for k in range(4)]
+    assert [[leaf.tolist() for leaf in result] for result in results] == [[[k + 1] * 3, [k] * 3] for k in range(4)]
+
+
+def test_a_call_leaves_the_list_of_leaves_as_it_was(callables):
+    function = CompiledFunction(lambda given: given["a"] - given["b"], {"a": torch.ones(2), "b": torch.ones(2)})
+    leaves = [torch.full((2,), 5.0), torch.full((2,), 2.0)]
+    for _ in range(2):
+        assert function.call_flat(leaves).tolist() == [3, 3] and len(leaves) == 2

@@ -455,6 +455,43 @@ class TestFlatParameters:
         torch.testing.assert_close(algorithm.extra.detach(), torch.full((2,), 0.1, dtype=torch.float64))
 
 
+class TestPlan:
+    """Compiling pays from 20,000 updates on, or 10,000 where each multiplies ten million numbers."""
+
+    @pytest.mark.parametrize(
+        ("algorithm", "num_updates", "num_rows", "is_plain"),
+        [
+            (_ActorCritic, 39_999, 1, True),
+            (_ActorCritic, 40_000, 1, False),
+            (_ActorCritic, 19_999, 2_500_000, True),  # rows x 4 parameters; the frozen ones cost nothing
+            (_ActorCritic, 20_000, 2_500_000, False),
+            (_Regression, 20_000, 2_500_000, True),
+            (_Regression, 20_000, 10_000_000, False),
+            (_Regression, 8_000, 40_000_000, False),
+            (_Regression, 0.0, 10**9, True),
+            (_Regression, math.inf, 1, False),
+        ],
+    )
+    def test_auto_compiles_where_the_run_is_long_enough(self, algorithm, num_updates, num_rows, is_plain):
+        learner = Learner(algorithm())
+        assert learner.is_plain
+        learner.plan(num_updates, num_rows)
+        assert learner.is_plain == is_plain
+
+    def test_what_was_said_is_what_is_done(self):
+        learner = Learner(_Regression(), compile=False)
+        learner.plan(math.inf, 10**9)
+        assert learner.is_plain
+        learner = Learner(_Regression(), compile=True)
+        learner.plan(1, 1)
+        assert not learner.is_plain
+
+    @pytest.mark.parametrize("wrong", ["Auto", "yes", None, 2, 1])
+    def test_another_word_is_refused(self, wrong):
+        with pytest.raises(UsageError, match=f"Learner.compile is {wrong!r}; it is True, False or 'auto'"):
+            Learner(_Regression(), compile=wrong)
+
+
 @pytest.mark.parametrize("optimizer", [Adam, RMSprop])
 def test_a_restored_learner_continues_bit_for_bit(optimizer):
     def make():

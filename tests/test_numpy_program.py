@@ -374,3 +374,105 @@ def test_what_depends_on_fixed_arguments_alone_is_worked_out_by_prepare():
         torch.testing.assert_close(tensors(program, [x.numpy()]), expected)
         array += 1
         torch.testing.assert_close(tensors(program, [x.numpy()]), expected)  # until it is called again
+
+
+# The functions that are written.
+
+
+def test_constants_of_every_kind_find_their_places():
+    def function(given):
+        x, y = given["x"], given["y"]
+        joined = torch.cat([x, x[:, 1:], torch.full((2, 1), 0.5), y.double().float()], -1)
+        return {
+            "joined": joined, "sums": (joined.sum((0, 1)), joined.sum(-1, keepdim=True)), "none": None,
+            "limits": x.clamp(max=0.25), "stacked": torch.stack([x, x + 1, 2 * x], 1), "parts": y.split([1, 2], 1),
+            "infinite": torch.where(x > 0, x, -torch.inf), "big": torch.full((1,), 1e30), "kinds": x > torch.zeros(()),
+        }  # fmt: skip
+
+    assert_same(lambda x, y: function({"x": x, "y": y}), f32(2, 3), f32(2, 3))
+    found = run(lambda x, y: function({"x": x, "y": y}), f32(2, 3), f32(2, 3))
+    assert found["none"] is None and type(found["sums"]) is type(found["parts"]) is tuple
+
+
+def test_names_of_operations_are_no_obstacle_to_one_another():
+    """A graph names its results after operations, and some of these are Python's builtins or numpy's functions."""
+
+    def function(x, w):
+        for _ in range(3):
+            x = 0.1 * abs(x).sum(-1, keepdim=True) + x.exp().log() - x.amax() + torch.pow(x, 2).mean(0) + w.abs().sum(0)
+            x = torch.where(x > 0, x, -x)[..., 0:].view(x.shape).tanh()
+        return {"sum": x.sum((0, 1)), "abs": abs(x), "slice": x[1:], "exp": x.exp(), "run": x}
+
+    assert_same(function, 0.1 * f32(3, 4), f32(2))
+    x, w = 0.1 * f32(3, 4), f32(2)
+    program = NumpyProgram(lambda given: function(given[1], given[0]), (w, x), num_fixed=1)
+    program.prepare([w.numpy()])
+    expected = function(x, w)
+    for name, leaf in tensors(program, [x.numpy()]).items():
+        torch.testing.assert_close(leaf, expected[name])
+
+
+def test_results_without_dimensions_are_arrays_wherever_they_come_from():
+    held, given = torch.tensor(2.0), torch.tensor(3.0)
+
+    def function(arguments):
+        w, x = arguments
+        return {
+            "fixed": w,
+            "of fixed": w.exp(),
+            "given": x,
+            "of given": x.square(),
+            "both": w * x,
+            "none": torch.ones(()),
+        }
+
+    program = NumpyProgram(function, (held, given), num_fixed=1)
+    for k in range(3):
+        fixed = np.array(2.0 + k, np.float32)
+        program.prepare([fixed])
+        found = program([np.array(3.0, np.float32)])
+        expected = function((torch.from_numpy(fixed), given))
+        for name, leaf in found.items():
+            assert type(leaf) is np.ndarray and leaf.shape == () and leaf.dtype == np.float32, name
+            assert leaf == pytest.approx(expected[name].item()), name
+
+
+def test_it_is_silent_about_fixed_arguments_too():
+    w, x = torch.ones(3), torch.ones(3)
+    program = NumpyProgram(lambda given: given[0].log() / given[1], (w, x), num_fixed=1)
+    before = np.geterr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program.prepare([np.array([0, -1, np.inf], np.float32)])
+        found = program([np.zeros(3, np.float32)])
+    assert np.array_equal(found, np.array([-np.inf, np.nan, np.inf], np.float32), equal_nan=True)
+    assert np.geterr() == before
+
+
+def test_functions_are_written_once_and_not_at_a_call(monkeypatch):
+    written = []
+    write = numpy_program._function
+
+    def spy(arguments, lines, results, constants):
+        written.append(lines)
+        return write(arguments, lines, results, constants)
+
+    monkeypatch.setattr(numpy_program, "_function", spy)
+    w, x = f32(4, 3), f32(2, 3)
+    program = NumpyProgram(lambda given: given[1] @ given[0].exp().T, (w, x), num_fixed=1)
+    assert len(written) == 2 and all(written)  # something depends on the fixed argument alone, something does not
+    for _ in range(3):
+        program.prepare([w.numpy()])
+        program([x.numpy()])
+    assert len(written) == 2
+
+
+def test_random_numbers_like_a_fixed_argument_are_drawn_at_every_call():
+    w, x = f32(3), f32(3)
+    program = NumpyProgram(lambda given: given[0].exp() + torch.randn_like(given[0]) + given[1], (w, x), num_fixed=1)
+    torch.manual_seed(4)
+    program.prepare([w.numpy()])
+    found = [tensors(program, [x.numpy()]) for _ in range(2)]
+    torch.manual_seed(4)
+    for each in found:
+        torch.testing.assert_close(each, w.exp() + torch.randn(3) + x)

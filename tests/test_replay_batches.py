@@ -102,6 +102,21 @@ def test_the_update_ratio_is_exact_after_every_iteration(tmp_path, ratio, unroll
     assert abs(vector_steps * num_envs * 20 / 21 - report.env_steps) <= (unroll_length + 1) * num_envs
 
 
+@pytest.mark.parametrize(("unroll_length", "num_envs"), [(4, 3), (0.5, 1), (1, 2)])
+@pytest.mark.parametrize(("ratio", "window_length"), [(1.5, 2), (2, 4), (0.25, 2)])
+def test_what_it_says_of_an_iteration_is_what_it_yields(tmp_path, ratio, window_length, unroll_length, num_envs):
+    trainer = make(
+        tmp_path, num_envs=num_envs, unroll_length=unroll_length, num_env_steps=400, env_kwargs={"length": 1000},
+        replay={"updates_per_env_step": ratio, "window_length": window_length, "warmup_env_steps": 12},
+    )  # fmt: skip
+    updates = [report.updates for report in run(trainer) if report.env_steps >= 12]
+    assert trainer.batches.updates_per_iteration == ratio * unroll_length * num_envs
+    assert abs(updates[-1] - updates[0] - (len(updates) - 1) * trainer.batches.updates_per_iteration) <= 1
+    [chunk] = trainer.batches.chunks(trainer.env_steps + 8)
+    assert {batch.mask.numel() for batch in minibatches(chunk)} == {trainer.batches.rows_per_update}
+    assert trainer.batches.rows_per_update == 4 * (window_length - 1)
+
+
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1 / 3, 0.7, 1.1])
 def test_ratios_that_no_float_holds_lose_no_update(tmp_path, ratio):
     trainer = make(tmp_path, replay={"updates_per_env_step": ratio}, num_env_steps=130)

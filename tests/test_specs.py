@@ -190,6 +190,39 @@ def test_a_box_of_integers_gets_the_nearest_one(device):
     assert executed.tolist() == [[4, 6, 10]] and str(executed.dtype).endswith("int64")
 
 
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+@pytest.mark.parametrize("name", ACTIONS)
+def test_what_is_executed_is_stretched_to_what_the_environment_takes(name, device):
+    units, generator = ActionUnits(ACTIONS[name], device), np.random.default_rng(0)
+
+    def draw(spec):
+        action = generator.normal(scale=3, size=(20, *spec.shape)) if isinstance(spec, spaces.Box) else spec.sample()
+        action = np.broadcast_to(action, (20, *spec.shape)).astype(spec.dtype)
+        return action if device is None else torch.from_numpy(action)
+
+    action = nest.map(draw, specs.action_spec(ACTIONS[name]))
+    executed = units.executed(action)
+    for leaf, spec in zip(nest.leaves(executed), nest.leaves(specs.action_spec(ACTIONS[name]))):
+        assert all(spec.contains(row) for row in np.asarray(leaf))
+    for found, expected in zip(nest.leaves(units.stretch(executed)), nest.leaves(units.to_environment(action))):
+        assert found.dtype == expected.dtype and np.array_equal(found, expected)
+    for again, leaf in zip(nest.leaves(units.executed(executed)), nest.leaves(executed)):
+        assert np.array_equal(again, leaf)
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_a_box_of_minus_one_to_one_is_clipped_and_its_bits_are_kept(device):
+    """Even a scale of 1 and an offset of 0 would make 0 of -0."""
+    values = np.array([[-0.0, 0.1, 1e-40], [-7.0, 7.0, -1.0]], np.float32)
+    expected = np.array([[-0.0, 0.1, 1e-40], [-1.0, 1.0, -1.0]], np.float32)
+    given = values if device is None else torch.from_numpy(values)
+    found = ActionUnits(spaces.Box(-1, 1, (3,), np.float32), device).to_environment(given)
+    assert np.asarray(found).tobytes() == expected.tobytes()
+    one_wider = spaces.Box(np.float32([-1, -1, -2]), np.float32([1, 1, 2]))
+    found = ActionUnits(one_wider, device).to_environment(given)
+    np.testing.assert_allclose(found, expected * np.float32([1, 1, 2]))
+
+
 def test_converting_never_writes_into_the_action():
     action = np.array([[5.0, -5.0]], np.float32)
     ActionUnits(ACTIONS["box"]).to_environment(action)

@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+import math
 import os
 import random
 import signal
@@ -17,12 +18,12 @@ from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
 from alfish.checkpoint import Checkpoints
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, OneState, TensorPointMass
+from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.evaluator import Evaluation
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Evaluate, Progress, Summaries
-from alfish.metrics import DEFAULT_METRICS
+from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.schedules import Linear
 from alfish.trainer import Listener, Trainer, _Modes
@@ -119,6 +120,58 @@ def test_reset_rows_are_no_environment_steps(tmp_path, length):
 def test_updates_are_counted(tmp_path):
     trainer = make(tmp_path)
     assert trainer.train().updates == 3 * 2 * 2  # iterations, epochs, minibatches of 8 in 16 rows
+
+
+# What is decided from the budget.
+
+
+class PlannedLearner(Learner):
+    def plan(self, num_updates, num_rows):
+        self.planned = num_updates, num_rows
+        super().plan(num_updates, num_rows)
+
+
+BUDGETS = {  # an iteration is 8 steps of 2 environments, and 4 updates of 8 rows
+    "iterations": ({"num_iterations": 3}, 12),
+    "env steps": ({"num_env_steps": 160}, 40),
+    "updates": ({"num_updates": 40}, 40),
+    "seconds": ({"wall_seconds": 299.0}, 0),
+    "many seconds": ({"wall_seconds": 300.0}, math.inf),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_the_learner_is_told_how_many_updates_the_run_makes(tmp_path, name):
+    budget, num_updates = BUDGETS[name]
+    trainer = make(tmp_path, learner=PlannedLearner, **budget)
+    assert trainer.learner.planned == (num_updates, 8)
+    assert trainer.learner.is_plain == (num_updates < math.inf)
+
+
+@pytest.mark.parametrize("name", ["iterations", "env steps", "updates"])
+def test_and_so_many_it_makes(tmp_path, name):
+    budget, num_updates = BUDGETS[name]
+    trainer = make(tmp_path, OneState, {"length": 1000}, **budget)
+    trainer.train()
+    assert (trainer.updates, trainer.env_steps) == (num_updates, 4 * num_updates)
+
+
+READS_INFOS = [
+    (None, False),
+    ([], False),
+    ([AverageReturn], False),
+    ([EnvInfo], True),
+    ([AverageReturn, EnvInfo], True),
+]
+
+
+@pytest.mark.parametrize(("metrics", "read"), READS_INFOS)
+def test_infos_are_ignored_where_no_metric_reads_them(tmp_path, metrics, read):
+    made = None if metrics is None else [metric() for metric in metrics]
+    trainer = make(tmp_path, Stamped, metrics=made, num_iterations=4)
+    trainer.train()
+    assert ("env_info/episode" in trainer.metrics.results()) == read
+    assert bool(trainer.unroller.arrivals.infos) == read
 
 
 # Signals.

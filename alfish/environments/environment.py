@@ -68,7 +68,7 @@ class Environment(abc.ABC):
         """Acts and returns the rows that arrive. `action` is a nest of `[B, ...]` in the algorithm's units."""
 
     def step_arrays(self, action: Nest) -> TimeStep:
-        """`step` with numpy arrays in and out, new ones each time. Where `gives_arrays`."""
+        """`step` with numpy arrays in and out, which are not written later. Where `gives_arrays`."""
         raise NotImplementedError
 
     def ignore_infos(self) -> None:

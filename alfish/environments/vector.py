@@ -204,8 +204,8 @@ class VectorEnvironment(Environment):
 class SequentialVectorEnv(SyncVectorEnv):
     """gymnasium's `SyncVectorEnv` with a `step` that takes half the time.
 
-    Each step makes a new batch of observations. Rewards may be numbers or arrays of one element. Infos are gathered
-    into one dict only while `gathers_infos`, which takes longer than stepping some environments.
+    Each step and reset makes a new batch of observations. Rewards may be numbers or arrays of one element. Infos are
+    gathered into one dict only while `gathers_infos`, which takes longer than stepping some environments.
 
     Args:
       env_fns: make the environments.
@@ -214,7 +214,7 @@ class SequentialVectorEnv(SyncVectorEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
         assert autoreset_mode != AutoresetMode.SAME_STEP
-        super().__init__(env_fns, copy=False, autoreset_mode=autoreset_mode)
+        super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self.gathers_infos = True
         self._one_array = isinstance(self._observations, np.ndarray)
 
@@ -244,12 +244,14 @@ class SequentialVectorEnv(SyncVectorEnv):
             for i, info in enumerate(infos):
                 gathered = self._add_info(gathered, info, i)
         batch = self._batch(observations)
-        return batch, np.array(rewards, np.float64), self._terminations, self._truncations, gathered
+        # Copies, because a masked reset writes its own.
+        ends = self._terminations.copy(), self._truncations.copy()
+        return batch, np.array(rewards, np.float64), *ends, gathered
 
     def _batch(self, observations: list[Any]) -> Any:
         if not self._one_array:
-            self._observations = create_empty_array(self.single_observation_space, self.num_envs)
-            return concatenate(self.single_observation_space, observations, self._observations)
+            empty = create_empty_array(self.single_observation_space, self.num_envs)
+            return concatenate(self.single_observation_space, observations, empty)
         batch = np.array(observations)
         if batch.dtype != self._observations.dtype:
             batch = batch.astype(self._observations.dtype, casting="same_kind")

@@ -255,7 +255,7 @@ class RingBuffer:
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
         index = (position % self._length) * self.num_envs + column
         step_type, reward, discount, observation, prev_action, action, info = self._take(index)
-        env_id = torch.from_numpy(self._env_id[column]).to(self._device).expand(index.shape)
+        env_id = torch.from_numpy(np.tile(self._env_id[column], (len(index), 1))).to(self._device)
         time_step = TimeStep(step_type, reward, discount, observation, prev_action, env_id)
         return Experience(time_step, action, info, None, None)
 

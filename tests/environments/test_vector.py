@@ -1,5 +1,8 @@
 """Vector environments in every autoreset mode become one stream: FIRST MID ... LAST, reward k at step k."""
 
+import copy
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from alfish import nest, specs
 from alfish.data import StepType
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import NestedBandit, Stamped
+from alfish.environments.vector import SequentialVectorEnv
 from alfish.errors import UsageError
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -420,3 +424,257 @@ def test_a_space_that_cannot_be_learned_from_is_refused_with_its_path():
         specs.observation_spec(Text().observation_space)
     with pytest.raises(UsageError, match=r"action\.0 is a Sequence space"):
         specs.action_spec(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]))
+
+
+# In arrays.
+
+
+@pytest.mark.parametrize(("mode", "autoreset"), [*((mode, True) for mode in MODES), (AutoresetMode.DISABLED, False)])
+def test_a_step_in_arrays_is_the_one_in_tensors(mode, autoreset):
+    """Whatever is acted, beyond the bounds too; and a row that was returned is not written later."""
+    makers = [lambda n=n: NestedBandit(True, 8, n) for n in (2, 3)]
+    one, other = (
+        VectorEnvironment(SyncVectorEnv(makers, autoreset_mode=mode), [1, 2], autoreset=autoreset) for _ in range(2)
+    )
+    assert one.gives_arrays == (mode == AutoresetMode.NEXT_STEP or not autoreset)
+    assert_identical(other.reset(), one.reset())
+    torch.manual_seed(0)
+    kept = []
+    for _ in range(12):
+        action = specs.sample(one.action_spec, 2)
+        action["parts"] = (3 * action["parts"][0], action["parts"][1])
+        expected, found = one.step(action), other.step_arrays(nest.map(torch.Tensor.numpy, action))
+        assert all(type(leaf) is np.ndarray for leaf in nest.leaves(found))
+        assert_identical(nest.map(torch.from_numpy, found), expected)
+        assert found.prev_action["parts"][0].min() >= -1 and found.prev_action["parts"][0].max() <= 1
+        kept.append((found, copy.deepcopy(found)))
+        assert_identical(other.take_resets(), one.take_resets())
+        ended = found.step_type == LAST
+        if not autoreset and ended.any():
+            assert_identical(other.reset(rows=ended), one.reset(rows=ended))
+    for row, then in kept:
+        assert_identical(row, then)
+
+
+def assert_identical(found, expected):
+    """In structure, dtypes and values."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_identical(found[key], value)
+    elif isinstance(expected, tuple):
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected):
+            assert_identical(a, b)
+    elif expected is None:
+        assert found is None
+    else:
+        assert type(found) is type(expected) and found.dtype == expected.dtype and found.shape == expected.shape
+        assert np.array_equal(found, expected)
+
+
+def test_a_reset_after_a_resume_comes_in_arrays_too():
+    environment = stamped(AutoresetMode.NEXT_STEP, SequentialVectorEnv)
+    environment.reset()
+    environment.load_state_dict(environment.state_dict())
+    row = environment.step_arrays(np.zeros(3, np.int64))
+    assert type(row.observation) is np.ndarray and row.step_type.tolist() == [FIRST] * 3
+    assert FIRST not in environment.step_arrays(np.zeros(3, np.int64)).step_type
+
+
+# gymnasium's SyncVectorEnv, in half the time.
+
+
+class Wandering(gymnasium.Env):
+    """Observations, rewards, infos and ends are drawn from its own generator; rewards tell the action too."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space = copy.deepcopy(observation_space)
+        self.action_space = action_space
+
+    def _observe(self):
+        self.observation_space.seed(int(self.np_random.integers(1 << 30)))
+        return self.observation_space.sample()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {"began": True}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        fate = self.np_random.random()
+        info = {"fate": fate, "nested": {"deep": np.full(2, fate)}, "note": "text"}
+        if fate < 0.5:
+            info["rare"] = int(100 * fate)
+        reward = fate + sum(float(np.sum(leaf)) for leaf in nest.leaves(action))
+        return self._observe(), reward, fate < 0.15, fate > 0.8, info
+
+
+PUSH = spaces.Box(-1, 1, (2,), np.float32)
+STREAMS = {  # observations, actions
+    "box": (spaces.Box(-1, 1, (3,), np.float32), PUSH),
+    "float64": (spaces.Box(-1, 1, (2, 2), np.float64), spaces.Discrete(4, start=-7)),
+    "image": (spaces.Box(0, 255, (4, 4, 1), np.uint8), spaces.MultiDiscrete([2, 3])),
+    "0-d": (spaces.Box(-1, 1, (), np.float32), PUSH),
+    "discrete": (spaces.Discrete(5, start=2), spaces.MultiBinary(3)),
+    "dict": (
+        spaces.Dict(image=spaces.Box(0, 255, (4, 4), np.uint8), rest=spaces.Tuple([PUSH, spaces.Discrete(3)])),
+        spaces.Dict(push=PUSH, choice=spaces.Discrete(3)),
+    ),
+    "tuple": (spaces.Tuple([spaces.MultiBinary(2), spaces.MultiDiscrete([3, 4])]), spaces.Tuple([PUSH, PUSH])),
+}
+BY_ITSELF = [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]
+
+
+def stream(env, num_steps):
+    """All that a vector environment returns, from one seed and with the same actions."""
+    env.action_space.seed(0)
+    yield env.reset(seed=[3, 4, 5])
+    for _ in range(num_steps):
+        yield (row := env.step(env.action_space.sample()))
+        done = row[2] | row[3]
+        if env.autoreset_mode == AutoresetMode.DISABLED and done.any():
+            yield env.reset(options={"reset_mask": done})
+
+
+@pytest.mark.parametrize("mode", BY_ITSELF)
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_sequential_environments_stream_is_gymnasiums(name, mode):
+    makers = [lambda: Wandering(*STREAMS[name])] * 3
+    found = stream(SequentialVectorEnv(makers, mode), 40)
+    expected = stream(SyncVectorEnv(makers, autoreset_mode=mode), 40)
+    num_ends = 0
+    for one, other in zip(found, expected, strict=True):
+        assert_identical(one, other)
+        num_ends += int((other[2] | other[3]).sum()) if len(other) == 5 else 0
+    assert num_ends > 20
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_batch_is_new_at_each_step(name, mode):
+    env = SequentialVectorEnv([lambda: Wandering(*STREAMS[name])] * 3, mode)
+    kept = [(row, copy.deepcopy(row)) for row in stream(env, 15)][1:]
+    for row, then in kept:
+        assert_identical(row, then)
+
+
+@pytest.mark.parametrize(
+    ("mode", "truncates"),
+    [
+        (AutoresetMode.NEXT_STEP, False),
+        (AutoresetMode.NEXT_STEP, True),
+        (AutoresetMode.DISABLED, True),
+        (AutoresetMode.DISABLED, False),
+    ],
+)
+def test_the_sequential_environment_makes_the_same_rows(mode, truncates):
+    makers = [lambda of=of: Stamped(of, truncates) for of in LENGTHS]
+    environment = VectorEnvironment(SequentialVectorEnv(makers, mode), seeds=[11, 12, 13])
+    for column, lengths in zip(columns(environment, 60, right), LENGTHS):
+        assert check_stamped(column, lengths, truncates) >= 9
+
+
+def test_a_step_of_an_environment_that_ended_and_was_not_reset_is_an_error():
+    env = SequentialVectorEnv([Both], AutoresetMode.DISABLED)
+    env.reset()
+    env.step(np.array([0]))
+    with pytest.raises(AssertionError, match="without a reset"):
+        env.step(np.array([0]))
+
+
+class Says(gymnasium.Env):
+    """Returns just that."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space, observation, reward=1.0):
+        self.observation_space, self._observation, self._reward = space, observation, reward
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self._observation, self._reward, False, False, {}
+
+
+def says(space, *observations, reward=1.0):
+    makers = [lambda observation=observation: Says(space, observation, reward) for observation in observations]
+    env = SequentialVectorEnv(makers, AutoresetMode.NEXT_STEP)
+    env.reset()
+    return env.step(np.zeros(len(observations), np.int64))
+
+
+VECTOR, PIXELS = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(0, 255, (2,), np.uint8)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (1,), (), (2, 1), (1, 2)])
+def test_an_observation_of_another_shape_is_refused(shape, nested):
+    space, observation = VECTOR, np.zeros(shape, np.float32)
+    message = re.escape(f"of shape {shape}, and their observation_space has shape (2,)")
+    if nested:  # by numpy
+        space, observation, message = spaces.Dict(inner=VECTOR), {"inner": observation}, "dimension|shape"
+    with pytest.raises(ValueError, match=message):
+        says(space, observation, observation)
+
+
+def test_observations_that_differ_in_shape_are_refused():
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        says(VECTOR, np.zeros(2, np.float32), np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_an_observation_that_the_dtype_does_not_hold_is_refused(dtype, nested):
+    space, observation = PIXELS, np.full(2, 7, dtype)
+    if nested:
+        space, observation = spaces.Dict(inner=PIXELS), {"inner": observation}
+    with pytest.raises(TypeError, match="Cannot cast .*uint8"):
+        says(space, observation, observation)
+
+
+@pytest.mark.parametrize("observation", [np.array([0.5, 1]), [0.5, 1.0], np.array([1, 0]), np.array([True, False])])
+def test_an_observation_of_the_same_kind_becomes_the_spaces_dtype(observation):
+    batch = says(VECTOR, observation, observation)[0]
+    assert batch.dtype == np.float32 and batch.tolist() == [list(map(float, observation))] * 2
+
+
+REWARDS = [2, 2.0, np.float32(2), np.array(2.0), np.array([2.0]), np.array([[2]], np.int8), np.float64(2)]
+
+
+@pytest.mark.parametrize("reward", [*REWARDS, True])
+def test_a_reward_is_a_number_or_an_array_of_one(reward):
+    rewards = says(VECTOR, *np.zeros((2, 2), np.float32), reward=reward)[1]
+    assert rewards.dtype == np.float64 and rewards.tolist() == [float(np.sum(reward))] * 2
+
+
+def test_a_reward_of_two_numbers_is_refused():
+    with pytest.raises(ValueError):
+        says(VECTOR, np.zeros(2, np.float32), reward=np.zeros(2))
+
+
+@pytest.mark.parametrize("mode", BY_ITSELF)
+def test_infos_are_gathered_until_nobody_reads_them_and_nothing_else_changes(mode):
+    def rows(ignores):
+        makers = [lambda: Wandering(STREAMS["box"][0], spaces.Discrete(3))] * 3
+        environment = VectorEnvironment(SequentialVectorEnv(makers, mode), [1, 2, 3], autoreset=False)
+        environment.reset()
+        if ignores:
+            environment.ignore_infos()
+        for _ in range(20):
+            yield (row := environment.step_arrays(np.ones(3, np.int64))), environment.infos
+            if mode == AutoresetMode.DISABLED and (ended := row.step_type == LAST).any():
+                environment.reset(rows=ended)
+
+    for (row, infos), (other, others) in zip(rows(False), rows(True), strict=True):
+        assert_identical(other, row)
+        assert infos.keys() >= ({"began"} if (row.step_type == FIRST).all() else {"fate", "_fate", "nested"})
+        assert others == {}
+
+
+def test_an_environment_of_another_class_may_gather_infos_all_the_same():
+    environment = stamped(AutoresetMode.NEXT_STEP)
+    environment.ignore_infos()
+    environment.reset()
+    assert environment.step(torch.zeros(3, dtype=torch.int64)).step_type.tolist() == [MID, MID, LAST]

@@ -382,3 +382,87 @@ def test_a_million_atari_frames_take_less_than_seven_and_a_half_gigabytes():
     assert len(storage) == 2 + 6 and len(buffer._step_type) == capacity
     num_bytes = sum(leaf.untyped_storage().nbytes() for leaf in storage)
     assert 1_000_000 / capacity * num_bytes < 7.5e9
+
+
+# Drawn, read and written in arrays, or in tensors where numpy does not know the dtype.
+
+
+def with_low(unroll):
+    """The same, with a leaf that is kept as a tensor."""
+    stamp = unroll.time_step.observation["stamp"]
+    return unroll._replace(info={**unroll.info, "low": stamp.bfloat16(), "flag": stamp[..., 2] > 1})
+
+
+def check_low(batch):
+    stamp, info = batch.experience.time_step.observation["stamp"], batch.experience.info
+    assert info["low"].dtype == torch.bfloat16 and torch.equal(info["low"], stamp.bfloat16())
+    assert info["flag"].dtype == torch.bool and torch.equal(info["flag"], stamp[..., 2] > 1)
+
+
+PUSHES = {
+    "aligned": [[5, 5, 5], [7, 7, 7], [4, 4, 4]],  # the last one goes round the ring's end
+    "ragged": [[5, 2, 5], [1, 6, 4], [7, 3, 0], [4, 8, 9]],
+    "ragged, then aligned": [[5, 2, 5], [0, 3, 0], [6, 6, 6], [6, 6, 6]],
+}
+
+
+@pytest.mark.parametrize("kind", PUSHES)
+def test_rows_that_numpy_does_not_know_are_kept_beside_the_others(kind):
+    columns, buffer = Columns(3), RingBuffer(3 * 12, 3)
+    for counts in PUSHES[kind]:
+        buffer.push(with_low(columns.unroll(counts)))
+        buffer.check_valid()
+    for ring in (buffer, reloaded(buffer, RingBuffer(3 * 12, 3))):
+        batch = ring.sample(300, 3)
+        check_low(batch)
+        kept = {"log_prob": batch.experience.info["log_prob"]}
+        batch = batch._replace(experience=batch.experience._replace(info=kept))
+        check_windows(batch, 3, columns.history, valid_starts(columns.history, 12, 3))
+    more = with_low(columns.unroll([2, 1, 0]))
+    buffer.push(more)
+    check_low(buffer.sample(200))
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("window_length", [2, 4])
+def test_a_sample_is_the_windows_of_a_draw(num_envs, window_length):
+    columns, buffer = Columns(num_envs), RingBuffer(12 * num_envs, num_envs)
+    for count in (7, 8):
+        buffer.push(with_low(columns.unroll([count] * num_envs)))
+    torch.manual_seed(5)
+    sampled, after = buffer.sample(50, window_length), torch.get_rng_state()
+    torch.manual_seed(5)
+    start = buffer.draw(50, window_length)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert start.column.dtype == start.position.dtype == torch.int64 and start.column.shape == (50,)
+    drawn = buffer.windows(start, window_length)
+    assert nest.paths(sampled) == nest.paths(drawn)
+    for a, b in zip(nest.leaves(sampled), nest.leaves(drawn)):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    read = buffer.read(start.column, start.position + torch.arange(window_length)[:, None])
+    assert all(torch.equal(a, b) for a, b in zip(nest.leaves(read), nest.leaves(drawn.experience)))
+    assert torch.equal(drawn.position, start.position) and torch.equal(drawn.env_id, 10 + start.column.int())
+
+
+def test_windows_are_copies_of_the_rows():
+    columns, buffer = Columns(2), RingBuffer(40, 2)
+    buffer.push(with_low(columns.unroll([15, 15])))
+    start = buffer.draw(20)
+    before = nest.map(torch.clone, buffer.windows(start, 2))
+    experience = buffer.windows(start, 2).experience
+    *step, _ = experience.time_step  # env_id's rows are one row, which cannot be written
+    nest.map(torch.Tensor.zero_, (tuple(step), experience.action, experience.info))
+    after = buffer.windows(start, 2)
+    assert all(torch.equal(a, b) for a, b in zip(nest.leaves(before), nest.leaves(after)))
+
+
+def test_what_was_pushed_may_be_written_afterwards():
+    columns, buffer = Columns(2), RingBuffer(40, 2)
+    unroll = with_low(columns.unroll([15, 15]))
+    buffer.push(unroll)
+    start = buffer.draw(20)
+    before = nest.map(torch.clone, buffer.windows(start, 2))
+    for leaf in (unroll.action[0], unroll.info["low"], unroll.time_step.reward, unroll.time_step.step_type):
+        leaf.zero_()
+    after = buffer.windows(start, 2)
+    assert all(torch.equal(a, b) for a, b in zip(nest.leaves(before), nest.leaves(after)))

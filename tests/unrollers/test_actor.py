@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import io
 import logging
 
 import gymnasium
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from alfish import nest, specs
@@ -20,8 +22,9 @@ from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
 from alfish.batches import Chunk, EpochBatches, ReplayBatches
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep
-from alfish.environments import make_environment
+from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import TensorPointMass
+from alfish.environments.vector import SequentialVectorEnv
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver
 from alfish.networks import MLP, ActorCritic, CriticEnsemble, QNetwork, Target, Torso
@@ -137,6 +140,152 @@ def test_an_unroll_is_torchs(name, caplog):
         assert unroller.state_dict()["num_calls"] == 15 + 3 * unroller._algorithm.on_policy
     assert_close(unrolls[1], unrolls[0])
     assert len(torch.cat([x.time_step.step_type for x in unrolls[0][0]]).unique()) == 3
+
+
+# Rows as arrays, from the environment's step to the end of the unroll.
+
+
+class Remembering(RLAlgorithm):
+    """Acts by what it has seen: a hidden state, and a count of the steps since FIRST."""
+
+    on_policy = True
+
+    def __init__(self, *specs):
+        super().__init__(*specs)
+        size = specs[0].shape[0]
+        self.inner, self.outer = nn.Linear(size + 3, 3), nn.Linear(3, 2)
+
+    def initial_state(self, batch_size):
+        return {"hidden": torch.full((batch_size, 3), 0.5), "count": torch.zeros(batch_size, dtype=torch.int64)}
+
+    def rollout_step(self, time_step, state):
+        hidden = self.inner(torch.cat([time_step.observation, state["hidden"]], -1)).tanh()
+        action = self.outer(hidden) + torch.randn(len(hidden), 2)
+        return AlgStep(action, {"hidden": hidden, "count": state["count"] + 1}, {"state": state, "noise": action})
+
+    def train_step(self, experience, state):
+        return AlgStep()
+
+    def calc_loss(self, experience, info):
+        return LossInfo(experience.time_step.reward * 0)
+
+
+class Resumable(SequentialVectorEnv):
+    """Gives and takes all that it is."""
+
+    def get_state(self):
+        return copy.deepcopy((self.envs, self._autoreset_envs))
+
+    def set_state(self, state):
+        self.envs, self._autoreset_envs = copy.deepcopy(state)
+
+
+MEMORIES = {
+    "memory": (Remembering, VECTOR, BOX, [STACK, ObservationNormalizer]),
+    "off-policy": (type("OffPolicy", (Remembering,), {"on_policy": False}), VECTOR, BOX, [STACK]),
+    "td3 with memory": CASES["td3 with memory"],
+    "ppo nested": CASES["ppo nested"],
+    "dqn": CASES["dqn"],
+}
+
+
+def resumable(name, numpy_after):
+    """`make_unroller`'s, in an environment that can be saved at any moment."""
+    unroller = make_unroller(MEMORIES[name], numpy_after)
+
+    def staggered(column):
+        env = Anything(*(copy.deepcopy(space) for space in MEMORIES[name][1:3]))
+        env._episode = column
+        return env
+
+    makers = [functools.partial(staggered, column) for column in range(B)]
+    unroller.environment = VectorEnvironment(Resumable(makers, AutoresetMode.NEXT_STEP), seeds=[5, 6, 7])
+    return unroller
+
+
+def assert_equal(found, expected):
+    assert nest.paths(found) == nest.paths(expected)
+    for path, a, b in zip(nest.paths(expected), nest.leaves(found), nest.leaves(expected)):
+        assert isinstance(a, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b), path
+
+
+@pytest.mark.parametrize("numpy_after", [None, 0, 7])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_an_unroll_through_arrays_is_the_one_through_tensors(name, numpy_after):
+    runs = []
+    for gives_arrays in (False, True):
+        unroller = resumable(name, numpy_after)
+        unroller.environment.gives_arrays = gives_arrays
+        torch.manual_seed(3)
+        rows = [unroller.unroll(5, at_random=k == 1) for k in range(4)]
+        arrivals = [unroller.arrivals.step_type, unroller.arrivals.reward]
+        saved = unroller.state_dict()
+        states = saved["time_step"], saved["state"], saved["transform_state"]
+        assert (unroller._actor._program is not None) == (numpy_after is not None)
+        runs.append((rows, states, [torch.from_numpy(each) for each in arrivals], torch.get_rng_state()))
+    assert_equal(*runs)
+    assert len(torch.cat([rows.time_step.step_type for rows in runs[0][0]]).unique()) == 3
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_what_is_carried_is_arrays_and_what_is_saved_is_tensors(name):
+    unroller = resumable(name, 0)
+    for _ in range(2):
+        rows = unroller.unroll(4)
+        carried = nest.leaves((unroller._time_step, unroller._state, unroller._transform_state))
+        assert all(type(leaf) is np.ndarray for leaf in carried)
+        assert all(isinstance(leaf, torch.Tensor) for leaf in nest.leaves(rows))
+        saved = unroller.state_dict()
+        saved = saved["time_step"], saved["state"], saved["transform_state"]
+        assert all(isinstance(leaf, torch.Tensor) for leaf in nest.leaves(saved))
+
+
+@pytest.mark.parametrize("numpy_after", [None, 0, 8])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_run_that_was_cut_and_resumed_has_the_bits_of_one_that_was_not(name, numpy_after):
+    """Wherever the rows are cut: some columns have just ended, or begun."""
+    length, num_unrolls, ends = 2, 8, set()
+    whole = resumable(name, numpy_after)
+    torch.manual_seed(3)
+    expected = []
+    for k in range(num_unrolls):
+        unroll = nest.map(torch.clone, whole.unroll(length, at_random=k == 2))
+        expected.append((unroll, torch.from_numpy(whole.arrivals.step_type), torch.get_rng_state()))
+        ends.add(tuple(np.unique(whole._time_step.step_type)))
+    assert any(StepType.LAST in kinds for kinds in ends) and any(StepType.FIRST in kinds for kinds in ends)
+    for cut_at in range(1, num_unrolls):
+        cut = resumable(name, numpy_after)
+        torch.manual_seed(3)
+        for k in range(cut_at):
+            cut.unroll(length, at_random=k == 2)
+        saved = copy.deepcopy(cut.state_dict())
+        cut.unroll(length)  # what was saved stays
+        resumed = resumable(name, numpy_after)
+        resumed.load_state_dict(saved)
+        torch.set_rng_state(expected[cut_at - 1][2])
+        for k in range(cut_at, num_unrolls):
+            unroll = resumed.unroll(length, at_random=k == 2)
+            assert_equal((unroll, torch.from_numpy(resumed.arrivals.step_type), torch.get_rng_state()), expected[k])
+        assert (resumed._actor._program is None) == (numpy_after is None)
+
+
+def test_what_is_saved_of_an_unroller_can_be_written_to_a_file():
+    unroller = make_unroller(MEMORIES["memory"], 0)
+    unroller.unroll(4)
+    file = io.BytesIO()
+    torch.save(saved := unroller.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert_equal(*((state["time_step"], state["state"], state["transform_state"]) for state in (loaded, saved)))
+
+
+def test_an_unroll_stays_as_it_is_while_acting_goes_on():
+    unroller = resumable("memory", 0)
+    unrolls = [unroller.unroll(4) for _ in range(2)]
+    then = nest.map(torch.clone, unrolls)
+    for _ in range(4):
+        unroller.unroll(4)
+    assert_equal(unrolls, then)
 
 
 # One actor beside another: rows made by hand.

@@ -1,0 +1,102 @@
+"""One update: the sums that summaries want, and the minibatch that some columns of a chunk are."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from alfish import specs
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches import Chunk, minibatches
+from alfish.data import AlgStep, Batch, Experience, LossInfo, TimeStep
+from alfish.optimizers import Adam
+from alfish.updates import Updates, extra_sums
+
+MASK = torch.tensor([[True, False, True], [False, True, True]])
+
+
+def batch_of(observation, mask=MASK):
+    step = TimeStep(None, None, None, torch.as_tensor(observation), None, None)
+    return Batch(Experience(step, None, None, None), mask)
+
+
+def sums(value, mask=MASK):
+    return extra_sums(LossInfo(torch.zeros(()), extra={"it": value}), batch_of(value, mask))["it"].tolist()
+
+
+class TestExtraSums:
+    def test_rows_that_train_are_summed_and_counted(self):
+        assert sums(torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])) == [1 + 4 + 16 + 32, 4]
+
+    def test_every_entry_of_a_row_counts(self):
+        value = torch.arange(12.0).view(2, 3, 2)
+        assert sums(value) == [(0 + 1) + (4 + 5) + (8 + 9) + (10 + 11), 8]
+
+    def test_of_fewer_rows_the_masks_first_ones_count(self):
+        assert sums(torch.tensor([[1.0, 2.0, 4.0]])) == [5, 2]
+
+    def test_what_has_no_dimension_is_one_row(self):
+        assert sums(torch.tensor(3.5)) == [3.5, 1]
+
+    @pytest.mark.parametrize("poison", [math.nan, math.inf])
+    def test_rows_that_do_not_train_may_be_anything(self, poison):
+        assert sums(torch.tensor([[1.0, poison, 4.0], [poison, 16.0, 32.0]])) == [53, 4]
+
+    def test_no_row_at_all(self):
+        assert sums(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)) == [0, 0]
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool])
+    def test_other_dtypes_become_float32(self, dtype):
+        value = torch.ones(2, 3).to(dtype).requires_grad_(dtype == torch.float64)
+        found = extra_sums(LossInfo(torch.zeros(()), extra={"rows": value, "one": value[0, 0]}), batch_of(value))
+        assert {leaf.dtype for leaf in found.values()} == {torch.float32}
+        assert not any(leaf.requires_grad for leaf in found.values())
+        assert [leaf.tolist() for leaf in found.values()] == [[4, 4], [1, 1]]
+
+    def test_nothing_extra(self):
+        assert extra_sums(LossInfo(torch.zeros(2, 3)), batch_of(torch.zeros(2, 3))) == {}
+
+
+class Distance(RLAlgorithm):
+    """Half the squared distance of `weight` to each row; keeps the rows that it was given."""
+
+    on_policy = True
+
+    def __init__(self):
+        super().__init__({}, {}, specs.reward_spec())
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.seen = []
+
+    def rollout_step(self, time_step, state):
+        return AlgStep()
+
+    def train_step(self, experience, state):
+        self.seen.append(experience.time_step.observation.clone())
+        return AlgStep(info=0.5 * (self.weight - experience.time_step.observation).square())
+
+    def calc_loss(self, experience, info):
+        return LossInfo(info, extra={"seen": experience.time_step.observation})
+
+
+def test_an_update_trains_on_the_minibatch_of_its_columns():
+    chunk = Chunk(batch_of(torch.arange(6.0).view(2, 3)), torch.tensor([[2, 0], [1, 1]]))
+    runs = []
+    for by_columns in (True, False):
+        algorithm = Distance()
+        updates = Updates(algorithm, Adam, max_grad_norm=None)
+        if by_columns:
+            parts = [(chunk, columns) for columns in chunk.index]
+        else:
+            parts = [(Chunk(batch, None), None) for batch in minibatches(chunk)]
+        records = [updates(*part, {"all": 0.1}, summarize=True) for part in parts]
+        runs.append((algorithm.weight.item(), [record.extra["seen"].tolist() for record in records], algorithm.seen))
+    assert runs[0][:2] == runs[1][:2] and runs[0][0] != 0
+    assert runs[0][1] == [[0 + 2 + 5, 3], [4 + 4, 2]]
+    assert [rows.tolist() for rows in runs[0][2]] == [[[2, 0], [5, 3]], [[1, 1], [4, 4]]]
+
+
+def test_nothing_is_summed_up_where_no_summary_is_wanted():
+    updates = Updates(Distance(), Adam, max_grad_norm=None)
+    record = updates(Chunk(batch_of(torch.ones(2, 3)), None), None, {"all": 0.1}, summarize=False)
+    assert record.extra == {} and record.groups == ["all"] and record.total.shape == (2,)
