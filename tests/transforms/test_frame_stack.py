@@ -95,7 +95,7 @@ def make(num_envs, num_frames=4, same_step=False, algorithm=Watcher, seed=0):
     stack = functools.partial(FrameStack, num_frames=num_frames)
     transforms = Transforms([stack], environment.observation_spec, environment.reward_spec)
     watcher = algorithm(transforms.observation_spec, environment.action_spec, environment.reward_spec)
-    return SyncUnroller(environment, watcher, transforms), watcher, transforms
+    return SyncUnroller(environment, watcher, transforms, numpy_after=None), watcher, transforms
 
 
 def by_hand(step_type, observation, num_frames):
