@@ -132,8 +132,9 @@ def test_what_it_costs_stays_below_its_ceiling_and_not_far_below(tmp_path, recip
     trainer = make(tmp_path, recipe, 0 if what == "numpy step" else None)
     found = of_an_update(trainer) if what == "update" else of_a_step(trainer)
     trainer.close()
-    for count, ceiling in zip(found, CEILINGS[recipe, what], strict=True):
-        assert 0.8 * ceiling <= count <= 1.05 * ceiling, f"{recipe}, {what}: {found}"
+    # Of operations there is not one more; bytes and calls vary a little with what episodes do.
+    for count, ceiling, slack in zip(found, CEILINGS[recipe, what], (1.0, 1.02, 1.05), strict=True):
+        assert 0.8 * ceiling <= count <= slack * ceiling, f"{recipe}, {what}: {found}"
 
 
 # Of a compiled update with its batch: graphs, calls in Python, each kernel among them.
