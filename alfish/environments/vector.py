@@ -250,7 +250,7 @@ class SequentialVectorEnv(SyncVectorEnv):
 
     def _batch(self, observations: list[Any]) -> Any:
         if not self._one_array:
-            empty = create_empty_array(self.single_observation_space, self.num_envs)
+            empty: Any = create_empty_array(self.single_observation_space, self.num_envs)
             return concatenate(self.single_observation_space, observations, empty)
         batch = np.array(observations)
         if batch.dtype != self._observations.dtype:
