@@ -84,7 +84,7 @@ class CompiledFunction:
 
 
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Each result in memory of its own, as `_compile` asks; but for inputs that are written, of which it is a view."""
+    """A copy of each result that lies in the memory of an input or of an earlier result, as `_compile` asks."""
     taken = {leaf.untyped_storage()._cdata for leaf in leaves}
     own = []
     for result in results:

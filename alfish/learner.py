@@ -38,8 +38,9 @@ class Learner:
     max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
     max_nonfinite_updates: an update whose loss or gradient is not finite is skipped and counted; so many in a row end
       the run.
-    compile: make one graph of the whole update at its first batch, which takes 5 to 20 seconds; 'auto': where the run
-      is long enough for it to pay. Hooks that cannot be compiled run as they are, after a warning.
+    compile: make one graph of the whole update at its first batch, which takes 15 to 20 seconds of processor time, or
+      3 where torch's cache knows it; 'auto': where the run is long enough for it to pay (with a budget of seconds, from
+      300). Hooks that cannot be compiled run as they are, after a warning.
     precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16', whose sums are float32.
 
     Attributes:
@@ -69,6 +70,7 @@ class Learner:
         self._decides = compile == "auto"
         self._learning_rates = self._schedule_per_group(learning_rate)
         self._max_nonfinite_updates = max_nonfinite_updates
+        self._fell_back = False
         self.updates = 0
 
     @property
@@ -113,7 +115,7 @@ class Learner:
         plain = self._plain
         optimizers = {name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()}
         counters = {"kept": plain.kept, "skipped_in_row": plain.skipped_in_row, "updates": self.updates}
-        return {"optimizers": optimizers, **counters}
+        return {"optimizers": optimizers, "fell_back": self._fell_back, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, optimizer in self._plain.optimizers.items():
@@ -121,6 +123,8 @@ class Learner:
         self._plain.kept.copy_(state["kept"])
         self._plain.skipped_in_row.copy_(state["skipped_in_row"])
         self.updates = state["updates"]
+        if state.get("fell_back"):  # compiled again, it might take longer to notice
+            self._compiled, self._fell_back = None, True
 
     def _updates(self, chunks: Iterable[Chunk], summarize: bool) -> Iterator[Record]:
         for chunk in chunks:
@@ -136,7 +140,7 @@ class Learner:
                 record = self._compiled(chunk, columns, self._learning_rate, summarize)
             except NotCompilable as error:
                 logging.warning("%s cannot be compiled, and runs as it is: %s", type(self._algorithm).__name__, error)
-                self._compiled = None
+                self._compiled, self._fell_back = None, True
                 return self._update(chunk, columns, summarize)
         else:
             record = self._plain(chunk, columns, self._learning_rate, summarize)

@@ -99,8 +99,6 @@ class ActionUnits:
 
     def to_environment(self, action: Nest) -> Any:
         """The action nest (leaves `[B, ...]`, canonical) as the environment takes it."""
-        if self._bare is not None:  # the common case, which needs no walk
-            return self._bare.stretch(self._bare.executed(action))
         return self.stretch(self.executed(action))
 
     def from_environment(self, action: Nest) -> Nest:
@@ -108,8 +106,8 @@ class ActionUnits:
         return nest.map(_LeafUnits.from_environment, self._units, action)
 
     def stretch(self, executed: Nest) -> Any:
-        """What `executed` returned, as the environment takes it."""
-        if self._bare is not None:
+        """What `executed` returned, as the environment takes it; may be the same array."""
+        if self._bare is not None:  # the common case, which needs no walk
             return self._bare.stretch(executed)
         return nest.map(_LeafUnits.stretch, self._units, executed)
 

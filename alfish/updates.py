@@ -201,9 +201,14 @@ def _claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]
     for group, parameters in algorithm.parameter_groups().items():
         groups[group] = [parameter for parameter in parameters if parameter.requires_grad]
         for parameter in groups[group]:
+            if id(parameter) not in names:
+                raise UsageError(
+                    f"the group {group!r} has a parameter that is not registered with {type(algorithm).__name__}, so "
+                    "it would not be saved; make it an attribute, or keep it in an nn.ParameterList"
+                )
             if id(parameter) in owner:
                 raise UsageError(
-                    f"parameter {names.get(id(parameter), '?')} is in the groups {owner[id(parameter)]!r} and "
+                    f"parameter {names[id(parameter)]} is in the groups {owner[id(parameter)]!r} and "
                     f"{group!r}; it may be in one"
                 )
             owner[id(parameter)] = group

@@ -205,6 +205,13 @@ class TestMistakes:
         with pytest.raises(UsageError, match=r"Forgetful claims critic\.weight, critic\.bias"):
             Learner(Forgetful())
 
+    def test_a_parameter_that_is_not_registered_is_refused(self):
+        algorithm = _Regression()
+        hidden, groups = nn.Parameter(torch.zeros(2)), algorithm.parameter_groups
+        algorithm.parameter_groups = lambda: groups() | {"hidden": [hidden]}
+        with pytest.raises(UsageError, match="'hidden' has a parameter that is not registered.*ParameterList"):
+            Learner(algorithm)
+
     def test_a_parameter_that_two_groups_claim_is_named_with_both(self):
         class Greedy(_ActorCritic):
             def parameter_groups(self):

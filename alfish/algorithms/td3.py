@@ -69,7 +69,7 @@ class DDPG(RLAlgorithm):
     """Args:
     actor: takes (observation_spec, action_size).
     critic: takes (observation_spec, action_size); an ensemble, here of one. Targets take its minimum; the actor asks
-      the first critic alone.
+      the first critic alone, by `num_members=1`.
     gamma: discount per environment step.
     target_rate: how far both target networks move after each update.
     noise_std: of exploration noise, in units of half the action's range; number or schedule.

@@ -73,7 +73,9 @@ class VectorEnvironment(Environment):
             self._restart = False
             return self._reset()
         executed = self._units.executed(action)
-        observation, reward, terminated, truncated, self.infos = self.env.step(self._units.stretch(executed))
+        # An environment may write its action; what was executed is kept.
+        handed = nest.map(_apart, self._units.stretch(executed), executed)
+        observation, reward, terminated, truncated, self.infos = self.env.step(handed)
         done = terminated | truncated
         something_ended = bool(done.any())
         time_step = self._read(observation)
@@ -229,10 +231,8 @@ class SequentialVectorEnv(SyncVectorEnv):
                 reward, terminated, truncated = 0.0, False, False
             else:
                 observation, reward, terminated, truncated, info = env.step(action)
-                if isinstance(reward, np.ndarray):
-                    reward = reward.item()
             observations.append(observation)
-            rewards.append(reward)
+            rewards.append(float(reward.item() if isinstance(reward, np.ndarray) else reward))
             terminations.append(terminated)
             truncations.append(truncated)
             infos.append(info)
@@ -274,8 +274,13 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     return AutoresetMode(mode)
 
 
+def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The array in memory of its own."""
+    return array.copy() if np.may_share_memory(array, other) else array
+
+
 def _row(*leaves: Any, **named: Any) -> TimeStep:
-    """A TimeStep of arrays."""
+    """A TimeStep of arrays, of whose fields the type checker thinks as tensors."""
     return TimeStep(*leaves, **named)
 
 

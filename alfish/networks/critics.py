@@ -125,7 +125,7 @@ class CriticEnsemble(nn.Module):
     def forward(
         self, observation: Nest, action: torch.Tensor | None = None, num_members: int | None = None
     ) -> torch.Tensor:
-        """`[E, ...]`, or `[E, ..., num_outputs]` for several outputs.
+        """`[E, ...]`, or `[E, ..., num_outputs]` for several outputs; of as many critics as are asked.
 
         Args:
           observation: nest of `[..., *shape]`.

@@ -25,7 +25,8 @@ class Actor:
     numpy_after: calls after which it acts through numpy; None: never.
 
     Attributes:
-      num_calls: so far; saved with the run, so that a resumed one acts by the same bits.
+      num_calls, gave_up: calls so far, and whether it went back to torch; saved with the run, so that a resumed one
+        acts by the same bits.
     """
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, initial_state: Nest, numpy_after: int | None):
@@ -34,6 +35,7 @@ class Actor:
         self._numpy_after = numpy_after if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
         self.num_calls = 0
+        self.gave_up = False
 
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
         """An action for each of B rows, and the transforms' state after them.
@@ -41,7 +43,7 @@ class Actor:
         Leaves, in and out, are arrays or tensors: arrays come out where it acts through numpy.
         """
         row = time_step, transform_state, state, self._initial_state
-        if self._numpy_after is not None and self.num_calls >= self._numpy_after:
+        if self._numpy_after is not None and not self.gave_up and self.num_calls >= self._numpy_after:
             if self._program is None:
                 self._translate(row)
             # A hook that is not pure may depend on what tracing took for constant.
@@ -95,7 +97,7 @@ class Actor:
             self._program = NumpyProgram(act, (tensors, *nest.map(as_tensor, row)), len(fixed))
         except NotTranslatable as reason:
             logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
-            self._numpy_after = None
+            self.gave_up = True
             return
         # Parameters and buffers are written in place and never rebound, so these stay up to date.
         used = self._program.used
@@ -120,7 +122,7 @@ class Actor:
                 "buffer. It acts through torch from here on",
                 type(self._algorithm).__name__,
             )
-            self._program = self._numpy_after = None
+            self._program, self.gave_up = None, True
 
 
 def as_array(leaf: Any) -> np.ndarray:

@@ -100,6 +100,7 @@ class SyncUnroller:
             "environment": self.environment.state_dict(),
             "policy_version": self.policy_version,
             "num_calls": self._actor.num_calls,
+            "gave_up": self._actor.gave_up,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -107,7 +108,7 @@ class SyncUnroller:
         self._state = nest.to(state["state"], self._device)
         self._transform_state = nest.to(state["transform_state"], self._device)
         self.policy_version = state["policy_version"]
-        self._actor.num_calls = state["num_calls"]
+        self._actor.num_calls, self._actor.gave_up = state["num_calls"], state.get("gave_up", False)
         if state["time_step"] is None:
             return
         time_step = nest.to(TimeStep(*state["time_step"]), self.environment.device)

@@ -22,7 +22,7 @@ from alfish.trainer import Listener, Report, Trainer
 from benchmarks.runs import script
 
 VARIANTS = {
-    "plain": {},
+    "plain": {"compile": False},
     "compiled": {"compile": True},
     "bfloat16": {"compile": True, "precision": "bfloat16"},
 }

@@ -678,3 +678,50 @@ def test_an_environment_of_another_class_may_gather_infos_all_the_same():
     environment.ignore_infos()
     environment.reset()
     assert environment.step(torch.zeros(3, dtype=torch.int64)).step_type.tolist() == [MID, MID, LAST]
+
+
+class Scaling(gymnasium.Env):
+    """Writes the action that it is given."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        action *= 0
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, 1, (2,), np.float32),
+        spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        spaces.Box(-1, 1, (1, 2), np.float32),
+        spaces.MultiDiscrete([5, 5]),
+        spaces.MultiBinary(2),
+    ],
+    ids=str,
+)
+def test_an_environment_may_write_its_action(space):
+    environment = VectorEnvironment(SequentialVectorEnv([lambda: Scaling(space)] * 2, AutoresetMode.NEXT_STEP), [0, 1])
+    environment.reset()
+    action = np.ones((2, 2), environment.action_spec.dtype)
+    row = environment.step_arrays(action)
+    assert (row.prev_action == 1).all() and (action == 1).all()
+
+
+def test_no_reward_is_an_error_where_it_happens():
+    class Silent(Scaling):
+        def step(self, action):
+            return np.zeros(2, np.float32), None, False, False, {}
+
+    env = SequentialVectorEnv([lambda: Silent(spaces.Discrete(2))], AutoresetMode.NEXT_STEP)
+    env.reset()
+    with pytest.raises(TypeError, match="NoneType"):
+        env.step(np.zeros(1, np.int64))

@@ -549,3 +549,22 @@ def test_a_resumed_run_acts_by_the_same_bits_across_the_switch(tmp_path, name):
         one, other = parts_of(whole), parts_of(resumed)
         for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other)):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
+
+
+def test_that_it_gave_up_is_saved(tmp_path):
+    unroller = make_unroller(CASES["dqn"], 0)
+    step = unroller._algorithm.rollout_step
+    count = [0.0]
+
+    def counted(time_step, state):
+        count[0] += 1
+        found = step(time_step, state)
+        return found._replace(output=(found.output + int(count[0])) % 3)
+
+    unroller._algorithm.rollout_step = counted
+    unroller.unroll(4)
+    assert unroller._actor.gave_up and unroller._actor._program is None
+    resumed = make_unroller(CASES["dqn"], 0)
+    resumed.load_state_dict(unroller.state_dict())
+    resumed.unroll(4)
+    assert resumed._actor.gave_up and resumed._actor._program is None
