@@ -129,48 +129,52 @@ def _write_out_vector_products(graph: torch.fx.GraphModule) -> None:
     As multiplications and sums they become part of the loops before and after them.
     """
     call = graph.graph.call_function
-    for node in list(graph.graph.nodes):
-        if node.op != "call_function" or node.target not in PRODUCTS or node.kwargs:
-            continue
-        *bias, a, b = node.args
+
+    def written_out(a: torch.fx.Node, b: torch.fx.Node) -> torch.fx.Node | None:
         inner, num_columns = b.meta["val"].shape[-2:]
-        if inner != 1 and num_columns != 1:
-            continue
-        with graph.graph.inserting_before(node):
-            if inner == 1:
-                product = call(aten.mul.Tensor, (a, b))
-            else:
-                row = call(aten.transpose.int, (b, -2, -1))
-                product = call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
-            for addend in bias:
-                product = call(aten.add.Tensor, (product, addend))
-        product.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(product)
-        graph.graph.erase_node(node)
-    graph.recompile()
+        if inner == 1:
+            return call(aten.mul.Tensor, (a, b))
+        if num_columns == 1:
+            row = call(aten.transpose.int, (b, -2, -1))
+            return call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
+        return None
+
+    _rewrite_products(graph, written_out)
 
 
 def _use_fast_products(graph: torch.fx.GraphModule, precision: str) -> None:
     """Rewrites large float32 products."""
     if precision == "float32" and not _onednn_multiplies():
         return
+    call = graph.graph.call_function
+
+    def fast(a: torch.fx.Node, b: torch.fx.Node) -> torch.fx.Node | None:
+        left, right = a.meta["val"], b.meta["val"]
+        if left.dtype != torch.float32 or left.shape.numel() * right.shape[-1] < LARGE_PRODUCT:
+            return None
+        if precision == "float32":
+            return call(torch.ops.alfish.product.default, (a, b))
+        low = tuple(call(aten._to_copy.default, (x,), {"dtype": torch.bfloat16}) for x in (a, b))
+        product = call(aten.bmm.default if left.ndim == 3 else aten.mm.default, low)
+        return call(aten._to_copy.default, (product,), {"dtype": torch.float32})
+
+    _rewrite_products(graph, fast)
+
+
+def _rewrite_products(
+    graph: torch.fx.GraphModule, rewritten: Callable[[torch.fx.Node, torch.fx.Node], torch.fx.Node | None]
+) -> None:
+    """Puts `rewritten(a, b)`, where it is not None, in the place of each product of a and b; biases are added to it."""
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target not in PRODUCTS or node.kwargs:
             continue
         *bias, a, b = node.args
-        left, right = a.meta["val"], b.meta["val"]
-        if left.dtype != torch.float32 or left.shape.numel() * right.shape[-1] < LARGE_PRODUCT:
-            continue
         with graph.graph.inserting_before(node):
-            call = graph.graph.call_function
-            if precision == "bfloat16":
-                low = tuple(call(aten._to_copy.default, (x,), {"dtype": torch.bfloat16}) for x in (a, b))
-                product = call(aten.bmm.default if left.ndim == 3 else aten.mm.default, low)
-                product = call(aten._to_copy.default, (product,), {"dtype": torch.float32})
-            else:
-                product = call(torch.ops.alfish.product.default, (a, b))
+            product = rewritten(a, b)
+            if product is None:
+                continue
             for addend in bias:
-                product = call(aten.add.Tensor, (product, addend))
+                product = graph.graph.call_function(aten.add.Tensor, (product, addend))
         product.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(product)
         graph.graph.erase_node(node)
