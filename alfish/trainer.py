@@ -35,7 +35,7 @@ from alfish.policy import Policy
 from alfish.provenance import provenance
 from alfish.specs import describe
 from alfish.transforms import Transforms
-from alfish.unrollers import SyncUnroller
+from alfish.unrollers import SyncUnroller, Unroller
 
 # With a budget of seconds, what pays in long runs alone starts from here.
 LONG_RUN_SECONDS = 300
@@ -52,12 +52,13 @@ class Trainer:
       environment: factory like `make_environment`, takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
       evaluation_environment: the same, to evaluate in; its spaces are `environment`'s. None: `environment`.
       batches: class or factory of the source of batches; None: `EpochBatches` on-policy, else `ReplayBatches`.
-      unroller: class or factory, takes (environment, algorithm, transforms).
+      unroller: class or factory, takes (environment, algorithm, transforms): `SyncUnroller`, `AsyncUnroller`.
       learner: class or factory, takes the algorithm.
       transforms: transform classes, the first one applied first.
       metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances; None: evaluation, checkpoints, summaries and progress.
       unroll_length: vector steps an iteration. Off-policy it may be a fraction: 0.25 is one step in four iterations.
+        0: what an asynchronous unroller has ready.
       num_env_steps: budget in environment steps, all environments together.
       num_iterations: budget in iterations.
       num_updates: budget in gradient steps.
@@ -84,7 +85,7 @@ class Trainer:
         environment: Callable[..., Environment] = make_environment,
         evaluation_environment: Callable[..., Environment] | None = None,
         batches: Callable[[], Batches] | None = None,
-        unroller: Callable[..., Any] = SyncUnroller,
+        unroller: Callable[..., Unroller] = SyncUnroller,
         learner: Callable[[RLAlgorithm], Learner] = Learner,
         transforms: Sequence[Callable[..., Any]] = (),
         metrics: Sequence[Metric] | None = None,
@@ -107,12 +108,12 @@ class Trainer:
                 "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
                 "num_updates, num_iterations or wall_seconds"
             )
-        if unroll_length <= 0:
+        if unroll_length < 0:
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; it must be positive")
         torch.set_num_threads(num_threads)
         self.root_dir = Path(root_dir)
         self.device = _device(device)
-        self.seed, self._unroll_length, self._summary_period = seed, unroll_length, summary_period
+        self.seed, self._summary_period = seed, summary_period
         _seed_all(seed)
         self._make_environment, self._make_evaluation_environment = environment, evaluation_environment
         self.environment = environment(seed=seed)
@@ -120,15 +121,20 @@ class Trainer:
         self.transforms = Transforms(transforms, observation_spec, reward_spec).to(self.device)
         specs = self.transforms.observation_spec, self.environment.action_spec, self.transforms.reward_spec
         self.algorithm = algorithm(*specs).to(self.device)
+        self.unroller = unroller(self.environment, self.algorithm, self.transforms)
+        self.unroller.bind(environment, unroll_length, seed)
+        self.unroller.log = self.log
+        self._unroll_length = self.unroller.unroll_length
+        if not self._unroll_length:
+            raise UsageError("Trainer.unroll_length is 0, which is for AsyncUnroller; it must be positive")
         self.batches = self._make_batches(batches)
-        self.batches.bind(self.algorithm, self.transforms, unroll_length, self.environment.num_envs)
+        self.batches.bind(self.algorithm, self.transforms, self._unroll_length, self.unroller.num_columns)
         self.learner = learner(self.algorithm)
         self._modes = _Modes(self.algorithm)
-        self.unroller = unroller(self.environment, self.algorithm, self.transforms)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
-        self.metrics = Metrics(metrics, self.environment.num_envs)
+        self.metrics = Metrics(metrics, self.unroller.num_envs)
         if not self.metrics.reads_infos:
-            self.environment.ignore_infos()
+            self.unroller.ignore_infos()
         self._plan()
         self.listeners = list(default_listeners() if listeners is None else listeners)
         self.checkpoints = Checkpoints(self.root_dir / "checkpoints")
@@ -334,11 +340,12 @@ class Trainer:
         length = int(self._owed_steps)
         self._owed_steps -= length
         if self._interaction_env_steps is not None and self.env_steps >= self._interaction_env_steps:
-            self._idle_steps += length * self.environment.num_envs
-        elif length:
+            self._idle_steps += length * self.unroller.num_envs
+        elif length or self.unroller.drains:
             self._modes.switch(training=False)
             experience = self.unroller.unroll(length, self.batches.acts_at_random(self.env_steps))
             arrivals = self.unroller.arrivals
+            assert arrivals is not None
             self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos)
             steps = int(((arrivals.step_type == StepType.MID) | (arrivals.step_type == StepType.LAST)).sum())
             self.env_steps += steps
@@ -357,7 +364,7 @@ class Trainer:
             self.transforms.observe(experience.time_step, experience.transform_state, num_seen)
         self._updating = False
         self.iterations += 1
-        self.unroller.policy_version += 1
+        self.unroller.publish()
         ended = time.perf_counter()
         self.wall_seconds += ended - began
         report = self._report()
@@ -365,6 +372,7 @@ class Trainer:
             self._next_summary = (self.steps // self._summary_period + 1) * self._summary_period
             report.scalars = {f"train/{name}": value for name, value in learned.items()}
             report.scalars |= {f"metrics/{name}": value for name, value in self.metrics.results().items()}
+            report.scalars |= {f"unroller/{name}": value for name, value in self.unroller.stats().items()}
             report.scalars["time/unroll_ms"] = 1000 * (unrolled - began)
             report.scalars["time/train_ms"] = 1000 * (ended - unrolled)
             report.scalars["time/env_steps_per_second"] = steps / (ended - began)
@@ -379,7 +387,7 @@ class Trainer:
         """Tells the learner how long the run is to be, for what pays in long runs alone."""
         updates = self.batches.updates_per_iteration
         iterations = {
-            "num_env_steps": self._budget / (self._unroll_length * self.environment.num_envs),
+            "num_env_steps": self._budget / (self._unroll_length * self.unroller.num_columns),
             "num_iterations": self._budget,
             "num_updates": self._budget / updates,
             "wall_seconds": math.inf if self._budget >= LONG_RUN_SECONDS else 0.0,

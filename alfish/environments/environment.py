@@ -1,7 +1,7 @@
 """What an unroller and the evaluator need of an environment."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,16 @@ class Environment(abc.ABC):
       seeds_rows: whether `reset` takes a mask and a seed a row, so that evaluation may seed every episode.
       gives_arrays: whether there is `step_arrays`.
       infos: gymnasium's info dict of the last reset or step.
+      follows_progress: whether `set_progress` does something: a curriculum.
+      broken: `[B]` bool, the environments that raised in the last step and were built anew: their episodes ended with
+        the rows acted from, and the rows returned are FIRST. None: none was. See `tolerate_errors`.
+      can_replace: whether there is `replace`.
     """
 
     ragged = False
+    follows_progress = False
+    can_replace = False
+    broken: np.ndarray | None = None
     gives_arrays = False
     seeds_rows = False
     infos: dict[str, Any]
@@ -73,6 +80,37 @@ class Environment(abc.ABC):
 
     def ignore_infos(self) -> None:
         """Nobody reads `infos`, which may be empty from here on. Default: nothing changes."""
+
+    def set_progress(self, progress: float) -> None:
+        """Where training is, in [0, 1], for environments that ask for it. Where `follows_progress`."""
+
+    def tolerate_errors(self, report: Callable[[int, Exception], None]) -> None:
+        """From here on, an environment that raises is reported (its index and the error) and built anew.
+
+        Default: its error is raised, as before.
+        """
+
+    def replace(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
+        """Builds the environments of these rows (`[B]` bool) anew.
+
+        Args:
+          time_step: the last one returned.
+
+        Returns:
+          The same with FIRST rows in their places.
+        """
+        raise NotImplementedError
+
+    def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
+        """Truncates the episodes of these rows (`[B]` bool); the next step resets them. Default: they go on.
+
+        Args:
+          time_step: the last one returned.
+
+        Returns:
+          The same with LAST rows in their places, where an episode was under way.
+        """
+        return time_step
 
     def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
         """The FIRST rows that follow the LAST rows of this step: a mask `[B]` bool and rows `[B]`. Where `ragged`."""

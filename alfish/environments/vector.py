@@ -1,5 +1,6 @@
 """gymnasium's vector environments, in any autoreset mode, as the stream of time steps."""
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,6 +50,9 @@ class VectorEnvironment(Environment):
         self.seeds_rows = mode == AutoresetMode.DISABLED
         self.ragged = mode != AutoresetMode.NEXT_STEP and autoreset
         self.gives_arrays = not self.ragged
+        self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.ragged else None
+        self.can_replace = self._sequential is not None
+        self.follows_progress = bool(_curricula(env))
         self._mode, self._autoreset = mode, autoreset
         self._seeds: Sequence[int] | None = list(seeds)
         self._units = ActionUnits(env.single_action_space)
@@ -79,7 +83,13 @@ class VectorEnvironment(Environment):
         done = terminated | truncated
         something_ended = bool(done.any())
         time_step = self._read(observation)
-        if self._nothing_began and not something_ended:
+        if self.broken is not None:
+            self.broken = None
+        if self._sequential is not None and self._sequential.replaced:
+            # Their rows are FIRST.
+            self.broken = np.isin(np.arange(self.num_envs), self._sequential.replaced)
+            self._was_done = self._was_done | self.broken
+        elif self._nothing_began and not something_ended:
             return _row(self._mid, np.array(reward, np.float32), self._ones, time_step, executed, self._env_ids)
         first = self._was_done
         if self._mode == AutoresetMode.NEXT_STEP:
@@ -91,6 +101,33 @@ class VectorEnvironment(Environment):
     def ignore_infos(self) -> None:
         if isinstance(self.env, SequentialVectorEnv):
             self.env.gathers_infos = False
+
+    def set_progress(self, progress: float) -> None:
+        for set_progress in _curricula(self.env):
+            set_progress(progress)
+
+    def tolerate_errors(self, report: Callable[[int, Exception], None]) -> None:
+        if self._sequential is not None:
+            self._sequential.report = report
+
+    def replace(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
+        assert self._sequential is not None
+        observations = self._read(self._sequential.replace(rows))
+        self._was_done = self._was_done & ~rows
+        self._nothing_began = not self._was_done.any()
+        first = self._first(observations)
+        # Not in place: rows that were handed out may share memory with these.
+        return nest.map(lambda new, old: np.where(_rows(rows, new), new, old), first, time_step)
+
+    def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
+        if self._sequential is None or self._mode != AutoresetMode.NEXT_STEP:
+            return time_step
+        rows = rows & np.equal(time_step.step_type, StepType.MID)
+        self._sequential.break_off(rows)
+        self._was_done = self._was_done | rows
+        self._nothing_began = not self._was_done.any()
+        step_type: Any = np.where(rows, np.int32(StepType.LAST), time_step.step_type)
+        return time_step._replace(step_type=step_type)
 
     def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
         resets, self._resets = self._resets, None
@@ -212,30 +249,55 @@ class SequentialVectorEnv(SyncVectorEnv):
     Args:
       env_fns: make the environments.
       autoreset_mode: NEXT_STEP or DISABLED.
+
+    Attributes:
+      report: told of the index and the error of an environment that raised, which is then built anew; None: errors are
+        raised.
+      replaced: indices of the environments that were built anew in the last step; it returned their first observations.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
         assert autoreset_mode != AutoresetMode.SAME_STEP
         super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self.gathers_infos = True
+        self.report: Callable[[int, Exception], None] | None = None
+        self.replaced: list[int] = []
         self._one_array = isinstance(self._observations, np.ndarray)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         actions = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
-        observations, rewards, terminations, truncations, infos = [], [], [], [], []
+        observations: list[Any] = []
+        rewards, terminations, truncations, infos = [], [], [], []
         reward: Any
+        if self.replaced:
+            self.replaced = []
         for env, action, begins in zip(self.envs, actions, self._autoreset_envs.tolist(), strict=True):
-            if begins:
-                assert self.autoreset_mode == AutoresetMode.NEXT_STEP, "step after an end without a reset"
-                observation, info = env.reset()
+            try:
+                if begins:
+                    assert self.autoreset_mode == AutoresetMode.NEXT_STEP, "step after an end without a reset"
+                    observation, info = env.reset()
+                    reward, terminated, truncated = 0.0, False, False
+                else:
+                    observation, reward, terminated, truncated, info = env.step(action)
+                reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+            except Exception as error:
+                if self.report is None:
+                    raise
+                observation, info = self._replace(len(observations), error)
                 reward, terminated, truncated = 0.0, False, False
-            else:
-                observation, reward, terminated, truncated, info = env.step(action)
             observations.append(observation)
-            rewards.append(float(reward.item() if isinstance(reward, np.ndarray) else reward))
+            rewards.append(reward)
             terminations.append(terminated)
             truncations.append(truncated)
             infos.append(info)
+        try:
+            batch = self._batch(observations)
+        except Exception:
+            if self.report is None:
+                raise
+            for i in self._replace_misfits(observations):
+                rewards[i], terminations[i], truncations[i] = 0.0, False, False
+            batch = self._batch(observations)
         self._env_obs = observations
         self._terminations, self._truncations = np.array(terminations, bool), np.array(truncations, bool)
         self._autoreset_envs = self._terminations | self._truncations
@@ -243,19 +305,57 @@ class SequentialVectorEnv(SyncVectorEnv):
         if self.gathers_infos:
             for i, info in enumerate(infos):
                 gathered = self._add_info(gathered, info, i)
-        batch = self._batch(observations)
         # Copies, because a masked reset writes its own.
         ends = self._terminations.copy(), self._truncations.copy()
         return batch, np.array(rewards, np.float64), *ends, gathered
 
+    def replace(self, rows: np.ndarray) -> Any:
+        """Builds the environments of these rows (`[B]` bool) anew.
+
+        Returns:
+          The batch of their first observations, and of the others' last ones.
+        """
+        for i in np.flatnonzero(rows):
+            self._env_obs[i], _ = self._build_anew(int(i))
+            self._autoreset_envs[i] = False
+        return self._batch(list(self._env_obs))
+
+    def break_off(self, rows: np.ndarray) -> None:
+        """The next step resets the environments of these rows."""
+        self._autoreset_envs = self._autoreset_envs | rows
+
+    def _replace(self, i: int, error: Exception) -> tuple[Any, dict[str, Any]]:
+        assert self.report is not None
+        self.report(i, error)
+        self.replaced.append(i)
+        return self._build_anew(i)
+
+    def _replace_misfits(self, observations: list[Any]) -> list[int]:
+        """Builds anew what returned an observation that is not of its space; puts first observations in the places."""
+        found = []
+        for i, observation in enumerate(observations):
+            try:
+                self._batch([observation])
+            except Exception as error:
+                found.append(i)
+                observations[i], _ = self._replace(i, error)
+        return found
+
+    def _build_anew(self, i: int) -> tuple[Any, dict[str, Any]]:
+        with contextlib.suppress(Exception):  # what is broken may not close either
+            self.envs[i].close()
+        self.envs = [*self.envs[:i], self.env_fns[i](), *self.envs[i + 1 :]]
+        # numpy's own generator, which whoever started this process has seeded.
+        return self.envs[i].reset(seed=int(np.random.randint(2**31)))
+
     def _batch(self, observations: list[Any]) -> Any:
         if not self._one_array:
-            empty: Any = create_empty_array(self.single_observation_space, self.num_envs)
+            empty: Any = create_empty_array(self.single_observation_space, len(observations))
             return concatenate(self.single_observation_space, observations, empty)
         batch = np.array(observations)
         if batch.dtype != self._observations.dtype:
             batch = batch.astype(self._observations.dtype, casting="same_kind")
-        if batch.shape != self._observations.shape:
+        if batch.shape[1:] != self._observations.shape[1:]:
             raise ValueError(
                 f"the environments returned observations of shape {batch.shape[1:]}, and their observation_space has "
                 f"shape {self._observations.shape[1:]}"
@@ -272,6 +372,14 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
             "set it to one of gymnasium.vector.AutoresetMode"
         )
     return AutoresetMode(mode)
+
+
+def _curricula(env: VectorEnv) -> list[Callable[[float], Any]]:
+    """The `set_progress` methods of the environments that have one, whatever wraps them."""
+    if isinstance(env, SyncVectorEnv):
+        return [one.get_wrapper_attr("set_progress") for one in env.envs if one.has_wrapper_attr("set_progress")]
+    method = getattr(env, "set_progress", None)
+    return [] if method is None else [method]
 
 
 def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The unroller that steps in this process: the bit-reproducible reference for all others."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import gin
 import numpy as np
@@ -15,30 +15,17 @@ from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.transforms import Transforms
 from alfish.unrollers.actor import Actor, as_array, as_tensor
-
-
-class Arrivals(NamedTuple):
-    """What metrics need of the rows that an unroll was the first to see, in the order they arrived."""
-
-    step_type: np.ndarray  # [S, B]
-    reward: np.ndarray  # [S, B] or [S, B, R], raw
-    infos: list[tuple[int, dict[str, Any]]]  # index into S, and gymnasium's info of that step
+from alfish.unrollers.unroller import Arrivals, Unroller
 
 
 @gin.configurable(module="alfish.unrollers")
-class SyncUnroller:
-    """Acts with an algorithm in environments and keeps what happened, raw, as rows.
+class SyncUnroller(Unroller):
+    """Steps the environment that it is given.
 
     Args:
-      environment: what to act in.
-      algorithm: whose `rollout_step` acts.
-      transforms: what the algorithm sees of a raw row.
+      environment, algorithm, transforms: see `Unroller`.
       numpy_after: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
         (`alfish.numpy_program`): the same to float error, and several times faster for small networks. None: never.
-
-    Attributes:
-      arrivals: of the last unroll, for metrics.
-      policy_version: how often weights were published; the caller counts.
     """
 
     def __init__(
@@ -48,16 +35,21 @@ class SyncUnroller:
         transforms: Transforms,
         numpy_after: int | None = 0,
     ):
-        self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
+        super().__init__(environment, algorithm, transforms)
         self._device = algorithm.progress.device
         # The row to act from, the next unroll's row 0; of arrays where the environment gives them.
         self._time_step: TimeStep | None = None
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
+        self._unseen = False  # whether no unroll has begun with it yet
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
         self._actor = Actor(algorithm, transforms, self._initial_state, numpy_after)
-        self.policy_version = 0
-        self.arrivals: Arrivals | None = None
+
+    def start(self) -> None:
+        """Resets the environment, which the first unroll does otherwise."""
+        if self._time_step is None:
+            self._time_step = self._reset()
+            self._unseen = True
 
     @torch.no_grad()
     def unroll(self, length: int, at_random: bool = False) -> Experience:
@@ -77,18 +69,20 @@ class SyncUnroller:
         Raises:
           RunError: an environment returned a reward or an observation that is not finite.
         """
-        unseen = self._time_step is None
+        self.start()
+        assert self._time_step is not None
+        unseen, self._unseen = self._unseen, False
         self._at_random = at_random
         self._actor.refresh()
-        if self._time_step is None:
-            self._time_step = self._as_given(self.environment.reset())
+        if self.environment.follows_progress:
+            self.environment.set_progress(float(self._algorithm.progress))
         state, transform_state = nest.map(as_tensor, (self._state, self._transform_state))
         if state is not None:
             step_type = as_tensor(self._time_step.step_type).to(self._device)
             state = reset_state(state, self._initial_state, step_type)
         unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
         time_step, action, info = unroll(length, unseen)
-        check_finite(time_step)
+        self._check(time_step)
         version = torch.full((self.environment.num_envs,), self.policy_version, dtype=torch.int64)
         return Experience(time_step, action, info, state, version, transform_state)
 
@@ -129,6 +123,8 @@ class SyncUnroller:
             self._advance(step, transform_state)
             if self.environment.infos:
                 infos.append((t + unseen, self.environment.infos))
+            if self.environment.broken is not None:
+                self._end_rows(rows, t, self.environment.broken)
         if self._algorithm.on_policy:
             step, _ = self._act()  # of the next unroll's row 0, which acts again: its state is dropped
             rows.write(length, (self._time_step, step.output, step.info))
@@ -198,6 +194,17 @@ class SyncUnroller:
             device = self.environment.device
             self._time_step = self.environment.step(nest.map(lambda leaf: as_tensor(leaf).to(device), step.output))
 
+    def _reset(self) -> TimeStep:
+        return self._as_given(self.environment.reset())
+
+    def _check(self, time_step: TimeStep) -> None:
+        check_finite(time_step)
+
+    def _end_rows(self, rows: "_Rows", t: int, broken: np.ndarray) -> None:
+        """Rows that were acted from, and of which the environment was then lost: their episodes ended there."""
+        step_type = rows.written[0]
+        step_type[t][broken & (step_type[t] == StepType.MID)] = StepType.LAST
+
     def _as_given(self, time_step: TimeStep) -> TimeStep:
         """A time step of tensors as the environment's steps give them."""
         return nest.map(as_array, time_step) if self.environment.gives_arrays else time_step
@@ -223,6 +230,11 @@ class _Rows:
                 target[host_index] = leaf if type(leaf) is np.ndarray else as_array(leaf)
             else:
                 target[index] = as_tensor(leaf)
+
+    @property
+    def written(self) -> list[Any]:
+        """The leaves, in place."""
+        return self._targets
 
     def finish(self) -> Nest:
         return nest.unflatten(self._structure, [as_tensor(target) for target in self._targets])

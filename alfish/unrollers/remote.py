@@ -1,0 +1,203 @@
+"""What crosses to a worker process: messages, and Python objects that it must be able to build.
+
+Pickles are exchanged between processes of one run alone. gin is read here, as `bin` does it at the start of a run: a
+worker is a program of its own, and reads the configuration anew.
+"""
+
+import importlib
+import io
+import pickle
+import re
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+
+from alfish.environments import Environment
+from alfish.errors import UsageError
+
+_REMEDY = (
+    "{name} needs {thing}, which is defined in the program that was started, so a worker process cannot import it; "
+    "move it into a module (a file of its own that is imported), or bind Trainer.unroller = @SyncUnroller"
+)
+LENGTH = struct.Struct("<q")
+
+
+class Channel:
+    """Whole messages in both directions between two processes. Nobody else holds an end of it, so no other death can
+    leave it locked; the death of the peer ends it.
+
+    Args:
+      end: a connected stream socket.
+    """
+
+    def __init__(self, end: socket.socket):
+        self._socket = end
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, *message: Any) -> None:
+        """Raises OSError where the peer is gone."""
+        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._socket.sendall(LENGTH.pack(len(body)) + body)
+
+    def receive(self) -> tuple:
+        """The next message, waited for. Raises EOFError where the peer is gone."""
+        while (message := self._take()) is None:
+            self._fill()
+        return message
+
+    def drain(self) -> tuple[list[tuple], bool]:
+        """The messages that are there, and whether the peer is gone; a message it had begun is dropped."""
+        self._socket.setblocking(False)
+        gone = False
+        try:
+            while True:
+                self._fill()
+        except BlockingIOError:
+            pass
+        except (EOFError, OSError):
+            gone = True
+        finally:
+            self._socket.setblocking(True)
+        messages = []
+        while (message := self._take()) is not None:
+            messages.append(message)
+        return messages, gone
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _fill(self) -> None:
+        data = self._socket.recv(1 << 16)
+        if not data:
+            raise EOFError("the other process is gone")
+        self._received += data
+
+    def _take(self) -> tuple | None:
+        if len(self._received) < LENGTH.size:
+            return None
+        end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
+        if len(self._received) < end:
+            return None
+        body = bytes(self._received[LENGTH.size : end])
+        del self._received[:end]
+        return from_bytes(body)
+
+
+class EnvironmentMaker:
+    """An environment factory as a worker can have it.
+
+    What gin binds to `Trainer.environment` travels as the configuration's text, since references with a scope have no
+    other form; everything else is pickled.
+
+    Args:
+      factory: takes the keywords `seed` and `num_envs`.
+
+    Raises:
+      UsageError: a worker could not import it.
+    """
+
+    def __init__(self, factory: Callable[..., Environment]):
+        self._config, self._pickled = gin.config_str(), b""
+        self._modules = _modules_of(self._config)
+        if not self._is_bound(factory):
+            self._pickled = to_bytes(factory, "Trainer.environment")
+
+    def __call__(self) -> Callable[..., Environment]:
+        """The factory, in the worker."""
+        for module in self._modules:
+            importlib.import_module(module)
+        gin.parse_config(self._config)
+        return from_bytes(self._pickled) if self._pickled else gin.get_bindings("alfish.Trainer")["environment"]
+
+    @staticmethod
+    def _is_bound(factory: Callable[..., Environment]) -> bool:
+        try:
+            bound = gin.get_bindings("alfish.Trainer").get("environment")
+        except ValueError:
+            return False
+        # gin makes a wrapper anew for each look at a reference with a scope; what it wraps stays the same.
+        return bound is not None and _origin(bound) is _origin(factory)
+
+
+def to_bytes(thing: Any, name: str) -> bytes:
+    """Pickles for another process; tensors go to the CPU, each without the memory that it shares with others.
+
+    Raises:
+      UsageError: names what a process of its own could not import.
+    """
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer).dump(thing)
+    except _NotImportable as error:
+        raise UsageError(_REMEDY.format(name=name, thing=error)) from None
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{name} cannot be sent to a worker process ({error}); build it from functions and classes at the top "
+            "level of a module, without lambdas, or bind Trainer.unroller = @SyncUnroller"
+        ) from error
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes) -> Any:
+    """What `to_bytes` was given. For bytes of our own processes alone: unpickling executes what it reads."""
+    return pickle.loads(data)
+
+
+class _NotImportable(Exception):
+    pass
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: Any):
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor):
+            data = thing.detach().cpu().contiguous()
+            raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
+            return _tensor, (
+                raw,
+                tuple(data.shape),
+                data.dtype,
+                isinstance(thing, torch.nn.Parameter),
+                thing.requires_grad,
+            )
+        if isinstance(thing, torch.device):
+            return torch.device, ("cpu",)
+        if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
+            raise _NotImportable(f"{thing.__qualname__!r}")
+        return NotImplemented
+
+
+def _tensor(
+    raw: bytes, shape: tuple[int, ...], dtype: torch.dtype, is_parameter: bool, requires_grad: bool
+) -> torch.Tensor:
+    empty = torch.empty(0, dtype=torch.uint8)
+    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else empty
+    tensor = flat.view(dtype).view(shape)
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+
+def _modules_of(config: str) -> list[str]:
+    """The modules whose names gin knows, so that a worker that imports them can read the configuration."""
+    modules = set()
+    for selector, configurable in gin.config._REGISTRY.items():
+        module = configurable.wrapped.__module__
+        if module == "__main__" and re.search(rf"\b{selector.rpartition('.')[2]}\b", config):
+            raise UsageError(_REMEDY.format(name="the configuration", thing=repr(selector)))
+        if module != "__main__" and module.partition(".")[0] != "gin":
+            modules.add(module)
+    return sorted(modules)
+
+
+def _origin(factory: Any) -> Any:
+    while hasattr(factory, "__wrapped__"):
+        factory = factory.__wrapped__
+    return factory

@@ -1,0 +1,87 @@
+"""What the trainer needs of an unroller."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Experience
+from alfish.environments import Environment
+from alfish.transforms import Transforms
+
+
+class Arrivals(NamedTuple):
+    """What metrics need of the rows that an unroll was the first to see, in the order they arrived."""
+
+    step_type: np.ndarray  # [S, B]
+    reward: np.ndarray  # [S, B] or [S, B, R], raw
+    infos: list[tuple[int, dict[str, Any]]]  # index into S, and gymnasium's info of that step
+
+
+class Unroller(abc.ABC):
+    """Acts with an algorithm in environments and keeps what happened, raw, as rows.
+
+    Args:
+      environment: what to act in, or one like those that will be acted in.
+      algorithm: whose `rollout_step` acts.
+      transforms: what the algorithm sees of a raw row.
+
+    Attributes:
+      num_envs: environments in all.
+      num_columns: B of the experience that `unroll` returns.
+      arrivals: of the last unroll, for metrics, `num_envs` columns.
+      log: takes a line for the user.
+      drains: whether `unroll` hands over what others have collected, whatever length it is asked for.
+      policy_version: how often weights were published.
+    """
+
+    drains = False
+    unroll_length: float  # see `bind`
+
+    def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):
+        self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
+        self.num_envs = self.num_columns = environment.num_envs
+        self.policy_version = 0
+        self.log: Callable[[str], None] = logging.warning
+        self.arrivals: Arrivals | None = None
+
+    def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
+        """Tells it once, before anything else, what it needs to build environments elsewhere.
+
+        Args:
+          make_environment: takes the keywords `seed` and `num_envs`.
+          unroll_length: what `unroll` will be asked for, on average.
+          seed: of the run.
+        """
+        self.unroll_length = unroll_length
+
+    @abc.abstractmethod
+    def unroll(self, length: int, at_random: bool = False) -> Experience:
+        """Rows of experience, on-policy with one more row for its value."""
+
+    def publish(self) -> None:
+        """An iteration is over: parameters and buffers have changed."""
+        self.policy_version += 1
+
+    def ignore_infos(self) -> None:
+        """No metric reads infos. Default: the environment does not gather them."""
+        self.environment.ignore_infos()
+
+    def stats(self) -> dict[str, float]:
+        """Scalars for summaries, since the call before. Default: none."""
+        return {}
+
+    @abc.abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` continues from."""
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues. Episodes that cannot be continued end here, truncated."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Frees environments and processes."""

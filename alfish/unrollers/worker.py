@@ -1,0 +1,287 @@
+"""A worker process: environments, a copy of the policy, and segments of rows written into shared memory.
+
+Started by `workers.Worker`, which hands down three file descriptors (socket, lifeline, setup), the setup's size in
+bytes, and the trainer's process id where its main thread started the worker (else 0). The worker lives as long as the
+trainer holds the other end of the lifeline.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import math
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.data import TimeStep
+from alfish.environments import Environment
+from alfish.errors import RunError, UsageError
+from alfish.nest import Nest
+from alfish.unrollers.remote import Channel, EnvironmentMaker, from_bytes
+from alfish.unrollers.shared import Block, SharedMemory, WeightBoard, state_tensors
+from alfish.unrollers.sync import SyncUnroller
+
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>; the signal comes when the thread that started this process ends
+DUMP_SIGNAL = signal.SIGUSR1
+GRACE_SECONDS = 5.0  # for closing environments after the trainer has died
+
+
+class Setup(NamedTuple):
+    """What a worker is told when it starts."""
+
+    worker: int
+    make_environment: EnvironmentMaker
+    num_envs: int | None  # None: as many as the factory makes
+    seed: int
+    first_env_id: int
+    starts: list[int]  # vector steps after which each environment's first episode is broken off; 0: never
+    modules: bytes  # the algorithm and the transforms
+    forms: list  # shape and dtype of each leaf of a segment
+    num_slots: int
+    fds: dict[str, int]  # of the shared memories
+    length: int  # rows a segment
+    step_interval: float  # seconds
+    numpy_after: int | None
+    keeps_infos: bool
+    tolerates_errors: bool
+    cpu: int | None
+
+
+class Pulse:
+    """What a worker is doing and since when: three integers that the trainer looks at, and one that it sets.
+
+    Args:
+      words: `[4]` int64, shared.
+    """
+
+    IDLE, STARTING, RESETTING, STEPPING, ACTING = range(5)
+    NAMES = ("waiting for the trainer", "starting", "resetting environments", "stepping environments", "acting")
+
+    def __init__(self, words: np.ndarray):
+        self._words = words
+
+    def set(self, activity: int) -> None:
+        self._words[1] = time.monotonic_ns()
+        self._words[0] = activity
+
+    def get(self) -> tuple[int, float]:
+        """The activity, and for how many seconds it has gone on."""
+        return int(self._words[0]), (time.monotonic_ns() - int(self._words[1])) / 1e9
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._words[2])
+
+    def stop(self) -> None:
+        """Asks the worker to come to an end at its next step."""
+        self._words[2] = 1
+
+    def clear(self) -> None:
+        """For a new worker."""
+        self._words[2] = 0
+        self.set(self.STARTING)
+
+
+class EnvironmentFailure(Exception):
+    """An environment raised; the worker cannot go on by itself."""
+
+
+class Stopped(Exception):
+    """The trainer has asked for the end."""
+
+
+class WorkerUnroller(SyncUnroller):
+    """Unrolls under the trainer's eyes, and goes on where an environment fails.
+
+    Args:
+      pulse: to tell what it is doing.
+      step_interval: seconds from the start of one vector step to the next, at least.
+      tolerate: called with an environment's id and the traceback of its error; None: errors end the worker.
+      starts: see `Setup`.
+    """
+
+    def __init__(
+        self, *arguments: Any, pulse: Pulse, step_interval: float, tolerate: Any, starts: list[int], **keywords: Any
+    ):
+        super().__init__(*arguments, **keywords)
+        self._pulse, self._interval, self._tolerate = pulse, step_interval, tolerate
+        self._starts = np.array(starts)
+        self._num_steps, self._next_step = 0, 0.0
+        self.env_seconds = 0.0
+        if tolerate is not None:
+            self.environment.tolerate_errors(self._report)
+
+    def _report(self, index: int, error: Exception) -> None:
+        self._tolerate(int(self.environment.env_id[index]), "".join(traceback.format_exception(error)))
+
+    def _reset(self) -> TimeStep:
+        self._pulse.set(Pulse.RESETTING)
+        try:
+            return super()._reset()
+        finally:
+            self._pulse.set(Pulse.ACTING)
+
+    def _advance(self, step: Any, transform_state: Nest) -> None:
+        if self._pulse.stopped:
+            raise Stopped
+        if self._interval:
+            time.sleep(max(0.0, self._next_step - time.monotonic()))
+            self._next_step = time.monotonic() + self._interval
+        self._pulse.set(Pulse.STEPPING)
+        began = time.perf_counter()
+        try:
+            super()._advance(step, transform_state)
+        except Exception as error:
+            raise EnvironmentFailure from error
+        self.env_seconds += time.perf_counter() - began
+        self._num_steps += 1
+        if self._tolerate is not None and self.environment.can_replace:
+            self._replace_nonfinite()
+        if (self._starts == self._num_steps).any():
+            assert self._time_step is not None
+            self._time_step = self.environment.break_off(self._time_step, self._starts == self._num_steps)
+        self._pulse.set(Pulse.ACTING)
+
+    def _check(self, time_step: TimeStep) -> None:
+        """What can be built anew was looked at step by step."""
+        try:
+            super()._check(time_step)
+        except RunError as error:
+            raise EnvironmentFailure from error
+
+    def _replace_nonfinite(self) -> None:
+        assert self._time_step is not None
+        bad = nonfinite_rows(self._time_step)
+        if bad is None:
+            return
+        for column in np.flatnonzero(bad):
+            row = self._time_step.reward, self._time_step.observation
+            reward, observation = nest.map(lambda leaf, column=column: leaf[column].tolist(), row)
+            text = f"it returned a value that is not finite: reward {reward}, observation {observation}\n"
+            self._tolerate(int(self.environment.env_id[column]), text)
+        self._time_step = self.environment.replace(self._time_step, bad)
+        self.environment.broken = bad if self.environment.broken is None else bad | self.environment.broken
+
+
+def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
+    """`[B]` bool of arrays, which rows hold a value that is not finite; None: none does."""
+    leaves: list[Any] = [time_step.reward, *nest.leaves(time_step.observation)]
+    leaves = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+    if all(math.isfinite(leaf.sum()) for leaf in leaves):
+        return None
+    bad = np.any([~np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in leaves], axis=0)
+    return bad if bad.any() else None  # else the sum of large numbers overflowed
+
+
+def main() -> None:
+    end, lifeline, setup_fd, size, trainer = map(int, sys.argv[1:6])
+    if trainer and sys.platform == "linux":
+        # The thread below cannot run while an environment hangs in C code that keeps the interpreter's lock; this can.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != trainer:  # it died before that
+            os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    threading.Thread(target=_die_with_trainer, args=(lifeline,), daemon=True).start()
+    channel = Channel(socket.socket(fileno=end))
+    try:
+        setup: Setup = from_bytes(SharedMemory(size, setup_fd).read())
+        work(setup, channel)
+    except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
+        pass  # the trainer has closed
+    except EnvironmentFailure as failure:
+        _tell(channel, "environment_failed", traceback.format_exception(failure.__cause__))
+    except UsageError as error:
+        _tell(channel, "refused", [str(error)])
+    except Exception as error:
+        _tell(channel, "failed", traceback.format_exception(error))
+
+
+def work(setup: Setup, channel: Channel) -> None:
+    """Builds what it is told to, and fills segments until the trainer closes."""
+    pulse_memory = SharedMemory(setup.fds["pulse_size"], setup.fds["pulse"])
+    pulse = Pulse(pulse_memory.tensor(setup.worker * 64, (4,), torch.int64).numpy())
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, os.fdopen(setup.fds["stacks"], "w"), all_threads=True, chain=False)
+    if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {setup.cpu})
+    torch.set_num_threads(1)
+    random.seed(setup.seed)
+    np.random.seed(setup.seed % 2**32)
+    torch.manual_seed(setup.seed)
+    algorithm, transforms = from_bytes(setup.modules)
+    algorithm.train(False)
+    make_environment = setup.make_environment()
+    arguments: dict[str, Any] = {} if setup.num_envs is None else {"num_envs": setup.num_envs}
+    environment: Environment = make_environment(seed=setup.seed, **arguments)
+    try:
+        _work(setup, channel, pulse, environment, algorithm, transforms)
+    finally:
+        with contextlib.suppress(Exception):  # of an environment that is broken already
+            environment.close()
+
+
+def _work(
+    setup: Setup, channel: Channel, pulse: Pulse, environment: Environment, algorithm: Any, transforms: Any
+) -> None:
+    environment.env_id.add_(setup.first_env_id)
+    if not setup.keeps_infos:
+        environment.ignore_infos()
+    board = WeightBoard(state_tensors(algorithm, transforms), setup.fds["board_header"], setup.fds["board"])
+    slots = Block(setup.forms, setup.num_slots, setup.fds["slots"]).copies
+    unroller = WorkerUnroller(
+        environment,
+        algorithm,
+        transforms,
+        setup.numpy_after,
+        pulse=pulse,
+        step_interval=setup.step_interval,
+        tolerate=(lambda *error: channel.send("environment_error", *error)) if setup.tolerates_errors else None,
+        starts=setup.starts,
+    )
+    unroller.start()  # the first reset: an error in it is raised in the trainer
+    channel.send("started", environment.num_envs)
+    sequence = 0
+    while True:
+        pulse.set(Pulse.IDLE)
+        waiting = time.perf_counter()
+        _, slot, at_random, publication = channel.receive()
+        pulse.set(Pulse.ACTING)
+        began = time.perf_counter()
+        version = board.read(publication)
+        unroller.env_seconds = 0.0
+        experience = unroller.unroll(setup.length, at_random)
+        unrolled = time.perf_counter()
+        arrivals: Any = unroller.arrivals
+        count = len(arrivals.step_type)
+        rows = experience._replace(policy_version=None)
+        *targets, step_type, reward = slots[slot]
+        for target, leaf in zip(targets, nest.leaves(rows), strict=True):
+            target.copy_(leaf)
+        step_type[:count] = torch.from_numpy(arrivals.step_type)
+        reward[:count] = torch.from_numpy(arrivals.reward)
+        ended = time.perf_counter()
+        times = began - waiting, unroller.env_seconds, unrolled - began - unroller.env_seconds, ended - unrolled
+        channel.send("ready", slot, sequence, version, count, times, arrivals.infos if setup.keeps_infos else [])
+        sequence += 1
+
+
+def _tell(channel: Channel, kind: str, lines: list[str]) -> None:
+    with contextlib.suppress(OSError):  # nobody is there to be told
+        channel.send(kind, "".join(lines))
+    sys.exit(1)
+
+
+def _die_with_trainer(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns when the trainer is gone
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)

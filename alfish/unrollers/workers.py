@@ -1,0 +1,257 @@
+"""The trainer's side of its worker processes: starting, hearing, watching, restarting and ending them."""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import gin
+import torch
+from absl import logging
+
+from alfish.errors import RunError, UsageError
+from alfish.unrollers.remote import Channel, to_bytes
+from alfish.unrollers.shared import SharedMemory
+from alfish.unrollers.worker import DUMP_SIGNAL, Pulse, Setup
+
+STACK_BYTES = 1 << 16
+# Each of these would start threads of its own in every worker.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+PULSE_BYTES = 64
+MAX_DELAY = 10.0  # seconds before a worker is started again
+
+
+class Worker:
+    """One worker process, and what replaces it when it dies.
+
+    Attributes:
+      generation: how often it was started before.
+      alive: whether there is a process that has not been given up.
+    """
+
+    def __init__(self, index: int, pulse: Pulse, stacks: SharedMemory):
+        self.index, self.pulse, self._stacks = index, pulse, stacks
+        self.generation = -1
+        self.alive = False
+        self.started = False  # it has told so itself
+        self.fruitless = 0  # deaths since it last filled a segment
+        self.retry_at = 0.0  # when to start it again, by the monotonic clock
+
+    def spawn(self, setup: Setup, fds: Sequence[int]) -> None:
+        self.pulse.clear()
+        ours, theirs = socket.socketpair()
+        held, lifeline = os.pipe()
+        data = to_bytes(setup, "the worker's setup")
+        memory = SharedMemory(len(data))
+        memory.write(data)
+        # Else a process that is not ours to end would follow the thread that started it.
+        trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        arguments = [theirs.fileno(), held, memory.fd, len(data), trainer]
+        environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from alfish.unrollers.worker import main; main()", *map(str, arguments)],
+            pass_fds=[*arguments[:3], *fds],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        os.close(held)
+        self.channel, self._lifeline = Channel(ours), lifeline
+        self.alive, self.started, self.last_words = True, False, ""
+
+    def stacks(self) -> str:
+        """Where each thread of the process is, asked of it; empty if it cannot say any more."""
+        self._stacks.write(bytes(STACK_BYTES))
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(DUMP_SIGNAL)
+        time.sleep(0.3)
+        return self._stacks.read().strip(b"\0").decode(errors="replace")
+
+    def end(self, timeout: float) -> int:
+        """Ends the process, by force after `timeout` seconds; returns its exit code."""
+        self.pulse.stop()
+        self.channel.close()
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._lifeline)
+        self.alive = False
+        return self.process.returncode
+
+
+@gin.configurable(module="alfish.unrollers")
+class Workers:
+    """Args:
+    count: how many.
+    start_timeout: seconds to import, build environments and reset them for the first time.
+    step_timeout: seconds that one vector step may take, or acting.
+    close_timeout: seconds to close environments at the end.
+    max_deaths: so many within `death_window` seconds are answered by a new process; one more by `on_failure`.
+    death_window: see above.
+    on_failure: 'raise' ends the run; 'shrink' goes on with the other workers.
+    cpus: numbers of the processor cores to keep workers on, in turn; None: anywhere.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        start_timeout: float = 300.0,
+        step_timeout: float = 60.0,
+        close_timeout: float = 5.0,
+        max_deaths: int = 5,
+        death_window: float = 600.0,
+        on_failure: str = "raise",
+        cpus: Sequence[int] | None = None,
+    ):
+        if on_failure not in ("raise", "shrink"):
+            raise UsageError(f"Workers.on_failure is {on_failure!r}; it is 'raise' or 'shrink'")
+        self._limits = {
+            Pulse.STARTING: start_timeout,
+            Pulse.RESETTING: start_timeout,
+            Pulse.STEPPING: step_timeout,
+            Pulse.ACTING: step_timeout,
+        }
+        self._close_timeout, self._max_deaths, self._death_window = close_timeout, max_deaths, death_window
+        self._shrinks, self._cpus = on_failure == "shrink", cpus
+        self.pulses = SharedMemory(PULSE_BYTES * count)
+        self._stacks = [SharedMemory(STACK_BYTES) for _ in range(count)]
+        words = [self.pulses.tensor(PULSE_BYTES * i, (4,), torch.int64).numpy() for i in range(count)]
+        self.all = [Worker(i, Pulse(words[i]), self._stacks[i]) for i in range(count)]
+        self._deaths: deque[float] = deque()
+        self.num_restarts = 0
+        self._selector = selectors.DefaultSelector()
+        self._make_setup: Callable[[Worker, dict[str, int], int | None], Setup]
+        self.log: Callable[[str], None] = logging.warning
+
+    @property
+    def shrinks(self) -> bool:
+        return self._shrinks
+
+    def start(self, make_setup: Callable[[Worker, dict[str, int], int | None], Setup], fds: Sequence[int]) -> None:
+        """Starts all of them.
+
+        Args:
+          make_setup: takes a worker, the descriptors that this class hands down, and the core to run on.
+          fds: other descriptors to hand down.
+        """
+        self._make_setup, self._fds = make_setup, fds
+        for worker in self.all:
+            self._spawn(worker)
+
+    def wait(self, timeout: float) -> Iterator[tuple[Worker, tuple]]:
+        """Messages of the workers, once there are any, or once `timeout` seconds are over.
+
+        A death is a message of its own, ('died',), after the last of the worker's others. What has to be restarted is.
+
+        Raises:
+          RunError: what makes no sense to try again, with the worker's traceback; or too many deaths.
+          UsageError: an environment was refused.
+        """
+        for worker in self.all:
+            if not worker.alive and worker.retry_at and time.monotonic() >= worker.retry_at:
+                self.num_restarts += 1
+                self._spawn(worker)
+        ready = self._selector.select(timeout)
+        for key, _ in ready:
+            yield from self._hear(key.data)
+        if not ready:
+            for worker in self.all:
+                if worker.alive:
+                    yield from self._look(worker)
+
+    def activities(self) -> str:
+        """What each of them is doing, for messages."""
+        parts = []
+        for worker in self.all:
+            activity, seconds = worker.pulse.get()
+            doing = f"{Pulse.NAMES[activity]} for {seconds:.0f} s" if worker.alive else "dead"
+            parts.append(f"worker {worker.index} {doing}")
+        return ", ".join(parts)
+
+    def close(self) -> None:
+        """Ends all of them, together."""
+        for worker in self.all:
+            worker.retry_at = 0.0
+            if worker.alive:
+                worker.pulse.stop()
+                worker.channel.close()
+        deadline = time.monotonic() + self._close_timeout
+        for worker in self.all:
+            if worker.alive:
+                worker.end(max(0.0, deadline - time.monotonic()))
+        self._selector.close()
+
+    def _spawn(self, worker: Worker) -> None:
+        fds = {"pulse": self.pulses.fd, "pulse_size": self.pulses.size, "stacks": self._stacks[worker.index].fd}
+        cpu = None if self._cpus is None else self._cpus[worker.index % len(self._cpus)]
+        worker.generation += 1
+        worker.spawn(self._make_setup(worker, fds, cpu), [*self._fds, fds["pulse"], fds["stacks"]])
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+
+    def _hear(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
+        messages, gone = worker.channel.drain()
+        for message in messages:
+            kind = message[0]
+            if kind == "refused":
+                raise UsageError(message[1])
+            if kind == "failed" or (kind == "environment_failed" and not worker.started):
+                raise RunError(f"worker {worker.index} failed:\n{message[1].rstrip()}")
+            if kind == "environment_failed":
+                worker.last_words = f":\n{message[1].rstrip()}"
+                continue
+            if kind == "started":
+                worker.started = True
+            elif kind == "ready":
+                worker.fruitless = 0
+            yield worker, message
+        if gone:
+            yield from self._bury(worker)
+
+    def _look(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
+        """Kills a worker that has been at one thing for too long."""
+        activity, seconds = worker.pulse.get()
+        limit = self._limits.get(activity)
+        if limit is None or seconds <= limit:
+            return
+        self.log(
+            f"worker {worker.index} has been {Pulse.NAMES[activity]} for {seconds:.0f} s (the limit is {limit:g}); it "
+            f"is killed. It was here:\n{worker.stacks().rstrip()}"
+        )
+        worker.process.kill()
+        yield from self._bury(worker)
+
+    def _bury(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
+        self._selector.unregister(worker.channel)
+        code = worker.end(self._close_timeout)
+        now = time.monotonic()
+        self._deaths.append(now)
+        while self._deaths and self._deaths[0] < now - self._death_window:
+            self._deaths.popleft()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        text = f"worker {worker.index} ended {how}{worker.last_words}"
+        count = len(self._deaths)
+        if count > self._max_deaths:
+            if not self._shrinks or not any(other.alive or other.retry_at for other in self.all if other is not worker):
+                raise RunError(
+                    f"{text}\nThat is death {count} of workers within {self._death_window:g} s, more than "
+                    f"Workers.max_deaths = {self._max_deaths}"
+                )
+            self.log(f"{text}\nToo many deaths of workers: the run goes on without it")
+            worker.retry_at = 0.0
+            self._deaths.clear()
+        else:
+            self.log(f"{text}\nIt is started again")
+            worker.retry_at = now + min(0.1 * 2**worker.fruitless, MAX_DELAY)
+            worker.fruitless += 1
+        yield worker, ("died",)

@@ -1,0 +1,656 @@
+"""The asynchronous unroller: no row torn, lost or doubled, no wait without an end, nothing left behind."""
+
+import functools
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import worker_parts
+from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
+
+from alfish import nest
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.data import StepType
+from alfish.environments import make_environment
+from alfish.environments.toy import OneState, Stamped, TensorPointMass
+from alfish.errors import RunError, UsageError
+from alfish.trainer import Trainer
+from alfish.transforms import Transforms
+from alfish.unrollers import AsyncUnroller, Workers
+
+FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
+QUICK = functools.partial(Workers, close_timeout=2.0)
+ALIKE = functools.partial(make_environment, Stamped, num_envs=2)
+
+
+def unroller_of(environment=ALIKE, algorithm=Seeing, length=4, seed=0, **settings):
+    """An unroller in whose workers such an environment is stepped."""
+    here = environment(seed=seed)
+    transforms = Transforms((), here.observation_spec, here.reward_spec)
+    made = algorithm(transforms.observation_spec, here.action_spec, here.reward_spec)
+    settings = {"workers": QUICK} | settings
+    unroller = AsyncUnroller(here, made, transforms, **settings)
+    unroller.bind(environment, length, seed)
+    unroller.log = LOG.append
+    LOG.clear()
+    return unroller
+
+
+LOG: list[str] = []
+
+
+@pytest.fixture
+def made(request):
+    """Makes unrollers, and closes them."""
+    unrollers = []
+
+    def make(*arguments, **settings):
+        unrollers.append(unroller_of(*arguments, **settings))
+        return unrollers[-1]
+
+    yield make
+    for unroller in unrollers:
+        unroller.close()
+
+
+def processes(unroller):
+    return [worker.process for worker in unroller._workers.all if worker.alive]
+
+
+def columns_of(unrolls, num_envs):
+    """Each environment's rows (step type, reward, observation), in order."""
+    columns = [[] for _ in range(num_envs)]
+    for unroll in unrolls:
+        step = unroll.time_step
+        for b in range(step.step_type.shape[1]):
+            for t in range(step.step_type.shape[0]):
+                if step.step_type[t, b] != PAD:
+                    row = int(step.step_type[t, b]), float(step.reward[t, b]), step.observation[t, b].tolist()
+                    columns[int(step.env_id[t, b])].append(row)
+    return columns
+
+
+def check_stamps(rows, may_break=False):
+    """Every row follows from the one before: same environment and episode, next step, the reward of that step."""
+    for before, row in zip(rows, rows[1:]):
+        if row[0] == FIRST:
+            assert before[0] == LAST or may_break
+            assert row[2][2] == 0
+        else:
+            assert before[0] in (FIRST, MID)
+            assert row[2][:2] == before[2][:2] and row[2][2] == before[2][2] + 1 == row[1]
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "free"])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_off_policy_every_row_comes_once_and_in_order(made, mode, num_workers):
+    unroller = made(algorithm=SeeingOffPolicy, num_workers=num_workers, mode=mode, unroll_length=4)
+    unrolls, seen = [], set()
+    while len(unrolls) < 12 or len(seen) < unroller.num_envs:  # a worker may start later than another
+        experience = unroller.unroll()
+        unrolls.append(nest.map(torch.clone, experience))
+        seen |= set(experience.time_step.env_id[experience.time_step.step_type != PAD].tolist())
+        assert experience.time_step.step_type.shape[1] == unroller.num_envs == 2 * num_workers
+        real = experience.time_step.step_type != PAD
+        assert (experience.info["seen"] == experience.time_step.observation)[real].all()
+        assert (experience.time_step.env_id[0][real[0]] == torch.arange(unroller.num_envs)[real[0]]).all()
+    for rows in columns_of(unrolls, unroller.num_envs):
+        assert len(rows) >= 12 or mode == "free"
+        check_stamps(rows)
+    stamps = {rows[0][2][0] for rows in columns_of(unrolls, unroller.num_envs) if rows}
+    assert len(stamps) == unroller.num_envs  # the environments' own seeds
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "free"])
+def test_on_policy_an_unroll_has_the_row_after_it_and_the_next_begins_with_that(made, mode):
+    unroller = made(mode=mode)
+    unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(6)]
+    for before, after in zip(unrolls, unrolls[1:]):
+        assert before.time_step.step_type.shape == (5, 2)
+        assert all(
+            torch.equal(a[-1], b[0]) for a, b in zip(nest.leaves(before.time_step), nest.leaves(after.time_step))
+        )
+    whole = [unroll._replace(time_step=nest.at(unroll.time_step, slice(0, 4))) for unroll in unrolls]
+    for rows in columns_of(whole, 2):
+        check_stamps(rows)
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_environments_that_reset_in_the_same_step_lose_no_row(made, on_policy):
+    environment = functools.partial(make_environment, worker_parts.same_step_vector, num_envs=3)
+    unroller = made(environment, Seeing if on_policy else SeeingOffPolicy, length=6)
+    steps = arrived = 0
+    unrolls = []
+    for _ in range(8):
+        unroll = nest.map(torch.clone, unroller.unroll(6))
+        types = unroller.arrivals.step_type
+        arrived += ((types == MID) | (types == LAST)).sum()
+        if on_policy:  # the last real row of each column is row 0 of the next unroll
+            count = (unroll.time_step.step_type != PAD).sum(0)
+            for b in range(3):
+                unroll.time_step.step_type[count[b] - 1, b] = PAD
+        unrolls.append(unroll)
+    for rows in columns_of(unrolls, 3):
+        check_stamps(rows)
+        steps += sum(row[0] in (MID, LAST) for row in rows)
+    assert 0 <= arrived - steps <= 3  # those that arrived last are row 0 of the next unroll
+
+
+def test_environments_of_tensors_go_into_workers_too(made):
+    environment = functools.partial(make_environment, functools.partial(TensorPointMass, length=3), num_envs=3)
+    unroller = made(environment, worker_parts.Pushing, length=8)
+    step = unroller.unroll(8).time_step
+    assert step.step_type[:, 0].tolist() == [FIRST, MID, MID, LAST, FIRST, MID, MID, LAST, FIRST]
+
+
+def trained(seed, mode="lockstep", num_workers=2, iterations=8):
+    batches = functools.partial(ReplayBatches, capacity=2000, batch_size=16, warmup_env_steps=40)
+    unroller = functools.partial(AsyncUnroller, num_workers=num_workers, mode=mode, workers=QUICK)
+    from alfish.algorithms.dqn import DQN
+
+    environment = functools.partial(make_environment, "CartPole-v1", num_envs=2)
+    trainer = Trainer(
+        ROOT[0] / f"{seed}-{len(os.listdir(ROOT[0]))}",
+        algorithm=DQN,
+        environment=environment,
+        unroller=unroller,
+        batches=batches,
+        num_iterations=iterations,
+        seed=seed,
+        unroll_length=0,
+        listeners=[],
+    )
+    trainer.train()
+    return trainer
+
+
+ROOT: list[Path] = []
+
+
+@pytest.fixture
+def root(tmp_path):
+    ROOT[:] = [tmp_path]
+    return tmp_path
+
+
+def test_in_lockstep_the_same_seed_gives_the_same_bits(root):
+    first, again, other = (list(trained(seed).algorithm.parameters()) for seed in (3, 3, 4))
+    assert all(map(torch.equal, first, again))
+    assert not all(map(torch.equal, first, other))
+
+
+def test_updates_are_as_many_as_the_environment_steps_ask_for(root):
+    trainer = trained(0, mode="free")
+    assert trainer.env_steps > 100
+    assert trainer.updates == trainer.env_steps - 40
+
+
+def test_lockstep_lags_by_one_iteration_and_free_by_no_more_than_the_slots(made):
+    unroller = made(mode="lockstep")
+    for k in range(5):
+        unroll = unroller.unroll(4)
+        assert unroll.policy_version.tolist() == [max(0, k - 1)] * 2
+        unroller.publish()
+    for slots in (2, 3):
+        unroller = made(mode="free", slots=slots)
+        for k in range(10):
+            lag = k - unroller.unroll(4).policy_version
+            assert lag.max() <= slots - 1
+            time.sleep(0.1)  # training takes longer than acting, so the slots are full
+            unroller.publish()
+        stats = unroller.stats()
+        assert stats["lag_max"] == slots - 1 and stats["worker_wait_share"] > 0.3
+
+
+def test_a_segment_is_made_with_one_version_of_the_weights(made):
+    unroller = made(slots=3)
+    for k in range(20):
+        unroll = unroller.unroll(4)
+        weights = unroll.info["weight"]
+        assert (weights == weights[0, 0]).all()
+        assert weights[0, 0] == 3 * unroll.policy_version[0]
+        unroller._algorithm.weight.data.fill_(k + 1)
+        unroller.publish()
+
+
+def test_weights_are_published_every_so_many_iterations(made):
+    unroller = made(mode="lockstep", parameter_update_period=3)
+    versions = []
+    for _ in range(9):
+        versions.append(int(unroller.unroll(4).policy_version[0]))
+        unroller.publish()
+    assert versions == [0, 0, 0, 0, 3, 3, 3, 6, 6]
+
+
+def test_rows_that_are_too_old_are_not_trained_on(made):
+    unroller = made(slots=4, max_policy_lag=1)
+    for k in range(8):
+        time.sleep(0.05)
+        unroll = unroller.unroll(4)
+        old = k - unroll.policy_version > 1
+        assert ((unroll.time_step.step_type == PAD).all(0) == old).all()
+        assert (unroller.arrivals.step_type != PAD).all()  # metrics count what happened
+        unroller.publish()
+    assert unroller.stats()["masked_rows"] > 0
+
+
+def test_off_policy_what_is_ready_is_taken_over_up_to_a_limit(made):
+    unroller = made(algorithm=SeeingOffPolicy, unroll_length=4, slots=5)
+    unroller.unroll()
+    time.sleep(1.0)
+    assert len(unroller.unroll().action) == 20
+    unroller = made(algorithm=SeeingOffPolicy, unroll_length=4, slots=5, max_unroll_length=8)
+    unroller.unroll()
+    time.sleep(1.0)
+    assert len(unroller.unroll().action) == 8
+
+
+def test_workers_in_excess_of_others_fill_up_with_pad_rows(made):
+    unroller = made(algorithm=SeeingOffPolicy, num_workers=2, unroll_length=4, slots=3)
+    unrolls = [nest.map(torch.clone, unroller.unroll()) for _ in range(20)]
+    assert any((unroll.time_step.step_type == PAD).any() for unroll in unrolls)
+    for unroll in unrolls:
+        pad = unroll.time_step.step_type == PAD
+        assert (pad[1:] | ~pad[:-1]).all()  # at the end of a column alone
+    for rows in columns_of(unrolls, 4):
+        check_stamps(rows)
+
+
+def test_a_blocked_worker_burns_no_processor_time(made):
+    unroller = made()
+    unroller.unroll(4)
+    time.sleep(0.3)
+    (process,) = processes(unroller)
+
+    def seconds():
+        return sum(map(int, Path(f"/proc/{process.pid}/stat").read_text().split()[13:15])) / os.sysconf("SC_CLK_TCK")
+
+    before = seconds()
+    time.sleep(1.0)
+    assert seconds() - before <= 0.02
+
+
+# Failures.
+
+
+@pytest.mark.parametrize("kind", ["raise", "reset", "nan", "inf_reward", "shape"])
+@pytest.mark.parametrize("algorithm", [Seeing, SeeingOffPolicy])
+def test_an_environment_that_fails_is_built_anew_and_its_episode_ends_before_that(made, kind, algorithm, tmp_path):
+    once = str(tmp_path / "once")
+    environment = functools.partial(make_environment, functools.partial(Faulty, kind, once=once), num_envs=3)
+    unroller = made(environment, algorithm, mode="lockstep")
+    unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(12)]
+    assert unroller.num_env_errors == 1 and unroller.stats()["env_errors"] == 1
+    (text,) = LOG
+    words = {"nan": "not finite", "inf_reward": "not finite", "shape": "shape"}
+    assert words.get(kind, "broken on purpose") in text and "built anew" in text
+    if algorithm.on_policy:
+        unrolls = [unroll._replace(time_step=nest.at(unroll.time_step, slice(0, 4))) for unroll in unrolls]
+    seen = set()
+    for unroll in unrolls:
+        assert all(torch.isfinite(leaf).all() for leaf in nest.leaves(unroll.time_step))
+        assert (unroll.time_step.discount[unroll.time_step.step_type == PAD] == 1).all()
+    for rows in columns_of(unrolls, 3):
+        # The row before may already have been handed over, as the last one of an unroll; it trains nothing then.
+        check_stamps(rows, may_break=True)
+        cut = [k for k, row in enumerate(rows[:-1]) if row[0] == MID and rows[k + 1][0] == FIRST]
+        seen |= {(row[2][0], row[2][1]) for row in rows}
+        short = [k for k, row in enumerate(rows) if row[0] == LAST and row[2][2] not in (5, 7, 4)]
+        assert len(cut) + len(short) <= 1
+    assert len(processes(unroller)) == 1 and unroller.stats()["restarts"] == 0
+
+
+def test_a_broken_episode_is_truncated_with_the_row_before(made, tmp_path):
+    environment = functools.partial(make_environment, functools.partial(Faulty, "raise", once=str(tmp_path / "once")))
+    unroller = made(environment, length=30)
+    step = unroller.unroll(30).time_step
+    types, steps = step.step_type[:, 0].tolist(), step.observation[:, 0, 2].tolist()
+    # Episode 0 of 5 actions; episode 1 breaks on its way to step 3, so its row of step 2 is the last.
+    assert steps[:11] == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]
+    assert types[:11] == [FIRST, MID, MID, MID, MID, LAST, FIRST, MID, LAST, FIRST, MID]
+    assert step.discount[8, 0] == 1 and step.reward[9, 0] == 0 and step.prev_action[9, 0] == 0
+
+
+def test_too_many_errors_of_environments_end_the_run_with_the_traceback(made):
+    environment = functools.partial(make_environment, functools.partial(Faulty, "raise", at=1, episode=0))
+    unroller = made(environment, max_env_errors=3)
+    with pytest.raises(RunError, match="broken on purpose") as raised:
+        for _ in range(10):
+            unroller.unroll(4)
+    assert "error 4 of environments" in str(raised.value) and "worker_parts.py" in str(raised.value)
+
+
+def test_without_tolerance_the_worker_ends_and_is_started_again(made, tmp_path):
+    environment = functools.partial(make_environment, functools.partial(Faulty, "raise", once=str(tmp_path / "once")))
+    unroller = made(environment, max_env_errors=None)
+    unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(5)]
+    assert "broken on purpose" in LOG[0] and "started again" in LOG[0]
+    assert unroller.stats()["restarts"] == 1
+    assert unrolls[-1].time_step.step_type.shape == (5, 1)
+
+
+@pytest.mark.parametrize("mode", ["free", "lockstep"])
+def test_a_worker_that_is_killed_is_replaced_and_no_row_is_doubled(made, mode):
+    unroller = made(algorithm=SeeingOffPolicy, num_workers=2, mode=mode, unroll_length=4)
+    unrolls = [nest.map(torch.clone, unroller.unroll())]
+    os.kill(processes(unroller)[0].pid, signal.SIGKILL)
+    unrolls += [nest.map(torch.clone, unroller.unroll()) for _ in range(30 if mode == "free" else 6)]
+    began = time.monotonic()
+    while unroller.stats()["restarts"] < 1 or len(processes(unroller)) < 2:
+        unrolls.append(nest.map(torch.clone, unroller.unroll()))
+        assert time.monotonic() - began < 60
+    for rows in columns_of(unrolls, 4):
+        check_stamps(rows, may_break=True)
+        assert len({tuple(row[2]) for row in rows}) == len(rows)  # a stamp comes once
+    assert any("SIGKILL" in text for text in LOG)
+
+
+def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
+    from alfish.replay import RingBuffer
+
+    unroller = unroller_of(algorithm=SeeingOffPolicy, unroll_length=5)
+    ring = RingBuffer(400, 2)
+    try:
+        ring.push(unroller.unroll()._replace(info=None))
+        newest = ring._newest.copy()
+        os.kill(processes(unroller)[0].pid, signal.SIGKILL)
+        began = time.monotonic()
+        while unroller.stats()["restarts"] < 1 or unroller._ready:
+            ring.push(unroller.unroll()._replace(info=None))
+            assert time.monotonic() - began < 60
+        ring.push(unroller.unroll()._replace(info=None))
+    finally:
+        unroller.close()
+    assert newest.tolist()
+    ring.check_valid()
+    for column in range(2):
+        positions = torch.arange(ring._pos[column])[:, None]
+        types = ring.read(torch.tensor([column]), positions).time_step.step_type[:, 0].tolist()
+        assert all(before in (LAST, FIRST) for before, after in zip(types, types[1:]) if after == FIRST)
+
+
+def test_an_environment_that_hangs_is_killed_with_its_stack_in_the_log(made, tmp_path):
+    environment = functools.partial(make_environment, functools.partial(Faulty, "hang", once=str(tmp_path / "once")))
+    workers = functools.partial(Workers, step_timeout=1.0, close_timeout=1.0)
+    unroller = made(environment, workers=workers)
+    for _ in range(6):
+        unroller.unroll(4)
+    assert "stepping environments for" in LOG[0] and 'worker_parts.py", line' in LOG[0] and "in step" in LOG[0]
+    assert unroller.stats()["restarts"] == 1
+
+
+def test_an_environment_that_ends_its_process_is_replaced(made, tmp_path):
+    environment = functools.partial(make_environment, functools.partial(Faulty, "exit", once=str(tmp_path / "once")))
+    unroller = made(environment)
+    for _ in range(6):
+        unroller.unroll(4)
+    assert "exit code 3" in LOG[0]
+
+
+def test_too_many_deaths_end_the_run(made):
+    environment = functools.partial(make_environment, functools.partial(Faulty, "exit"))
+    unroller = made(environment, workers=functools.partial(Workers, max_deaths=1, close_timeout=1.0))
+    with pytest.raises(RunError, match=r"exit code 3\nThat is death 2 of workers .* Workers.max_deaths = 1"):
+        for _ in range(20):
+            unroller.unroll(4)
+
+
+def test_or_the_run_goes_on_with_fewer_workers(made, tmp_path):
+    workers = functools.partial(Workers, max_deaths=0, on_failure="shrink", close_timeout=1.0)
+    unroller = made(algorithm=SeeingOffPolicy, num_workers=2, workers=workers)
+    unroller.unroll()
+    os.kill(processes(unroller)[0].pid, signal.SIGKILL)
+    for _ in range(20):
+        step_type = unroller.unroll().time_step.step_type
+    assert (step_type[:, :2] == PAD).all() and (step_type[:, 2:] != PAD).all()
+    assert len(processes(unroller)) == 1 and "goes on without" in LOG[0]
+    os.kill(processes(unroller)[0].pid, signal.SIGKILL)
+    with pytest.raises(RunError, match="death"):
+        for _ in range(20):
+            unroller.unroll()
+
+
+def test_a_constructor_that_fails_is_raised_here_with_its_traceback(made):
+    maker = functools.partial(worker_parts.Unbuildable, os.getpid())
+    unroller = made(functools.partial(make_environment, maker))
+    with pytest.raises(RunError, match="no such robot") as raised:
+        unroller.unroll(4)
+    assert "worker_parts.py" in str(raised.value)
+
+
+def test_a_first_reset_that_fails_is_raised_here(made):
+    maker = functools.partial(Faulty, "reset", episode=0)
+    unroller = made(functools.partial(make_environment, maker))
+    with pytest.raises(RunError, match="broken on purpose"):
+        unroller.unroll(4)
+
+
+def test_a_policy_that_raises_is_raised_here_at_once(made):
+    unroller = made(algorithm=Failing)
+    with pytest.raises(RunError, match="the policy is at fault"):
+        for _ in range(5):
+            unroller.unroll(4)
+
+
+def test_when_the_trainer_is_killed_nothing_is_left():
+    script = (
+        "import functools, sys, time; sys.path.insert(0, sys.argv[1]); import test_async\n"
+        "if __name__ == '__main__':\n"
+        "    unroller = test_async.unroller_of(num_workers=2)\n"
+        "    unroller.unroll(4)\n"
+        "    print(*(process.pid for process in test_async.processes(unroller)), flush=True)\n"
+        "    time.sleep(100)\n"
+    )
+    shared_before = set(os.listdir("/dev/shm"))
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script, str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(pids) == 2 and all(Path(f"/proc/{pid}").exists() for pid in pids)
+    trainer.kill()
+    trainer.communicate()
+    began = time.monotonic()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() - began < 20
+        time.sleep(0.05)
+    assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+def test_closing_ends_the_processes_and_gives_descriptors_back():
+    def descriptors():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    unroller_of().close()  # never started
+    before = descriptors()
+    for _ in range(2):
+        unroller = unroller_of(num_workers=2)
+        unroller.unroll(4)
+        running = processes(unroller)
+        unroller.close()
+        unroller.close()
+        assert all(process.poll() == 0 for process in running)
+        del unroller
+    assert descriptors() <= before
+
+
+# What workers are given.
+
+
+def test_an_on_policy_algorithm_that_does_not_correct_is_refused():
+    with pytest.raises(UsageError, match="NotCorrecting is on-policy and does not correct .* APPO"):
+        unroller_of(algorithm=NotCorrecting)
+
+
+def test_what_a_worker_cannot_import_is_refused_with_the_remedy(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import functools\n"
+        "from alfish.environments import make_environment\n"
+        "from alfish.environments.toy import Stamped\n"
+        "from alfish.unrollers.remote import EnvironmentMaker, to_bytes\n"
+        "class Mine(Stamped): pass\n"
+        "for thing in (Mine, functools.partial(make_environment, Mine), Mine()):\n"
+        "    try:\n"
+        "        EnvironmentMaker(thing)\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 3, result.stderr
+    for line in lines:
+        assert "'Mine'" in line and "move it into a module" in line and "SyncUnroller" in line
+
+
+def test_a_lambda_is_refused_with_the_remedy():
+    with pytest.raises(UsageError, match="cannot be sent to a worker process .* without lambdas"):
+        unroller_of(environment=lambda seed: make_environment(Stamped, seed=seed))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "fast"},
+        {"num_workers": 0},
+        {"slots": 1},
+        {"unroll_length": 0},
+        {"unroll_length": 5},
+        {"mode": "lockstep", "segments_per_unroll": 3},
+        {"mode": "lockstep", "workers": functools.partial(Workers, on_failure="shrink")},
+        {"workers": functools.partial(Workers, on_failure="ignore")},
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_are_refused(settings):
+    with pytest.raises(UsageError):
+        unroller_of(**settings)
+
+
+def test_gin_reaches_workers_scopes_included(made, tmp_path):
+    import gin
+
+    gin.parse_config(
+        "import alfish.trainer\nimport alfish.environments.toy\n"
+        "Trainer.environment = @training/make_environment\n"
+        "training/make_environment.env_id = @Stamped\n"
+        "training/make_environment.num_envs = 3\n"
+        "Stamped.lengths = (2,)\n"
+    )
+    environment = gin.get_bindings("alfish.Trainer")["environment"]
+    unroller = made(environment, length=6)
+    step = unroller.unroll(6).time_step
+    assert step.step_type.shape == (7, 3)
+    assert step.step_type[:, 0].tolist() == [FIRST, MID, LAST, FIRST, MID, LAST, FIRST]
+
+
+def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generations(made):
+    unroller = made(num_workers=3)
+    seeds = set()
+    unroller._start()
+    for generation in range(3):
+        for worker in unroller._workers.all:
+            worker.generation = generation
+            seeds.add(unroller._setup(worker, {}, None).seed)
+    for seed in (1, 2):
+        other = made(num_workers=3, seed=seed)
+        other._block, other._board, other._modules, other._forms = (
+            unroller._block,
+            unroller._board,
+            unroller._modules,
+            unroller._forms,
+        )
+        for worker in other._workers.all:
+            worker.generation = 0
+            seeds.add(other._setup(worker, {}, None).seed)
+    assert len(seeds) == 9 + 6
+
+
+def test_a_resumed_run_begins_with_other_seeds(made):
+    first = made()
+    first.unroll(4)
+    saved = first.state_dict()
+    resumed = made()
+    resumed.load_state_dict(saved)
+    stamps = {int(unroller.unroll(4).time_step.observation[0, 0, 0]) for unroller in (first, resumed)}
+    assert len(stamps) == 2
+
+
+def test_a_curriculum_is_told_how_far_training_is(made):
+    unroller = made(functools.partial(make_environment, Curriculum, num_envs=2), mode="lockstep")
+    told = []
+    for k in range(5):
+        unroll = unroller.unroll(4)
+        told.append(unroll.time_step.observation[1, :, 0].tolist())
+        unroller._algorithm.progress.fill_((k + 1) / 8)
+        unroller.publish()
+    assert told == [[0, 0], [0, 0], [0.125] * 2, [0.25] * 2, [0.375] * 2]
+
+
+def test_first_episodes_can_be_staggered(made):
+    environment = functools.partial(make_environment, functools.partial(OneState, length=50), num_envs=4)
+    algorithm = worker_parts.SeeingOffPolicy
+    unroller = made(environment, algorithm, unroll_length=48, stagger=40)
+    types = unroller.unroll().time_step.step_type
+    ends = [(types[:, b] == LAST).nonzero().flatten().tolist() for b in range(4)]
+    assert ends == [[], [10], [20], [30]]
+
+
+def test_worker_step_interval_holds_steps_back(made):
+    unroller = made(worker_step_interval=0.05, mode="lockstep")
+    unroller.unroll(4)
+    began = time.monotonic()
+    unroller.unroll(4)
+    unroller.unroll(4)
+    assert time.monotonic() - began > 0.3
+
+
+def test_infos_reach_metrics_with_a_mask_for_each_environment(root):
+    from alfish.metrics import EnvInfo
+
+    metrics = [EnvInfo()]
+    trainer = Trainer(
+        root,
+        algorithm=SeeingOffPolicy,
+        environment=functools.partial(make_environment, Informing, num_envs=2),
+        unroller=functools.partial(AsyncUnroller, num_workers=2, mode="lockstep", workers=QUICK),
+        batches=functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=20),
+        metrics=metrics,
+        num_iterations=6,
+        unroll_length=8,
+        listeners=[],
+    )
+    trainer.train()
+    results = trainer.metrics.results()
+    assert results["env_info/count"] == 3 and results["env_info/deep.twice"] == 2
+    assert results["env_info/count/n"] == 4 * 6 * 8 // 4 or results["env_info/count/n"] >= 40
+
+
+def test_metrics_count_every_step_once(root):
+    from alfish.metrics import AverageEpisodeLength, EnvironmentSteps
+
+    trainer = Trainer(
+        root,
+        algorithm=Slowed,
+        environment=ALIKE,
+        unroller=functools.partial(AsyncUnroller, num_workers=2, workers=QUICK),
+        batches=functools.partial(EpochBatches, num_epochs=1),
+        metrics=[EnvironmentSteps(), AverageEpisodeLength()],
+        num_iterations=20,
+        unroll_length=8,
+        listeners=[],
+    )
+    trainer.train()
+    results = trainer.metrics.results()
+    assert results["environment_steps"] == trainer.env_steps
+    assert results["average_episode_length"] == pytest.approx((3 + 5 + 1 + 8) / 4, abs=0.5)

@@ -1,0 +1,159 @@
+"""Environments and algorithms that worker processes of the tests import."""
+
+import os
+import time
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, LossInfo
+from alfish.environments.toy import Stamped
+
+
+class Seeing(RLAlgorithm):
+    """Acts by what it sees; `info` repeats it, with the weight that the policy had."""
+
+    on_policy = True
+    corrects_lag = True
+    delay = 0.0  # seconds a training step
+
+    def __init__(self, *specs):
+        super().__init__(*specs)
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def rollout_step(self, time_step, state):
+        observation = time_step.observation.reshape(len(time_step.reward), -1)
+        action = observation.sum(-1).long() % int(self.action_spec.n)
+        return AlgStep(action, state, {"seen": observation, "weight": self.weight.sum().expand(len(observation))})
+
+    def train_step(self, experience, state):
+        time.sleep(self.delay)
+        return AlgStep()
+
+    def calc_loss(self, experience, info):
+        return LossInfo(-self.weight.sum() + torch.zeros(experience.time_step.reward.shape))
+
+
+class SeeingOffPolicy(Seeing):
+    on_policy = False
+    corrects_lag = False
+
+    def calc_loss(self, experience, info):
+        return LossInfo(-self.weight.sum() + torch.zeros(1, experience.time_step.reward.shape[1]))
+
+
+class Slowed(Seeing):
+    delay = 0.05
+
+
+class Pushing(Seeing):
+    """For one Box entry."""
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(-time_step.observation[:, :1], state)
+
+
+class NotCorrecting(Seeing):
+    corrects_lag = False
+
+
+class Failing(Seeing):
+    """A policy that raises: a defect of the algorithm, which no new process mends."""
+
+    def rollout_step(self, time_step, state):
+        if time_step.observation[:, 2].max() >= 2:
+            raise ZeroDivisionError("the policy is at fault")
+        return super().rollout_step(time_step, state)
+
+
+class Faulty(Stamped):
+    """Goes wrong at step `at` of its `episode`, once for all environments that share the file `once`.
+
+    Args:
+      kind: 'raise', 'reset', 'hang', 'nan', 'inf_reward', 'shape', 'exit', 'none'.
+      once: a path that exists after the first time; None: every time.
+    """
+
+    def __init__(self, kind, at=3, episode=1, once=None):
+        super().__init__((5, 7, 4))
+        self._kind, self._at, self._fault_episode, self._once = kind, at, episode, once
+
+    def reset(self, **arguments):
+        if self._kind == "reset" and self._episode + 1 == self._fault_episode and self._now():
+            raise RuntimeError("broken on purpose")
+        return super().reset(**arguments)
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._step == self._at and self._episode == self._fault_episode and self._kind != "reset" and self._now():
+            if self._kind == "raise":
+                raise RuntimeError("broken on purpose")
+            if self._kind == "hang":
+                time.sleep(1000)
+            if self._kind == "exit":
+                os._exit(3)
+            if self._kind == "nan":
+                observation = np.full(3, np.nan, np.float32)
+            if self._kind == "inf_reward":
+                reward = np.inf
+            if self._kind == "shape":
+                observation = observation[:2]
+        return observation, reward, terminated, truncated, info
+
+    def _now(self):
+        if self._once is None:
+            return True
+        try:
+            os.close(os.open(self._once, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+
+class Unbuildable(gymnasium.Env):
+    """Its constructor fails in a worker, and not in the process that `home` names."""
+
+    def __new__(cls, home):
+        if os.getpid() != home:
+            raise ValueError("no such robot")
+        return Stamped()
+
+
+class Curriculum(Stamped):
+    """Its observation's first entry is the progress that it was told."""
+
+    def __init__(self):
+        super().__init__((4,))
+        self._progress = -1.0
+
+    def set_progress(self, progress):
+        self._progress = progress
+
+    def _observation(self):
+        return np.array([self._progress, self._episode, self._step], np.float32)
+
+
+def same_step_vector(num_envs):
+    makers = [lambda of=of: Stamped(of) for of in ((3, 5, 1), (2, 2, 7), (4,))[:num_envs]]
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class Informing(gymnasium.Env):
+    """Says in its infos how often it has been stepped."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self._count += 1
+        return np.zeros(1, np.float32), 1.0, self._count == 3, False, {"count": self._count, "deep": {"twice": 2.0}}
