@@ -1,0 +1,132 @@
+"""A function of tensors as a graph of the operations that it does.
+
+The function is run, without gradients, and each operation is written down as it passes. torch's own tracers take a
+second and 70 MB to import.
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from alfish import nest
+
+aten = torch.ops.aten
+
+
+class NotRecordable(Exception):
+    """The function does something that such a graph cannot hold; says what."""
+
+
+def record(function: Callable[[list[torch.Tensor]], list[Any]], arguments: list[torch.Tensor]) -> torch.fx.Graph:
+    """The graph of `function(arguments)`: a placeholder for each argument, a call for each operation, the results.
+
+    Each node's `meta["val"]` is what it was at the run. Operations whose result nobody reads are left out, but for
+    random ones.
+
+    Args:
+      function: from a list of tensors to a list of tensors.
+      arguments: tensors that do not share memory.
+
+    Raises:
+      NotRecordable: it looks at a tensor's value, uses a tensor that is no argument, or writes what it is given.
+    """
+    with torch.no_grad(), _unreadable(), _Recorder(arguments) as recorder:
+        results = function(arguments)
+    return recorder.finish(results)
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether the operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+class _Recorder(TorchDispatchMode):
+    """The operations of a function as a graph; an operation in place becomes the one that makes a new tensor."""
+
+    def __init__(self, arguments: list[torch.Tensor]):
+        super().__init__()
+        self._graph = torch.fx.Graph()
+        self._nodes: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}  # by the tensor's id; it lives as long as that
+        self._sharers: dict[int, list[torch.Tensor]] = {}  # the tensors that lie in a storage
+        for k, argument in enumerate(arguments):
+            self._keep(self._graph.placeholder(f"argument_{k}"), argument)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports all of it
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if function is aten.detach.default:  # the same numbers under another name
+            self._keep(self._traced(arguments[0]), result)
+            return result
+        is_written = function._schema.is_mutable
+        target = self._made_new(function, arguments[0]) if is_written else function
+        traced = self._graph.call_function(target, *nest.map(self._traced, (tuple(arguments), dict(keywords or {}))))
+        traced.meta["val"] = result
+        if is_written:
+            for sharer in self._sharers[_storage(result)]:
+                self._nodes[id(sharer)] = traced, sharer
+        elif isinstance(result, torch.Tensor):
+            self._keep(traced, result)
+        elif isinstance(result, (list, tuple)):
+            for k, part in enumerate(result):
+                self._keep(self._graph.call_function(operator.getitem, (traced, k)), part)
+        else:
+            raise NotRecordable(f"{function} looks at values")
+        return result
+
+    def finish(self, results: list[Any]) -> torch.fx.Graph:
+        self._graph.output([self._traced(result) for result in results])
+        self._graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
+        return self._graph
+
+    def _keep(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+        node.meta["val"] = value
+        self._nodes[id(value)] = node, value
+        self._sharers.setdefault(_storage(value), []).append(value)
+
+    def _traced(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._nodes:
+            raise NotRecordable("a tensor that is no argument")
+        return self._nodes[id(value)][0]
+
+    def _made_new(self, function: Any, written: torch.Tensor) -> Any:
+        """The operation without the underscore, if nobody sees a part of what this one writes."""
+        name = function._schema.name.removeprefix("aten::")
+        packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
+        overload = getattr(packet, function._overloadname, None)
+        if overload is None or self._traced(written).op == "placeholder":
+            raise NotRecordable(f"{function} writes what it is given")
+        for sharer in self._sharers[_storage(written)]:
+            if (sharer.shape, sharer.stride(), sharer.storage_offset()) != (
+                written.shape,
+                written.stride(),
+                written.storage_offset(),
+            ):
+                raise NotRecordable(f"{function} writes what other tensors see a part of")
+        return overload
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@contextlib.contextmanager
+def _unreadable() -> Iterator[None]:
+    """Refuses looks at values that a dispatch mode does not see (it does see `item`, `float` and `bool`)."""
+
+    def refuse(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        raise NotRecordable("looks at values")
+
+    torch.Tensor.numpy = torch.Tensor.tolist = refuse  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del torch.Tensor.numpy, torch.Tensor.tolist  # those of the base class show again
