@@ -275,15 +275,6 @@ class ReplayBatches(Batches):
         return Chunk(batch, index, is_steady=False)
 
 
-def minibatches(chunk: Chunk) -> Iterator[Batch]:
-    """The chunk's K minibatches."""
-    if chunk.index is None:
-        yield chunk.batch
-        return
-    for columns in chunk.index:
-        yield take(chunk.batch, columns)
-
-
 def take(batch: Batch, columns: torch.Tensor) -> Batch:
     """The minibatch of these columns (`[N]` int64)."""
     experience = batch.experience

@@ -24,7 +24,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
-from alfish.batches import Chunk, EpochBatches, minibatches
+from alfish.batches import Chunk, EpochBatches, take
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state
 from alfish.errors import RunError, UsageError
@@ -552,7 +552,12 @@ def columns_of(seed=0, num_updates=3, size=4, length=2, as_columns=True, weighte
     )
     batch = Batch(Experience(step, None, None, None), mask, weight=torch.rand(count) if weighted else None)
     chunk = Chunk(batch, torch.randperm(count).view(num_updates, size))
-    return [chunk] if as_columns else [Chunk(minibatch, None) for minibatch in minibatches(chunk)]
+    return [chunk] if as_columns else one_by_one(chunk)
+
+
+def one_by_one(chunk):
+    """A chunk for each of its minibatches."""
+    return [Chunk(take(chunk.batch, columns), None) for columns in chunk.index]
 
 
 def extras(self, loss, experience):
@@ -664,7 +669,7 @@ def test_a_stop_amid_a_chunk_ends_the_iteration(interpreted):
             chunks = columns_of(k, num_updates=4, as_columns=True) + columns_of(9, num_updates=4, as_columns=True)
             if k == 1:  # in the third minibatch
                 chunks[0].batch.experience.time_step.reward[:, chunks[0].index[2, 0]] = 1000
-            yield chunks if as_columns else [Chunk(batch, None) for chunk in chunks for batch in minibatches(chunk)]
+            yield chunks if as_columns else [part for chunk in chunks for part in one_by_one(chunk)]
 
     alone, plain, made = in_three_ways(iterations, hook)
     assert_alike(alone, plain, 1e-6)
@@ -681,7 +686,7 @@ def test_what_is_not_finite_in_one_minibatch_skips_that_alone(interpreted):
             column = chunk.index[2, 0]
             chunk.batch.mask[0, column] = True
             chunk.batch.experience.time_step.reward[0, column] = math.nan
-            yield [chunk] if as_columns else [Chunk(batch, None) for batch in minibatches(chunk)]
+            yield [chunk] if as_columns else one_by_one(chunk)
 
     def hook(self, loss, experience):
         return LossInfo(loss, extra={"rows": experience.time_step.observation})

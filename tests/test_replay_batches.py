@@ -12,7 +12,7 @@ from torch import nn
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import EpochBatches, ReplayBatches, minibatches
+from alfish.batches import EpochBatches, ReplayBatches, take
 from alfish.data import AlgStep, LossInfo, StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
@@ -102,6 +102,10 @@ def test_the_update_ratio_is_exact_after_every_iteration(tmp_path, ratio, unroll
     assert abs(vector_steps * num_envs * 20 / 21 - report.env_steps) <= (unroll_length + 1) * num_envs
 
 
+def minibatches(chunk):
+    return [chunk.batch] if chunk.index is None else [take(chunk.batch, columns) for columns in chunk.index]
+
+
 @pytest.mark.parametrize(("unroll_length", "num_envs"), [(4, 3), (0.5, 1), (1, 2)])
 @pytest.mark.parametrize(("ratio", "window_length"), [(1.5, 2), (2, 4), (0.25, 2)])
 def test_what_it_says_of_an_iteration_is_what_it_yields(tmp_path, ratio, window_length, unroll_length, num_envs):
@@ -144,7 +148,7 @@ def test_a_chunk_is_at_most_so_many_updates(tmp_path, max_chunk_size, sizes):
     trainer = make(tmp_path, replay={"max_chunk_size": max_chunk_size}, num_env_steps=10)
     list(run(trainer))
     chunks = list(trainer.batches.chunks(22))
-    assert [len(list(minibatches(chunk))) for chunk in chunks] == sizes
+    assert [len(minibatches(chunk)) for chunk in chunks] == sizes
     for chunk, size in zip(chunks, sizes):  # windows of their own for every update
         assert chunk.batch.mask.shape[1] == 4 * size
         positions = torch.cat([batch.position for batch in minibatches(chunk)])
