@@ -102,9 +102,11 @@ class _Recorder(TorchDispatchMode):
         name = function._schema.name.removeprefix("aten::")
         packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
         overload = getattr(packet, function._overloadname, None)
-        if overload is None or self._traced(written).op == "placeholder":
+        self._traced(written)  # knows it
+        sharers = self._sharers[_storage(written)]
+        if overload is None or any(self._traced(sharer).op == "placeholder" for sharer in sharers):
             raise NotRecordable(f"{function} writes what it is given")
-        for sharer in self._sharers[_storage(written)]:
+        for sharer in sharers:
             if (sharer.shape, sharer.stride(), sharer.storage_offset()) != (
                 written.shape,
                 written.stride(),
