@@ -172,6 +172,13 @@ def _gather(x: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     return np.take_along_axis(x[kept], index, dim)
 
 
+def _constant(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    value = node.meta["val"]
+    if value.device.type != "cpu":
+        raise NotTranslatable(f"a constant is on {value.device}")
+    return value.detach().numpy().copy  # at every call, since a result may be written
+
+
 def _filled(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     value = node.meta["val"]
     dtype = numpy_dtype(value.dtype)
@@ -200,6 +207,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
                      aten.squeeze.dim, aten.squeeze.dims), _reshape),
     aten.expand.default: _broadcast,
+    aten.lift_fresh.default: _constant,
     **dict.fromkeys((aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.zeros.default,
                      aten.zeros_like.default, aten.ones.default, aten.ones_like.default, aten.empty_like.default,
                      aten.empty.memory_format), _filled),

@@ -32,7 +32,8 @@ def record(function: Callable[[list[torch.Tensor]], list[Any]], arguments: list[
       arguments: tensors that do not share memory.
 
     Raises:
-      NotRecordable: it looks at a tensor's value, uses a tensor that is no argument, or writes what it is given.
+      NotRecordable: it looks at a tensor's value, uses a tensor that is no argument and was made before, or writes
+        what it is given.
     """
     with torch.no_grad(), _unreadable(), _Recorder(arguments) as recorder:
         results = function(arguments)
@@ -63,6 +64,10 @@ class _Recorder(TorchDispatchMode):
         result = function(*arguments, **(keywords or {}))
         if function is aten.detach.default:  # the same numbers under another name
             self._keep(self._traced(arguments[0]), result)
+            return result
+        if function is aten.lift_fresh.default:  # made of Python's or numpy's data, which is to say of no argument
+            if id(result) not in self._nodes:
+                self._keep(self._graph.call_function(function), result)
             return result
         is_written = function._schema.is_mutable
         target = self._made_new(function, arguments[0]) if is_written else function
@@ -104,7 +109,7 @@ class _Recorder(TorchDispatchMode):
         overload = getattr(packet, function._overloadname, None)
         self._traced(written)  # knows it
         sharers = self._sharers[_storage(written)]
-        if overload is None or any(self._traced(sharer).op == "placeholder" for sharer in sharers):
+        if overload is None or any(_is_given(self._traced(sharer)) for sharer in sharers):
             raise NotRecordable(f"{function} writes what it is given")
         for sharer in sharers:
             if (sharer.shape, sharer.stride(), sharer.storage_offset()) != (
@@ -116,19 +121,30 @@ class _Recorder(TorchDispatchMode):
         return overload
 
 
+def _is_given(node: torch.fx.Node) -> bool:
+    """Whether its memory may be somebody else's; that of data may be an array's."""
+    return node.op == "placeholder" or node.target is aten.lift_fresh.default
+
+
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
 @contextlib.contextmanager
 def _unreadable() -> Iterator[None]:
-    """Refuses looks at values that a dispatch mode does not see (it does see `item`, `float` and `bool`)."""
+    """Refuses looks at values that a dispatch mode does not see (it does see `item` and `bool`).
+
+    By `__float__` and `__index__`, `torch.tensor` reads the tensors in a list.
+    """
+    names = "numpy", "tolist", "__float__", "__index__"
 
     def refuse(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
         raise NotRecordable("looks at values")
 
-    torch.Tensor.numpy = torch.Tensor.tolist = refuse  # type: ignore[method-assign, assignment]
+    for name in names:
+        setattr(torch.Tensor, name, refuse)
     try:
         yield
     finally:
-        del torch.Tensor.numpy, torch.Tensor.tolist  # those of the base class show again
+        for name in names:
+            delattr(torch.Tensor, name)  # that of the base class shows again

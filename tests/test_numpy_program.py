@@ -12,6 +12,7 @@ from alfish.data import AlgStep
 from alfish.numpy_program import NotTranslatable, NumpyProgram
 from alfish.unrollers.actor import as_tensor
 
+ELSEWHERE = torch.ones(3, device="meta")
 HALF = torch.tensor(0.5, dtype=torch.float64)  # 0-d, as progress is
 
 
@@ -245,12 +246,17 @@ REFUSED = {
     "an operation without translation": (lambda x: torch.linalg.det(x), "translation|linalg"),
     "an unread draw without translation": (lambda x: (torch.bernoulli(x.sigmoid()), x)[1], "bernoulli"),
     "several results": (lambda x: x.max(-1).values, "max"),
-    "a tensor that is no argument": (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "no argument"),
     "a look at a value": (lambda x: x + 1 if x.sum() > 0 else x, "looks at values"),
     "an item": (lambda x: x * x[0, 0].item(), "_local_scalar_dense.*looks at values"),
     "numpy": (lambda x: torch.from_numpy(np.abs(x.numpy())), "looks at values"),
     "an array": (lambda x: x + float(np.asarray(x).sum()), "looks at values"),
     "a list": (lambda x: x + x.tolist()[0][0], "looks at values"),
+    "a tensor of values": (lambda x: x + torch.tensor([x[0, 0], x[0, 1], 0]), "looks at values"),
+    "a tensor of whole values": (lambda x: x + torch.tensor([x.argmax(), 0, 0]), "looks at values"),
+    "a tensor of an array": (lambda x: x + torch.from_numpy(np.array([x[0, 0]])), "looks at values"),
+    "a tensor of values like it": (lambda x: x + x.new_tensor([x[0, 0], 0, 0]), "looks at values"),
+    "a constant elsewhere": (lambda x: torch.ops.aten.lift_fresh(ELSEWHERE), "constant is on meta"),
+    "writing a constant": (lambda x: torch.tensor([1.0, 2.0, 3.0]).add_(x[0]), "add_.*writes what it is given"),
     "writing an argument": (lambda x: x.add_(1), "add_.*writes what it is given"),
     "writing an argument unread": (lambda x: (x.add_(1), torch.zeros(2))[1], "writes what it is given"),
     "writing a part of an argument": (lambda x: (x[0].zero_(), x)[1], "zero_.*writes what it is given"),
@@ -344,7 +350,7 @@ def test_every_entry_is_tested(monkeypatch):
 
     cases = [(f, (f32(2, 3),)) for f in UNARY.values()] + [(f, (f32(2), f32(2))) for f in BINARY.values()]
     cases += [(f, (f32(2, 3, 4),)) for f in SHAPES.values()] + [(f, (f32(2, 4),)) for f in RANDOM.values()]
-    cases += [(others, (f32(3, 3), i64(3, 3), bits(3)))]
+    cases += [(f, (f32(2, 3),)) for f in CONSTANTS.values()] + [(others, (f32(3, 3), i64(3, 3), bits(3)))]
     monkeypatch.setattr(numpy_program, "translated", spy)
     for function, arguments in cases:
         NumpyProgram(lambda given, function=function: function(*given), arguments)
@@ -367,6 +373,46 @@ def test_what_depends_on_fixed_arguments_alone_is_worked_out_by_prepare():
         torch.testing.assert_close(tensors(program, [x.numpy()]), expected)
         array += 1
         torch.testing.assert_close(tensors(program, [x.numpy()]), expected)  # until it is called again
+
+
+# Constants.
+
+CONSTANTS = {
+    "a number": lambda x: (x * torch.tensor(2.0), torch.tensor(2.0) - x, x / torch.tensor(4)),
+    "a number of more bits": lambda x: (x * torch.tensor(0.1, dtype=torch.float64), x > np.pi * torch.tensor(0.1)),
+    "a list": lambda x: x + torch.tensor([1.0, 2.0, 3.0]),
+    "a list of lists": lambda x: x @ torch.tensor([[1.0, -1.0], [2.0, -2.0], [3.0, -3.0]]),
+    "whole numbers": lambda x: x + torch.tensor([1, 2, 3]),
+    "bits": lambda x: torch.where(torch.tensor([True, False, True]), x, -x),
+    "of its shape": lambda x: x.sum(0) / torch.tensor(x.shape[0]),
+    "like it": lambda x: x + x.new_tensor([1.0, 2.0, 3.0]),
+    "an array": lambda x: x + torch.from_numpy(np.arange(3, dtype=np.float32)) + torch.as_tensor(np.ones(3)),
+    "a transposed array": lambda x: x.T + torch.from_numpy(np.arange(6.0).reshape(2, 3).T),
+    "an array's copy": lambda x: x + torch.tensor(np.ones(3), dtype=torch.float32),
+    "none": lambda x: torch.cat([x, torch.tensor([]).view(0, 3)]),
+    "infinite": lambda x: torch.where(x > 0, x, torch.tensor(-torch.inf)),
+    "with a gradient": lambda x: x * torch.tensor(2.0, requires_grad=True),
+    "in place": lambda x: (x * 2).mul_(torch.tensor([1.0, 2.0, 3.0])),
+    "one that stands twice": lambda x: (lambda c: (c + x, c * x, c))(torch.tensor([1.0, 2.0, 3.0])),
+    "lifted, and none": torch.ops.aten.lift_fresh,
+    "alone": lambda x: {"number": torch.tensor(2.0), "view": torch.tensor([1.0, 2.0]).view(2, 1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_what_is_made_of_pythons_data_is_a_constant(name):
+    assert_same(CONSTANTS[name], f32(2, 3), then=(f32(2, 3),))
+
+
+def test_a_constant_that_is_a_result_may_be_written():
+    program = NumpyProgram(
+        lambda x: (torch.tensor([1.0, 2.0]), torch.tensor(3.0), torch.tensor([4.0, 5.0])[1:]), f32(2)
+    )
+    for _ in range(2):
+        found = program([])
+        assert [each.tolist() for each in found] == [[1, 2], 3, [5]]
+        for each in found:
+            each += 1
 
 
 # The functions that are written.

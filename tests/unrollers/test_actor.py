@@ -449,6 +449,28 @@ def test_looking_draws_nothing():
     torch.testing.assert_close(*found)
 
 
+def test_an_array_that_a_constant_is_made_of_may_be_written():
+    algorithm = Simple(lambda self, x: self.online(x) + torch.from_numpy(self.table))
+    algorithm.table = np.zeros(2, np.float32)
+    actor, act, _ = actor_of(algorithm, 0)
+    for k in range(20):
+        algorithm.table[0] = k
+        x = row()
+        torch.testing.assert_close(act(x), algorithm.rollout_step(x, None).output.detach())
+    assert actor._program is not None
+
+
+def test_a_constant_that_changes_is_noticed(caplog):
+    algorithm = Simple(lambda self, x: self.online(x) + torch.tensor([self.count, 2.0]))
+    actor, act, _ = actor_of(algorithm, 0)
+    for k in range(20):
+        algorithm.count = int(k >= 9)
+        act(row())
+        assert (actor._program is None) == (k >= 16)
+    [record] = warnings_in(caplog)
+    assert "make it a buffer" in record.message
+
+
 HELD = torch.ones(4)
 UNTRANSLATABLE = {
     "an operation without translation": lambda self, x: torch.linalg.norm(x, dim=-1).erfinv(),
