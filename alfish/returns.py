@@ -8,6 +8,8 @@ bootstraps from the value of its LAST row, a terminated one is stopped by its di
 Rewards and values may be `[T, B]` or `[T, B, R]`; discounts are `[T, B]` or `[T, B, R]`.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from alfish.data import trainable
@@ -75,6 +77,55 @@ def gae(
     delta = torch.where(valid, reward[1:] + discount * value[1:] - value[:-1], 0)
     decay = torch.where(valid, discount * lambda_, 0)
     return reverse_scan(decay, delta)
+
+
+class VTrace(NamedTuple):
+    """Both `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train."""
+
+    target: torch.Tensor  # vs, what the value should be
+    advantage: torch.Tensor  # q - V, for a policy loss that has a ratio of its own
+
+
+def vtrace(
+    reward: torch.Tensor,
+    discount: torch.Tensor,
+    value: torch.Tensor,
+    step_type: torch.Tensor,
+    ratio: torch.Tensor,
+    lambda_: float,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> VTrace:
+    """Value targets and advantages of one policy, from rows that another one made.
+
+        rho_t = min(rho_bar, ratio_t),   c_t = min(c_bar, ratio_t)
+        delta_t = rho_t (r_{t+1} + g_{t+1} V_{t+1} - V_t)
+        A_t = delta_t + g_{t+1} lambda c_t A_{t+1},   with A = 0 on rows that do not train
+        vs_t = V_t + A_t
+        q_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda A_{t+1})
+
+    q - V is not weighed by rho_t: how likely the action is now is the policy loss's own business. At ratio 1 it is
+    `gae`, and vs is `lambda_return`.
+
+    Args and raises: as `lambda_return`, and
+      ratio: `[T, B]`, pi / mu of the action at row t: its probability now over that at rollout. Read where rows train.
+      rho_bar: largest weight of a step's own error. Where it binds, targets lead to the value of a policy between the
+        two, the one proportional to min(rho_bar mu, pi).
+      c_bar: largest weight of what follows: how fast targets lead there.
+
+    Source: Espeholt et al., 2018, section 4.1; lambda as in its remark 2.
+    """
+    _check(reward, discount, value, step_type)
+    if ratio.shape != step_type.shape:
+        raise ValueError(f"shapes differ: ratio {tuple(ratio.shape)}, step_type {tuple(step_type.shape)}")
+    discount, ratio = _like(discount[1:], reward), _like(ratio[:-1], reward)
+    valid = _like(trainable(step_type), reward)
+    td_error = torch.where(valid, reward[1:] + discount * value[1:] - value[:-1], 0)
+    decay = torch.where(valid, discount * lambda_, 0)
+    ratio = torch.where(valid, ratio, 0)
+    correction = reverse_scan(decay * ratio.clamp(max=c_bar), td_error * ratio.clamp(max=rho_bar))
+    following = torch.cat([correction[1:], torch.zeros_like(correction[:1])])
+    return VTrace(torch.where(valid, correction + value[:-1], 0), td_error + decay * following)
 
 
 def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,9 @@ FUNCTIONS = {
     "discounted_return": returns.discounted_return,
     "lambda_return": lambda *rows: returns.lambda_return(*rows, 0.7),
     "gae": lambda *rows: returns.gae(*rows, 0.7),
+    # A ratio that each row brings along, however rows are cut apart: about half of them are clipped.
+    "vtrace targets": lambda *rows: returns.vtrace(*rows, rows[2].exp(), 0.7).target,
+    "vtrace advantages": lambda *rows: returns.vtrace(*rows, rows[2].exp(), 0.7).advantage,
 }
 
 
@@ -84,6 +87,40 @@ def _plain_lambda_return(reward, discount, value, step_type, lambda_):
     return result
 
 
+def _plain_vtrace(reward, discount, value, step_type, ratio, lambda_, rho_bar, c_bar):
+    """Espeholt et al.'s eq. 1, its sum and its products written out for every row, and q from the next row's target."""
+    num_rows, shape = len(reward), reward.shape[1:]
+    target, advantage = torch.zeros_like(reward[1:]), torch.zeros_like(reward[1:])
+    for b, *r in itertools.product(*[range(n) for n in shape]):
+        at = (b, *r)
+
+        def trains(t, b=b):
+            kinds = step_type[t : t + 2, b].tolist()
+            return len(kinds) == 2 and kinds[0] in (FIRST, MID) and kinds[1] in (MID, LAST)
+
+        def gamma(t, at=at, b=b):
+            return float(discount[(t + 1, *at)] if discount.ndim == reward.ndim else discount[t + 1, b])
+
+        def error(t, at=at, gamma=gamma):
+            return float(reward[(t + 1, *at)]) + gamma(t) * float(value[(t + 1, *at)]) - float(value[(t, *at)])
+
+        for start in range(num_rows - 1):
+            total, weight, t = 0.0, 1.0, start
+            while t < num_rows - 1 and trains(t):
+                rho, c = min(rho_bar, float(ratio[t, b])), min(c_bar, float(ratio[t, b]))
+                total += weight * rho * error(t)
+                weight *= gamma(t) * lambda_ * c
+                t += 1
+            target[(start, *at)] = float(value[(start, *at)]) + total if trains(start) else 0.0
+        for t in filter(trains, range(num_rows - 1)):
+            following = float(value[(t + 1, *at)])
+            if trains(t + 1):
+                following += lambda_ * (float(target[(t + 1, *at)]) - following)
+            q = float(reward[(t + 1, *at)]) + gamma(t) * following
+            advantage[(t, *at)] = q - float(value[(t, *at)])
+    return target, advantage
+
+
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("num_rewards", [None, 1, 3, 4])  # 4 is also the number of environments
 @pytest.mark.parametrize("seed", [0, 1])
@@ -100,6 +137,43 @@ def test_lambda_return_is_the_plain_loop_on_random_streams(lambda_, num_rewards)
     torch.testing.assert_close(returns.lambda_return(*rows, lambda_), expected, atol=1e-5, rtol=1e-5)
     if lambda_ == 1:
         torch.testing.assert_close(returns.discounted_return(*rows), expected, atol=1e-5, rtol=1e-5)
+
+
+def _ratio(num_rows, num_envs, seed=0):
+    """Between 1 / 7 and 7."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(num_rows, num_envs).uniform_(-2, 2, generator=generator).exp()
+
+
+@pytest.mark.parametrize(("rho_bar", "c_bar"), [(1.0, 1.0), (2.0, 0.5), (math.inf, math.inf)])
+@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("num_rewards", [None, 3, 4])
+def test_vtrace_is_the_plain_sum_on_random_streams(num_rewards, lambda_, rho_bar, c_bar):
+    rows, ratio = _stream(21, 4, num_rewards, seed=9), _ratio(21, 4)
+    expected = _plain_vtrace(*rows, ratio, lambda_, rho_bar, c_bar)
+    result = returns.vtrace(*rows, ratio, lambda_, rho_bar, c_bar)
+    torch.testing.assert_close(tuple(result), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("num_rewards", [None, 4])
+def test_vtrace_of_the_policys_own_rows_is_gae_and_the_lambda_return(num_rewards, lambda_):
+    rows = _stream(37, 4, num_rewards, seed=10)
+    result = returns.vtrace(*rows, torch.ones(37, 4), lambda_)
+    torch.testing.assert_close(result.advantage, returns.gae(*rows, lambda_), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result.target, returns.lambda_return(*rows, lambda_), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("garbage", [1e6, math.inf, math.nan])
+def test_the_ratio_is_read_where_rows_train_and_nowhere_else(garbage):
+    rows, ratio = _stream(30, 6, seed=11), _ratio(30, 6)
+    unread = torch.ones(30, 6, dtype=torch.bool)
+    unread[:-1] = ~trainable(rows[-1])  # LAST, PAD, what stands before FIRST, and the last row
+    expected = returns.vtrace(*rows, ratio, 0.7)
+    result = returns.vtrace(*rows, ratio.masked_fill(unread, garbage), 0.7)
+    assert all(torch.equal(a, b) for a, b in zip(result, expected))
+    other = returns.vtrace(*rows, torch.where(unread, ratio, ratio / 8), 0.7)
+    assert not any(torch.equal(a, b) for a, b in zip(other, expected))
 
 
 @pytest.mark.parametrize("num_rewards", [3, 4])
@@ -222,6 +296,98 @@ class TestGoldenNumbers:
         assert result[:, 0].tolist() == pytest.approx(expected)
 
 
+class TestVTraceByHand:
+    """Two steps, rewards 1 and 2, values 10, 20 and 30, gamma 0.5; the first action is 4 times as likely now."""
+
+    def _rows(self, end=MID, environment_discount=1.0):
+        reward, value = torch.tensor([[9.0], [1.0], [2.0]]), torch.tensor([[10.0], [20.0], [30.0]])
+        discount = 0.5 * torch.tensor([[1.0], [1.0], [environment_discount]])
+        return reward, discount, value, _column(FIRST, MID, end)
+
+    def _vtrace(self, *settings, ratio=(4.0, 0.5, 9.0), **end):
+        result = returns.vtrace(*self._rows(**end), torch.tensor(ratio)[:, None], *settings)
+        return [column[:, 0].tolist() for column in result]
+
+    # Errors of a step: 1 + 0.5 20 - 10 = 1, and 2 + 0.5 30 - 20 = -3, or 2 - 20 = -18 where the episode terminates.
+
+    def test_weights_are_clipped_apart(self):
+        # vs_1 = 20 - 3 0.5; vs_0 = 10 + 3 1 + 0.5 0.8 2 (-1.5), and in q_0 - V_0 neither 3 nor 2.
+        target, advantage = self._vtrace(0.8, 3.0, 2.0)
+        assert target == pytest.approx([11.8, 18.5])
+        assert advantage == pytest.approx([1 + 0.5 * 0.8 * -1.5, -3])
+
+    def test_both_are_clipped_at_one_by_default(self):
+        target, advantage = self._vtrace(0.8)
+        assert target == pytest.approx([10 + 1 + 0.5 * 0.8 * -1.5, 18.5])
+        assert advantage == pytest.approx([1 + 0.5 * 0.8 * -1.5, -3])
+
+    def test_nothing_is_clipped_below(self):
+        target, advantage = self._vtrace(1.0, ratio=(0.25, 0.0, 9.0))
+        assert target == pytest.approx([10.25, 20])
+        assert advantage == pytest.approx([1, -3])
+
+    def test_a_truncated_episode_is_bootstrapped_and_a_terminated_one_is_not(self):
+        assert self._vtrace(1.0, end=LAST) == self._vtrace(1.0)
+        target, advantage = self._vtrace(1.0, end=LAST, environment_discount=0.0)
+        assert target == pytest.approx([10 + 1 + 0.5 * -9, 20 - 9])
+        assert advantage == pytest.approx([1 + 0.5 * -9, -18])
+
+
+class TestVTraceOfAnotherPolicy:
+    """The mean over everything that one policy may do, and what the rows are worth under another.
+
+    Two states, two actions, and the action is the next state. So rows that start in either state and follow all 2^T
+    ways, each with its probability, hold the expectation itself.
+    """
+
+    REWARD = torch.tensor([[0.0, 1.0], [1.0, 3.0]], dtype=torch.float64)  # [state, action]
+    OLD = torch.tensor([[0.5, 0.5], [0.7, 0.3]], dtype=torch.float64)  # what acted
+    NEW = torch.tensor([[0.1, 0.9], [0.4, 0.6]], dtype=torch.float64)  # what is asked about
+    GAMMA = 0.9
+
+    def _value(self, policy):
+        """`[2]`, by the Bellman equation."""
+        return torch.linalg.solve(torch.eye(2) - self.GAMMA * policy, (policy * self.REWARD).sum(1))
+
+    def _expectations(self, function, value, length=4):
+        """`[2]` of the state at row 0: the mean of `function` of these rows; `value` `[2]` goes in."""
+        state = torch.tensor(list(itertools.product(range(2), repeat=length + 1))).T  # [length + 1, 32]
+        probability = self.OLD[state[:-1], state[1:]]
+        ratio = torch.ones(state.shape, dtype=torch.float64)
+        ratio[:-1] = self.NEW[state[:-1], state[1:]] / probability
+        reward = torch.zeros_like(ratio)
+        reward[1:] = self.REWARD[state[:-1], state[1:]]
+        step_type = torch.full(state.shape, MID, dtype=torch.int32)
+        rows = reward, torch.full_like(reward, self.GAMMA), value[state], step_type
+        result = function(rows, ratio)[0] * probability.prod(0)
+        return torch.stack([result[state[0] == s].sum() for s in range(2)])
+
+    @pytest.mark.parametrize("c_bar", [0.5, 1.0, math.inf])
+    @pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
+    def test_unclipped_targets_are_of_the_new_policy_and_uncorrected_ones_are_not(self, lambda_, c_bar):
+        value = self._value(self.NEW)
+        corrected = self._expectations(
+            lambda rows, ratio: returns.vtrace(*rows, ratio, lambda_, math.inf, c_bar)[0], value
+        )
+        torch.testing.assert_close(corrected, value)
+        uncorrected = self._expectations(lambda rows, ratio: returns.lambda_return(*rows, lambda_), value)
+        assert (uncorrected < value - 0.5).all(), "as the old one's, which gains less"
+
+    def test_clipped_ones_are_of_the_policy_between(self):
+        between = torch.minimum(self.OLD, self.NEW)
+        value = self._value(between / between.sum(1, keepdim=True))
+        clipped = self._expectations(lambda rows, ratio: returns.vtrace(*rows, ratio, 0.9)[0], value)
+        torch.testing.assert_close(clipped, value)
+        old, new = self._value(self.OLD), self._value(self.NEW)
+        assert ((old < value) & (value < new)).all()
+
+    def test_weighed_by_the_ratio_advantages_are_the_policy_gradient(self):
+        """sum_a mu(a) ratio(a) E[q - V | a] is what the new policy gains by its actions: nothing, of its own value."""
+        value = self._value(self.NEW)
+        gain = self._expectations(lambda rows, ratio: ratio[0] * returns.vtrace(*rows, ratio, 0.9, math.inf)[1], value)
+        torch.testing.assert_close(gain, torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
 def test_all_rows_but_the_last_train_and_the_last_one_bootstraps():
     step_type = _column(MID, MID, MID)
     reward, discount, value = torch.ones(3, 1), torch.full((3, 1), 0.5), torch.tensor([[0.0], [0.0], [8.0]])
@@ -299,6 +465,13 @@ def test_wrong_shapes_are_refused(function, change):
     *rows, step_type = (torch.zeros(shape) for shape in shapes.values())
     with pytest.raises(ValueError, match="shapes differ"):
         FUNCTIONS[function](*rows, step_type.int())
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (5, 1), (5,), (5, 3, 1)])
+def test_a_ratio_of_another_shape_is_refused(shape):
+    rows = [torch.zeros(5, 3)] * 3
+    with pytest.raises(ValueError, match="shapes differ: ratio"):
+        returns.vtrace(*rows, torch.zeros(5, 3, dtype=torch.int32), torch.ones(shape), 0.9)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
