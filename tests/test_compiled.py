@@ -19,6 +19,7 @@ from torch import nn
 
 from alfish import compiled, nest, specs
 from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
@@ -52,6 +53,8 @@ ON_POLICY = {
     "ppo": (functools.partial(PPO, network=NETWORK, value_clip_range=0.2, clip_range=Linear(0.3, 0.1),
                               entropy_coef=Steps([0.1, 0.0], [0.5])), BOTH),
     "a2c": (functools.partial(A2C, network=NETWORK), DISCRETE),
+    "appo": (functools.partial(APPO, network=NETWORK, clip_range=Linear(0.3, 0.1), entropy_coef=Linear(0.1)), BOTH),
+    "impala": (functools.partial(APPO, network=NETWORK, loss="impala"), BOX),
 }  # fmt: skip
 _SAC = functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, dropout=0.1, ensemble_size=3),
                          target_subset=2)  # fmt: skip

@@ -35,7 +35,8 @@ class RLAlgorithm(nn.Module, abc.ABC):
     """
 
     on_policy: ClassVar[bool]  # trains on the unroll itself, or on batches from replay
-    corrects_lag: ClassVar[bool] = False  # on-policy: whether rows of a somewhat older policy may come, as from workers
+    # Whether an on-policy one corrects for rows of an older policy; asynchronous unrollers refuse one that does not.
+    corrects_lag: ClassVar[bool] = False
     replay_info: ClassVar[tuple[str, ...]] = ()  # fields of rollout_step's info that replay must keep
     preprocess_each_epoch: bool = False  # call preprocess_experience again at the start of every later epoch
 

@@ -145,7 +145,7 @@ def _assert_actions(action, algorithm, leading):
 
 
 def test_the_shipped_algorithms_are_found_and_take_something():
-    assert {"PPO", "A2C"} <= set(ON_POLICY)
+    assert {"PPO", "A2C", "APPO"} <= set(ON_POLICY)
     assert all(KINDS.values())
     assert all(KINDS[name] == list(SPACES) for name in ON_POLICY)
 
@@ -413,6 +413,10 @@ def test_it_owns_parameters_and_nothing_of_the_run(name):
     assert algorithm.progress.dtype == torch.float64
     assert "progress" in algorithm.state_dict()
     assert isinstance(algorithm.has_state, bool)
+
+
+def test_who_corrects_for_rows_of_an_older_policy():
+    assert [name for name, cls in ALGORITHMS.items() if cls.corrects_lag] == ["APPO"]
 
 
 @pytest.mark.parametrize("name", ON_POLICY)

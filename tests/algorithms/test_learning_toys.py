@@ -1,18 +1,23 @@
 """Learning: on environments whose right answer is known, in seconds, at three seeds."""
 
+import collections
+import copy
 from functools import partial
 
 import pytest
 import torch
 
 from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, NestedBandit, OneState
 from alfish.learner import Learner
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, Torso
+from alfish.schedules import Linear
 from alfish.trainer import Trainer
+from alfish.unrollers import SyncUnroller
 
 ACTIONS = ["discrete", "box", "multi_discrete", "multi_binary"]
 seeds = pytest.mark.parametrize("seed", [0, 1, 2])
@@ -35,6 +40,26 @@ A2C_SETTINGS = {
     "learner": partial(Learner, learning_rate=2e-2, max_grad_norm=0.5),
     "unroll_length": 8,
 }
+APPO_SETTINGS = PPO_SETTINGS | {"algorithm": partial(APPO, network=_network(), gamma=0.5, lambda_=0.5)}
+IMPALA_SETTINGS = A2C_SETTINGS | {
+    "algorithm": partial(APPO, network=_network(), gamma=0.5, lambda_=1.0, loss="impala"),
+    # Nothing holds its policy close to that of old rows, so that steps must become small.
+    "learner": partial(Learner, learning_rate=Linear(1e-2), max_grad_norm=0.5),
+}
+
+
+class Lagging(SyncUnroller):
+    """Acts with the weights of 4 iterations ago."""
+
+    def __init__(self, environment, algorithm, transforms):
+        self._learned, self._acting = algorithm, copy.deepcopy(algorithm)
+        self._versions = collections.deque(maxlen=5)
+        super().__init__(environment, self._acting, transforms)
+
+    def unroll(self, length, at_random=False):
+        self._versions.append(copy.deepcopy(self._learned.state_dict()))
+        self._acting.load_state_dict(self._versions[0])
+        return super().unroll(length, at_random)
 
 
 def _trainer(tmp_path, env, seed, num_iterations, **settings):
@@ -72,6 +97,17 @@ def test_a2c_solves_the_bandit(tmp_path, action, seed):
 
 
 @seeds
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize(
+    ("settings", "num_iterations"), [(APPO_SETTINGS, 40), (IMPALA_SETTINGS, 300)], ids=["APPO", "IMPALA"]
+)
+def test_appo_solves_the_bandit_from_old_rows(tmp_path, settings, num_iterations, action, seed):
+    trainer = _trainer(tmp_path, partial(Bandit, action), seed, num_iterations, unroller=Lagging, **settings)
+    trainer.train()
+    assert _evaluate(trainer) > 3.7
+
+
+@seeds
 @pytest.mark.parametrize("nested_action", [False, True], ids=["MultiDiscrete", "nested"])
 def test_ppo_solves_the_nested_bandit(tmp_path, nested_action, seed):
     settings = PPO_SETTINGS | {"algorithm": partial(PPO, network=_network(image=Flat), gamma=0.5, lambda_=0.5)}
@@ -82,7 +118,11 @@ def test_ppo_solves_the_nested_bandit(tmp_path, nested_action, seed):
 
 
 @seeds
-@pytest.mark.parametrize(("settings", "num_iterations"), [(PPO_SETTINGS, 50), (A2C_SETTINGS, 150)], ids=["PPO", "A2C"])
+@pytest.mark.parametrize(
+    ("settings", "num_iterations"),
+    [(PPO_SETTINGS, 50), (A2C_SETTINGS, 150), (APPO_SETTINGS, 50)],
+    ids=["PPO", "A2C", "APPO"],
+)
 def test_a_truncated_stream_of_ones_is_worth_one_over_one_minus_gamma(tmp_path, settings, num_iterations, seed):
     cls = settings["algorithm"].func
     algorithm = partial(cls, network=_network(), gamma=0.9)
