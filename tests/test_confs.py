@@ -122,7 +122,7 @@ def test_one_without_a_task_is_included_by_another(path):
 
 
 def test_there_are_some():
-    assert {"ppo_cartpole", "a2c_cartpole"} <= set(names(TASKS)) and alfish.__file__
+    assert {"ppo_cartpole", "a2c_cartpole", "appo_cartpole"} <= set(names(TASKS)) and alfish.__file__
 
 
 def test_the_skip_list_knows_every_task():

@@ -27,6 +27,10 @@ def test_a2c_solves_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "a2c_cartpole.gin", 0) >= 475
 
 
+def test_appo_solves_cartpole(tmp_path, capsys):
+    assert trained_return(tmp_path, capsys, "appo_cartpole.gin", 0) >= 475
+
+
 def test_ppo_swings_the_pendulum_up(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "ppo_pendulum.gin", 0, num_episodes=100) >= -200
 
