@@ -186,7 +186,7 @@ class Progress(Listener):
         self._console.update(trainer.progress * budget, trainer.steps, {})
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        shown = {"return": "metrics/average_return", "loss": "train/loss"}
+        shown = {"return": "metrics/average_return", "loss": "train/loss", "lag": "unroller/lag_mean"}
         self._values |= {name: report.scalars[key] for name, key in shown.items() if key in report.scalars}
         assert self._console is not None
         self._console.update(report.progress * trainer.budget[1], report.steps, self._values)

@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Any
 import gin
 import torch
 
+from alfish import nest, specs
+from alfish.data import StepType
 from alfish.listeners import Listener, Report
 
 if TYPE_CHECKING:
     from alfish.trainer import Trainer
 
 LOOP, ENVIRONMENT, POLICY, UNROLL = "the loop", "environment", "policy", "unroll, the rest"
+WORKERS = "waiting for workers, and taking over their rows"
 STORE, SAMPLE, UPDATE, METRICS = "batches: taking rows in", "batches: putting batches together", "updates", "metrics"
+SHARES = {
+    "worker_wait_share": "waiting for the trainer",
+    "worker_env_share": "environments",
+    "worker_policy_share": "policy",
+    "worker_copy_share": "copying",
+}
 LISTENERS = "evaluation, checkpoints, summaries"
 
 
@@ -44,13 +53,17 @@ class Profile(Listener):
         self._trace_began = 0.0
         self._traced = trace_seconds == 0
         self._steps = self._updates = 0
+        self._shares: dict[str, float] = {}  # of workers' time, by what for
 
     def start(self, trainer: "Trainer") -> None:
         self._trainer = trainer
-        self._time(trainer.environment, "step_arrays" if trainer.environment.gives_arrays else "step", ENVIRONMENT)
-        self._time(trainer.environment, "reset", ENVIRONMENT)
-        self._time(trainer.unroller, "_act", POLICY)
-        self._time(trainer.unroller, "unroll", UNROLL)
+        if trainer.unroller.drains:
+            self._time(trainer.unroller, "unroll", WORKERS)
+        else:
+            self._time(trainer.environment, "step_arrays" if trainer.environment.gives_arrays else "step", ENVIRONMENT)
+            self._time(trainer.environment, "reset", ENVIRONMENT)
+            self._time(trainer.unroller, "_act", POLICY)
+            self._time(trainer.unroller, "unroll", UNROLL)
         self._time(trainer.metrics, "update", METRICS)
         self._time(trainer.batches, "add", STORE)
         self._time(trainer.learner, "_update", UPDATE)
@@ -81,6 +94,9 @@ class Profile(Listener):
             self._trace.__enter__()
             self._trace_began = time.perf_counter()
         if self._began is not None:
+            self._shares |= {
+                name: report.scalars[f"unroller/{name}"] for name in SHARES if report.scalars.get(f"unroller/{name}")
+            }
             self._total = now - self._began
             self._steps, self._updates = report.steps - self._before[0], report.updates - self._before[1]
         elif self._traced and report.updates >= self._warmup_updates:
@@ -106,11 +122,22 @@ class Profile(Listener):
             share, each = value / self._total, 1e6 * value / self._steps
             call = f"{1e6 * value / self._calls[part]:10,.1f}" if self._calls[part] else " " * 10
             lines.append(f"  {share:6.1%}  {each:10,.1f}  {call}  {part}")
+        if self._shares:
+            parts = ", ".join(f"{share:.0%} {SHARES[name]}" for name, share in self._shares.items())
+            lines.append(f"  workers: {parts}")
         return "\n".join([*lines, *(f"  - {advice}" for advice in self._advice(seconds))])
 
     def _advice(self, seconds: dict[str, float]) -> Iterator[str]:
         share = defaultdict(float, {part: value / self._total for part, value in seconds.items()})
         each = 1e6 * seconds.get(ENVIRONMENT, 0) / max(1, self._calls[ENVIRONMENT]) / self._trainer.environment.num_envs
+        idle = self._shares.get("worker_wait_share", 0.0)
+        if share[WORKERS] > 0.2 and idle < 0.2:
+            yield (
+                "workers are the slower side: more of them (AsyncUnroller.num_workers) where there are processor cores, "
+                "or more environments in each"
+            )
+        elif self._shares and idle > 0.5:
+            yield "training is the slower side, and workers wait for it: fewer of them would do"
         if share[UPDATE] > 0.4 and self._trainer.learner.is_plain and self._trainer.device.type == "cpu":
             yield "most of it is updates: Learner.compile = True makes one graph of each; longer runs do so anyway"
         if share[ENVIRONMENT] > 0.4 and each > 50:
@@ -147,3 +174,36 @@ class Profile(Listener):
             if self._began is not None:
                 self._seconds[part] += spent - callees[0]
                 self._calls[part] += 1
+
+
+def ceilings(trainer: "Trainer", seconds: float = 3.0) -> str:
+    """How fast this run could be if parts of it cost nothing: environments alone, and collecting without training.
+
+    Args:
+      trainer: newly made; it cannot train afterwards.
+      seconds: that each is measured for.
+    """
+    environment = trainer.new_environment()
+    environment.reset()
+    count, alone = environment.num_envs, 0
+    actions = [nest.to(specs.sample(environment.action_spec, count), environment.device) for _ in range(64)]
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        environment.step(actions[alone % 64])
+        environment.take_resets()
+        alone += 1
+    alone_rate = alone * count / (time.perf_counter() - began)
+    environment.close()
+    length = max(1, int(trainer.unroller.unroll_length))
+    trainer.unroller.unroll(length)  # what comes once: workers start, the policy is translated
+    collected, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        trainer.unroller.unroll(length)
+        assert trainer.unroller.arrivals is not None
+        collected += int((trainer.unroller.arrivals.step_type != StepType.PAD).sum())
+    rate = collected / (time.perf_counter() - began)
+    trainer.close()
+    return (
+        f"environments alone, in one process: {alone_rate:,.0f} steps/s\n"
+        f"collecting, without training: {rate:,.0f} steps/s ({trainer.unroller.num_envs} environments)"
+    )

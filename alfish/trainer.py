@@ -257,6 +257,10 @@ class Trainer:
                 )
         return evaluator
 
+    def new_environment(self) -> Environment:
+        """Another one like those that it trains in."""
+        return self._make_environment(seed=self.seed)
+
     def policy(self) -> Policy:
         """The policy in training, to act with."""
         spaces = self.environment.observation_space, self.environment.action_space

@@ -8,7 +8,7 @@ an existing run continues it from its newest checkpoint; a larger budget extends
 a checkpoint and stops; a second Ctrl-C stops at once.
 
 --profile shows where the time goes and what to change; with a small budget (--gin_param=Trainer.num_env_steps=20000) it
-is done soon.
+is done soon. --ceilings measures how fast collecting could be at best.
 
 The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
 operative_config.gin (with every default), provenance.json, log.txt, and `done` once the budget is spent.
@@ -32,6 +32,12 @@ flags.DEFINE_string("root_dir", None, "Directory of the run; made if needed.", f
 flags.DEFINE_string("device", None, "auto, cpu, cuda or cuda:N; wins over Trainer.device.", flag_values=FLAGS)
 flags.DEFINE_boolean(
     "profile", False, "Print at the end where the time went, and write trace.json for Perfetto.", flag_values=FLAGS
+)
+flags.DEFINE_boolean(
+    "ceilings",
+    False,
+    "Train nothing: measure for some seconds how fast the environments alone are, and collecting without training.",
+    flag_values=FLAGS,
 )
 flags.DEFINE_enum(
     "on_config_change",
@@ -64,6 +70,11 @@ def main(flag_values: flags.FlagValues) -> int:
     with configuration.complete():
         trainer = Trainer(root_dir)
     configuration.refuse_unreachable(files)
+    if flag_values.ceilings:
+        from alfish.profiler import ceilings
+
+        print(ceilings(trainer))
+        return 0
     if flag_values.profile:
         from alfish.profiler import Profile
 

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from alfish import specs
 from alfish.data import TimeStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
 
 
@@ -80,6 +81,15 @@ class Environment(abc.ABC):
 
     def ignore_infos(self) -> None:
         """Nobody reads `infos`, which may be empty from here on. Default: nothing changes."""
+
+    def read_executed_actions(self) -> None:
+        """From here on, `prev_action` is what the environment says in its info `executed_action`, in the action space's
+        own form: someone else acts, a human or an expert. Where it says nothing, it is the action that was handed in.
+
+        Raises:
+          UsageError: these environments cannot say it.
+        """
+        raise UsageError(f"{type(self).__name__} has no infos that could say which action was executed")
 
     def set_progress(self, progress: float) -> None:
         """Where training is, in [0, 1], for environments that ask for it. Where `follows_progress`."""

@@ -57,6 +57,7 @@ class VectorEnvironment(Environment):
         self._seeds: Sequence[int] | None = list(seeds)
         self._units = ActionUnits(env.single_action_space)
         self._read = observation_reader(env.single_observation_space)
+        self._reads_executed = False
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
         self._restart = False  # the next step is a reset of all, after a resume
@@ -80,6 +81,8 @@ class VectorEnvironment(Environment):
         # An environment may write its action; what was executed is kept.
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         observation, reward, terminated, truncated, self.infos = self.env.step(handed)
+        if self._reads_executed:
+            executed = self._reported(executed)
         done = terminated | truncated
         something_ended = bool(done.any())
         time_step = self._read(observation)
@@ -98,8 +101,25 @@ class VectorEnvironment(Environment):
             time_step = self._split_resets(observation, time_step, done)
         return self._with_ends(time_step, np.array(reward, np.float32), terminated, done, first, executed)
 
+    def read_executed_actions(self) -> None:
+        if self.ragged:
+            raise UsageError(
+                "executed actions are read from environments that reset in the next step; build them with "
+                "AutoresetMode.NEXT_STEP"
+            )
+        self._reads_executed = True
+
+    def _reported(self, executed: Nest) -> Nest:
+        """The actions of `infos` in the algorithm's units, in the places of those handed in."""
+        if "executed_action" not in self.infos:
+            return executed
+        spoke = np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs)
+        space = self.env.single_action_space
+        reported = self._units.from_environment(_as_structured(self.infos["executed_action"], space, self.num_envs))
+        return nest.map(lambda own, new: np.where(_rows(spoke, own), new.astype(own.dtype), own), executed, reported)
+
     def ignore_infos(self) -> None:
-        if isinstance(self.env, SequentialVectorEnv):
+        if isinstance(self.env, SequentialVectorEnv) and not self._reads_executed:
             self.env.gathers_infos = False
 
     def set_progress(self, progress: float) -> None:
@@ -372,6 +392,16 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
             "set it to one of gymnasium.vector.AutoresetMode"
         )
     return AutoresetMode(mode)
+
+
+def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:
+    """What gymnasium made of the infos of `num_envs` environments, as a batch of actions of the space."""
+    if isinstance(space, spaces.Dict):
+        return {key: _as_structured(action[key], child, num_envs) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        filled = [one if one is not None else space.sample() for one in action]
+        return tuple(np.stack([np.asarray(one[i]) for one in filled]) for i in range(len(space.spaces)))
+    return np.asarray(action).reshape(num_envs, *(space.shape or ()))
 
 
 def _curricula(env: VectorEnv) -> list[Callable[[float], Any]]:

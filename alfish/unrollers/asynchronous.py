@@ -27,6 +27,7 @@ from alfish.nest import Nest
 from alfish.transforms import Transforms
 from alfish.unrollers.remote import EnvironmentMaker, to_bytes
 from alfish.unrollers.shared import Block, WeightBoard, state_tensors
+from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Arrivals, Unroller
 from alfish.unrollers.worker import Setup
 from alfish.unrollers.workers import Worker, Workers
@@ -68,7 +69,7 @@ class AsyncUnroller(Unroller):
     max_env_errors: an environment that raises, or returns what is not finite or not of its space, is built anew, and
       its episode ends with the row before; one more than so many ends the run. Environments that are not stepped one by
       one end their worker instead, which is started again. None: the first error does.
-    numpy_after: see `SyncUnroller`.
+    numpy_after, overwrite_policy_output: see `SyncUnroller`.
     workers: takes the number of workers; see `Workers` for time limits, restarts and processor cores.
     """
 
@@ -92,6 +93,7 @@ class AsyncUnroller(Unroller):
         stagger: int = 0,
         max_env_errors: int | None = 100,
         numpy_after: int | None = 0,
+        overwrite_policy_output: bool = False,
         workers: Callable[[int], Workers] = Workers,
     ):
         super().__init__(environment, algorithm, transforms)
@@ -101,6 +103,8 @@ class AsyncUnroller(Unroller):
                 f"{name} is on-policy and does not correct for rows of an older policy, which AsyncUnroller brings; "
                 "train with APPO, or bind Trainer.unroller = @SyncUnroller"
             )
+        if overwrite_policy_output:
+            refuse_on_policy(algorithm)
         if mode not in MODES:
             raise UsageError(f"AsyncUnroller.mode is {mode!r}; it is one of {MODES}")
         least = {"num_workers": 1, "envs_per_worker": 1, "slots": 2, "unroll_length": 1, "segments_per_unroll": 1}
@@ -119,6 +123,7 @@ class AsyncUnroller(Unroller):
         self._max_length, self._max_lag = max_unroll_length, max_policy_lag
         self._update_period, self._interval, self._stagger = parameter_update_period, worker_step_interval, stagger
         self._max_env_errors, self._numpy_after = max_env_errors, numpy_after
+        self._overwrites = overwrite_policy_output
         self._num_workers, self._workers = num_workers, workers(num_workers)
         if self._workers.shrinks and self._lockstep:
             raise UsageError(
@@ -280,6 +285,7 @@ class AsyncUnroller(Unroller):
             length=self._length or 0,
             step_interval=self._interval,
             numpy_after=self._numpy_after,
+            overwrites=self._overwrites,
             keeps_infos=self._keeps_infos,
             tolerates_errors=self._max_env_errors is not None,
             cpu=cpu,

@@ -26,6 +26,8 @@ class SyncUnroller(Unroller):
       environment, algorithm, transforms: see `Unroller`.
       numpy_after: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
         (`alfish.numpy_program`): the same to float error, and several times faster for small networks. None: never.
+      overwrite_policy_output: off-policy, what is stored as an action is what the environment says was executed (its
+        info `executed_action`), by a human, an expert or another controller.
     """
 
     def __init__(
@@ -34,8 +36,13 @@ class SyncUnroller(Unroller):
         algorithm: RLAlgorithm,
         transforms: Transforms,
         numpy_after: int | None = 0,
+        overwrite_policy_output: bool = False,
     ):
         super().__init__(environment, algorithm, transforms)
+        self._overwrites = overwrite_policy_output
+        if overwrite_policy_output:
+            refuse_on_policy(algorithm)
+            environment.read_executed_actions()
         self._device = algorithm.progress.device
         # The row to act from, the next unroll's row 0; of arrays where the environment gives them.
         self._time_step: TimeStep | None = None
@@ -123,6 +130,8 @@ class SyncUnroller(Unroller):
             self._advance(step, transform_state)
             if self.environment.infos:
                 infos.append((t + unseen, self.environment.infos))
+            if self._overwrites:
+                self._overwrite_action(rows, t)
             if self.environment.broken is not None:
                 self._end_rows(rows, t, self.environment.broken)
         if self._algorithm.on_policy:
@@ -200,6 +209,15 @@ class SyncUnroller(Unroller):
     def _check(self, time_step: TimeStep) -> None:
         check_finite(time_step)
 
+    def _overwrite_action(self, rows: "_Rows", t: int) -> None:
+        """Puts the executed action in the place of the policy's, but where the step was a reset."""
+        assert self._time_step is not None
+        executed = as_array(self._time_step.step_type) != StepType.FIRST
+        leaves = nest.leaves(self._time_step.prev_action)
+        at = len(nest.leaves(self._time_step))
+        for target, leaf in zip(rows.written[at : at + len(leaves)], leaves, strict=True):
+            target[t][executed] = as_array(leaf)[executed]
+
     def _end_rows(self, rows: "_Rows", t: int, broken: np.ndarray) -> None:
         """Rows that were acted from, and of which the environment was then lost: their episodes ended there."""
         step_type = rows.written[0]
@@ -208,6 +226,14 @@ class SyncUnroller(Unroller):
     def _as_given(self, time_step: TimeStep) -> TimeStep:
         """A time step of tensors as the environment's steps give them."""
         return nest.map(as_array, time_step) if self.environment.gives_arrays else time_step
+
+
+def refuse_on_policy(algorithm: RLAlgorithm) -> None:
+    if algorithm.on_policy:
+        raise UsageError(
+            f"overwrite_policy_output stores actions that {type(algorithm).__name__} did not choose, and on-policy it "
+            "learns from its own alone; take an off-policy algorithm (SAC, DQN, TD3)"
+        )
 
 
 class _Rows:

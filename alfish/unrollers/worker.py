@@ -52,6 +52,7 @@ class Setup(NamedTuple):
     length: int  # rows a segment
     step_interval: float  # seconds
     numpy_after: int | None
+    overwrites: bool
     keeps_infos: bool
     tolerates_errors: bool
     cpu: int | None
@@ -243,6 +244,7 @@ def _work(
         algorithm,
         transforms,
         setup.numpy_after,
+        setup.overwrites,
         pulse=pulse,
         step_interval=setup.step_interval,
         tolerate=(lambda *error: channel.send("environment_error", *error)) if setup.tolerates_errors else None,

@@ -482,3 +482,46 @@ def test_an_unroller_that_never_ran_is_restored_as_such():
     one, other = (unroller_of(recorded(NEXT_STEP)) for _ in range(2))
     other.load_state_dict(one.state_dict())
     assert other.unroll(3).time_step.step_type[0].tolist() == [FIRST] * 3
+
+
+class Expert(gymnasium.Env):
+    """Does what it likes, and says so: 3 - the step it is at, in its own units (Box of [-2, 6]); nothing at step 2."""
+
+    observation_space = spaces.Box(-10, 10, (1,), np.float32)
+    action_space = spaces.Box(-2, 6, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self._step += 1
+        info = {} if self._step == 2 else {"executed_action": np.array([3.0 - self._step], np.float32)}
+        return np.full(1, self._step, np.float32), 0.0, self._step == 4, False, info
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_what_the_environment_says_was_executed_is_stored(gather):
+    environment = make_environment(Expert, num_envs=2)
+    made = ScriptedOffPolicy(environment.observation_spec, environment.action_spec, environment.reward_spec)
+    unroller = SyncUnroller(
+        environment, made, Transforms([], environment.observation_spec, environment.reward_spec), 0, True
+    )
+    if not gather:
+        unroller.ignore_infos()
+    unroll = unroller.unroll(7)
+    own = (3 * unroll.time_step.observation[:, 0, 0].sin()).clip(-1, 1)
+    # 2, its own, 0 and -1 of [-2, 6] are 0, ..., -0.5 and -0.75 of [-1, 1]; the action of a LAST row is nobody's.
+    expected = [0.0, float(own[1]), -0.5, -0.75]
+    assert unroll.action[:4, :, 0].tolist() == [[pytest.approx(value)] * 2 for value in expected]
+    assert unroll.time_step.prev_action[1:5, 0, 0].tolist() == pytest.approx(expected)
+    assert unroll.action[4, 0, 0] == pytest.approx(float(3 * unroll.time_step.observation[4, 0, 0].sin()))
+    assert unroll.action[5, 0, 0] == 0
+
+
+def test_on_policy_an_overwritten_action_is_refused():
+    environment = make_environment(Expert)
+    made = Scripted(environment.observation_spec, environment.action_spec, environment.reward_spec)
+    with pytest.raises(UsageError, match="overwrite_policy_output .* off-policy"):
+        SyncUnroller(environment, made, Transforms([], environment.observation_spec, environment.reward_spec), 0, True)
