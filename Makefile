@@ -7,7 +7,7 @@ ROOT ?= runs/$(basename $(notdir $(CONF)))
 # One thread a process: two processes with two OpenMP threads each slow one another a hundredfold.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test check results bench clean
+.PHONY: train test check results soak bench clean
 
 train: .venv/installed
 	.venv/bin/alfish train --gin_file=$(CONF) --root_dir=$(ROOT)
@@ -23,6 +23,9 @@ check: .venv/installed-dev
 
 results: .venv/installed-dev
 	.venv/bin/python -m benchmarks.learning
+
+soak: .venv/installed-dev
+	ALFISH_SOAK_SECONDS=600 .venv/bin/python -m pytest -m slow -s tests/unrollers/test_soak.py
 
 bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.throughput

@@ -2,6 +2,8 @@
 
   python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3,sbx:2,sample-factory:2 --repeats=5
 
+  python -m benchmarks.throughput --recipes=appo_cartpole,appo_slow --variants=sync,async --peers=sample-factory
+
 Libraries take turns run by run (A B A B ...), each run in a process of its own, start-up left out. alfish runs as it
 is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a virtual environment
 of its own, made from `benchmarks/peers/PEER.txt` when first needed; PEER:N gives it N threads, so that each may have as
@@ -33,6 +35,7 @@ from benchmarks.runs.script import NO_SUCH_RECIPE
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+SYNC = "alfish sync"
 RECIPES = ("ppo_cartpole", "dqn_cartpole", "sac_halfcheetah", "ppo_halfcheetah", "td3_halfcheetah")
 NUMBERS = ("env_steps_per_second", "peak_memory_mb", "env_steps", "seconds", "cpu_seconds", "updates", "return")
 FIELDS = ("recipe", "library", "threads", "seed", *NUMBERS, "versions", "machine", "date")
@@ -41,7 +44,9 @@ FIELDS = ("recipe", "library", "threads", "seed", *NUMBERS, "versions", "machine
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", default=",".join(RECIPES))
-    parser.add_argument("--variants", default="plain,compiled", help="of alfish: plain, compiled, bfloat16")
+    parser.add_argument(
+        "--variants", default="plain,compiled", help="of alfish: plain, compiled, bfloat16; of APPO: sync, async"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of alfish")
     parser.add_argument("--peers", default="sb3", help="each PEER or PEER:THREADS; empty: none")
     parser.add_argument("--repeats", type=int, default=5)
@@ -161,7 +166,7 @@ def _memory_mb(pid: int | str) -> float:
 
 def _table(runs: list[dict]) -> str:
     libraries = sorted({run["library"]: None for run in runs}, key=lambda name: not is_ours(name))
-    peers = [name for name in libraries if not is_ours(name)]
+    peers = [name for name in libraries if not is_ours(name) or name == SYNC]
     machines = "; ".join(sorted({run["machine"] for run in runs if run.get("machine")}))
     dates = sorted({run["date"] for run in runs if run.get("date")})
     headings = ["recipe", "library", "threads", "steps/s", "updates/s", "return", "MB", *(f"times {p}" for p in peers)]
@@ -192,7 +197,10 @@ def _table(runs: list[dict]) -> str:
                 f"{updates:,.0f}",
                 f"{mean:.1f}",
                 f"{memory:,.0f}" if memory else "",
-                *(_ratio(speed, speeds[peer]) if is_ours(name) and len(speeds[peer]) else "" for peer in peers),
+                *(
+                    _ratio(speed, speeds[peer]) if is_ours(name) and name != peer and len(speeds[peer]) else ""
+                    for peer in peers
+                ),
             ]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

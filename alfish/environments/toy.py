@@ -3,6 +3,8 @@
 All are `gymnasium.Env`s or vector environments; build them with `make_environment.env_id = @Stamped` and the like.
 """
 
+import math
+import time
 from typing import Any
 
 import gin
@@ -182,6 +184,25 @@ class NestedBandit(gymnasium.Env):
         half = self._size // 2
         image[:, half * side : half * (side + 1)] = 255
         return {"image": image, "vector": np.array([2 * sign - 1, 0.0]), "digit": np.int64(digit + 2)}
+
+
+@gin.configurable(module="alfish.environments.toy")
+class Delayed(gymnasium.Wrapper):
+    """Steps that take long, some much longer than others: log-normal, without work for the processor.
+
+    Args:
+      env: to wrap.
+      mean: seconds a step.
+      sigma: of the logarithm.
+    """
+
+    def __init__(self, env: gymnasium.Env, mean: float = 0.002, sigma: float = 0.5):
+        super().__init__(env)
+        self._mu, self._sigma = math.log(mean) - sigma**2 / 2, sigma
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.env.unwrapped.np_random.lognormal(self._mu, self._sigma))
+        return self.env.step(action)
 
 
 @gin.configurable(module="alfish.environments.toy")

@@ -7,24 +7,30 @@ from typing import Any
 import torch
 
 import alfish
+from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3, DeterministicActor
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
+from alfish.environments.toy import Delayed
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Summaries
-from alfish.networks import MLP, QNetwork, Torso
+from alfish.networks import MLP, ActorCritic, QNetwork, Torso
 from alfish.optimizers import Adam
 from alfish.schedules import Linear
 from alfish.trainer import Listener, Report, Trainer
+from alfish.unrollers import AsyncUnroller, SyncUnroller
 from benchmarks.runs import script
 
-VARIANTS = {
+# What a variant changes of the learner.
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"compile": False},
     "compiled": {"compile": True},
     "bfloat16": {"compile": True, "precision": "bfloat16"},
+    "sync": {"compile": True},
+    "async": {"compile": True},
 }
 
 
@@ -40,12 +46,15 @@ class Clock(Listener):
             self.average_return = report.scalars["metrics/average_return"]
 
 
-def train(env_id: str, num_envs: int, seed: int, variant: str, learner: Any, **options: Any) -> None:
+def train(
+    env_id: str, num_envs: int, seed: int, variant: str, learner: Any, wrappers: Any = (), **options: Any
+) -> None:
     clock = Clock()
     with tempfile.TemporaryDirectory() as root_dir:
         Trainer(
             root_dir,
-            environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs),
+            environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs, wrappers=wrappers),
+            unroller=AsyncUnroller if variant == "async" else SyncUnroller,
             learner=functools.partial(learner, **VARIANTS[variant]),
             listeners=[CheckpointSaver(), Summaries(), clock],
             seed=seed,
@@ -72,6 +81,41 @@ def ppo(env_id: str, num_env_steps: int, seed: int, variant: str = "plain") -> N
             max_grad_norm=0.5,
         ),
         unroll_length=256,
+        num_env_steps=num_env_steps,
+    )
+
+
+def appo(num_env_steps: int, seed: int, variant: str = "sync") -> None:
+    """PPO's recipe on 32 CartPoles, 2048 rows an iteration."""
+    train(
+        "CartPole-v1",
+        32,
+        seed,
+        variant,
+        algorithm=APPO,
+        batches=functools.partial(EpochBatches, num_epochs=10, minibatch_size=256),
+        learner=functools.partial(
+            Learner, optimizer=functools.partial(Adam, eps=1e-5), learning_rate=3e-4, max_grad_norm=0.5
+        ),
+        unroll_length=64,
+        num_env_steps=num_env_steps,
+    )
+
+
+def appo_slow(num_env_steps: int, seed: int, variant: str = "sync") -> None:
+    """Steps of 2 ms, and a network whose training takes about as long as collecting."""
+    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(1024, 1024)))
+    network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+    train(
+        "CartPole-v1",
+        4,
+        seed,
+        variant,
+        wrappers=[functools.partial(Delayed, mean=0.002)],
+        algorithm=functools.partial(APPO, network=network),
+        batches=functools.partial(EpochBatches, num_epochs=12, minibatch_size=64),
+        learner=functools.partial(Learner, learning_rate=3e-4, max_grad_norm=0.5),
+        unroll_length=32,
         num_env_steps=num_env_steps,
     )
 
@@ -115,6 +159,8 @@ def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, var
 RECIPES = {
     "ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000),
     "ppo_halfcheetah": functools.partial(ppo, "HalfCheetah-v5", 100_000),
+    "appo_cartpole": functools.partial(appo, 200_000),
+    "appo_slow": functools.partial(appo_slow, 4_000),
     "dqn_cartpole": functools.partial(dqn, "CartPole-v1", 30_000),
     "sac_halfcheetah": functools.partial(actor_critic, SAC, "HalfCheetah-v5", 3_000),
     "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 3_000),

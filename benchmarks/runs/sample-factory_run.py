@@ -1,6 +1,6 @@
 """Sample Factory's side: asynchronous PPO, its workers, inference and learner in a process each.
 
-The 8 environments are in two workers, so that it acts while it trains. Its returns lag behind: rows are older than the
+The environments are in two workers, so that it acts while it trains. Its returns lag behind: rows are older than the
 weights that train on them.
 """
 
@@ -19,8 +19,7 @@ from sample_factory.train import make_runner
 
 from benchmarks.runs import script
 
-NUM_ENVS, ROLLOUT, NUM_EPOCHS, BATCH_SIZE = 8, 256, 10, 256
-ROWS = NUM_ENVS * ROLLOUT
+NUM_EPOCHS, BATCH_SIZE, ROWS = 10, 256, 2048
 UPDATES = NUM_EPOCHS * ROWS // BATCH_SIZE  # of an iteration
 
 
@@ -39,7 +38,8 @@ def make(env_id: str, *_: Any, render_mode: str | None = None) -> gymnasium.Env:
     return gymnasium.make(env_id, render_mode=render_mode)
 
 
-def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
+def ppo(env_id: str, num_env_steps: int, seed: int, num_envs: int = 8, rollout: int = 256) -> None:
+    assert num_envs * rollout == ROWS
     register_env(env_id, make)
     settings = {
         "algo": "APPO",
@@ -48,9 +48,9 @@ def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
         "device": "cpu",
         "train_for_env_steps": num_env_steps,
         "num_workers": 2,
-        "num_envs_per_worker": NUM_ENVS // 2,
+        "num_envs_per_worker": num_envs // 2,
         "set_workers_cpu_affinity": False,  # on two cores, pinned workers take the learner's
-        "rollout": ROLLOUT,
+        "rollout": rollout,
         "batch_size": BATCH_SIZE,
         "num_batches_per_epoch": ROWS // BATCH_SIZE,
         "num_epochs": NUM_EPOCHS,
@@ -83,7 +83,10 @@ def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
     script.report(clock.first, clock.last, sum(returns) / len(returns), versions)
 
 
-RECIPES = {"ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000)}
+RECIPES = {
+    "ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000),
+    "appo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000, num_envs=32, rollout=64),
+}
 
 if __name__ == "__main__":
     script.main(RECIPES)
