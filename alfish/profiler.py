@@ -133,8 +133,8 @@ class Profile(Listener):
         idle = self._shares.get("worker_wait_share", 0.0)
         if share[WORKERS] > 0.2 and idle < 0.2:
             yield (
-                "workers are the slower side: more of them (AsyncUnroller.num_workers) where there are cores for them, or "
-                "more environments in each"
+                "workers are the slower side: more of them (AsyncUnroller.num_workers) where there are cores for them, "
+                "or more environments in each"
             )
         elif self._shares and idle > 0.5:
             yield "training is the slower side, and workers wait for it: fewer of them would do"

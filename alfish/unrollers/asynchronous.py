@@ -30,12 +30,11 @@ from alfish.unrollers.shared import Block, WeightBoard, state_tensors
 from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Arrivals, Unroller
 from alfish.unrollers.worker import Setup
-from alfish.unrollers.workers import Worker, Workers
+from alfish.unrollers.workers import LOOK_SECONDS, Worker, Workers
 
 MODES = ("lockstep", "free")
 OFF_POLICY_LENGTH = 8  # rows of a segment, where nothing asks for more
 WARN_SECONDS = 30.0  # of waiting without a word
-LOOK_SECONDS = 1.0  # between two looks at workers that say nothing
 
 
 class Segment(NamedTuple):

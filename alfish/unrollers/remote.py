@@ -4,6 +4,7 @@ Pickles are exchanged between processes of one run alone. gin is read here, as `
 worker is a program of its own, and reads the configuration anew.
 """
 
+import copy
 import importlib
 import io
 import pickle
@@ -106,7 +107,9 @@ class EnvironmentMaker:
     def __init__(self, factory: Callable[..., Environment]):
         self._config, self._pickled = gin.config_str(), b""
         self._modules = _modules_of(self._config)
-        if not self._is_bound(factory):
+        # gin makes a wrapper anew for each look at a reference with a scope; what it wraps stays the same.
+        bound = _bound()
+        if bound is None or bound.configurable.wrapped is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
 
     def __call__(self) -> Callable[..., Environment]:
@@ -114,16 +117,7 @@ class EnvironmentMaker:
         for module in self._modules:
             importlib.import_module(module)
         gin.parse_config(self._config)
-        return from_bytes(self._pickled) if self._pickled else gin.get_bindings("alfish.Trainer")["environment"]
-
-    @staticmethod
-    def _is_bound(factory: Callable[..., Environment]) -> bool:
-        try:
-            bound = gin.get_bindings("alfish.Trainer").get("environment")
-        except ValueError:
-            return False
-        # gin makes a wrapper anew for each look at a reference with a scope; what it wraps stays the same.
-        return bound is not None and _origin(bound) is _origin(factory)
+        return from_bytes(self._pickled) if self._pickled else copy.deepcopy(_bound())  # which is how gin resolves it
 
 
 def to_bytes(thing: Any, name: str) -> bytes:
@@ -195,6 +189,15 @@ def _modules_of(config: str) -> list[str]:
         if module != "__main__" and module.partition(".")[0] != "gin":
             modules.add(module)
     return sorted(modules)
+
+
+def _bound() -> Any:
+    """gin's reference to what is bound to `Trainer.environment`; None where nothing is."""
+    try:
+        value = gin.get_bindings("alfish.Trainer", resolve_references=False).get("environment")
+    except ValueError:  # nothing has registered the trainer
+        return None
+    return value if isinstance(value, gin.config.ConfigurableReference) else None
 
 
 def _origin(factory: Any) -> Any:

@@ -25,6 +25,7 @@ STACK_BYTES = 1 << 16
 # Each of these would start threads of its own in every worker.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 PULSE_BYTES = 64
+LOOK_SECONDS = 0.5  # between two looks at what workers are doing
 MAX_DELAY = 10.0  # seconds before a worker is started again
 
 
@@ -130,6 +131,7 @@ class Workers:
         self.all = [Worker(i, Pulse(words[i]), self._stacks[i]) for i in range(count)]
         self._deaths: deque[float] = deque()
         self.num_restarts = 0
+        self._looked = 0.0
         self._selector = selectors.DefaultSelector()
         self._make_setup: Callable[[Worker, dict[str, int], int | None], Setup]
         self.log: Callable[[str], None] = logging.warning
@@ -162,10 +164,10 @@ class Workers:
             if not worker.alive and worker.retry_at and time.monotonic() >= worker.retry_at:
                 self.num_restarts += 1
                 self._spawn(worker)
-        ready = self._selector.select(timeout)
-        for key, _ in ready:
+        for key, _ in self._selector.select(timeout):
             yield from self._hear(key.data)
-        if not ready:
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._looked = time.monotonic()
             for worker in self.all:
                 if worker.alive:
                     yield from self._look(worker)

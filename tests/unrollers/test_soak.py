@@ -1,4 +1,4 @@
-"""Workers are killed at random for a minute (ALFISH_SOAK_SECONDS; ten in `make soak`), and no row is torn or doubled."""
+"""Workers are killed at random for a minute (ALFISH_SOAK_SECONDS; ten in `make soak`); no row is torn or doubled."""
 
 import functools
 import os
