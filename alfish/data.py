@@ -52,6 +52,8 @@ class Experience(NamedTuple):
     state: Nest  # [B, ...] the policy's state at row 0, reset where row 0 is FIRST; None without memory
     policy_version: torch.Tensor | None = None  # [B] int64, how often weights had been published when they were made
     transform_state: Nest = None  # [B, ...] what transforms carried into row 0
+    # [K, B] rows before row 0 that memory runs over and that train nothing; `state` is then that of the first of these
+    burn_in: TimeStep | None = None
 
 
 class Batch(NamedTuple):

@@ -49,6 +49,14 @@ def at(nest: Nest, index: Any) -> Nest:
     return map(lambda tensor: tensor[index], nest)
 
 
+def split(nest: Nest, num_rows: int) -> tuple[Nest, Nest]:
+    """The first rows of leaves of equally many, and their other rows."""
+    tensors, structure = flatten(nest)
+    sizes = [num_rows, tensors[0].shape[0] - num_rows]  # a tensor's len is five calls in Python
+    heads, others = zip(*[tensor.split_with_sizes(sizes) for tensor in tensors])
+    return unflatten(structure, heads), unflatten(structure, others)
+
+
 def merge_leading(nest: Nest) -> Nest:
     """Leaves `[T, B, ...]` become `[1, T*B, ...]`: time-independent rows in one batch, still time first."""
     return map(lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), nest)

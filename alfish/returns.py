@@ -52,8 +52,9 @@ def lambda_return(
 
     Source: Sutton & Barto, 2018, ch. 12.3.
     """
-    advantage = gae(reward, discount, value, step_type, lambda_)
-    return torch.where(_like(trainable(step_type), advantage), advantage + value[:-1], 0)
+    _check(reward, discount, value, step_type)
+    trains = _like(trainable(step_type), reward)
+    return torch.where(trains, _advantage(reward, discount, value, trains, lambda_) + value[:-1], 0)
 
 
 def gae(
@@ -72,11 +73,7 @@ def gae(
     Source: Schulman et al., 2016, eq. 16.
     """
     _check(reward, discount, value, step_type)
-    discount = _like(discount[1:], reward)
-    valid = _like(trainable(step_type), reward)
-    delta = torch.where(valid, reward[1:] + discount * value[1:] - value[:-1], 0)
-    decay = torch.where(valid, discount * lambda_, 0)
-    return reverse_scan(decay, delta)
+    return _advantage(reward, discount, value, _like(trainable(step_type), reward), lambda_)
 
 
 class VTrace(NamedTuple):
@@ -155,6 +152,15 @@ def reverse_scan(decay: torch.Tensor, increment: torch.Tensor) -> torch.Tensor:
         decay = torch.cat([decay[:-reach] * decay[reach:], torch.zeros_like(decay[-reach:])])
         reach *= 2
     return x
+
+
+def _advantage(
+    reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, trains: torch.Tensor, lambda_: float
+) -> torch.Tensor:
+    discount = _like(discount[1:], reward)
+    delta = torch.where(trains, reward[1:] + discount * value[1:] - value[:-1], 0)
+    decay = torch.where(trains, discount * lambda_, 0)
+    return reverse_scan(decay, delta)
 
 
 def _like(rows: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:

@@ -27,20 +27,26 @@ class Reinforce(RLAlgorithm):
         self.network = ActorCritic(observation_spec, action_spec, reward_spec)
         self._gamma, self._baseline_coef = gamma, baseline_coef
 
-    def rollout_step(self, time_step, state):
-        return AlgStep(self.network.policy(time_step.observation).sample(), state)
+    def initial_state(self, batch_size):  # of a memory, if the network has one
+        return self.network.initial_state(batch_size)
+
+    def rollout_step(self, time_step, state):  # [B], no gradient
+        policy, state = self.network.policy(time_step, state)
+        return AlgStep(policy.sample(), state)
 
     def predict_step(self, time_step, state):
-        return AlgStep(self.network.policy(time_step.observation).mode(), state)
+        policy, state = self.network.policy(time_step, state)
+        return AlgStep(policy.mode(), state)
 
     def preprocess_experience(self, experience):  # [T+1, B], no gradient
         step = experience.time_step
-        value = self.network.value(step.observation)
+        value = self.network.value(step, experience.state)
         return_ = returns.discounted_return(step.reward, self._gamma * step.discount, value, step.step_type)
         return experience._replace(info=Target(return_, return_ - value[:-1]))
 
     def train_step(self, experience, state):  # [T, N], with gradients
-        return AlgStep(info=self.network(experience.time_step.observation))
+        info, state = self.network(experience.time_step, state)
+        return AlgStep(state=state, info=info)
 
     def calc_loss(self, experience, info):  # one loss per row; the learner masks and averages
         policy, baseline = info

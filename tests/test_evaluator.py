@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, StepType
+from alfish.data import AlgStep, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass, TwoLengths
 from alfish.evaluator import Evaluation, Evaluator, make_evaluator
@@ -276,8 +276,9 @@ def test_a_tensor_environment_runs_one_episode_in_each_row(mode):
     total = torch.zeros(20, dtype=torch.float64)
     for _ in range(6):
         blocks = observation[torch.arange(24).clamp(max=19)].split(8)  # 8 rows each, the last one filled up
+        steps = [TimeStep(None, None, None, block, None, None) for block in blocks]
         with torch.no_grad():
-            action = torch.cat([parts[1].network.policy(block).mode() for block in blocks])[:20]
+            action = torch.cat([parts[1].network.policy(step, None)[0].mode() for step in steps])[:20]
         observation, reward, *_ = env.step(action.clamp(-1, 1))
         total += reward.double()
     assert evaluation.returns == tuple(total.tolist())

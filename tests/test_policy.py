@@ -141,8 +141,11 @@ class Dropping(nn.Module):
         super().__init__()
         self.output_size, self._dropout = observation_spec.shape[0], nn.Dropout(0.5)
 
-    def forward(self, observation):
-        return self._dropout(observation)
+    def initial_state(self, batch_size):
+        return None
+
+    def forward(self, time_step, state):
+        return self._dropout(time_step.observation), state
 
 
 def test_it_acts_in_eval_mode_and_leaves_the_algorithm_as_it_was():

@@ -35,7 +35,7 @@ class A2CTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 class A2C(RLAlgorithm):
     """Args:
-    network: takes the three specs, has `policy`, `value` and both at once.
+    network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
     gamma: discount per environment step.
     lambda_: of the return; 1 reaches to the end of the unroll.
     value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats); the
@@ -64,15 +64,20 @@ class A2C(RLAlgorithm):
         self._value_coef, self._entropy_coef = value_coef, as_schedule(entropy_coef)
         self._normalize_advantage = normalize_advantage
 
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.network.initial_state(batch_size)
+
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        return AlgStep(self.network.policy(time_step.observation).sample(), state)
+        policy, state = self.network.policy(time_step, state)
+        return AlgStep(policy.sample(), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        return AlgStep(self.network.policy(time_step.observation).mode(), state)
+        policy, state = self.network.policy(time_step, state)
+        return AlgStep(policy.mode(), state)
 
     def preprocess_experience(self, experience: Experience) -> Experience:
         step = experience.time_step  # [T+1, B]
-        value = self.network.value(step.observation)
+        value = self.network.value(step, experience.state)
         advantage = returns.gae(step.reward, self._gamma * step.discount, value, step.step_type, self._lambda)
         target = advantage + value[:-1]
         if self.reward_spec.shape:
@@ -82,7 +87,7 @@ class A2C(RLAlgorithm):
         return experience._replace(info=A2CTarget(advantage, target))
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        policy, value = self.network(experience.time_step.observation)
+        (policy, value), state = self.network(experience.time_step, state)
         return AlgStep(state=state, info=A2CTrain(policy, value))
 
     def calc_loss(self, experience: Experience, info: A2CTrain) -> LossInfo:

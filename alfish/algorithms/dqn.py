@@ -2,30 +2,30 @@
 
 Mnih et al., 2015, https://doi.org/10.1038/nature14236; Double: van Hasselt et al., 2016, https://arxiv.org/abs/1509.06461.
 The window length of replay, less one, is the n of n-step returns (uncorrected, as in Rainbow: Hessel et al., 2018).
+With memory, every row of a window trains (Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX).
 
 Differs from the paper: epsilon is tossed for each environment; a truncated episode is bootstrapped from its true final
 observation; the Huber loss has its threshold as a setting.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gin
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from alfish import losses, nest, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import QNetwork, Target
+from alfish.networks import QNetwork, Target, warmed_up
 from alfish.schedules import Schedule, as_schedule
 
 
 class DQNTrain(NamedTuple):
-    q: torch.Tensor  # [1, N] of the taken action at row 0
+    q: torch.Tensor  # [1, N] of the taken action at row 0; with memory [L-1, N], of all rows but the last
     next_value: torch.Tensor  # [L, N] what later rows are worth; row 0 is not read
 
 
@@ -34,6 +34,7 @@ class DQN(RLAlgorithm):
     """Args:
     q_network: takes (observation_spec, number of actions).
     gamma: discount per environment step.
+    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory, else 1.
     epsilon: chance of a uniform action in rollout, for each environment; number or schedule of progress.
     double: the online network chooses the action that the target network values.
     target_period: updates between moves of the target network.
@@ -49,8 +50,9 @@ class DQN(RLAlgorithm):
         action_spec: Nest,
         reward_spec: spaces.Box,
         *,
-        q_network: Callable[..., nn.Module] = QNetwork,
+        q_network: Callable[..., Any] = QNetwork,
         gamma: float = 0.99,
+        lambda_: float | None = None,
         epsilon: float | Schedule = 0.1,
         double: bool = True,
         target_period: int = 1000,
@@ -59,8 +61,10 @@ class DQN(RLAlgorithm):
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.num_actions = int(action_spec.n)
-        self.q_network = q_network(observation_spec, self.num_actions)
+        self.q_network: Any = q_network(observation_spec, self.num_actions)
         self.target = Target(self.q_network, target_rate, target_period)
+        self.replays_state = self.has_state
+        self._lambda = float(not self.replays_state) if lambda_ is None else lambda_
         self._gamma, self._epsilon, self._double, self._huber_delta = gamma, as_schedule(epsilon), double, huber_delta
 
     @classmethod
@@ -74,37 +78,50 @@ class DQN(RLAlgorithm):
                 f"{cls.__name__} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}"
             )
 
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.q_network.initial_state(batch_size)
+
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        greedy = self.q_network(time_step.observation).argmax(-1)
+        q, state = self.q_network(time_step, state)
+        greedy = q.argmax(-1)
         explore = torch.rand(greedy.shape, device=greedy.device) < self._epsilon(self.progress)
         return AlgStep(torch.where(explore, torch.randint_like(greedy, self.num_actions), greedy), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        return AlgStep(self.q_network(time_step.observation).argmax(-1), state)
+        q, state = self.q_network(time_step, state)
+        return AlgStep(q.argmax(-1), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        observation = experience.time_step.observation
-        now, later = nest.at(observation, slice(0, 1)), nest.at(observation, slice(1, None))
-        q = self.q_network(now).gather(-1, experience.action[:1].unsqueeze(-1)).squeeze(-1)
-        with torch.no_grad():
-            value = self.next_value(later)
-        return AlgStep(state=state, info=DQNTrain(q, torch.cat([torch.zeros_like(q), value])))
+        step, burn_in = experience.time_step, experience.burn_in
+        if self.replays_state:  # both networks' memories run over the whole window, each from the stored state
+            all_q, _ = self.q_network(step, warmed_up(self.q_network, burn_in, state))
+            q, later_q = all_q[:-1], all_q[1:].detach()
+            with torch.no_grad():
+                target_q = self.target(step, warmed_up(self.target, burn_in, state))[0][1:]
+        else:
+            now, later = nest.split(step, 1)
+            q, _ = self.q_network(now, state)
+            with torch.no_grad():
+                target_q, _ = self.target(later, state)
+                later_q = self.q_network(later, state)[0] if self._double else None
+        q = q.gather(-1, experience.action[: q.shape[0]].unsqueeze(-1)).squeeze(-1)
+        value = self.next_value(target_q, later_q)
+        return AlgStep(state=state, info=DQNTrain(q, torch.cat([torch.zeros_like(q[:1]), value])))
 
-    def next_value(self, observation: Nest) -> torch.Tensor:
-        """What the target network says of the greedy action."""
-        q = self.target(observation)
+    def next_value(self, target_q: torch.Tensor, later_q: torch.Tensor | None) -> torch.Tensor:
+        """What the target network says of the greedy action, `[L-1, N]` from `[L-1, N, A]`; no gradient."""
         if not self._double:
-            return q.amax(-1)
-        choice = self.q_network(observation).argmax(-1, keepdim=True)
-        return q.gather(-1, choice).squeeze(-1)
+            return target_q.amax(-1)
+        return target_q.gather(-1, later_q.argmax(-1, keepdim=True)).squeeze(-1)  # type: ignore[union-attr]
 
     def calc_loss(self, experience: Experience, info: DQNTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
-        target = returns.discounted_return(step.reward, self._gamma * step.discount, info.next_value, step.step_type)
-        error = target[:1] - info.q  # row 0 of each window trains
+        discount = self._gamma * step.discount
+        target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
+        error = target[: info.q.shape[0]] - info.q
         loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
         extra = {"q": info.q.detach(), "td_error": error.detach().abs()}
-        return LossInfo(loss, extra=extra, priority=error.detach().abs()[0])
+        return LossInfo(loss, extra=extra, priority=None if self.replays_state else error.detach().abs()[0])
 
     def after_update(self) -> None:
         self.target.follow(self.q_network)

@@ -48,7 +48,7 @@ class PPOTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 class PPO(RLAlgorithm):
     """Args:
-    network: takes the three specs, has `policy`, `value` and both at once.
+    network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
     gamma: discount per environment step.
     lambda_: of the generalised advantage; 1 is the Monte-Carlo return.
     clip_range: largest change of an action's probability ratio that is rewarded.
@@ -93,16 +93,20 @@ class PPO(RLAlgorithm):
         self._target_kl = target_kl
         self._normalize_advantage = normalize_advantage
 
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.network.initial_state(batch_size)
+
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        policy = self.network.policy(time_step.observation)
+        policy, state = self.network.policy(time_step, state)
         return AlgStep(policy.sample(), state, PPORollout(policy))
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        return AlgStep(self.network.policy(time_step.observation).mode(), state)
+        policy, state = self.network.policy(time_step, state)
+        return AlgStep(policy.mode(), state)
 
     def preprocess_experience(self, experience: Experience) -> Experience:
         step = experience.time_step  # [T+1, B]
-        value = self.network.value(step.observation)
+        value = self.network.value(step, experience.state)
         discount = self._gamma * step.discount
         advantage = returns.gae(step.reward, discount, value, step.step_type, self._lambda)
         target = advantage + value[:-1]
@@ -121,7 +125,7 @@ class PPO(RLAlgorithm):
         return experience._replace(info=info)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        policy, value = self.network(experience.time_step.observation)
+        (policy, value), state = self.network(experience.time_step, state)
         return AlgStep(state=state, info=PPOTrain(policy, value))
 
     def calc_loss(self, experience: Experience, info: PPOTrain) -> LossInfo:

@@ -38,6 +38,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
     # Whether an on-policy one corrects for rows of an older policy; asynchronous unrollers refuse one that does not.
     corrects_lag: ClassVar[bool] = False
     replay_info: ClassVar[tuple[str, ...]] = ()  # fields of rollout_step's info that replay must keep
+    replays_state: bool = False  # windows from replay begin where a state was stored, with that state: memory's
     preprocess_each_epoch: bool = False  # call preprocess_experience again at the start of every later epoch
 
     progress: torch.Tensor  # float64 0-d in [0, 1], published with the weights; schedules read it

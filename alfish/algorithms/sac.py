@@ -7,6 +7,9 @@ Discrete one is their outputs, over which expectations are exact. Each kind has 
 2021), DroQ and RLPD are settings: the size of the ensemble, the subset that targets take the minimum of, layer norm,
 dropout.
 
+With memory, the critics' loss trains it, the actor stands on the same features without moving them, and every row of a
+window trains (recurrent SAC: Ni et al., 2022, https://arxiv.org/abs/2110.05038, where the actor has its own).
+
 Differs from the paper: a truncated episode is bootstrapped from its true final observation; the temperature's loss is
 linear in log alpha; with windows of more than two rows, the entropies between are left out of n-step returns.
 """
@@ -25,7 +28,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, Target
+from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, Target, warmed_up
 from alfish.networks.heads import categorical_head
 
 
@@ -45,19 +48,23 @@ class Choice(NamedTuple):
 
 
 class SACTrain(NamedTuple):
-    q: torch.Tensor  # [E, 1, N] of the taken action at row 0
+    """T' is 1, row 0 alone; with memory L - 1, all rows but the last."""
+
+    q: torch.Tensor  # [E, T', N] of the taken action
     next_value: torch.Tensor  # [L, N] soft values of later rows; row 0 is not read
-    expected_q: torch.Tensor  # [1, N] of the policy's present choice at row 0
-    entropies: dict[str, torch.Tensor]  # [1, N] of that choice
+    expected_q: torch.Tensor  # [T', N] of the policy's present choice
+    entropies: dict[str, torch.Tensor]  # [T', N] of that choice
 
 
 @gin.configurable(module="alfish.algorithms")
 class SAC(RLAlgorithm):
     """Args:
-    actor_encoder: takes the observation spec.
-    actor_mlp: takes the encoder's output size.
-    critic: takes (observation_spec, action_size, num_outputs), and has an `ensemble_size`.
+    actor_encoder: takes the observation spec; with memory it is not built.
+    actor_mlp: takes the encoder's output size, or that of the critics' features.
+    critic: takes (observation_spec, action_size, num_outputs), and `memory` if there is one; has an `ensemble_size`.
+    memory: of critics and actor, takes the critics' encoder's output size (`@GRU`, `@LSTM`); None: without.
     gamma: discount per environment step.
+    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory, else 1.
     target_rate, target_period: how the target critics follow.
     target_subset: how many critics, drawn at random for each update, targets take the minimum of; None: all.
     actor_uses_mean: the actor maximises the critics' mean (REDQ) in place of their minimum.
@@ -79,7 +86,9 @@ class SAC(RLAlgorithm):
         actor_encoder: Callable[[Nest], Any] = Encoder,
         actor_mlp: Callable[[int], Any] = MLP,
         critic: Callable[..., Any] = CriticEnsemble,
+        memory: Callable[[int], Any] | None = None,
         gamma: float = 0.99,
+        lambda_: float | None = None,
         target_rate: float = 0.005,
         target_period: int = 1,
         target_subset: int | None = None,
@@ -96,13 +105,25 @@ class SAC(RLAlgorithm):
         self._num_choices = next((int(leaf.n) for leaf in leaves if isinstance(leaf, spaces.Discrete)), 0)
         box_size = sum(self._box_sizes)
 
-        self.actor_encoder = actor_encoder(observation_spec)
-        self.actor_mlp = actor_mlp(self.actor_encoder.output_size)
+        self.replays_state = memory is not None
+        self._lambda = float(not self.replays_state) if lambda_ is None else lambda_
+
+        # In this order, so that a seed goes on meaning the weights that it meant.
+        sizes = box_size, max(1, self._num_choices)
+        if memory is None:
+            self.actor_encoder: Any = actor_encoder(observation_spec)
+            actor_input_size = self.actor_encoder.output_size
+        else:
+            self.actor_encoder = None
+            self.critic: Any = critic(observation_spec, *sizes, memory=memory)
+            actor_input_size = self.critic.feature_size
+        self.actor_mlp = actor_mlp(actor_input_size)
         self.box_head = SquashedNormalHead(self.actor_mlp.output_size, box_size) if box_size else None
         self.discrete_head = (
             categorical_head(self.actor_mlp.output_size, self._num_choices) if self._num_choices else None
         )
-        self.critic = critic(observation_spec, box_size, max(1, self._num_choices))
+        if memory is None:
+            self.critic = critic(observation_spec, *sizes)
         size = self.critic.ensemble_size
         if target_subset is not None and not 1 <= target_subset <= size:
             raise UsageError(f"SAC.target_subset is {target_subset}; it is at least 1 and at most the {size} critics")
@@ -150,37 +171,54 @@ class SAC(RLAlgorithm):
             "alpha": self.log_alpha.parameters(),
         }
 
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.critic.initial_state(batch_size)
+
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        box, discrete = self._policy(time_step.observation)
+        features, state = self._actor_features(time_step, state)
+        box, discrete = self._policy(features)
         return AlgStep(self._action(box and box.sample(), discrete and discrete.sample()), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        box, discrete = self._policy(time_step.observation)
+        features, state = self._actor_features(time_step, state)
+        box, discrete = self._policy(features)
         return AlgStep(self._action(box and box.mode(), discrete and discrete.mode()), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        observation = experience.time_step.observation
-        now, later = nest.at(observation, slice(0, 1)), nest.at(observation, slice(1, None))
-        box, discrete = self._split(nest.at(experience.action, slice(0, 1)))
-        q = self.critic(now, box)  # [E, 1, N], or [E, 1, N, n]
+        step, burn_in, target = experience.time_step, experience.burn_in, self.target_critic.network
+        if self.replays_state:  # both memories run over the whole window, each from the stored state
+            features, _ = self.critic.features(step, warmed_up(self.critic.features, burn_in, state))
+            now, actor_now, actor_later = features[:-1], features[:-1].detach(), features[1:].detach()
+            with torch.no_grad():
+                target_later = target.features(step, warmed_up(target.features, burn_in, state))[0][1:]
+        else:
+            here, after = nest.split(step, 1)
+            now, _ = self.critic.features(here, state)
+            actor_now, _ = self._actor_features(here, state)
+            with torch.no_grad():
+                actor_later, _ = self._actor_features(after, state)
+                target_later, _ = target.features(after, state)
+        box, discrete = self._split(nest.at(experience.action, slice(0, now.shape[0])))
+        q = self.critic(now, box)  # [E, T', N], or [E, T', N, n]
         if discrete is not None:
             q = q.gather(-1, discrete.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
-            choice = self._choose(later)
-            next_value = self._expect(self._smallest(self.target_critic(later, choice.box)), choice)
+            choice = self._choose(actor_later)
+            next_value = self._expect(self._smallest(self.target_critic(target_later, choice.box)), choice)
             for kind, entropy in choice.entropies().items():
                 next_value = next_value + self.log_alpha[kind].exp() * entropy
             next_value = torch.cat([torch.zeros_like(next_value[:1]), next_value])
-        choice = self._choose(now)
-        all_q = self.critic(now, choice.box)
+        choice = self._choose(actor_now)
+        # With memory, without the graph of the rows: the actor's loss moves the actor alone.
+        all_q = self.critic(now.detach() if self.replays_state else now, choice.box)
         expected_q = self._expect(all_q.mean(0) if self._actor_uses_mean else all_q.amin(0), choice)
         return AlgStep(state=state, info=SACTrain(q, next_value, expected_q, choice.entropies()))
 
     def calc_loss(self, experience: Experience, info: SACTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
         discount = self._gamma * step.discount
-        target = returns.discounted_return(step.reward, discount, info.next_value, step.step_type)[:1]
-        error = target - info.q  # [E, 1, N]
+        target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
+        error = target[: info.expected_q.shape[0]] - info.q  # [E, T', N]
         actor_loss = -info.expected_q
         alpha_loss = torch.zeros_like(actor_loss)
         extra = {"q": info.q.detach().mean(0), "td_error": error.detach().abs().mean(0)}
@@ -193,18 +231,25 @@ class SAC(RLAlgorithm):
         loss = {"critic": losses.squared(error).sum(0), "actor": actor_loss, "alpha": alpha_loss}
         if not any(p.requires_grad for p in self.log_alpha.values()):
             del loss["alpha"]
-        return LossInfo(loss, extra=extra, priority=error.detach().abs().mean(0)[0])
+        priority = None if self.replays_state else error.detach().abs().mean(0)[0]
+        return LossInfo(loss, extra=extra, priority=priority)
 
     def after_update(self) -> None:
         self.target_critic.follow(self.critic)
 
-    def _policy(self, observation: Nest) -> tuple:
+    def _actor_features(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """What the actor sees, and the state carried on."""
+        if self.replays_state:
+            return self.critic.features(time_step, state)
+        return self.actor_encoder(time_step.observation), state
+
+    def _policy(self, features: torch.Tensor) -> tuple:
         """The distributions of the Box leaves, all in one, and of the Discrete leaf."""
-        features = self.actor_mlp(self.actor_encoder(observation))
+        features = self.actor_mlp(features)
         return self.box_head and self.box_head(features), self.discrete_head and self.discrete_head(features)
 
-    def _choose(self, observation: Nest) -> Choice:
-        box, discrete = self._policy(observation)
+    def _choose(self, features: torch.Tensor) -> Choice:
+        box, discrete = self._policy(features)
         log_p = None if discrete is None else discrete.log_p
         if box is not None:
             sample, log_density = box.sample_with_log_prob()

@@ -140,15 +140,17 @@ class DDPG(RLAlgorithm):
         return self.trains_actor()
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        observation = experience.time_step.observation
-        now, later = nest.at(observation, slice(0, 1)), nest.at(observation, slice(1, None))
+        now, later = nest.split(experience.time_step, 1)
         action = torch.cat(nest.leaves(nest.at(experience.action, slice(0, 1))), -1)
-        q = self.critic(now, action)
+        features, _ = self.critic.features(now, None)
+        q = self.critic(features, action)
         with torch.no_grad():
-            value = self.target_critic(later, self.target_action(later)).amin(0)
+            target_features, _ = self.target_critic.network.features(later, None)
+            value = self.target_critic(target_features, self.target_action(later.observation)).amin(0)
             next_value = torch.cat([torch.zeros_like(value[:1]), value])
-        # The first critic is the actor's, as in TD3's algorithm 1.
-        policy_q = self.critic(now, self.actor(now), num_members=1)[0] if self.trains_actor() else None
+        policy_q = None
+        if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
+            policy_q = self.critic(features, self.actor(now.observation), num_members=1)[0]
         return AlgStep(state=state, info=DDPGTrain(q, next_value, policy_q))
 
     def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:

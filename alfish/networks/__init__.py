@@ -1,17 +1,22 @@
 """Networks: encoders of nested observations, torsos, policy and value heads.
 
-Every network takes any number of leading dims (`[B]`, `[T, B]`, `[1, N]`) and keeps them. Sizes come from specs, so no
-conf repeats a shape.
+What sees time steps (torsos, `ActorCritic`, `QNetwork`, `CriticEnsemble.features`) takes them with the state of its
+memory, and gives back its output and the state carried on: `policy, state = network.policy(time_step, state)`. Rows are
+`[B]` or `[T, N]`; without memory any leading dims will do, and the state goes through untouched. What stands on
+features (MLPs, heads, critics) maps features alone. Sizes come from specs, so no conf repeats a shape.
 """
 
 from alfish.networks.actor_critic import ActorCritic
 from alfish.networks.critics import CriticEnsemble, QNetwork
 from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot
 from alfish.networks.heads import PolicyHead, SquashedNormalHead
+from alfish.networks.memory import GRU, LSTM, warmed_up
 from alfish.networks.target import Target
 from alfish.networks.torsos import MLP, Torso
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "MLP",
     "ActorCritic",
     "CriticEnsemble",
@@ -25,4 +30,5 @@ __all__ = [
     "SquashedNormalHead",
     "Target",
     "Torso",
+    "warmed_up",
 ]

@@ -8,6 +8,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from alfish import nest
+from alfish.data import TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks.heads import PolicyHead
@@ -18,6 +20,8 @@ from alfish.networks.torsos import Torso
 @gin.configurable(module="alfish.networks")
 class ActorCritic(nn.Module):
     """An actor and a critic, on a torso each or on a shared one.
+
+    Where torsos have memory, the state is the shared one's, or that of both, {'actor', 'critic'}.
 
     Args:
       observation_spec: nest of spaces.
@@ -43,21 +47,46 @@ class ActorCritic(nn.Module):
         self.critic_torso: Any = None if shared_torso else critic_torso(observation_spec)
         self.policy_head: Any = policy_head(self.actor_torso.output_size, action_spec)
         critic_size = (self.actor_torso if self.critic_torso is None else self.critic_torso).output_size
+        self._has_two_states = self.critic_torso is not None and bool(nest.leaves(self._two_states(1)))
         self._vector_reward = bool(reward_spec.shape)
         self.value_head = orthogonal(nn.Linear(critic_size, reward_spec.shape[0] if reward_spec.shape else 1), 1.0)
 
-    def policy(self, observation: Nest) -> Distribution:
-        return self.policy_head(self.actor_torso(observation))
+    def initial_state(self, batch_size: int) -> Nest:
+        if self._has_two_states:
+            return self._two_states(batch_size)
+        return self.actor_torso.initial_state(batch_size)
 
-    def value(self, observation: Nest) -> torch.Tensor:
-        """`[...]`, or `[..., R]` for vector rewards."""
-        torso = self.actor_torso if self.critic_torso is None else self.critic_torso
-        return self._value(torso(observation))
+    def policy(self, time_step: TimeStep, state: Nest) -> tuple[Distribution, Nest]:
+        """To act by; the critic's memory, if it has one of its own, goes along."""
+        if not self._has_two_states:
+            features, state = self.actor_torso(time_step, state)
+            return self.policy_head(features), state
+        features, actor = self.actor_torso(time_step, state["actor"])
+        critic = state["critic"]
+        if critic is not None:
+            _, critic = self.critic_torso(time_step, critic)
+        return self.policy_head(features), {"actor": actor, "critic": critic}
 
-    def forward(self, observation: Nest) -> tuple[Distribution, torch.Tensor]:
-        features = self.actor_torso(observation)
-        critic_features = features if self.critic_torso is None else self.critic_torso(observation)
-        return self.policy_head(features), self._value(critic_features)
+    def value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """`[...]`, or `[..., R]` for vector rewards; alone, because nothing goes on from the critic's state alone."""
+        if self.critic_torso is None:
+            return self._value(self.actor_torso(time_step, state)[0])
+        return self._value(self.critic_torso(time_step, state["critic"] if self._has_two_states else state)[0])
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[tuple[Distribution, torch.Tensor], Nest]:
+        """Policy and value."""
+        if not self._has_two_states:
+            features, after = self.actor_torso(time_step, state)
+            critic_features = features if self.critic_torso is None else self.critic_torso(time_step, state)[0]
+        else:
+            features, actor = self.actor_torso(time_step, state["actor"])
+            critic_features, critic = self.critic_torso(time_step, state["critic"])
+            after = {"actor": actor, "critic": critic}
+        return (self.policy_head(features), self._value(critic_features)), after
+
+    def _two_states(self, batch_size: int) -> dict[str, Nest]:
+        torsos = {"actor": self.actor_torso, "critic": self.critic_torso}
+        return {name: torso.initial_state(batch_size) for name, torso in torsos.items()}
 
     def _value(self, features: torch.Tensor) -> torch.Tensor:
         value = self.value_head(features)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
@@ -38,12 +39,16 @@ class QNetwork(nn.Module):
         self.advantage = orthogonal(nn.Linear(self.torso.output_size, num_actions), 1.0)
         self.value: Any = orthogonal(nn.Linear(self.torso.output_size, 1), 1.0) if dueling else None
 
-    def forward(self, observation: Nest) -> torch.Tensor:
-        features = self.torso(observation)
-        advantage = self.advantage(features)
-        if self.value is None:
-            return advantage
-        return self.value(features) + advantage - advantage.mean(-1, keepdim=True)
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.torso.initial_state(batch_size)
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """Q, and the state carried on."""
+        features, state = self.torso(time_step, state)
+        q = self.advantage(features)
+        if self.value is not None:
+            q = self.value(features) + q - q.mean(-1, keepdim=True)
+        return q, state
 
 
 class EnsembleLinear(nn.Module):
@@ -77,11 +82,11 @@ class EnsembleLayerNorm(nn.Module):
         return torch.addcmul(self.bias[:num_members], F.layer_norm(x, x.shape[-1:]), self.weight[:num_members])
 
 
-@gin.configurable(module="alfish.networks")
+@gin.configurable(module="alfish.networks", denylist=["memory"])
 class CriticEnsemble(nn.Module):
     """E critics Q(observation, action), trained and evaluated as one batched product.
 
-    The encoder is shared by the critics; what stands on it is not.
+    The encoder, and a memory of what it gives, are shared by the critics; what stands on them is not.
 
     Args:
       observation_spec: nest of spaces.
@@ -93,6 +98,7 @@ class CriticEnsemble(nn.Module):
       layer_norm: normalise before each activation (as RLPD and DroQ do).
       dropout: share of hidden features dropped, after each linear layer (as DroQ does).
       encoder: takes the observation spec.
+      memory: takes the encoder's output size; None: without. The algorithm's to say: `SAC.memory`.
     """
 
     def __init__(
@@ -106,13 +112,16 @@ class CriticEnsemble(nn.Module):
         layer_norm: bool = False,
         dropout: float = 0.0,
         encoder: Callable[[Nest], Any] = Encoder,
+        memory: Callable[[int], Any] | None = None,
     ):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise UsageError(f"CriticEnsemble.activation is {activation!r}; it is one of {sorted(ACTIVATIONS)}")
         self.encoder: Any = encoder(observation_spec)
+        self.memory: Any = None if memory is None else memory(self.encoder.output_size)
+        self.feature_size: int = (self.memory or self.encoder).output_size
         self.ensemble_size, self._num_outputs = ensemble_size, num_outputs
-        size = self.encoder.output_size + action_size
+        size = self.feature_size + action_size
         modules: list[nn.Module] = []
         for width in layers:
             modules.append(EnsembleLinear(ensemble_size, size, width))
@@ -122,19 +131,26 @@ class CriticEnsemble(nn.Module):
             size = width
         self.body = nn.Sequential(*modules, EnsembleLinear(ensemble_size, size, num_outputs, 1.0))
 
+    def initial_state(self, batch_size: int) -> Nest:
+        """The memory's; None without one."""
+        return None if self.memory is None else self.memory.initial_state(batch_size)
+
+    def features(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """What the critics see of time steps, `[..., feature_size]`, and the state carried on."""
+        features = self.encoder(time_step.observation)
+        return (features, state) if self.memory is None else self.memory(features, state, time_step.step_type)
+
     def forward(
-        self, observation: Nest, action: torch.Tensor | None = None, num_members: int | None = None
+        self, features: torch.Tensor, action: torch.Tensor | None = None, num_members: int | None = None
     ) -> torch.Tensor:
         """`[E, ...]`, or `[E, ..., num_outputs]` for several outputs; of as many critics as are asked.
 
         Args:
-          observation: nest of `[..., *shape]`.
+          features: `[..., feature_size]`.
           action: `[..., action_size]`.
           num_members: ask the first so many critics; None: all E.
         """
-        x = self.encoder(observation)
-        if action is not None:
-            x = torch.cat([x, action], -1)
+        x = features if action is None else torch.cat([features, action], -1)
         leading, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         for module in self.body:
             per_member = isinstance(module, (EnsembleLinear, EnsembleLayerNorm))

@@ -24,7 +24,7 @@ class Target(nn.Module):
         super().__init__()
         if not 0 < rate <= 1 or period < 1:
             raise UsageError(f"a target network needs a rate in (0, 1] and a period of 1 or more, got {rate}, {period}")
-        self.network = copy.deepcopy(online).requires_grad_(False)
+        self.network: Any = copy.deepcopy(online).requires_grad_(False)
         self._rate, self._period = rate, period
         self._num_calls = 0
 

@@ -1,4 +1,4 @@
-"""Torsos: stacks of linear layers, alone or on top of an encoder."""
+"""Torsos: what policies and values stand on, from a time step to features."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import gin
 import torch
 from torch import nn
 
+from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
@@ -58,12 +59,13 @@ class MLP(nn.Sequential):
 
 @gin.configurable(module="alfish.networks")
 class Torso(nn.Module):
-    """An encoder, and an MLP on its features: what policies and values stand on.
+    """An encoder, an MLP on its features, and a memory of these where one is wanted.
 
     Args:
       observation_spec: nest of spaces.
       encoder: takes the spec.
       mlp: takes the encoder's output size.
+      memory: takes the MLP's output size (`@GRU`, `@LSTM`); None: without.
     """
 
     def __init__(
@@ -71,11 +73,19 @@ class Torso(nn.Module):
         observation_spec: Nest,
         encoder: Callable[[Nest], Any] = Encoder,
         mlp: Callable[[int], Any] = MLP,
+        memory: Callable[[int], Any] | None = None,
     ):
         super().__init__()
         self.encoder: Any = encoder(observation_spec)
         self.mlp: Any = mlp(self.encoder.output_size)
-        self.output_size: int = self.mlp.output_size
+        self.memory: Any = None if memory is None else memory(self.mlp.output_size)
+        self.output_size: int = (self.memory or self.mlp).output_size
 
-    def forward(self, observation: Nest) -> torch.Tensor:
-        return self.mlp(self.encoder(observation))
+    def initial_state(self, batch_size: int) -> Nest:
+        """The memory's; None without one."""
+        return None if self.memory is None else self.memory.initial_state(batch_size)
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """Features `[..., output_size]`, and the state carried on."""
+        features = self.mlp(self.encoder(time_step.observation))
+        return (features, state) if self.memory is None else self.memory(features, state, time_step.step_type)

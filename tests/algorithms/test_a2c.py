@@ -58,7 +58,7 @@ def test_the_default_return_reaches_to_the_end_of_the_unroll():
     a2c = _a2c(gamma=0.9)
     experience = _unroll(a2c, _column(MID, MID, MID, MID))
     with torch.no_grad():
-        value = a2c.network.value(experience.time_step.observation)[:, 0]
+        value = a2c.network.value(experience.time_step, None)[:, 0]
     reward = experience.time_step.reward[:, 0]
     following, expected = value[3], []
     for t in (2, 1, 0):
@@ -75,7 +75,7 @@ def test_advantages_of_vector_rewards_add_up_and_their_targets_do_not(num_reward
     experience = _unroll(a2c, _column(FIRST, MID, LAST, FIRST, MID, num_envs=3))
     step = experience.time_step
     with torch.no_grad():
-        value = a2c.network.value(step.observation)
+        value = a2c.network.value(step, None)
     expected = returns.gae(step.reward, 0.99 * step.discount, value, step.step_type, 0.7)
     info = _prepare(a2c)(experience).info
     torch.testing.assert_close(info.advantage, expected.sum(-1))
@@ -110,7 +110,7 @@ def test_one_gradient_step_is_the_policy_gradient():
     step = experience.time_step
     bias = a2c.network.policy_head.heads[0].linear.bias
     with torch.no_grad():
-        value, p = a2c.network.value(step.observation)[:, 0], a2c.network.policy(step.observation).log_p[:, 0].exp()
+        value, p = a2c.network.value(step, None)[:, 0], a2c.network.policy(step, None)[0].log_p[:, 0].exp()
     expected = torch.zeros(3)
     for t in (0, 1, 3):  # row 2 is LAST, row 4 gives its value
         advantage = step.reward[t + 1, 0] + 0.5 * value[t + 1] - value[t]

@@ -278,7 +278,7 @@ def test_row_t_gives_its_value_and_is_not_trained(name):
     algorithm._normalize_advantage = False
     info = _prepared(algorithm, experience).info
     with torch.no_grad():
-        value = algorithm.network.value(experience.time_step.observation)
+        value = algorithm.network.value(experience.time_step, None)
     expected = experience.time_step.reward[1] + 0.99 * value[1]
     torch.testing.assert_close(info.target[0], expected)
     torch.testing.assert_close(info.advantage[0], expected - value[0])
@@ -294,7 +294,7 @@ def test_what_was_truncated_is_bootstrapped_and_what_terminated_is_not(name, dis
     experience.time_step.discount[1] = discount
     with torch.no_grad():
         algorithm.network.value_head.bias.fill_(5.0)
-        value = algorithm.network.value(experience.time_step.observation)
+        value = algorithm.network.value(experience.time_step, None)
     expected = experience.time_step.reward[1] + 0.99 * discount * value[1]
     torch.testing.assert_close(_prepared(algorithm, experience).info.target[0], expected)
 

@@ -29,8 +29,11 @@ class Table(nn.Module):
         super().__init__()
         self.q = nn.Parameter(torch.zeros(observation_spec.shape[0], num_actions))
 
-    def forward(self, observation):
-        return observation @ self.q
+    def initial_state(self, batch_size):
+        return None
+
+    def forward(self, time_step, state):
+        return time_step.observation @ self.q, state
 
 
 def make(online=None, target=None, **settings):

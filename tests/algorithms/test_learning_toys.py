@@ -11,6 +11,7 @@ from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
+from alfish.data import TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, NestedBandit, OneState
 from alfish.learner import Learner
@@ -129,5 +130,6 @@ def test_a_truncated_stream_of_ones_is_worth_one_over_one_minus_gamma(tmp_path, 
     trainer = _trainer(tmp_path, OneState, seed, num_iterations, **settings | {"algorithm": algorithm})
     trainer.train()
     with torch.no_grad():
-        value = trainer.algorithm.network.value(torch.ones(1, 1))
+        time_step = TimeStep(None, None, None, torch.ones(1, 1), None, None)
+        value = trainer.algorithm.network.value(time_step, None)
     assert value.item() == pytest.approx(1 / (1 - 0.9), rel=0.02)

@@ -121,7 +121,7 @@ class TestAdvantage:
         experience = _unroll(ppo)
         step = experience.time_step
         with torch.no_grad():
-            value = ppo.network.value(step.observation)
+            value = ppo.network.value(step, None)
         expected = returns.gae(step.reward, 0.9 * step.discount, value, step.step_type, 0.8)
         info = _prepare(ppo)(experience).info
         torch.testing.assert_close(info.advantage, expected)
@@ -142,7 +142,7 @@ class TestAdvantage:
         experience = _unroll(ppo)
         step, info = experience.time_step, _prepare(ppo)(experience).info
         with torch.no_grad():
-            value = ppo.network.value(step.observation)
+            value = ppo.network.value(step, None)
         assert value.shape == (17, 4, num_rewards)
         each = [
             returns.gae(step.reward[..., r], 0.99 * step.discount, value[..., r], step.step_type, 0.95)
@@ -158,7 +158,7 @@ class TestAdvantage:
         experience.time_step.discount[1] = discount
         with torch.no_grad():
             ppo.network.value_head.bias.fill_(5.0)
-            value = ppo.network.value(experience.time_step.observation)
+            value = ppo.network.value(experience.time_step, None)
         expected = experience.time_step.reward[1] + (0.9 * value[1] if bootstraps else 0)
         torch.testing.assert_close(_prepare(ppo)(experience).info.target[0], expected)
 
@@ -282,9 +282,9 @@ def test_the_policy_moves_towards_what_did_well():
     reward = torch.zeros(17, 4)
     reward[1:] = (experience.action[:-1] == 2).float()  # arrival side: the reward of action t is in row t + 1
     experience = experience._replace(time_step=experience.time_step._replace(reward=reward))
-    before = ppo.network.policy(experience.time_step.observation).log_p[..., 2].mean().item()
+    before = ppo.network.policy(experience.time_step, None)[0].log_p[..., 2].mean().item()
     Learner(ppo, learning_rate=1e-2).train(_chunks(ppo, experience, 5))
-    assert ppo.network.policy(experience.time_step.observation).log_p[..., 2].mean().item() > before + 0.1
+    assert ppo.network.policy(experience.time_step, None)[0].log_p[..., 2].mean().item() > before + 0.1
 
 
 def test_training_depends_on_nothing_but_its_seed():
@@ -303,7 +303,7 @@ def test_one_gradient_step_is_the_formula():
     experience = _unroll(ppo, 4, 1, step_type)
     bias = ppo.network.value_head.bias
     with torch.no_grad():
-        value = ppo.network.value(experience.time_step.observation)[:, 0]
+        value = ppo.network.value(experience.time_step, None)[:, 0]
     reward = experience.time_step.reward[:, 0]
     slopes = [value[t] - (reward[t + 1] + 0.5 * value[t + 1]) for t in (0, 1, 3)]
     before = bias.item()

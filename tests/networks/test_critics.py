@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import nn
 
+from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.networks import CriticEnsemble, QNetwork
 from alfish.networks.critics import EnsembleLinear
@@ -111,10 +112,10 @@ def test_an_unknown_activation_is_refused_by_name():
 def test_a_dueling_network_is_value_plus_advantage_less_its_mean():
     torch.manual_seed(0)
     network = QNetwork(OBSERVATION, 4, dueling=True)
-    observation = torch.randn(2, 5, 3)
-    features = network.torso(observation)
+    time_step = TimeStep(None, None, None, torch.randn(2, 5, 3), None, None)
+    features, _ = network.torso(time_step, None)
     value, advantage = network.value(features), network.advantage(features)
-    q = network(observation)
+    q, _ = network(time_step, None)
     assert q.shape == (2, 5, 4)
     torch.testing.assert_close(q, value + (advantage - advantage.mean(-1, keepdim=True)))
     torch.testing.assert_close(q.mean(-1, keepdim=True), value)
@@ -124,6 +125,7 @@ def test_a_dueling_network_is_value_plus_advantage_less_its_mean():
 def test_without_dueling_there_is_no_value_layer():
     torch.manual_seed(0)
     network = QNetwork(OBSERVATION, 4)
-    observation = torch.randn(5, 3)
-    assert torch.equal(network(observation), network.advantage(network.torso(observation)))
+    time_step = TimeStep(None, None, None, torch.randn(5, 3), None, None)
+    features, _ = network.torso(time_step, None)
+    assert torch.equal(network(time_step, None)[0], network.advantage(features))
     assert not any(name.startswith("value") for name, _ in network.named_parameters())

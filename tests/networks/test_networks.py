@@ -7,6 +7,7 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import nest, specs
+from alfish.data import TimeStep
 from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
 from alfish.errors import UsageError
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, Torso
@@ -63,6 +64,10 @@ def _sample(space, leading, seed=0):
     return nest.map(draw, spec)
 
 
+def _seen(observation):
+    return TimeStep(None, None, None, observation, None, None)
+
+
 @pytest.mark.parametrize("leading", [(2,), (3, 2), (1, 6), (6,)])
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_an_encoder_keeps_the_leading_dims(name, leading):
@@ -79,9 +84,10 @@ def test_a_row_is_encoded_the_same_whatever_its_leading_dims(name):
     torso = Torso(specs.observation_spec(OBSERVATIONS[name]))
     rows = _sample(OBSERVATIONS[name], (3, 2))
     flat = nest.map(lambda leaf: leaf.flatten(0, 1), rows)
-    torch.testing.assert_close(torso(rows).flatten(0, 1), torso(flat))
     one = nest.map(lambda leaf: leaf[1, 1][None], rows)
-    torch.testing.assert_close(torso(rows)[1, 1], torso(one)[0], atol=1e-6, rtol=1e-5)
+    features, of_flat, of_one = (torso(_seen(each), None)[0] for each in (rows, flat, one))
+    torch.testing.assert_close(features.flatten(0, 1), of_flat)
+    torch.testing.assert_close(features[1, 1], of_one[0], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -301,17 +307,17 @@ def test_policy_and_value_agree_with_both_at_once(leading, num_rewards, shared):
     space = OBSERVATIONS["nested"]
     spec = specs.observation_spec(space)
     network = ActorCritic(spec, spaces.Discrete(3), specs.reward_spec(num_rewards), shared_torso=shared)
-    observation = _sample(space, leading)
-    policy, value = network(observation)
+    time_step = _seen(_sample(space, leading))
+    (policy, value), _ = network(time_step, None)
     assert value.shape == (leading if num_rewards is None else (*leading, num_rewards))
-    torch.testing.assert_close(value, network.value(observation))
-    torch.testing.assert_close(policy.log_p, network.policy(observation).log_p)
+    torch.testing.assert_close(value, network.value(time_step, None))
+    torch.testing.assert_close(policy.log_p, network.policy(time_step, None)[0].log_p)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_critics_loss_reaches_the_actors_torso_only_where_it_is_shared(shared):
     network = ActorCritic(OBSERVATIONS["vector"], spaces.Discrete(3), specs.reward_spec(), shared_torso=shared)
-    network.value(torch.randn(5, 4)).sum().backward()
+    network.value(_seen(torch.randn(5, 4)), None).sum().backward()
     assert (network.actor_torso.mlp[0].weight.grad is not None) == shared
     assert network.policy_head.heads[0].linear.weight.grad is None
 
@@ -322,12 +328,19 @@ def test_a_critic_without_hidden_layers_stands_on_its_own_torso():
     class Identity(nn.Sequential):
         output_size = 4
 
+        def initial_state(self, batch_size):
+            return None
+
+        def forward(self, time_step, state):
+            return time_step.observation, state
+
     network = ActorCritic(
         OBSERVATIONS["vector"], spaces.Discrete(3), specs.reward_spec(), critic_torso=lambda spec: Identity()
     )
-    observation = torch.randn(5, 4)
-    torch.testing.assert_close(network(observation)[1], network.value(observation))
-    network.value(observation).sum().backward()
+    time_step = _seen(torch.randn(5, 4))
+    (_, value), _ = network(time_step, None)
+    torch.testing.assert_close(value, network.value(time_step, None))
+    network.value(time_step, None).sum().backward()
     assert network.actor_torso.mlp[0].weight.grad is None
 
 

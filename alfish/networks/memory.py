@@ -1,0 +1,209 @@
+"""Memory: what a policy carries from step to step, and forgets where an episode begins.
+
+A memory takes features, the state carried into them and the step types, and gives back features and the state carried
+on: for one step (`[B, F]`, whose state the caller has reset), or for consecutive rows (`[T, N, F]` from the state
+carried into row 0), within which the state goes back to the initial one, zeros, at every FIRST row.
+
+Two ways through consecutive rows give the same to float error. Row by row in plain operations, which a graph takes too;
+and in pieces between resets, all of them in one call of torch's fused kernel, where that is faster.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import gin
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from alfish import nest
+from alfish.data import StepType, TimeStep
+from alfish.nest import Nest
+
+
+def warmed_up(network: Callable[[TimeStep, Nest], tuple[Any, Nest]], burn_in: TimeStep | None, state: Nest) -> Nest:
+    """The state that a network carries on from rows that train nothing, without gradient; `state` if there are none.
+
+    So that what is trained does not start from a state that older parameters left. Source: Kapturowski et al., 2019.
+
+    Args:
+      network: from time steps and state to (anything, state).
+      burn_in: `[K, N]`, or None.
+      state: nest of `[N, ...]`, carried into the first of these rows.
+    """
+    if burn_in is None:
+        return state
+    with torch.no_grad():
+        return network(burn_in, state)[1]
+
+
+class Pieces(NamedTuple):
+    """Columns of T rows cut before their FIRST rows; all are arrays of the P pieces, column after column."""
+
+    column: np.ndarray
+    row: np.ndarray  # where it starts
+    length: np.ndarray
+    begins: np.ndarray  # bool, whether it starts with a FIRST row
+
+
+def cut(step_type: torch.Tensor) -> Pieces:
+    """Where `[T, N]` rows are cut."""
+    first = (step_type == StepType.FIRST).cpu().numpy().T  # [N, T]
+    starts = first.copy()
+    starts[:, 0] = True
+    start = np.flatnonzero(starts)
+    column, row = np.divmod(start, first.shape[1])
+    return Pieces(column, row, np.diff(start, append=first.size), first[column, row])
+
+
+class _Memory(nn.Module):
+    """Args:
+    input_size: features in, F.
+    size: features out, H.
+    """
+
+    num_gates: ClassVar[int]
+    num_tensors: ClassVar[int]  # `[B, H]` each, of the state; the first is the output
+    fused: ClassVar[Any]
+
+    def __init__(self, input_size: int, size: int = 64):
+        super().__init__()
+        self.output_size = size
+        self.input_weight = nn.Parameter(torch.empty(self.num_gates * size, input_size))
+        self.hidden_weight = nn.Parameter(torch.empty(self.num_gates * size, size))
+        self.input_bias = nn.Parameter(torch.zeros(self.num_gates * size))
+        self.hidden_bias = nn.Parameter(torch.zeros(self.num_gates * size))
+        for weight in (self.input_weight, self.hidden_weight):
+            for gate in weight.detach().chunk(self.num_gates):
+                nn.init.orthogonal_(gate)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """Zeros."""
+        return self._nested([torch.zeros(batch_size, self.output_size) for _ in range(self.num_tensors)])
+
+    def forward(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
+        """Features `[B, H]` or `[T, N, H]`, and the state after the last row.
+
+        Args:
+          features: `[B, F]` or `[T, N, F]`.
+          state: nest of `[B, H]` or `[N, H]`, carried into the first row.
+          step_type: `[B]` or `[T, N]` int32.
+        """
+        if features.ndim == 2:
+            state = self.step(F.linear(features, self.input_weight, self.input_bias), state)
+            return nest.leaves(state)[0], state
+        if type(features) is torch.Tensor:  # not one without values, of which a graph is being made
+            pieces = cut(step_type)
+            if features.is_cuda or self.pieces_pay(pieces, len(features)):
+                return self.in_pieces(features, state, pieces)
+        return self.row_by_row(features, state, step_type)
+
+    def step(self, projected: torch.Tensor, state: Nest) -> Nest:
+        """The state after one step, from its features times the input's weights, `[B, num_gates * H]`."""
+        raise NotImplementedError
+
+    def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
+        """Whether `in_pieces` is the faster way on a CPU.
+
+        It takes as many steps as the longest piece has rows, and a step costs up to twice the other way's, more where
+        features are many: measured over 8 to 128 rows, 8 to 64 columns, 32 to 256 features.
+        """
+        return 2 * int(pieces.length.max()) <= num_rows and self.output_size <= 128
+
+    def row_by_row(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
+        """`forward` of consecutive rows, each after the one before it."""
+        projected = F.linear(features, self.input_weight, self.input_bias)
+        first = (step_type == StepType.FIRST).unsqueeze(-1)
+        outputs = []
+        for row, begins in zip(projected.unbind(), first.unbind()):
+            state = self.step(row, nest.map(lambda leaf, begins=begins: torch.where(begins, 0.0, leaf), state))
+            outputs.append(nest.leaves(state)[0])
+        return torch.stack(outputs), state
+
+    def in_pieces(self, features: torch.Tensor, state: Nest, pieces: Pieces) -> tuple[torch.Tensor, Nest]:
+        """`forward` of consecutive rows: pieces side by side, the longest first, which torch calls packed."""
+        num_rows, num_columns = features.shape[:2]
+        order = np.argsort(-pieces.length, kind="stable")
+        column, row, length, begins = (field[order] for field in pieces)
+        lasts = np.arange(length[0])[:, None] < length  # [longest, P], which pieces have so many rows
+        step, piece = np.nonzero(lasts)
+        source = (row[piece] + step) * num_columns + column[piece]  # of each packed row
+        # A column's state afterwards is that of its last piece.
+        final = np.empty(num_columns, np.int64)
+        at_end = row + length == num_rows
+        final[column[at_end]] = np.flatnonzero(at_end)
+
+        def index(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(features.device)
+
+        carries, of_column = index((row == 0) & ~begins).unsqueeze(-1), index(column)
+        before = [torch.where(carries, leaf[of_column], 0.0).unsqueeze(0) for leaf in nest.leaves(state)]
+        weights = [self.input_weight, self.hidden_weight, self.input_bias, self.hidden_bias]
+        output, *after = type(self).fused(
+            features.flatten(0, 1)[index(source)],
+            torch.from_numpy(lasts.sum(1)),
+            before[0] if self.num_tensors == 1 else before,
+            weights,
+            True,  # with biases
+            1,  # layer
+            0.0,  # dropout
+            self.training,
+            False,  # in both directions
+        )
+        place = np.empty_like(source)
+        place[source] = np.arange(len(source))
+        output = output[index(place)].unflatten(0, (num_rows, num_columns))
+        return output, self._nested([leaf[0, index(final)] for leaf in after])
+
+    def _nested(self, tensors: list[torch.Tensor]) -> Nest:
+        return tensors[0] if self.num_tensors == 1 else tuple(tensors)
+
+
+@gin.configurable(module="alfish.networks")
+class GRU(_Memory):
+    """A gated recurrent unit; its state is `[B, H]`. Source: Cho et al., 2014, https://arxiv.org/abs/1406.1078.
+
+    Args:
+      input_size: features in.
+      size: features out, H.
+    """
+
+    num_gates, num_tensors, fused = 3, 1, torch.gru
+
+    def step(self, projected: torch.Tensor, state: Nest) -> Nest:
+        sizes = [2 * self.output_size, self.output_size]
+        gates, new = projected.split(sizes, -1)
+        hidden_gates, hidden_new = F.linear(state, self.hidden_weight, self.hidden_bias).split(sizes, -1)
+        reset, keep = torch.sigmoid(gates + hidden_gates).chunk(2, -1)
+        new = torch.tanh(new + reset * hidden_new)
+        return new + keep * (state - new)
+
+
+@gin.configurable(module="alfish.networks")
+class LSTM(_Memory):
+    """Long short-term memory; its state is (output, cell), `[B, H]` each. Source: Gers et al., 2000.
+
+    Args:
+      input_size: features in.
+      size: features out, H.
+    """
+
+    num_gates, num_tensors, fused = 4, 2, torch.lstm
+
+    def __init__(self, input_size: int, size: int = 64):
+        super().__init__(input_size, size)
+        with torch.no_grad():
+            self.input_bias[size : 2 * size] = 1.0  # remembers from the start (Jozefowicz et al., 2015)
+
+    def step(self, projected: torch.Tensor, state: Nest) -> Nest:
+        output, cell = state
+        gates = projected + F.linear(output, self.hidden_weight, self.hidden_bias)
+        gates, new, out = gates.split([2 * self.output_size, self.output_size, self.output_size], -1)
+        enter, keep = torch.sigmoid(gates).chunk(2, -1)
+        cell = keep * cell + enter * torch.tanh(new)
+        return torch.sigmoid(out) * torch.tanh(cell), cell
+
+    def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
+        """Also where there is no reset: oneDNN then takes columns whole, in a half to a fifth of the time."""
+        return int(pieces.length.min()) == num_rows or super().pieces_pay(pieces, num_rows)
