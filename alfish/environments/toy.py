@@ -206,6 +206,42 @@ class Delayed(gymnasium.Wrapper):
 
 
 @gin.configurable(module="alfish.environments.toy")
+class Recall(gymnasium.Env):
+    """A cue is seen in an episode's first observation alone; `delay` steps later the action must name it, for reward 1.
+
+    The observation is the cue's one-hot code, then zeros, and a last entry that is 1 where the action counts. Without
+    memory, nothing earns more than 1 / num_cues on average.
+
+    Args:
+      num_cues: how many cues there are, equally likely; also actions.
+      delay: actions before the one that counts; 0: the cue is still to be seen then.
+    """
+
+    def __init__(self, num_cues: int = 4, delay: int = 8):
+        if num_cues < 2 or delay < 0:
+            raise UsageError(f"Recall takes 2 cues or more and a delay of 0 or more, got {num_cues} and {delay}")
+        self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
+        self.action_space = spaces.Discrete(num_cues)
+        self._num_cues, self._delay, self._step, self._cue = num_cues, delay, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step, self._cue = 0, int(self.np_random.integers(self._num_cues))
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        counts = self._step == self._delay
+        self._step += 1
+        return self._observation(), float(counts and action == self._cue), counts, False, {}
+
+    def _observation(self) -> np.ndarray:
+        observation = np.zeros(self._num_cues + 1, np.float32)
+        observation[self._cue] = self._step == 0
+        observation[-1] = self._step == self._delay
+        return observation
+
+
+@gin.configurable(module="alfish.environments.toy")
 class TensorPointMass(VectorEnv):
     """A point on a line, all environments in a few torch operations: reward -|position|, action a push in [-1, 1].
 

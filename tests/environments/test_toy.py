@@ -6,7 +6,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from alfish.environments.toy import Bandit, NestedBandit, OneState, Stamped, TensorPointMass, TwoLengths
+from alfish.environments.toy import Bandit, NestedBandit, OneState, Recall, Stamped, TensorPointMass, TwoLengths
 from alfish.errors import UsageError
 
 TOYS = [
@@ -16,6 +16,8 @@ TOYS = [
     *(lambda kind=kind: Bandit(kind) for kind in ("discrete", "box", "multi_discrete", "multi_binary")),
     NestedBandit,
     lambda: NestedBandit(nested_action=True),
+    Recall,
+    lambda: Recall(2, 0),
 ]
 
 
@@ -33,6 +35,30 @@ def episode(env, seed=None, act=None):
 @pytest.mark.parametrize("make", TOYS[1:])  # Stamped stamps its rows with the episode, over every reset
 def test_toys_pass_gymnasiums_own_checker(make):
     check_env(make(), skip_render_check=True)
+
+
+@pytest.mark.parametrize(("num_cues", "delay"), [(4, 8), (3, 1), (2, 0)])
+def test_recall_shows_the_cue_once_and_rewards_its_name_at_the_end_alone(num_cues, delay):
+    env, seen = Recall(num_cues, delay), []
+    for seed in range(40):
+        observation, _ = env.reset(seed=seed)
+        cue = int(observation[:-1].argmax())
+        assert observation.tolist() == [*(float(k == cue) for k in range(num_cues)), float(delay == 0)]
+        for step in range(1, delay + 1):
+            observation, reward, terminated, truncated, _ = env.step(cue)
+            assert (reward, terminated, truncated) == (0.0, False, False)
+            assert observation.tolist() == [0.0] * num_cues + [float(step == delay)]
+        answer = cue if seed % 2 else (cue + 1) % num_cues
+        _, reward, terminated, _, _ = env.step(answer)
+        assert (reward, terminated) == (float(seed % 2), True)
+        seen.append(cue)
+    assert set(seen) == set(range(num_cues))
+
+
+def test_recall_refuses_what_it_cannot_be():
+    for settings in ((1, 8), (4, -1)):
+        with pytest.raises(UsageError, match="Recall takes"):
+            Recall(*settings)
 
 
 def test_stamped_numbers_its_rows():
