@@ -68,11 +68,21 @@ class Batches(abc.ABC):
     def load_stored(self, stored: dict[str, Any]) -> None:
         """Continues from `stored`."""
 
-    def _prepare(self, experience: Experience) -> Experience:
-        """What the networks see of raw rows, preprocessed by the algorithm on whole sequences."""
+    def _prepare(self, experience: Experience, burn_in: int = 0) -> Experience:
+        """What the networks see of raw rows, preprocessed by the algorithm on whole sequences.
+
+        Args:
+          experience: `[T, N]`.
+          burn_in: how many rows at the start become `Experience.burn_in`.
+        """
         with torch.no_grad():
             seen = self._transforms.transform(experience.time_step, experience.transform_state)
-            return self._algorithm.preprocess_experience(experience._replace(time_step=seen))
+            experience = experience._replace(time_step=seen)
+            if burn_in:
+                warming, seen = nest.split(seen, burn_in)
+                action, info = nest.at((experience.action, experience.info), slice(burn_in, None))
+                experience = experience._replace(time_step=seen, action=action, info=info, burn_in=warming)
+            return self._algorithm.preprocess_experience(experience)
 
 
 @gin.configurable(module="alfish")
@@ -154,9 +164,11 @@ class ReplayBatches(Batches):
     Args:
       capacity: rows kept, all environments together.
       batch_size: windows an update.
-      window_length: rows a window; one more than the n of n-step returns.
+      window_length: rows a window; one more than the n of n-step returns, with memory one more than it trains.
       updates_per_env_step: gradient steps for each environment step after warm-up; may be below 1.
       warmup_env_steps: environment steps that act uniformly at random, and train nothing.
+      state_period: with memory, its state is kept once in so many rows of an environment, and windows start there.
+      burn_in: with memory, rows before those of the window, which only bring its state up to date.
       max_chunk_size: largest number of updates whose windows are drawn at once.
       device: where rows are kept; None: the algorithm's device.
       directory: keep rows in memory-mapped files there.
@@ -173,6 +185,8 @@ class ReplayBatches(Batches):
         window_length: int = 2,
         updates_per_env_step: float = 1.0,
         warmup_env_steps: int = 1000,
+        state_period: int = 8,
+        burn_in: int = 0,
         max_chunk_size: int = 64,
         device: str | None = None,
         directory: str | None = None,
@@ -182,6 +196,10 @@ class ReplayBatches(Batches):
             raise UsageError(f"ReplayBatches.updates_per_env_step is {updates_per_env_step}; it must be positive")
         if window_length < 2:
             raise UsageError(f"ReplayBatches.window_length is {window_length}; a transition takes 2 rows")
+        if state_period < 1 or burn_in < 0:
+            raise UsageError(
+                f"ReplayBatches.state_period is {state_period} and burn_in {burn_in}; they are at least 1 and 0"
+            )
         if warmup_env_steps < batch_size:
             raise UsageError(
                 f"ReplayBatches.warmup_env_steps is {warmup_env_steps}, less than one batch of {batch_size}; raise it"
@@ -191,6 +209,7 @@ class ReplayBatches(Batches):
                 f"ReplayBatches.capacity is {capacity}, less than the {warmup_env_steps} steps of warm-up; raise it"
             )
         self._capacity, self._batch_size, self._window_length = capacity, batch_size, window_length
+        self._state_period, self._burn_in = state_period, burn_in
         self._ratio, self._warmup = updates_per_env_step, warmup_env_steps
         self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
         self._num_updates = 0
@@ -198,14 +217,28 @@ class ReplayBatches(Batches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
-        if self._capacity < num_envs * (self._window_length + transforms.look_back):
+        state_period = self._state_period if algorithm.replays_state else None
+        if self._burn_in and not algorithm.replays_state:
             raise UsageError(
-                f"ReplayBatches.capacity is {self._capacity}, too little for one window of {self._window_length} rows "
+                f"ReplayBatches.burn_in is {self._burn_in}, and {type(algorithm).__name__} has no memory to warm up; "
+                "leave it out, or give its network a memory"
+            )
+        if state_period is not None and unroll_length > state_period:
+            raise UsageError(
+                f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length {unroll_length}; a state is "
+                "known at an unroll's start alone, so it cannot be kept more often: raise the one, or lower the other"
+            )
+        num_rows = self._burn_in + self._window_length
+        # Where rows are missing before the first one, the next state is up to a period later.
+        needed = num_envs * (num_rows + transforms.look_back + (state_period or 0))
+        if self._capacity < needed:
+            raise UsageError(
+                f"ReplayBatches.capacity is {self._capacity}, too little for one window of {num_rows} rows "
                 f"of each of {num_envs} environments; raise it"
             )
-        if self._warmup < num_envs * (self._window_length + transforms.look_back):
+        if self._warmup < needed:
             raise UsageError(
-                f"ReplayBatches.warmup_env_steps is {self._warmup}, too few for one window of {self._window_length} "
+                f"ReplayBatches.warmup_env_steps is {self._warmup}, too few for one window of {num_rows} "
                 f"rows of each of {num_envs} environments; raise it"
             )
         if math.ceil(unroll_length) > self._capacity // num_envs:
@@ -216,7 +249,8 @@ class ReplayBatches(Batches):
         self.updates_per_iteration = self._ratio * unroll_length * num_envs
         self.rows_per_update = self._batch_size * (self._window_length - 1)
         device = self._device or algorithm.progress.device
-        self.buffer = RingBuffer(self._capacity, num_envs, device, self._directory, transforms.look_back)
+        look_back = transforms.look_back
+        self.buffer = RingBuffer(self._capacity, num_envs, device, self._directory, look_back, state_period)
 
     def acts_at_random(self, env_steps: int) -> bool:
         return env_steps < self._warmup
@@ -261,14 +295,15 @@ class ReplayBatches(Batches):
         return self._warmup
 
     def _chunk(self, num_updates: int) -> Chunk:
-        start = self.buffer.draw(num_updates * self._batch_size, self._window_length)
-        batch = self.buffer.windows(start, self._window_length)
+        num_rows = self._burn_in + self._window_length
+        start = self.buffer.draw(num_updates * self._batch_size, num_rows)
+        batch = self.buffer.windows(start, num_rows)
         before = self._transforms.window_state(self.buffer, start.column, start.position)
         device = self._algorithm.progress.device
         if self.buffer.device != device:
             batch, before = nest.to((batch, before), device)
-        experience = self._prepare(batch.experience._replace(transform_state=before))
-        batch = batch._replace(experience=experience)
+        experience = self._prepare(batch.experience._replace(transform_state=before), self._burn_in)
+        batch = batch._replace(experience=experience, mask=batch.mask[self._burn_in :])
         if num_updates == 1:
             return Chunk(batch, None)
         index = torch.arange(num_updates * self._batch_size, device=device).view(num_updates, -1)

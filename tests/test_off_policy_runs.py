@@ -21,7 +21,7 @@ from alfish.environments.toy import Bandit, Stamped, TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Evaluate, Listener
-from alfish.networks import MLP, CriticEnsemble, QNetwork, Torso
+from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, QNetwork, Torso
 from alfish.schedules import Linear
 from alfish.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer
@@ -36,7 +36,11 @@ ALGORITHMS = {
                              target_subset=2),
     "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=CRITIC,
                              noise_correlation=0.8, actor_period=3),
+    "recurrent dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=functools.partial(
+        Torso, mlp=SMALL, memory=functools.partial(LSTM, size=4))), epsilon=Linear(1.0)),
+    "recurrent sac": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, memory=functools.partial(GRU, size=4)),
 }  # fmt: skip
+MEMORY = {"burn_in": 1, "state_period": 3}  # of replay
 # The environment's state is saved, so any moment will do; or it is not, but at the end of all episodes there is none:
 # an episode of 4 actions is 5 rows, so after 5 k - 1 steps the row to act from is LAST.
 POINT_MASS = (TensorPointMass, {"length": 6})
@@ -47,13 +51,18 @@ SETTINGS = {  # algorithm, environment, unroll length, iterations, of them befor
     "sac_half_a_step": ("sac", POINT_MASS, 0.5, 60, 41),
     "sac_episode_boundary": ("sac", (Bandit, {"action": "box", "length": 4}), 7, 10, 7),
     "td3_saved_state": ("td3", POINT_MASS, 3, 16, 7),
+    "recurrent_sac_saved_state": ("recurrent sac", POINT_MASS, 3, 20, 13),
+    "recurrent_sac_saved_state_same_step": (
+        "recurrent sac", (TensorPointMass, {"length": 6, "autoreset": "same_step"}), 3, 20, 13),
+    "recurrent_dqn_episode_boundary": ("recurrent dqn", (Bandit, {"action": "discrete", "length": 4}), 3, 25, 13),
     "td3_episode_boundary": ("td3", (Bandit, {"action": "box", "length": 4}), 7, 10, 7),
-}
+}  # fmt: skip
 
 
 def make(root_dir, name, replay=None, **options):
     algorithm, (env_id, env_kwargs), unroll_length, num_iterations, _ = SETTINGS[name]
     settings = {"capacity": 60, "batch_size": 4, "window_length": 3, "warmup_env_steps": 20, "max_chunk_size": 8}
+    settings |= MEMORY if algorithm.startswith("recurrent") else {}
     defaults = {
         "algorithm": ALGORITHMS[algorithm],
         "environment": functools.partial(make_environment, env_id, num_envs=2, env_kwargs=env_kwargs),

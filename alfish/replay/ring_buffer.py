@@ -3,6 +3,9 @@
 A row's position `pos` grows for ever; where it lies, `pos % length`, is nobody else's business. Each column is one
 environment, so a window of consecutive positions is what that environment did. A window may start at a row that trains
 (`data.trainable`), may end anywhere among the column's rows, and never mixes its newest with its oldest.
+
+For policies with memory, the state of a push's row 0 is kept too, once in `state_period` positions of a column. Windows
+then start at rows that have one, whether these train or not.
 """
 
 from pathlib import Path
@@ -37,6 +40,8 @@ class RingBuffer:
       directory: keep the rows in memory-mapped files there instead, on the CPU.
       num_ignored: how many of a column's oldest rows no window may start at, once older ones were overwritten or where
         the first row began no episode: as many as a frame stack looks back.
+      state_period: keep the state of the first push that begins in each stretch of so many positions, and start windows
+        there; None: keep no states.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class RingBuffer:
         device: torch.device | str = "cpu",
         directory: str | Path | None = None,
         num_ignored: int = 0,
+        state_period: int | None = None,
     ):
         self._length = capacity // num_envs
         if self._length < 2 + num_ignored:
@@ -65,6 +71,10 @@ class RingBuffer:
         # On the host, where windows are drawn.
         self._startable = np.zeros((self._length, num_envs), bool)
         self._newest = np.full(num_envs, StepType.PAD, np.int32)  # step type of each last row, PAD: none
+        # As many stretches as the rows of a column can touch. Stretch k of a column is in slot k % number of slots.
+        self._state_period, self._num_slots = state_period, -(-(self._length - 1) // (state_period or 1)) + 1
+        self._state_position = np.full((self._num_slots if state_period else 0, num_envs), -1)  # -1: there is none
+        self._states: Nest = None  # leaves [slots * B, ...], state slot * B + column
         self._rows: Nest = None  # leaves [length * B, ...], row (pos % length) * B + column
         self._step_type: Any = None  # of `_rows`
         self._stores: list[Any] = []  # the leaves again, on a CPU as numpy views, which small reads and writes want
@@ -92,7 +102,7 @@ class RingBuffer:
         """Appends rows to every column. PAD rows, at the end of a ragged column, are left out.
 
         Args:
-          experience: leaves `[T, B, ...]`; `state` and `policy_version` are not kept.
+          experience: leaves `[T, B, ...]`; `policy_version` is not kept, `state` once in `state_period`.
         """
         rows = _kept(experience)
         if experience.time_step.step_type.device != self._device:
@@ -110,6 +120,8 @@ class RingBuffer:
             self._env_id[new] = experience.time_step.env_id[0].cpu().numpy()[new]
             self._named |= new
         self._end_broken(step_type)
+        if self._state_period is not None:
+            self._push_state(experience.state, real[0])
         level = self.num_envs == 1 or ((self._pos == self._pos[0]).all() and (self._start == self._start[0]).all())
         if level and real.all():
             self._push_aligned(rows, step_type)
@@ -121,14 +133,14 @@ class RingBuffer:
         return int(self._startable.sum())
 
     def sample(self, num_windows: int, window_length: int = 2) -> Batch:
-        """Windows that start uniformly at any row that may start one, with replacement.
+        """Windows that start uniformly at any row that may start one, or that has a state, with replacement.
 
         Args:
           num_windows: N.
           window_length: L, rows.
 
         Returns:
-          Batch of `[L, N]` rows; the mask has L - 1 rows, and is true in its first.
+          Batch of `[L, N]` rows; the mask has L - 1 rows, and without states is true in its first.
 
         Raises:
           UsageError: no row can start such a window yet.
@@ -166,6 +178,7 @@ class RingBuffer:
         """Forgets all rows; positions go on."""
         self._start = self._pos.copy()
         self._startable[:] = False
+        self._state_position[:] = -1
         self._newest[:] = StepType.PAD
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,18 +191,26 @@ class RingBuffer:
             "env_id": torch.from_numpy(self._env_id.copy()),
             "startable": torch.from_numpy(self._startable.copy()),
             "rows": nest.map(lambda leaf: _head(leaf, filled), self._rows),
+            "state_period": self._state_period,
+            "state_position": torch.from_numpy(self._state_position.copy()),
+            "states": self._states,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from `state`.
 
         Raises:
-          UsageError: it was saved with another capacity or number of environments.
+          UsageError: it was saved with another capacity, number of environments or state period.
         """
         if state["length"] != self._length or len(state["pos"]) != self.num_envs:
             raise UsageError(
                 f"the saved replay has {len(state['pos'])} columns of {state['length']} rows, this one {self.num_envs} "
                 f"of {self._length}; keep the capacity and the number of environments"
+            )
+        if state.get("state_period") != self._state_period:
+            raise UsageError(
+                f"the saved replay has a state every {state.get('state_period')} rows, this one every "
+                f"{self._state_period}; keep ReplayBatches.state_period, and the memory"
             )
         self._pos, self._start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         self._env_id[:] = state["env_id"].numpy()
@@ -197,6 +218,9 @@ class RingBuffer:
         self._startable[:] = state["startable"].numpy()
         if state["rows"] is None:
             return
+        if self._state_period is not None:
+            self._state_position[:] = state["state_position"].numpy()
+            self._states = nest.map(lambda leaf: leaf.to(self._device).clone(), state["states"])
         if self._rows is None:
             self._lay_out(state["rows"])
         for leaf, saved in zip(nest.leaves(self._rows), nest.leaves(state["rows"]), strict=True):
@@ -218,10 +242,21 @@ class RingBuffer:
             if len(at) > 1:
                 startable[at[:-1], column] = trainable(step_type[at, column])
         assert (startable == self._startable).all(), "a row's right to start a window is out of date"
+        slot, owner = np.nonzero(self._state_position >= 0)
+        position = self._state_position[slot, owner]
+        assert (position < self._pos[owner]).all() and (position >= self._start[owner]).all()
+        assert (position // (self._state_period or 1) % self._num_slots == slot).all(), "a state is in another's slot"
 
     def _draw(self, num_windows: int, window_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Columns and positions by rejection: drawn uniformly from all rows, and again where one may not start."""
+        """Columns and positions by rejection: drawn uniformly from all rows, and again where one may not start.
+
+        With states, from all stretches of a column that may have one.
+        """
         low, count = self._candidates(window_length)
+        lowest, end = low, low + count
+        if self._state_period is not None:
+            low = lowest // self._state_period
+            count = np.where(count > 0, (end - 1) // self._state_period - low + 1, 0)
         total = int(count.sum())
         if total <= 0:
             raise UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
@@ -232,19 +267,28 @@ class RingBuffer:
             ticket = torch.randint(total, (missing + missing // 8 + 4,)).numpy()
             drawn = np.searchsorted(ends, ticket, side="right") if self.num_envs > 1 else np.zeros_like(ticket)
             at = ticket - (ends - count)[drawn] + low[drawn]
-            fits = self._may_start(drawn, at)
+            if self._state_period is None:
+                fits = self._may_start(drawn, at)
+            else:
+                at = self._state_position[at % self._num_slots, drawn]
+                fits = (at >= lowest[drawn]) & (at < end[drawn])
             columns.append(drawn[fits][:missing])
             positions.append(at[fits][:missing])
             missing -= len(columns[-1])
             if missing == 0:
                 break
         else:
-            raise UsageError("the replay holds hardly a row that trains: its episodes may all have length 0")
+            raise UsageError("the replay holds hardly a row to start from: its episodes may all have length 0")
         column, position = (parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in (columns, positions))
         return column, position
 
     def _windows(self, column: np.ndarray, position: np.ndarray, window_length: int) -> Batch:
         experience = self._read(column, position + np.arange(window_length)[:, None])
+        if self._state_period is not None:
+            slot = position // self._state_period % self._num_slots
+            assert (self._state_position[slot, column] == position).all(), "a window starts where no state is kept"
+            index = torch.from_numpy(slot * self.num_envs + column).to(self._device)
+            experience = experience._replace(state=nest.at(self._states, index))
         mask = trainable(experience.time_step.step_type.cpu().numpy())
         return Batch(
             experience,
@@ -277,6 +321,22 @@ class RingBuffer:
         self._rows = nest.map(allocate, row)
         self._step_type = self._rows[0]
         self._stores = [_as_numpy(leaf) for leaf in nest.leaves(self._rows)]
+
+    def _push_state(self, state: Nest, real: np.ndarray) -> None:
+        """Keeps the state `[B, ...]` of each column's next row, where it has one (`real`) and its stretch has none."""
+        if self._states is None:
+            count = self._num_slots * self.num_envs
+            self._states = nest.map(
+                lambda leaf: torch.zeros(count, *leaf.shape[1:], dtype=leaf.dtype, device=self._device), state
+            )
+        assert self._state_period is not None
+        stretch = self._pos // self._state_period
+        slot = stretch % self._num_slots
+        due = np.flatnonzero(real & (self._state_position[slot, self._columns] // self._state_period != stretch))
+        self._state_position[slot[due], due] = self._pos[due]
+        index, column = (torch.from_numpy(rows) for rows in (slot[due] * self.num_envs + due, due))
+        for store, leaf in zip(nest.leaves(self._states), nest.leaves(state), strict=True):
+            store[index.to(self._device)] = leaf[column.to(leaf.device)].to(self._device)
 
     def _push_aligned(self, rows: Nest, step_type: np.ndarray) -> None:
         """All columns have the same pos and start: whole blocks of rows, in two pieces where the ring wraps."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from alfish import nest
-from alfish.data import Experience, StepType, TimeStep
+from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.replay import RingBuffer
@@ -180,6 +180,110 @@ def test_every_window_is_what_one_environment_did_whatever_was_done_to_the_ring(
             buffer.push(columns.unroll([1] * num_envs))
             buffer.check_valid()
     assert num_drawn == NUM_OPERATIONS * NUM_DRAWS and buffer.num_pushed > 10 * length  # it did wrap
+
+
+class States:
+    """What the ring should know of states, worked out position by position; each state is (column, position)."""
+
+    def __init__(self, num_envs, period):
+        self.kept, self._period = [[] for _ in range(num_envs)], period
+
+    def of_next_rows(self, columns, counts):
+        """The states of a push's row 0, which belong to the rows that `columns.unroll(counts)` will make."""
+        positions = [len(rows) for rows in columns.history]
+        for column, (position, count) in enumerate(zip(positions, counts)):
+            if count and all(position // self._period != kept // self._period for kept in self.kept[column]):
+                self.kept[column].append(position)
+        stamp = torch.tensor(list(enumerate(positions)), dtype=torch.float32)
+        return stamp[:, :1], {"cell": stamp}
+
+    def forget(self):
+        self.kept = [[] for _ in self.kept]
+
+    def starts(self, history, length, window_length, num_ignored=0, cleared_at=None):
+        for column, rows in enumerate(history):
+            oldest = max(len(rows) - length, cleared_at[column] if cleared_at else 0)
+            low = oldest + (num_ignored if oldest else 0)
+            yield from ((column, p) for p in self.kept[column] if low <= p <= len(rows) - window_length)
+
+
+def push_with_states(buffer, states, columns, counts):
+    state = states.of_next_rows(columns, counts)
+    buffer.push(columns.unroll(counts)._replace(state=state))
+
+
+@pytest.mark.parametrize("period", [1, 4, 7])
+@pytest.mark.parametrize(("num_envs", "length", "num_ignored", "mapped"), SETTINGS)
+def test_with_states_every_window_starts_at_a_row_that_has_one_and_brings_it(
+    tmp_path, num_envs, length, num_ignored, mapped, period
+):
+    rng = np.random.default_rng(num_envs + period)
+    torch.manual_seed(num_envs)
+    columns, states, cleared_at = Columns(num_envs), States(num_envs, period), [0] * num_envs
+    num_made, num_checked, at_last = 0, 0, 0
+
+    def make():
+        nonlocal num_made
+        num_made += 1
+        directory = tmp_path / str(num_made) if mapped else None
+        return RingBuffer(length * num_envs, num_envs, "cpu", directory, num_ignored, period)
+
+    buffer = make()
+    for _ in range(150):
+        operation = rng.choice(["aligned", "ragged", "reload", "clear"], p=[0.5, 0.38, 0.08, 0.04])
+        if operation == "aligned":
+            push_with_states(buffer, states, columns, [int(rng.integers(1, period + 1))] * num_envs)
+        elif operation == "ragged":
+            counts = rng.integers(0, 1 + min(period + 1, length), num_envs)
+            counts[rng.integers(num_envs)] += counts.max() == 0
+            push_with_states(buffer, states, columns, counts.tolist())
+        elif operation == "reload":
+            buffer = reloaded(buffer, make())
+        else:
+            buffer.clear()
+            states.forget()
+            cleared_at = [len(rows) for rows in columns.history]
+        if not any(columns.history):
+            continue
+        buffer.check_valid()
+        window_length = int(rng.integers(2, 6))
+        allowed = list(states.starts(columns.history, length, window_length, num_ignored, cleared_at))
+        if not allowed:
+            with pytest.raises(UsageError):
+                buffer.sample(1, window_length)
+            continue
+        batch = buffer.sample(40 * len(allowed), window_length)  # so that none is left out but by a fault
+        starts = torch.stack([batch.env_id - 10, batch.position], -1)
+        assert {tuple(start) for start in starts.tolist()} == set(allowed)
+        hidden, cell = batch.experience.state[0], batch.experience.state[1]["cell"]
+        assert torch.equal(cell, starts.float()) and torch.equal(hidden, cell[:, :1])
+        rows = [[columns.history[c][p + k] for c, p in starts.tolist()] for k in range(window_length)]
+        observation = batch.experience.time_step.observation["stamp"]
+        assert torch.equal(observation, torch.tensor(np.array(rows)[..., 3:], dtype=torch.float32))
+        assert torch.equal(batch.mask, trainable(batch.experience.time_step.step_type))
+        num_checked += len(starts)
+        at_last += int((batch.experience.time_step.step_type[0] == LAST).sum())
+    assert num_checked > 4000 and at_last > 0 and buffer.num_pushed > 4 * length
+
+
+def test_states_are_drawn_uniformly():
+    torch.manual_seed(0)
+    columns, states, buffer = Columns(4), States(4, 5), RingBuffer(4 * 40, 4, state_period=5)
+    for counts in ([5, 2, 1, 5], [3, 4, 0, 5], [5, 5, 5, 5], [1, 2, 3, 4], *[[5, 4, 3, 5]] * 9):
+        push_with_states(buffer, states, columns, counts)
+    expected = list(states.starts(columns.history, 40, 6))
+    batch = buffer.sample(2000 * len(expected), 6)
+    starts, counts = torch.stack([batch.env_id.long() - 10, batch.position]).unique(dim=1, return_counts=True)
+    assert [tuple(start) for start in starts.T.tolist()] == sorted(expected) and len(expected) > 15
+    assert (counts - 2000).abs().max() < 5 * 2000**0.5
+
+
+def test_a_ring_with_states_is_no_ring_without_them():
+    columns, states, buffer = Columns(1), States(1, 4), RingBuffer(20, 1, state_period=4)
+    push_with_states(buffer, states, columns, [3])
+    for period in (None, 5):
+        with pytest.raises(UsageError, match=f"a state every 4 rows, this one every {period}"):
+            RingBuffer(20, 1, state_period=period).load_state_dict(buffer.state_dict())
 
 
 @pytest.mark.parametrize("window_length", [2, 4, 6])

@@ -27,7 +27,7 @@ from alfish.environments.toy import TensorPointMass
 from alfish.environments.vector import SequentialVectorEnv
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver
-from alfish.networks import MLP, ActorCritic, CriticEnsemble, QNetwork, Target, Torso
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Target, Torso
 from alfish.schedules import Linear
 from alfish.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer, Transforms
@@ -50,6 +50,8 @@ STACK = functools.partial(FrameStack, num_frames=3)
 NOISY = functools.partial(TD3, noise_correlation=0.8, noise_std=Linear(0.5, 0.1))
 DUELING = functools.partial(DQN, q_network=functools.partial(QNetwork, dueling=True))
 
+RECURRENT = functools.partial(Torso, memory=GRU)
+
 CASES = {  # algorithm, observation, action, transforms
     "ppo discrete": (PPO, VECTOR, DISCRETE, []),
     "ppo box": (PPO, NESTED, BOX, [ObservationNormalizer]),
@@ -62,6 +64,13 @@ CASES = {  # algorithm, observation, action, transforms
     "sac box": (SAC, NESTED, BOX, []),
     "sac discrete": (SAC, VECTOR, DISCRETE, [ObservationNormalizer]),
     "sac both": (SAC, BOXES, BOTH, [STACK, ObservationNormalizer]),
+    "ppo with a GRU": (functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=RECURRENT,
+                                                                        shared_torso=True)), VECTOR, DISCRETE, []),
+    "a2c with two memories": (functools.partial(A2C, network=functools.partial(
+        ActorCritic, actor_torso=RECURRENT, critic_torso=functools.partial(Torso, memory=LSTM))), VECTOR, BOX, [STACK]),
+    "dqn with an LSTM": (functools.partial(DQN, q_network=functools.partial(
+        QNetwork, torso=functools.partial(Torso, memory=LSTM))), NESTED, DISCRETE, [ObservationNormalizer]),
+    "sac with a GRU": (functools.partial(SAC, memory=GRU), VECTOR, BOTH, []),
     "ddpg": (DDPG, NESTED, BOX, []),
     "td3": (TD3, VECTOR, BOX, []),
     "td3 with memory": (NOISY, BOXES, spaces.Tuple([BOX, BOX]), [STACK, ObservationNormalizer]),

@@ -1,0 +1,337 @@
+"""Algorithms with memory: what they see in training is what they saw while acting, and what trains is what should."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from alfish import nest, returns
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.batches import EpochBatches, ReplayBatches, minibatches, take
+from alfish.data import Experience, StepType, TimeStep, trainable
+from alfish.environments import VectorEnvironment
+from alfish.environments.toy import Stamped
+from alfish.errors import UsageError
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso, warmed_up
+from alfish.transforms import FrameStack, Transforms
+from alfish.unrollers import SyncUnroller
+
+FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
+B = 3
+NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
+modes = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=["next step", "same step"])
+kinds = pytest.mark.parametrize("kind", [GRU, LSTM])
+SMALL = functools.partial(MLP, layers=(6,))
+CRITIC = functools.partial(CriticEnsemble, layers=(6,))
+
+
+def torso(kind):
+    return functools.partial(Torso, mlp=SMALL, memory=functools.partial(kind, size=5))
+
+
+class Noisy(Stamped):
+    """Random observations in episodes of 3, 5, 1, 8, ... actions; reward 1 a step."""
+
+    def __init__(self, lengths=(3, 5, 1, 8)):
+        super().__init__(lengths, truncates=True)
+        self.observation_space = spaces.Box(-1, 1, (4,), np.float32)
+
+    def _observation(self):
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32)
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, 1.0, *rest
+
+
+class Telling(DQN):
+    """Says what it saw in every step, for replay to keep."""
+
+    replay_info = ("q",)
+
+    def rollout_step(self, time_step, state):
+        step = super().rollout_step(time_step, state)
+        q, _ = self.q_network(time_step, state)
+        return step._replace(info=Said(q))
+
+
+class Said(NamedTuple):
+    q: torch.Tensor
+
+
+def make(algorithm, mode=NEXT_STEP, factories=(), seed=0):
+    """Unroller, algorithm and transforms; policies far from where they see nothing."""
+    lengths = [(3, 5, 1, 8), (2, 9), (30, 1)]
+    env = SyncVectorEnv([lambda own=own: Noisy(own) for own in lengths], autoreset_mode=mode)
+    environment = VectorEnvironment(env, list(range(B)))
+    transforms = Transforms(factories, environment.observation_spec, environment.reward_spec)
+    torch.manual_seed(seed)
+    made = algorithm(transforms.observation_spec, environment.action_spec, transforms.reward_spec)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return SyncUnroller(environment, made, transforms), made, transforms
+
+
+def q_network(kind):
+    return functools.partial(QNetwork, torso=torso(kind))
+
+
+# On-policy.
+
+NETWORKS = {
+    "shared": {"shared_torso": True},
+    "two": {"critic_torso": torso(LSTM)},
+    "actor's alone": {"critic_torso": functools.partial(Torso, mlp=SMALL)},
+}
+
+
+@modes
+@kinds
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, mode):
+    """Over unrolls that start within episodes, and episodes that start within unrolls."""
+    recurrent = functools.partial(ActorCritic, actor_torso=torso(kind), **NETWORKS[network])
+    unroller, made, transforms = make(functools.partial(algorithm, network=recurrent), mode)
+    source = EpochBatches(1, 6 if mode == NEXT_STEP else 7)
+    source.bind(made, transforms, 6 if mode == NEXT_STEP else 7, B)
+    begun_within = 0
+    for _ in range(6):
+        unroll = unroller.unroll(6)
+        step_type = unroll.time_step.step_type
+        begun_within += int((step_type[1:] == FIRST).sum())
+        source.add(unroll)
+        (chunk,) = source.chunks(0)
+        if algorithm is PPO:
+            log_prob = unroll.info.policy.log_prob(unroll.action)[:-1]
+            for columns in chunk.index:
+                batch = take(chunk.batch, columns)
+                info = made.train_step(batch.experience, batch.experience.state).info
+                trains = batch.mask
+                found = info.policy.log_prob(batch.experience.action)
+                torch.testing.assert_close(found[trains], log_prob[:, columns][trains])
+        # Values of whole unrolls are those of the minibatches' rows, carried on by the same memory.
+        with torch.no_grad():
+            whole = made.network.value(unroll.time_step, unroll.state)
+            (_, value), _ = made.network(chunk.batch.experience.time_step, chunk.batch.experience.state)
+        torch.testing.assert_close(value, whole[:-1])
+        step, info = unroll.time_step, chunk.batch.experience.info
+        target = returns.lambda_return(step.reward, 0.99 * step.discount, whole, step.step_type, made._lambda)
+        torch.testing.assert_close(info.target[chunk.batch.mask], target[chunk.batch.mask])
+    assert unroller._actor._program is not None and begun_within > 3
+    assert unroll.state is not None and any(leaf.any() for leaf in nest.leaves(unroll.state))
+
+
+def test_an_update_of_ppo_moves_the_memory():
+    recurrent = functools.partial(ActorCritic, actor_torso=torso(GRU), shared_torso=True)
+    unroller, ppo, transforms = make(functools.partial(PPO, network=recurrent))
+    source = EpochBatches(1)
+    source.bind(ppo, transforms, 6, B)
+    source.add(unroller.unroll(6))
+    (chunk,) = source.chunks(0)
+    batch = chunk.batch
+    loss = ppo.calc_loss(batch.experience, ppo.train_step(batch.experience, batch.experience.state).info).loss
+    gradients = torch.autograd.grad(loss[batch.mask].sum(), list(ppo.network.actor_torso.memory.parameters()))
+    assert all(gradient.any() for gradient in gradients)
+
+
+# Replay.
+
+
+def replay(algorithm, transforms, unroller, **settings):
+    """A source of batches with some rows of the unroller's in it."""
+    defaults = {"capacity": 60 * B, "batch_size": 40, "window_length": 6, "state_period": 4, "warmup_env_steps": 60}
+    source = ReplayBatches(**{**defaults, **settings})
+    source.bind(algorithm, transforms, 4, B)
+    for length in [3, 1, 2, 4, 1] * 8:
+        source.add(unroller.unroll(length))
+    return source
+
+
+@modes
+@kinds
+@pytest.mark.parametrize("burn_in", [0, 3])
+@pytest.mark.parametrize("factories", [(), (functools.partial(FrameStack, num_frames=3),)], ids=["plain", "stacks"])
+def test_the_memory_in_training_saw_what_it_saw_while_acting(kind, mode, burn_in, factories):
+    """Whatever the window: Q of its rows is what Q was then, for the parameters have not changed."""
+    telling = functools.partial(Telling, q_network=q_network(kind))
+    unroller, dqn, transforms = make(telling, mode, factories)
+    source = replay(dqn, transforms, unroller, burn_in=burn_in)
+    assert unroller._actor._program is not None
+    begun_within = begun_while_warming = 0
+    for chunk in source.chunks(62):
+        for batch in minibatches(chunk):
+            experience = batch.experience
+            step, kept = experience.time_step, experience.info["q"]
+            assert len(step.reward) == 6 and (experience.burn_in is None) == (burn_in == 0)
+            assert torch.equal(batch.mask, trainable(step.step_type))
+            state = warmed_up(dqn.q_network, experience.burn_in, experience.state)
+            q, _ = dqn.q_network(step, state)
+            acted = step.step_type != LAST  # in SAME_STEP nobody acts there
+            torch.testing.assert_close(q[acted], kept[acted], atol=1e-5, rtol=1e-4)
+            begun_within += int((step.step_type[1:] == FIRST).sum())
+            if burn_in:
+                assert len(experience.burn_in.reward) == burn_in
+                begun_while_warming += int((experience.burn_in.step_type[1:] == FIRST).sum())
+            # Another state would have been seen.
+            forgetful, _ = dqn.q_network(step, nest.map(torch.zeros_like, state))
+            assert not torch.allclose(forgetful[acted], kept[acted], atol=1e-3)
+    assert begun_within > 10 and (begun_while_warming > 0) == bool(burn_in)
+
+
+def windows(algorithm, burn_in=0, num_rows=6, num_windows=8, seed=1):
+    """`[L, N]` of random rows in which episodes end and begin; states that are not the initial ones."""
+    torch.manual_seed(seed)
+    shape = (burn_in + num_rows, num_windows)
+    step_type = torch.full(shape, MID, dtype=torch.int32)
+    step_type[-4, ::2], step_type[-3, ::2] = LAST, FIRST
+    step_type[-2, 1::4], step_type[-1, 1::4] = LAST, FIRST
+    discount = 1.0 - (step_type == LAST) * (torch.rand(shape) < 0.5).float()
+    action = torch.randint(3, shape)
+    rows = TimeStep(step_type, torch.randn(shape), discount, torch.randn(*shape, 4), action, action.int())
+    state = nest.map(torch.randn_like, algorithm.initial_state(num_windows))
+    before, rows = nest.split(rows, burn_in) if burn_in else (None, rows)
+    return Experience(rows, action[burn_in:], None, state, burn_in=before)
+
+
+def one_step_targets(step, value):
+    """By hand: `[L-1, N]`, and which of them mean something."""
+    target = step.reward[1:] + 0.5 * step.discount[1:] * value
+    return target, trainable(step.step_type)
+
+
+@kinds
+@pytest.mark.parametrize("burn_in", [0, 2])
+@pytest.mark.parametrize("double", [False, True])
+def test_every_trainable_row_of_a_window_trains_dqn_to_its_one_step_target(kind, double, burn_in):
+    settings = {"q_network": q_network(kind), "gamma": 0.5, "double": double, "huber_delta": None}
+    _, dqn, _ = make(functools.partial(DQN, **settings))
+    experience = windows(dqn, burn_in)
+    step = experience.time_step
+    with torch.no_grad():
+        q, target_q = (
+            network(step, warmed_up(network, experience.burn_in, experience.state))[0]
+            for network in (dqn.q_network, dqn.target)
+        )
+        assert not torch.allclose(q, target_q, atol=0.01)
+        greedy = (q if double else target_q)[1:].argmax(-1, keepdim=True)
+        target, trains = one_step_targets(step, target_q[1:].gather(-1, greedy).squeeze(-1))
+        error = q[:-1].gather(-1, experience.action[:-1].unsqueeze(-1)).squeeze(-1) - target
+    assert trains.any(0).all() and not trains.all()
+    loss = dqn.calc_loss(experience, dqn.train_step(experience, experience.state).info).loss
+    assert loss.shape == (5, 8)
+    torch.testing.assert_close(loss[trains], 0.5 * error.square()[trains])
+
+
+def test_rows_that_warm_up_are_run_over_without_gradient():
+    _, dqn, _ = make(functools.partial(DQN, q_network=q_network(GRU)))
+    experience = windows(dqn, burn_in=2)
+    observation = experience.burn_in.observation.requires_grad_()
+    state = experience.state.requires_grad_()
+    loss = dqn.calc_loss(experience, dqn.train_step(experience, state).info).loss.sum()
+    assert torch.autograd.grad(loss, [observation, state], allow_unused=True, retain_graph=True) == (None, None)
+    # They do matter.
+    with torch.no_grad():
+        observation.zero_()
+    assert dqn.calc_loss(experience, dqn.train_step(experience, state).info).loss.sum() != loss
+
+
+@pytest.mark.parametrize(("lambda_", "expected"), [(None, 0.0), (0.7, 0.7)])
+def test_with_memory_returns_are_of_one_step_unless_told_otherwise(lambda_, expected):
+    dqn = functools.partial(DQN, lambda_=lambda_)
+    _, recurrent, _ = make(functools.partial(dqn, q_network=q_network(GRU)))
+    _, plain, _ = make(dqn)
+    assert recurrent._lambda == expected and plain._lambda == (1.0 if lambda_ is None else lambda_)
+    assert recurrent.replays_state and not plain.replays_state
+    assert recurrent.has_state and not plain.has_state
+
+
+def recurrent_sac(kind=GRU, **settings):
+    memory = functools.partial(kind, size=5)
+    defaults = {"critic": CRITIC, "actor_mlp": SMALL, "memory": memory, "gamma": 0.5}
+    _, sac, _ = make(functools.partial(SAC, **{**defaults, **settings}))
+    return sac
+
+
+@kinds
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_every_trainable_row_of_a_window_trains_sac_to_its_soft_one_step_target(kind, burn_in):
+    sac = recurrent_sac(kind)
+    experience = windows(sac, burn_in)
+    step = experience.time_step
+    target_critic = sac.target_critic.network
+    with torch.no_grad():
+        features, target_features = (
+            critic.features(step, warmed_up(critic.features, experience.burn_in, experience.state))[0]
+            for critic in (sac.critic, target_critic)
+        )
+        assert not torch.allclose(features, target_features, atol=0.01)
+        log_p = sac.discrete_head(sac.actor_mlp(features)).log_p
+        alpha = sac.log_alpha["discrete"].exp()
+        soft = (log_p.exp() * (target_critic(target_features).amin(0) - alpha * log_p)).sum(-1)
+        target, trains = one_step_targets(step, soft[1:])
+        all_q = sac.critic(features)
+        q = all_q.gather(-1, experience.action.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)[:, :-1]
+        expected = {
+            "critic": 0.5 * (q - target).square().sum(0),
+            "actor": -(log_p.exp() * (all_q.amin(0) - alpha * log_p)).sum(-1)[:-1],
+        }
+    loss = sac.calc_loss(experience, sac.train_step(experience, experience.state).info).loss
+    for name, value in expected.items():
+        assert loss[name].shape == (5, 8)
+        torch.testing.assert_close(loss[name][trains], value[trains], msg=name)
+
+
+def test_the_critics_loss_alone_moves_the_memory_of_sac():
+    sac = recurrent_sac()
+    experience = windows(sac)
+    loss = sac.calc_loss(experience, sac.train_step(experience, experience.state).info).loss
+    memory = list(sac.critic.memory.parameters())
+    assert all(gradient.any() for gradient in torch.autograd.grad(loss["critic"].sum(), memory, retain_graph=True))
+    assert set(torch.autograd.grad(loss["actor"].sum(), memory, allow_unused=True)) == {None}
+    groups = {name: {id(p) for p in group} for name, group in sac.parameter_groups().items()}
+    assert all(id(parameter) in groups["critic"] for parameter in memory)
+    assert sac.actor_encoder is None and not any(p.requires_grad for p in sac.target_critic.parameters())
+
+
+def test_sac_acts_by_its_memory():
+    unroller, sac, _ = make(functools.partial(SAC, critic=CRITIC, actor_mlp=SMALL, memory=GRU))
+    row = TimeStep(torch.full((B,), MID), None, None, torch.ones(B, 4), None, None)
+    before = sac.initial_state(B)
+    with torch.no_grad():
+        _, after = sac.critic.features(row, before)
+        for act in (sac.rollout_step, sac.predict_step):
+            torch.testing.assert_close(act(row, before).state, after)
+    assert not torch.equal(before, after)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"state_period": 3}, "state_period is 3, and Trainer.unroll_length 4; .* raise the one"),
+    ({"warmup_env_steps": 41}, "warmup_env_steps is 41, too few for one window of 10 rows of each of 3 env"),
+    ({"capacity": 41, "warmup_env_steps": 41}, "capacity is 41, too little for one window of 10 rows"),
+])  # fmt: skip
+def test_settings_that_do_not_fit_the_memory_are_refused_with_a_remedy(settings, message):
+    _, dqn, transforms = make(functools.partial(DQN, q_network=q_network(GRU)))
+    defaults = {"batch_size": 8, "window_length": 6, "burn_in": 4, "state_period": 4, "warmup_env_steps": 60}
+    with pytest.raises(UsageError, match=message):
+        ReplayBatches(**{**defaults, **settings}).bind(dqn, transforms, 4, B)
+
+
+def test_there_is_nothing_to_warm_up_without_memory():
+    _, dqn, transforms = make(DQN)
+    with pytest.raises(UsageError, match="burn_in is 2, and DQN has no memory"):
+        ReplayBatches(burn_in=2).bind(dqn, transforms, 4, B)
+    for settings in ({"burn_in": -1}, {"state_period": 0}):
+        with pytest.raises(UsageError, match="at least 1 and 0"):
+            ReplayBatches(**settings)
