@@ -53,6 +53,9 @@ GOALS = [
     Goal("sac_halfcheetah", (0, 1, 2), 4500, False),
     Goal("td3_halfcheetah", (0, 1, 2), 4500, False),
     Goal("sac_hopper", (0, 1, 2), 1500, False),
+    Goal("ppo_recall", (0, 1, 2), 0.95, True),
+    Goal("dqn_recall", (0, 1, 2), 0.95, True),
+    Goal("sac_recall", (0, 1, 2), 0.95, True),
 ]
 
 

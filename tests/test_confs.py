@@ -21,7 +21,7 @@ NEEDS = {
     r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|Swimmer|Reacher|Inverted\w+)-v\d": "mujoco",
     r"(LunarLander|BipedalWalker|CarRacing)": "Box2D",
     r"ALE/": "ale_py",
-    r"CartPole|Pendulum|Acrobot|MountainCar": "gymnasium",
+    r"CartPole|Pendulum|Acrobot|MountainCar|Recall": "gymnasium",
 }
 TINY = [
     "Trainer.num_env_steps=None",
@@ -43,6 +43,12 @@ TINY_WHERE = {
     ],
     # A window of stacks reaches further back.
     "dqn_atari.gin": ["ReplayBatches.warmup_env_steps=10"],
+    # A state every so many rows of an environment: windows start no more often.
+    "ReplayBatches.state_period": [
+        "ReplayBatches.state_period=8",
+        "ReplayBatches.burn_in=1",
+        "ReplayBatches.warmup_env_steps=22",
+    ],
     "ReplayBatches.window_length": ["ReplayBatches.window_length=2"],
     "Learner.compile": ["Learner.compile=False"],  # takes seconds, and has tests of its own
     "CriticEnsemble.layers": ["CriticEnsemble.layers=(8,)"],
@@ -106,7 +112,8 @@ def test_its_task_and_algorithm_are_the_ones_it_configures(path):
 
     _, task, algorithm, _ = describe(path)
     configuration.read([str(path)], [])
-    assert task.split()[0].strip(",") == gin.query_parameter("make_environment.env_id")
+    env_id = gin.query_parameter("make_environment.env_id")
+    assert task.split()[0].strip(",") == getattr(env_id, "selector", env_id)  # a class of ours, or a name
     assert algorithm.split()[0] == gin.query_parameter("Trainer.algorithm").selector
 
 

@@ -9,10 +9,11 @@ from alfish.__main__ import main
 pytestmark = pytest.mark.slow
 
 
-def trained_return(tmp_path, capsys, gin_file: str, seed: int, num_episodes: int = 20) -> float:
+def trained_return(tmp_path, capsys, gin_file: str, seed: int, num_episodes: int = 20, changes=()) -> float:
     """The mean return of the last checkpoint, deterministic, on episodes 0.. of a training with `seed`."""
     root_dir = f"--root_dir={tmp_path / 'run'}"
-    assert main(["train", f"--gin_file={gin_file}", root_dir, f"--gin_param=Trainer.seed={seed}"]) == 0
+    parameters = [f"--gin_param={one}" for one in (f"Trainer.seed={seed}", *changes)]
+    assert main(["train", f"--gin_file={gin_file}", root_dir, *parameters]) == 0
     capsys.readouterr()
     assert main(["evaluate", root_dir, f"--num_episodes={num_episodes}", "--json"]) == 0
     return json.loads(capsys.readouterr().out)["mean"]
@@ -46,6 +47,25 @@ def test_sac_swings_the_pendulum_up(tmp_path, capsys):
 def test_sac_learns_cartpole(tmp_path, capsys):
     # Seed 1 reaches 500, and others 443; see docs/results.md.
     assert trained_return(tmp_path, capsys, "sac_cartpole.gin", 1) >= 400
+
+
+WITHOUT_MEMORY = {
+    "ppo_recall.gin": ["Torso.memory=None"],
+    "dqn_recall.gin": ["Torso.memory=None", "ReplayBatches.burn_in=0"],
+    "sac_recall.gin": ["SAC.memory=None", "ReplayBatches.burn_in=0"],
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("gin_file", WITHOUT_MEMORY)
+def test_policies_with_memory_recall_what_they_saw(tmp_path, capsys, gin_file, seed):
+    assert trained_return(tmp_path, capsys, gin_file, seed, num_episodes=100) >= 0.95
+
+
+@pytest.mark.parametrize("gin_file", WITHOUT_MEMORY)
+def test_and_without_memory_they_cannot(tmp_path, capsys, gin_file):
+    """One in four is what guessing gives."""
+    assert trained_return(tmp_path, capsys, gin_file, 0, 100, WITHOUT_MEMORY[gin_file]) <= 0.6
 
 
 def test_the_example_algorithm_learns_cartpole(tmp_path, capsys):
