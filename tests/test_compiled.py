@@ -27,10 +27,10 @@ from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
 from alfish.batches import Chunk, EpochBatches, take
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
-from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state
+from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
 from alfish.errors import RunError, UsageError
 from alfish.learner import Learner
-from alfish.networks import MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
 from alfish.optimizers import Adam, RMSprop, TorchOptimizer
 from alfish.schedules import Linear, Steps
 from alfish.transforms import Transforms
@@ -85,7 +85,19 @@ SPECIAL = {
     "silent td3": (functools.partial(SilentTD3, critic=CRITIC, actor_period=3), BOX),
     "wide dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=WIDE)), DISCRETE),
 }  # fmt: skip
-ALGORITHMS = ON_POLICY | OFF_POLICY | SPECIAL
+RECURRENT = functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=6))
+LONG_SHORT = functools.partial(Torso, mlp=SMALL, memory=functools.partial(LSTM, size=6))
+MEMORY = {
+    "ppo, shared memory": (functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=LONG_SHORT,
+                                                                            shared_torso=True)), DISCRETE),
+    "ppo, two memories": (functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=RECURRENT,
+                                                                           critic_torso=LONG_SHORT)), DISCRETE),
+    "dqn with memory": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=RECURRENT), target_period=7),
+                        DISCRETE),
+    "sac with memory": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC,
+                                          memory=functools.partial(LSTM, size=6)), BOTH),
+}  # fmt: skip
+ALGORITHMS = ON_POLICY | OFF_POLICY | SPECIAL | MEMORY
 
 
 def make(name, seed=0):
@@ -108,6 +120,8 @@ def rows(algorithm, length, size, seed):
 def chunks_of(name, num_updates, size=12, seed=0, weighted=False):
     """One chunk of so many minibatches, which does not depend on how training goes."""
     algorithm = make(name)
+    if algorithm.replays_state:
+        return [windows_of(algorithm, num_updates, size, seed)]
     if not algorithm.on_policy:
         steps = rows(algorithm, 3, num_updates * size, seed)
         action = [specs.sample(algorithm.action_spec, num_updates * size) for _ in range(3)]
@@ -118,12 +132,29 @@ def chunks_of(name, num_updates, size=12, seed=0, weighted=False):
         return [Chunk(Batch(experience, mask, columns, columns, weight), columns.view(num_updates, size))]
     steps, initial = rows(algorithm, 5, size, seed), algorithm.initial_state(size)
     with torch.no_grad():
-        acted = [algorithm.rollout_step(nest.at(steps, t), reset_state(None, initial, None)) for t in range(5)]
+        state, acted = initial, []
+        for t in range(5):
+            row = nest.at(steps, t)
+            acted.append(algorithm.rollout_step(row, reset_state(state, initial, row.step_type)))
+            state = acted[-1].state
     action, info = nest.stack([(step.output, step.info) for step in acted])
     source = EpochBatches(num_updates // 4, size)
     source.bind(algorithm, Transforms([], algorithm.observation_spec, algorithm.reward_spec), 4, size)
-    source.add(Experience(steps, action, info, None))
+    source.add(Experience(steps, action, info, initial))
     return list(source.chunks(0))
+
+
+def windows_of(algorithm, num_updates, size, seed):
+    """Windows of 5 rows after 2 that warm up, in which episodes end and begin."""
+    count = num_updates * size
+    steps = rows(algorithm, 7, count, seed)
+    steps.step_type[3, ::2], steps.step_type[4, ::2] = StepType.LAST, StepType.FIRST
+    steps.step_type[1, ::3] = StepType.FIRST
+    action = nest.stack([specs.sample(algorithm.action_spec, count) for _ in range(5)])
+    state = nest.map(torch.randn_like, algorithm.initial_state(count))
+    burn_in, steps = nest.split(steps, 2)
+    batch = Batch(Experience(steps, action, None, state, burn_in=burn_in), trainable(steps.step_type))
+    return Chunk(batch, torch.arange(count).view(num_updates, size), is_steady=False)
 
 
 def train(algorithm, learner, iterations):
@@ -226,6 +257,17 @@ def test_fifty_updates_are_those_of_the_plain_learner(name, settings, caplog):
     assert made[1].updates == 4 * count
     assert all(key.startswith("log_alpha") and "fixed" in name for key in unmoved(name, made[0]))
     assert len(made[1]._compiled._made) == (2 if name == "td3" else 1)
+    assert warnings_in(caplog) == []
+
+
+@slow
+@pytest.mark.parametrize("name", MEMORY)
+def test_updates_with_memory_are_those_of_the_plain_learner(name, caplog):
+    """In a graph the rows go one by one; else in pieces where that is faster."""
+    iterations = [chunks_of(name, 12, seed=k) for k in range(3)]
+    plain, made = both(name, iterations, optimizer=ADAM, learning_rate=3e-3)
+    assert_alike(plain, made)
+    assert len(made[1]._compiled._made) == 1 and unmoved(name, made[0]) == set()
     assert warnings_in(caplog) == []
 
 
