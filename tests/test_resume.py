@@ -24,7 +24,7 @@ from alfish.environments.toy import Bandit, TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Summaries
-from alfish.networks import MLP, ActorCritic, Torso
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, Torso
 from alfish.schedules import Linear
 from alfish.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
@@ -102,6 +102,23 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     assert resumed.train().iterations == 8
     assert_same(tensors_of(whole), tensors_of(resumed))
     assert json.loads((tmp_path / "cut" / "done").read_text()) == json.loads((tmp_path / "whole" / "done").read_text())
+
+
+@pytest.mark.parametrize("name", ["saved_state", "saved_state_same_step"])
+def test_and_so_with_memory_in_mid_episode(tmp_path, name):
+    env_id, env_kwargs, unroll_length, stop = SETTINGS[name]
+    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
+    actor, critic = (functools.partial(torso, memory=functools.partial(kind, size=4)) for kind in (GRU, LSTM))
+    network = functools.partial(ActorCritic, actor_torso=actor, critic_torso=critic)
+    settings = {"algorithm": functools.partial(PPO, network=network)}
+    whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length, **settings)
+    whole.train()
+    cut = make(tmp_path / "cut", env_id, env_kwargs, unroll_length, **settings)
+    stop_after(cut, stop)
+    assert all(leaf.any() for leaf in nest.leaves(cut.state_dict()["unroller"]["state"]))
+    resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length, **settings)
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
 
 
 def test_and_so_in_another_process(tmp_path):

@@ -101,8 +101,8 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
     """Over unrolls that start within episodes, and episodes that start within unrolls."""
     recurrent = functools.partial(ActorCritic, actor_torso=torso(kind), **NETWORKS[network])
     unroller, made, transforms = make(functools.partial(algorithm, network=recurrent), mode)
-    source = EpochBatches(1, 6 if mode == NEXT_STEP else 7)
-    source.bind(made, transforms, 6 if mode == NEXT_STEP else 7, B)
+    source = EpochBatches(1, 6)
+    source.bind(made, transforms, 6, B)
     begun_within = 0
     for _ in range(6):
         unroll = unroller.unroll(6)
