@@ -73,7 +73,10 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        """Runs the networks in training. `experience` `[T, N]`; `info` is what `calc_loss` receives."""
+        """Runs the networks in training. `experience` `[T, N]`; `info` is what `calc_loss` receives.
+
+        `state` is the experience's: of its row 0, or of the first row of its `burn_in` (see `networks.warmed_up`).
+        """
 
     @abc.abstractmethod
     def calc_loss(self, experience: Experience, info: Nest) -> LossInfo:
