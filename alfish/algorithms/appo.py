@@ -60,7 +60,7 @@ class APPOTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 class APPO(RLAlgorithm):
     """Args:
-    network: takes the three specs, has `policy`, `value` and both at once.
+    network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
     gamma: discount per environment step.
     lambda_: of the V-trace targets and advantages.
     rho_bar: largest weight of a step's own error; `loss` 'impala' also weighs its gradient by no more.
@@ -114,16 +114,20 @@ class APPO(RLAlgorithm):
         self._target_kl = target_kl
         self._normalize_advantage = normalize_advantage
 
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.network.initial_state(batch_size)
+
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        policy = self.network.policy(time_step.observation)
+        policy, state = self.network.policy(time_step, state)
         return AlgStep(policy.sample(), state, APPORollout(policy))
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        return AlgStep(self.network.policy(time_step.observation).mode(), state)
+        policy, state = self.network.policy(time_step, state)
+        return AlgStep(policy.mode(), state)
 
     def preprocess_experience(self, experience: Experience) -> Experience:
         step, behaviour = experience.time_step, experience.info.policy  # [T+1, B]
-        policy, value = self.network(step.observation)
+        (policy, value), _ = self.network(step, experience.state)
         log_prob = behaviour.log_prob(experience.action)
         ratio = (policy.log_prob(experience.action) - log_prob).exp()
         target, advantage = returns.vtrace(
@@ -143,7 +147,7 @@ class APPO(RLAlgorithm):
         return experience._replace(info=info)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        policy, value = self.network(experience.time_step.observation)
+        (policy, value), state = self.network(experience.time_step, state)
         return AlgStep(state=state, info=APPOTrain(policy, value))
 
     def calc_loss(self, experience: Experience, info: APPOTrain) -> LossInfo:

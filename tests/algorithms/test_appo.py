@@ -72,7 +72,7 @@ def _lagged(algorithm, num_updates=8, **unroll):
 
 def _ratio(algorithm, experience):
     with torch.no_grad():
-        policy = algorithm.network.policy(experience.time_step.observation)
+        policy = algorithm.network.policy(experience.time_step, experience.state)[0]
         return (policy.log_prob(experience.action) - experience.info.policy.log_prob(experience.action)).exp()
 
 
@@ -154,7 +154,7 @@ class TestWithLag:
         step, ratio = experience.time_step, _ratio(appo, experience)
         assert ((ratio - 1).abs() > 0.2).float().mean() > 0.3, "it has hardly moved"
         with torch.no_grad():
-            value = appo.network.value(step.observation)
+            value = appo.network.value(step, experience.state)
         expected = returns.vtrace(step.reward, 0.9 * step.discount, value, step.step_type, ratio, 0.8, 1.5, 0.9)
         info = _prepared(appo, experience).info
         torch.testing.assert_close(info.target, expected.target)
@@ -289,10 +289,14 @@ class TestValuesOfOldRows:
             reward, state = self.REWARD[state, acted.output], acted.output
         return Experience(*nest.stack(rows), None, None)
 
+    def _both_states(self):
+        one = torch.ones(2)
+        return TimeStep((one * MID).int(), one, one, torch.eye(2), one, one)
+
     def _value(self, algorithm):
         """`[2]` of the algorithm's policy, by the Bellman equation."""
         with torch.no_grad():
-            policy = algorithm.network.policy(torch.eye(2)).log_p.exp()
+            policy = algorithm.network.policy(self._both_states(), None)[0].log_p.exp()
         return torch.linalg.solve(torch.eye(2) - self.GAMMA * policy, (policy * self.REWARD).sum(1))
 
     def _fitted(self, cls, **settings):
@@ -308,7 +312,8 @@ class TestValuesOfOldRows:
             algorithm.progress.fill_(iteration / 40)
             learner.train(_chunks(algorithm, self._unroll(old), 1))
         with torch.no_grad():
-            return algorithm.network.value(torch.eye(2)), self._value(algorithm), self._value(old)
+            value = algorithm.network.value(self._both_states(), None)
+        return value, self._value(algorithm), self._value(old)
 
     def test_are_those_of_the_present_policy(self):
         value, expected, old = self._fitted(APPO, rho_bar=10.0, c_bar=10.0)

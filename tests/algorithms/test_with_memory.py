@@ -14,7 +14,7 @@ from alfish.algorithms.a2c import A2C
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.batches import EpochBatches, ReplayBatches, minibatches, take
+from alfish.batches import EpochBatches, ReplayBatches, take
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments import VectorEnvironment
 from alfish.environments.toy import Stamped
@@ -168,7 +168,7 @@ def test_the_memory_in_training_saw_what_it_saw_while_acting(kind, mode, burn_in
     assert unroller._actor._program is not None
     begun_within = begun_while_warming = 0
     for chunk in source.chunks(62):
-        for batch in minibatches(chunk):
+        for batch in [chunk.batch] if chunk.index is None else [take(chunk.batch, index) for index in chunk.index]:
             experience = batch.experience
             step, kept = experience.time_step, experience.info["q"]
             assert len(step.reward) == 6 and (experience.burn_in is None) == (burn_in == 0)
