@@ -271,6 +271,18 @@ def test_updates_with_memory_are_those_of_the_plain_learner(name, caplog):
     assert warnings_in(caplog) == []
 
 
+def test_a_memory_over_many_rows_runs_as_it_is(caplog):
+    algorithm = make("dqn with memory")
+    steps = rows(algorithm, 40, 4, 0)
+    action = nest.stack([specs.sample(algorithm.action_spec, 4) for _ in range(40)])
+    batch = Batch(Experience(steps, action, None, algorithm.initial_state(4)), trainable(steps.step_type))
+    learner = Learner(algorithm, compile=True)
+    learner.train([Chunk(batch, None)])
+    assert learner.is_plain and learner.updates == 1
+    (record,) = warnings_in(caplog)
+    assert "a memory over 40 rows is a graph that takes minutes to compile" in record.message
+
+
 @slow
 def test_batches_of_another_shape_compile_another_graph():
     sizes = (12, 5, 12, 5, 7)

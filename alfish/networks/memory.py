@@ -21,6 +21,8 @@ from alfish import nest
 from alfish.data import StepType, TimeStep
 from alfish.nest import Nest
 
+MOST_ROWS_IN_A_GRAPH = 32
+
 
 def warmed_up(network: Callable[[TimeStep, Nest], tuple[Any, Nest]], burn_in: TimeStep | None, state: Nest) -> Nest:
     """The state that a network carries on from rows that train nothing, without gradient; `state` if there are none.
@@ -93,10 +95,15 @@ class _Memory(nn.Module):
         if features.ndim == 2:
             state = self.step(F.linear(features, self.input_weight, self.input_bias), state)
             return nest.leaves(state)[0], state
-        if type(features) is torch.Tensor:  # not one without values, of which a graph is being made
+        if type(features) is torch.Tensor:
             pieces = cut(step_type)
             if features.is_cuda or self.pieces_pay(pieces, len(features)):
                 return self.in_pieces(features, state, pieces)
+        elif len(features) > MOST_ROWS_IN_A_GRAPH:  # tensors without values, of which a graph is being made
+            raise RuntimeError(
+                f"a memory over {len(features)} rows is a graph that takes minutes to compile; it may be of "
+                f"{MOST_ROWS_IN_A_GRAPH}"
+            )
         return self.row_by_row(features, state, step_type)
 
     def step(self, projected: torch.Tensor, state: Nest) -> Nest:
