@@ -54,6 +54,7 @@ GOALS = [
     Goal("td3_halfcheetah", (0, 1, 2), 4500, False),
     Goal("sac_hopper", (0, 1, 2), 1500, False),
     Goal("ppo_recall", (0, 1, 2), 0.95, True),
+    Goal("appo_recall", (0, 1, 2), 0.95, True),
     Goal("dqn_recall", (0, 1, 2), 0.95, True),
     Goal("sac_recall", (0, 1, 2), 0.95, True),
 ]

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module_
 
 CONFS = sorted(confs_directory().glob("*.gin"))
 TASKS = [path for path in CONFS if describe(path)]
+ADDITIONS = [confs_directory() / "async.gin"]  # put after the conf of a task
 NEEDS = {
     r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|Swimmer|Reacher|Inverted\w+)-v\d": "mujoco",
     r"(LunarLander|BipedalWalker|CarRacing)": "Box2D",
@@ -84,18 +85,32 @@ def names(paths):
     return [path.stem for path in paths]
 
 
+def tiny(path):
+    """What makes a run of this conf short."""
+    text = "".join(one.read_text() for one in with_included(path))
+    chosen = [one for where, more in TINY_WHERE.items() if where in text for one in more]
+    return [f"--gin_param={one}" for one in TINY + chosen]
+
+
 @pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
 def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path):
     skip_where_an_extra_is_missing(path)
-    text = "".join(one.read_text() for one in with_included(path))
-    chosen = [one for where, more in TINY_WHERE.items() if where in text for one in more]
-    parameters = [f"--gin_param={one}" for one in TINY + chosen]
     # Also: whatever it binds is read, or the command would refuse.
-    assert main(["train", f"--gin_file={path.name}", f"--root_dir={tmp_path / 'run'}", *parameters]) == 0
+    assert main(["train", f"--gin_file={path.name}", f"--root_dir={tmp_path / 'run'}", *tiny(path)]) == 0
     done = json.loads((tmp_path / "run" / "done").read_text())
     assert done["iterations"] == 2
     assert done["updates"] > 0
     assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0
+
+
+@pytest.mark.parametrize("name", ["appo_cartpole", "sac_pendulum", "dqn_recall"])
+@pytest.mark.parametrize("addition", ADDITIONS, ids=names(ADDITIONS))
+def test_an_addition_changes_a_conf_and_it_trains_still(tmp_path, addition, name):
+    path = confs_directory() / f"{name}.gin"
+    files = [f"--gin_file={path.name}", f"--gin_file={addition.name}"]
+    assert main(["train", *files, f"--root_dir={tmp_path / 'run'}", *tiny(path)]) == 0
+    assert "AsyncUnroller" in (tmp_path / "run" / "operative_config.gin").read_text()
+    assert json.loads((tmp_path / "run" / "done").read_text())["iterations"] == 2
 
 
 @pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
@@ -123,7 +138,7 @@ def test_it_opens_with_a_comment_and_names_its_source(path):
     assert any("arxiv.org" in one.read_text() for one in with_included(path))
 
 
-@pytest.mark.parametrize("path", [path for path in CONFS if path not in TASKS])
+@pytest.mark.parametrize("path", [path for path in CONFS if path not in TASKS + ADDITIONS])
 def test_one_without_a_task_is_included_by_another(path):
     assert any(f"include '{path.name}'" in other.read_text() for other in CONFS)
 
