@@ -2,20 +2,30 @@
 
   python -m benchmarks.memory                    all shapes
   python -m benchmarks.memory --device=cuda      there, where pieces are always taken
+  python -m benchmarks.memory --compiled         updates of DQN with a GRU, plain and as one graph
 
-Prints milliseconds, the smallest of nine, and which way `alfish.networks.memory` takes.
+Prints milliseconds, the smallest of nine, and which way `alfish.networks.memory` takes. Of graphs also what compiling
+took, in seconds of processor time; `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1` makes that the whole.
 """
 
 import argparse
+import functools
+import os
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from gymnasium import spaces
 
 from alfish import nest
-from alfish.data import StepType
-from alfish.networks import GRU, LSTM
+from alfish.algorithms.dqn import DQN
+from alfish.batches import Chunk
+from alfish.data import Batch, Experience, StepType, TimeStep, trainable
+from alfish.learner import Learner
+from alfish.networks import GRU, LSTM, QNetwork, Torso
 from alfish.networks.memory import cut
+from alfish.specs import reward_spec
 
 # Rows, columns, features.
 SHAPES = [(16, 64, 64), (32, 8, 64), (32, 64, 64), (64, 16, 64), (128, 8, 64), (128, 32, 256)]
@@ -25,8 +35,17 @@ FIRST_SHARES = (0.0, 0.05, 0.25)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    device = parser.parse_args().device
+    parser.add_argument("--compiled", action="store_true")
+    arguments = parser.parse_args()
+    device = arguments.device
     torch.set_num_threads(1)
+    if arguments.compiled:
+        print("| rows x windows | plain | as one graph | compiling |")
+        print("|---|---|---|---|")
+        for num_rows in (8, 32):
+            plain, graph = (update(num_rows, is_compiled) for is_compiled in (False, True))
+            print(f"| {num_rows} x 32 | {plain[0]:.1f} | {graph[0]:.1f} | {graph[1]:.0f} |", flush=True)
+        return
     print("| memory | rows x columns x features | share of FIRST rows | one by one | in pieces | taken |")
     print("|---|---|---|---|---|---|")
     for kind in (GRU, LSTM):
@@ -53,6 +72,25 @@ def measured(kind: type, shape: tuple[int, int, int], share: float, device: str)
     taken = "in pieces" if device != "cpu" or memory.pieces_pay(cut(step_type), num_rows) else "one by one"
     where = f"{kind.__name__} | {num_rows} x {num_columns} x {size}"
     return f"| {where} | {share} | {one_by_one:.2f} | {in_pieces:.2f} | {taken} |"
+
+
+def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
+    """Milliseconds, and seconds of processor time of the first."""
+    torch.manual_seed(0)
+    q_network = functools.partial(QNetwork, torso=functools.partial(Torso, memory=GRU))
+    dqn = DQN(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3), reward_spec(), q_network=q_network)
+    shape = (num_rows, 32)
+    step_type = torch.where(torch.rand(shape) < 0.1, StepType.FIRST, StepType.MID).int()
+    action = torch.randint(3, shape)
+    rows = TimeStep(step_type, torch.randn(shape), torch.ones(shape), torch.randn(*shape, 4), action, action.int())
+    batch = Batch(Experience(rows, action, None, dqn.initial_state(32)), trainable(step_type))
+    learner = Learner(dqn, compile=is_compiled)
+    began = sum(os.times()[:4])  # the C++ compiler's included
+    learner.train([Chunk(batch, None)], False)
+    first = sum(os.times()[:4]) - began
+    for _ in range(10):  # compared with plain updates
+        learner.train([Chunk(batch, None)], False)
+    return milliseconds(lambda: learner.train([Chunk(batch, None)], False)), first
 
 
 def milliseconds(function: Callable[[], None]) -> float:
