@@ -126,7 +126,7 @@ class Trainer:
         self.unroller.log = self.log
         self._unroll_length = self.unroller.unroll_length
         if not self._unroll_length:
-            raise UsageError("Trainer.unroll_length is 0, which is for AsyncUnroller; it must be positive")
+            raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
         self.batches = self._make_batches(batches)
         self.batches.bind(self.algorithm, self.transforms, self._unroll_length, self.unroller.num_columns)
         self.learner = learner(self.algorithm)
