@@ -51,6 +51,7 @@ def test_sac_learns_cartpole(tmp_path, capsys):
 
 WITHOUT_MEMORY = {
     "ppo_recall.gin": ["Torso.memory=None"],
+    "appo_recall.gin": ["Torso.memory=None"],
     "dqn_recall.gin": ["Torso.memory=None", "ReplayBatches.burn_in=0"],
     "sac_recall.gin": ["SAC.memory=None", "ReplayBatches.burn_in=0"],
 }
