@@ -400,7 +400,9 @@ class AsyncUnroller(Unroller):
     def _join_rows(self, segments: list[Segment]) -> Experience:
         """A column for each environment: what each worker gave, one after the other."""
         by_worker = [[s for s in segments if s.worker == i] for i in range(self._num_workers)]
-        columns = [_join([self._experience(s) for s in own], rows_dim=0) if own else None for own in by_worker]
+        columns = [
+            _closed_up(_join([self._experience(s) for s in own], rows_dim=0)) if own else None for own in by_worker
+        ]
         if len(columns) == 1 and columns[0] is not None:
             return columns[0]
         most = max(len(part.time_step.step_type) for part in columns if part is not None)
@@ -487,6 +489,17 @@ def _join(parts: list[Experience], rows_dim: int) -> Experience:
     else:
         state, version, transform_state = nest.map(torch.clone, once[0])
     return Experience(time_step, action, info, state, version, transform_state)
+
+
+def _closed_up(part: Experience) -> Experience:
+    """The same with all PAD rows at the ends of columns: segments of unequal columns have some at their own ends."""
+    pad = part.time_step.step_type == StepType.PAD
+    if not (pad[:-1] & ~pad[1:]).any():
+        return part
+    order = pad.to(torch.uint8).argsort(dim=0, stable=True)[: int((~pad).sum(0).max())]
+    rows = (part.time_step, part.action, part.info)
+    time_step, action, info = nest.map(lambda leaf: leaf[order, torch.arange(leaf.shape[1])], rows)
+    return part._replace(time_step=time_step, action=action, info=info)
 
 
 def _padded(part: Experience | None, num_rows: int, template: Experience) -> Experience:

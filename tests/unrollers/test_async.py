@@ -16,10 +16,11 @@ from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, 
 
 from alfish import nest
 from alfish.batches import EpochBatches, ReplayBatches
-from alfish.data import StepType
+from alfish.data import Experience, StepType, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
+from alfish.replay import RingBuffer
 from alfish.trainer import Trainer
 from alfish.transforms import Transforms
 from alfish.unrollers import AsyncUnroller, Workers
@@ -74,6 +75,11 @@ def columns_of(unrolls, num_envs):
                     row = int(step.step_type[t, b]), float(step.reward[t, b]), step.observation[t, b].tolist()
                     columns[int(step.env_id[t, b])].append(row)
     return columns
+
+
+def step_only(step):
+    """An unroll of one column, its environment's id 0."""
+    return Experience(step._replace(env_id=torch.zeros_like(step.env_id)), None, None, None, None)
 
 
 def check_stamps(rows, may_break=False):
@@ -140,6 +146,26 @@ def test_environments_that_reset_in_the_same_step_lose_no_row(made, on_policy):
         check_stamps(rows)
         steps += sum(row[0] in (MID, LAST) for row in rows)
     assert 0 <= arrived - steps <= 3  # those that arrived last are row 0 of the next unroll
+
+
+def test_the_replay_of_environments_that_reset_in_the_same_step_has_every_row_in_its_place(made):
+    environment = functools.partial(make_environment, worker_parts.same_step_vector, num_envs=3)
+    unroller = made(environment, SeeingOffPolicy, unroll_length=6, slots=4)
+    ring = RingBuffer(3000, 3)
+    for _ in range(4):
+        experience = unroller.unroll()
+        pad = experience.time_step.step_type == PAD
+        assert (pad[1:] | ~pad[:-1]).all()  # at the end of a column alone, however many segments there were
+        acted = ~pad & (experience.time_step.step_type != LAST)
+        assert (experience.info["seen"] == experience.time_step.observation)[acted].all()
+        ring.push(experience._replace(info=None))
+        time.sleep(0.4)
+    assert len(experience.action) > 7
+    ring.check_valid()
+    for column in range(3):
+        step = ring.read(torch.tensor([column]), torch.arange(ring._pos[column])[:, None]).time_step
+        (rows,) = columns_of([step_only(step)], 1)
+        check_stamps(rows)
 
 
 def test_environments_of_tensors_go_into_workers_too(made):
@@ -352,8 +378,6 @@ def test_a_worker_that_is_killed_is_replaced_and_no_row_is_doubled(made, mode):
 
 
 def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
-    from alfish.replay import RingBuffer
-
     unroller = unroller_of(algorithm=SeeingOffPolicy, unroll_length=5)
     ring = RingBuffer(400, 2)
     try:
