@@ -119,7 +119,7 @@ class RingBuffer:
             new = real[0] & ~self._named  # PAD stands at the end of a column, or fills it
             self._env_id[new] = experience.time_step.env_id[0].cpu().numpy()[new]
             self._named |= new
-        self._end_broken(step_type)
+        rows, step_type = self._end_broken(rows, step_type)
         if self._state_period is not None:
             self._push_state(experience.state, real[0])
         level = self.num_envs == 1 or ((self._pos == self._pos[0]).all() and (self._start == self._start[0]).all())
@@ -372,14 +372,21 @@ class RingBuffer:
                 self._mark(slice(b, b + 1), int(self._pos[b]), kinds[:, None])
         self._pos += real.sum(0)
 
-    def _end_broken(self, step_type: np.ndarray) -> None:
-        """Makes the newest row LAST, its discount kept, where the episode was lost and a FIRST row follows."""
+    def _end_broken(self, rows: Nest, step_type: np.ndarray) -> tuple[Nest, np.ndarray]:
+        """Makes rows LAST, their discounts kept, where the episode was lost and a FIRST row follows: the newest ones,
+        and those within what is pushed, which comes back."""
+        lost = (step_type[:-1] == StepType.MID) & (step_type[1:] == StepType.FIRST)
+        if lost.any():
+            step_type = step_type.copy()
+            step_type[:-1][lost] = StepType.LAST
+            rows = (torch.from_numpy(step_type).to(self._device), *rows[1:])
         broken = (step_type[0] == StepType.FIRST) & (self._newest == StepType.MID)
         if broken.any():
             columns = np.flatnonzero(broken)
             index = (self._pos[columns] - 1) % self._length * self.num_envs + columns
             self._step_type[torch.from_numpy(index).to(self._device)] = StepType.LAST
             self._newest[columns] = StepType.LAST
+        return rows, step_type
 
     def _mark(self, columns: slice, pos: int, step_type: np.ndarray) -> None:
         """Notes which rows may start a window: those written from `pos` on, and the one before them."""

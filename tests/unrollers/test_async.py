@@ -399,6 +399,18 @@ def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
         assert all(before in (LAST, FIRST) for before, after in zip(types, types[1:]) if after == FIRST)
 
 
+def test_the_replay_ends_an_episode_that_was_lost_within_an_unroll():
+    types = torch.tensor([[FIRST, FIRST], [MID, MID], [FIRST, LAST], [MID, FIRST], [MID, MID]], dtype=torch.int32)
+    zeros, columns = torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.int32)
+    step = TimeStep(types, zeros, zeros + 1, zeros, zeros, columns)
+    ring = RingBuffer(20, 2)
+    ring.push(Experience(step, zeros, None, None, None))
+    ring.check_valid()
+    stored = ring.read(torch.tensor([0, 1]), torch.arange(5)[:, None].expand(5, 2)).time_step
+    assert stored.step_type[:, 0].tolist() == [FIRST, LAST, FIRST, MID, MID] and types[1, 0] == MID
+    assert stored.step_type[:, 1].tolist() == types[:, 1].tolist() and (stored.discount == 1).all()
+
+
 def test_an_environment_that_hangs_is_killed_with_its_stack_in_the_log(made, tmp_path):
     environment = functools.partial(make_environment, functools.partial(Faulty, "hang", once=str(tmp_path / "once")))
     workers = functools.partial(Workers, step_timeout=1.0, close_timeout=1.0)
