@@ -119,6 +119,11 @@ class AsyncUnroller(Unroller):
         self._envs = envs_per_worker or environment.num_envs
         self._slots, self._length = slots, unroll_length
         self._per_unroll = segments_per_unroll or num_workers
+        if self._on_policy and self._per_unroll > num_workers * slots:
+            raise UsageError(
+                f"AsyncUnroller.segments_per_unroll is {self._per_unroll}, and {num_workers} workers of {slots} slots "
+                f"have {num_workers * slots} at most; raise AsyncUnroller.slots"
+            )
         self._max_length, self._max_lag = max_unroll_length, max_policy_lag
         self._update_period, self._interval, self._stagger = parameter_update_period, worker_step_interval, stagger
         self._max_env_errors, self._numpy_after = max_env_errors, numpy_after
@@ -382,6 +387,12 @@ class AsyncUnroller(Unroller):
             kept = {segment.slot for segment in (*self._ready, *self._in_use)}
             self._free[worker.index] = [slot for slot in own if slot not in kept]
             self._expected[worker.index] = 0
+            if self._on_policy and self._workers.num_left * self._slots < self._per_unroll:
+                raise RunError(
+                    f"{self._workers.num_left} workers of {self._slots} slots are left, and an iteration takes "
+                    f"AsyncUnroller.segments_per_unroll = {self._per_unroll} segments; lower that, or raise "
+                    "AsyncUnroller.slots"
+                )
 
     # Putting rows together.
 

@@ -140,6 +140,11 @@ class Workers:
     def shrinks(self) -> bool:
         return self._shrinks
 
+    @property
+    def num_left(self) -> int:
+        """Workers that run, or are to be started again."""
+        return sum(worker.alive or worker.retry_at > 0 for worker in self.all)
+
     def start(self, make_setup: Callable[[Worker, dict[str, int], int | None], Setup], fds: Sequence[int]) -> None:
         """Starts all of them.
 
@@ -235,6 +240,7 @@ class Workers:
 
     def _bury(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
         self._selector.unregister(worker.channel)
+        worker.retry_at = 0.0
         code = worker.end(self._close_timeout)
         now = time.monotonic()
         self._deaths.append(now)
@@ -244,13 +250,12 @@ class Workers:
         text = f"worker {worker.index} ended {how}{worker.last_words}"
         count = len(self._deaths)
         if count > self._max_deaths:
-            if not self._shrinks or not any(other.alive or other.retry_at for other in self.all if other is not worker):
+            if not self._shrinks or not self.num_left:
                 raise RunError(
                     f"{text}\nThat is death {count} of workers within {self._death_window:g} s, more than "
                     f"Workers.max_deaths = {self._max_deaths}"
                 )
             self.log(f"{text}\nToo many deaths of workers: the run goes on without it")
-            worker.retry_at = 0.0
             self._deaths.clear()
         else:
             self.log(f"{text}\nIt is started again")

@@ -454,6 +454,82 @@ def test_or_the_run_goes_on_with_fewer_workers(made, tmp_path):
             unroller.unroll()
 
 
+def test_or_it_ends_where_those_that_are_left_have_too_few_slots(made):
+    workers = functools.partial(Workers, max_deaths=0, on_failure="shrink", close_timeout=1.0)
+    unroller = made(num_workers=3, workers=workers)
+    unroller.unroll(4)
+    for process in processes(unroller)[:2]:
+        os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(RunError, match="1 workers of 2 slots are left, .*segments_per_unroll = 3"):
+        for _ in range(20):
+            unroller.unroll(4)
+            time.sleep(0.1)
+
+
+def test_a_death_is_noticed_where_a_program_of_the_environment_outlives_it(made):
+    unroller = made(functools.partial(make_environment, worker_parts.Serving))
+    unroller.unroll(4)
+    os.kill(processes(unroller)[0].pid, signal.SIGKILL)
+    began = time.monotonic()
+    while unroller.stats()["restarts"] < 1:
+        unroller.unroll(4)
+    assert time.monotonic() - began < 10
+
+
+def test_a_worker_that_was_stopped_with_the_trainer_is_not_killed(made):
+    workers = functools.partial(Workers, step_timeout=1.0, close_timeout=1.0)
+    unroller = made(functools.partial(make_environment, worker_parts.Dozing), workers=workers, slots=8)
+    unroller.unroll(4)
+    (process,) = processes(unroller)
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(1.5)
+    unroller._workers._looked = 0.0
+    assert [message for _, message in unroller._workers.wait(0) if message[0] == "died"] == []
+    os.kill(process.pid, signal.SIGCONT)
+    for _ in range(4):
+        unroller.unroll(4)
+    assert unroller.stats()["restarts"] == 0 and LOG == []
+
+
+def test_where_a_worker_hangs_is_told_however_often_it_did(made):
+    unroller = made()
+    unroller.unroll(4)
+    (worker,) = unroller._workers.all
+    for _ in range(2):
+        os.lseek(worker._stacks.fd, 1 << 16, os.SEEK_SET)  # as many stacks have been written before
+        assert "worker.py" in worker.stacks()
+
+
+def test_the_traceback_comes_though_environments_do_not_close(made):
+    environment = functools.partial(make_environment, functools.partial(worker_parts.NotClosing, os.getpid()))
+    unroller = made(environment, algorithm=Failing, workers=functools.partial(Workers, close_timeout=1.0))
+    with pytest.raises(RunError, match="the policy is at fault"):
+        for _ in range(5):
+            unroller.unroll(4)
+    began = time.monotonic()
+    unroller.close()
+    assert time.monotonic() - began < 5
+
+
+def test_an_image_is_not_written_out_where_its_reward_is_not_finite(made, tmp_path):
+    environment = functools.partial(make_environment, functools.partial(worker_parts.Blind, str(tmp_path / "once")))
+    unroller = made(environment, SeeingOffPolicy)
+    unroller.unroll()
+    (text,) = LOG
+    assert "reward nan" in text and len(text) < 1000
+
+
+def test_an_interrupt_is_not_for_workers_not_even_while_they_start(made):
+    unroller = made(num_workers=2)
+    unroller._start()
+    for _ in range(10):
+        for process in processes(unroller):
+            process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    unroller.unroll(4)
+    assert LOG == [] and unroller.stats()["restarts"] == 0
+
+
 def test_a_constructor_that_fails_is_raised_here_with_its_traceback(made):
     maker = functools.partial(worker_parts.Unbuildable, os.getpid())
     unroller = made(functools.partial(make_environment, maker))
@@ -565,6 +641,7 @@ def test_a_lambda_is_refused_with_the_remedy():
         {"unroll_length": 0},
         {"unroll_length": 5},
         {"mode": "lockstep", "segments_per_unroll": 3},
+        {"segments_per_unroll": 5, "num_workers": 2},
         {"mode": "lockstep", "workers": functools.partial(Workers, on_failure="shrink")},
         {"workers": functools.partial(Workers, on_failure="ignore")},
     ],
