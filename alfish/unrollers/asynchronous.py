@@ -208,7 +208,7 @@ class AsyncUnroller(Unroller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
-        self._first_generation = state["generation"] + 1
+        self._first_generation = state.get("generation", -1) + 1  # a `SyncUnroller` has none
 
     def close(self) -> None:
         if self._closed:

@@ -55,6 +55,7 @@ class SyncUnroller(Unroller):
     def start(self) -> None:
         """Resets the environment, which the first unroll does otherwise."""
         if self._time_step is None:
+            self._tell_progress()
             self._time_step = self._reset()
             self._unseen = True
 
@@ -81,8 +82,7 @@ class SyncUnroller(Unroller):
         unseen, self._unseen = self._unseen, False
         self._at_random = at_random
         self._actor.refresh()
-        if self.environment.follows_progress:
-            self.environment.set_progress(float(self._algorithm.progress))
+        self._tell_progress()
         state, transform_state = nest.map(as_tensor, (self._state, self._transform_state))
         if state is not None:
             step_type = as_tensor(self._time_step.step_type).to(self._device)
@@ -106,9 +106,11 @@ class SyncUnroller(Unroller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues. Episodes that the environment cannot continue end here, truncated."""
+        self.policy_version = state["policy_version"]
+        if "time_step" not in state:  # of an `AsyncUnroller`: new episodes begin
+            return
         self._state = nest.to(state["state"], self._device)
         self._transform_state = nest.to(state["transform_state"], self._device)
-        self.policy_version = state["policy_version"]
         self._actor.num_calls, self._actor.gave_up = state["num_calls"], state.get("gave_up", False)
         if state["time_step"] is None:
             return
@@ -202,6 +204,10 @@ class SyncUnroller(Unroller):
         else:
             device = self.environment.device
             self._time_step = self.environment.step(nest.map(lambda leaf: as_tensor(leaf).to(device), step.output))
+
+    def _tell_progress(self) -> None:
+        if self.environment.follows_progress:
+            self.environment.set_progress(float(self._algorithm.progress))
 
     def _reset(self) -> TimeStep:
         return self._as_given(self.environment.reset())

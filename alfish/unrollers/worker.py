@@ -250,6 +250,7 @@ def _work(
         tolerate=(lambda *error: channel.send("environment_error", *error)) if setup.tolerates_errors else None,
         starts=setup.starts,
     )
+    board.read()  # a curriculum resets by how far training is
     unroller.start()  # the first reset: an error in it is raised in the trainer
     channel.send("started", environment.num_envs)
     sequence = 0

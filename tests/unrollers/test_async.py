@@ -23,7 +23,8 @@ from alfish.errors import RunError, UsageError
 from alfish.replay import RingBuffer
 from alfish.trainer import Trainer
 from alfish.transforms import Transforms
-from alfish.unrollers import AsyncUnroller, Workers
+from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
+from alfish.unrollers.asynchronous import Segment
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 QUICK = functools.partial(Workers, close_timeout=2.0)
@@ -710,6 +711,40 @@ def test_a_curriculum_is_told_how_far_training_is(made):
         unroller._algorithm.progress.fill_((k + 1) / 8)
         unroller.publish()
     assert told == [[0, 0], [0, 0], [0.125] * 2, [0.25] * 2, [0.375] * 2]
+
+
+def test_a_curriculum_is_told_before_its_first_episode_too(made):
+    unroller = made(functools.partial(make_environment, Curriculum, num_envs=2))
+    unroller._algorithm.progress.fill_(0.5)
+    assert unroller.unroll(4).time_step.observation[0, :, 0].tolist() == [0.5, 0.5]
+    unroller._algorithm.progress.fill_(0.75)
+    unroller.publish()
+    os.kill(processes(unroller)[0].pid, signal.SIGKILL)
+    while unroller.stats()["restarts"] < 1:
+        unroller.unroll(4)
+    assert unroller.unroll(4).time_step.observation[0, 0, 0] == 0.75
+
+
+@pytest.mark.parametrize("kinds", [(SyncUnroller, AsyncUnroller), (AsyncUnroller, SyncUnroller)])
+def test_a_run_goes_on_with_another_unroller(root, kinds):
+    def trainer(kind, iterations):
+        return Trainer(
+            root,
+            algorithm=SeeingOffPolicy,
+            environment=ALIKE,
+            unroller=kind,
+            batches=functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=20),
+            num_iterations=iterations,
+            unroll_length=8,
+            listeners=[],
+        )
+
+    first = trainer(kinds[0], 4)
+    first.train()
+    first.save()
+    second = trainer(kinds[1], 8)
+    second.train()
+    assert second.iterations == 8 and second.env_steps > first.env_steps and second.unroller.policy_version == 8
 
 
 def test_first_episodes_can_be_staggered(made):
