@@ -4,6 +4,7 @@ Pickles are exchanged between processes of one run alone. gin is read here, as `
 worker is a program of its own, and reads the configuration anew.
 """
 
+import contextlib
 import copy
 import importlib
 import io
@@ -72,6 +73,8 @@ class Channel:
         return messages, gone
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # the peer hears of it, whatever copies of this end there may be
         self._socket.close()
 
     def _fill(self) -> None:

@@ -30,6 +30,7 @@ class SharedMemory:
         if fd is None:
             fd = _anonymous_file()
             os.ftruncate(fd, self.size)
+        os.set_inheritable(fd, False)  # what was inherited is not handed on
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)  # the bytes themselves go with the last tensor on them
         self._map = mmap.mmap(fd, self.size)

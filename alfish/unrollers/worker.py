@@ -193,22 +193,30 @@ def main() -> None:
             os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     threading.Thread(target=_die_with_trainer, args=(lifeline,), daemon=True).start()
+    for fd in (end, lifeline):  # processes that an environment starts must not hold them
+        os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=end))
-    try:
-        setup: Setup = from_bytes(SharedMemory(size, setup_fd).read())
-        work(setup, channel)
-    except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
-        pass  # the trainer has closed
-    except EnvironmentFailure as failure:
-        _tell(channel, "environment_failed", traceback.format_exception(failure.__cause__))
-    except UsageError as error:
-        _tell(channel, "refused", [str(error)])
-    except Exception as error:
-        _tell(channel, "failed", traceback.format_exception(error))
+    with contextlib.ExitStack() as environments:  # closed when the trainer has been told, since that may hang
+        try:
+            setup: Setup = from_bytes(SharedMemory(size, setup_fd).read())
+            work(setup, channel, environments)
+        except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
+            pass  # the trainer has closed
+        except EnvironmentFailure as failure:
+            _tell(channel, "environment_failed", traceback.format_exception(failure.__cause__))
+        except UsageError as error:
+            _tell(channel, "refused", [str(error)])
+        except Exception as error:
+            _tell(channel, "failed", traceback.format_exception(error))
 
 
-def work(setup: Setup, channel: Channel) -> None:
-    """Builds what it is told to, and fills segments until the trainer closes."""
+def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> None:
+    """Builds what it is told to, and fills segments until the trainer closes.
+
+    Args:
+      setup, channel: from and to the trainer.
+      environments: closes what is built.
+    """
     pulse_memory = SharedMemory(setup.fds["pulse_size"], setup.fds["pulse"])
     pulse = Pulse(pulse_memory.tensor(setup.worker * 64, (4,), torch.int64).numpy())
     faulthandler.enable()
@@ -224,11 +232,8 @@ def work(setup: Setup, channel: Channel) -> None:
     make_environment = setup.make_environment()
     arguments: dict[str, Any] = {} if setup.num_envs is None else {"num_envs": setup.num_envs}
     environment: Environment = make_environment(seed=setup.seed, **arguments)
-    try:
-        _work(setup, channel, pulse, environment, algorithm, transforms)
-    finally:
-        with contextlib.suppress(Exception):  # of an environment that is broken already
-            environment.close()
+    environments.callback(_close, environment)
+    _work(setup, channel, pulse, environment, algorithm, transforms)
 
 
 def _work(
@@ -276,6 +281,11 @@ def _work(
         times = began - waiting, unroller.env_seconds, unrolled - began - unroller.env_seconds, ended - unrolled
         channel.send("ready", slot, sequence, version, count, times, arrivals.infos if setup.keeps_infos else [])
         sequence += 1
+
+
+def _close(environment: Environment) -> None:
+    with contextlib.suppress(Exception):  # of an environment that is broken already
+        environment.close()
 
 
 def _tell(channel: Channel, kind: str, lines: list[str]) -> None:

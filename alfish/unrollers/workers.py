@@ -207,6 +207,7 @@ class Workers:
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
+        ended = worker.process.poll() is not None  # a process that it has started may hold its socket on
         messages, gone = worker.channel.drain()
         for message in messages:
             kind = message[0]
@@ -222,7 +223,7 @@ class Workers:
             elif kind == "ready":
                 worker.fruitless = 0
             yield worker, message
-        if gone:
+        if gone or ended:
             yield from self._bury(worker)
 
     def _look(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:

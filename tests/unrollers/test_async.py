@@ -553,6 +553,22 @@ def test_a_policy_that_raises_is_raised_here_at_once(made):
             unroller.unroll(4)
 
 
+def test_workers_end_in_order_though_a_process_has_a_copy_of_their_sockets():
+    unroller = unroller_of()
+    unroller.unroll(4)
+    running = processes(unroller)
+    copy = os.fork()
+    if copy == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        unroller.close()
+        assert [process.poll() for process in running] == [0]
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.waitpid(copy, 0)
+
+
 def test_when_the_trainer_is_killed_nothing_is_left():
     script = (
         "import functools, sys, time; sys.path.insert(0, sys.argv[1]); import test_async\n"
