@@ -80,6 +80,11 @@ class Pulse:
         return int(self._words[0]), (time.monotonic_ns() - int(self._words[1])) / 1e9
 
     @property
+    def began(self) -> int:
+        """When the activity began, by the monotonic clock."""
+        return int(self._words[1])
+
+    @property
     def stopped(self) -> bool:
         return bool(self._words[2])
 
@@ -167,7 +172,7 @@ class WorkerUnroller(SyncUnroller):
             return
         for column in np.flatnonzero(bad):
             row = self._time_step.reward, self._time_step.observation
-            reward, observation = nest.map(lambda leaf, column=column: leaf[column].tolist(), row)
+            reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
             text = f"it returned a value that is not finite: reward {reward}, observation {observation}\n"
             self._tolerate(int(self.environment.env_id[column]), text)
         self._time_step = self.environment.replace(self._time_step, bad)
@@ -192,6 +197,7 @@ def main() -> None:
         if os.getppid() != trainer:  # it died before that
             os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what environments start
     threading.Thread(target=_die_with_trainer, args=(lifeline,), daemon=True).start()
     for fd in (end, lifeline):  # processes that an environment starts must not hold them
         os.set_inheritable(fd, False)

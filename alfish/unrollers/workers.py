@@ -44,25 +44,31 @@ class Worker:
         self.started = False  # it has told so itself
         self.fruitless = 0  # deaths since it last filled a segment
         self.retry_at = 0.0  # when to start it again, by the monotonic clock
+        self.overdue: int | None = None  # when what it was found to be at for too long began
 
     def spawn(self, setup: Setup, fds: Sequence[int]) -> None:
         self.pulse.clear()
-        ours, theirs = socket.socketpair()
-        held, lifeline = os.pipe()
         data = to_bytes(setup, "the worker's setup")
         memory = SharedMemory(len(data))
         memory.write(data)
+        ours, theirs = socket.socketpair()
+        held, lifeline = os.pipe()
         # Else a process that is not ours to end would follow the thread that started it.
         trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         arguments = [theirs.fileno(), held, memory.fd, len(data), trainer]
         environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from alfish.unrollers.worker import main; main()", *map(str, arguments)],
-            pass_fds=[*arguments[:3], *fds],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-        )
+        # Ctrl-C is the trainer's to answer; the worker is born deaf to it, and ignores it before it listens again.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from alfish.unrollers.worker import main; main()", *map(str, arguments)],
+                pass_fds=[*arguments[:3], *fds],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         os.close(held)
         self.channel, self._lifeline = Channel(ours), lifeline
@@ -71,6 +77,7 @@ class Worker:
     def stacks(self) -> str:
         """Where each thread of the process is, asked of it; empty if it cannot say any more."""
         self._stacks.write(bytes(STACK_BYTES))
+        os.lseek(self._stacks.fd, 0, os.SEEK_SET)  # the position is the process's too
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(DUMP_SIGNAL)
         time.sleep(0.3)
@@ -227,10 +234,16 @@ class Workers:
             yield from self._bury(worker)
 
     def _look(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
-        """Kills a worker that has been at one thing for too long."""
+        """Buries a worker that has ended, and kills one that has been at one thing for too long, in two looks: the
+        trainer may have been stopped with it, or not have read what it sent."""
+        if worker.process.poll() is not None:
+            yield from self._hear(worker)
+            return
         activity, seconds = worker.pulse.get()
         limit = self._limits.get(activity)
-        if limit is None or seconds <= limit:
+        overdue = worker.pulse.began if limit is not None and seconds > limit else None
+        if overdue is None or overdue != worker.overdue:
+            worker.overdue = overdue
             return
         self.log(
             f"worker {worker.index} has been {Pulse.NAMES[activity]} for {seconds:.0f} s (the limit is {limit:g}); it "
@@ -260,6 +273,6 @@ class Workers:
             self._deaths.clear()
         else:
             self.log(f"{text}\nIt is started again")
-            worker.retry_at = now + min(0.1 * 2**worker.fruitless, MAX_DELAY)
+            worker.retry_at = now + min(0.1 * 2.0 ** min(worker.fruitless, 10), MAX_DELAY)
             worker.fruitless += 1
         yield worker, ("died",)

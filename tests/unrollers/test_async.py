@@ -267,6 +267,56 @@ def test_rows_that_are_too_old_are_not_trained_on(made):
     assert unroller.stats()["masked_rows"] > 0
 
 
+def test_only_the_columns_of_segments_that_are_too_old_are_masked(made):
+    unroller = made(num_workers=2, max_policy_lag=1)
+    for _ in range(5):
+        experience = nest.map(torch.clone, unroller.unroll(4))
+        assert experience.time_step.step_type.shape == (5, 4)
+    unroller.policy_version = 3
+    segments = [Segment(worker, 0, version, 5, []) for worker, version in ((0, 2), (1, 1))]
+    unroller._mask_old(experience, segments)
+    assert (experience.time_step.step_type[:, :2] != PAD).all() and (experience.time_step.step_type[:, 2:] == PAD).all()
+    assert unroller.stats()["masked_rows"] == 8
+
+
+def test_in_lockstep_segments_are_in_the_order_of_workers(made):
+    unroller = made(num_workers=2, mode="lockstep")
+    unroller._ready.extend(Segment(worker, 2 * worker, 0, 5, []) for worker in (1, 0))
+    assert [segment.worker for segment in unroller._take()] == [0, 1]
+
+
+@pytest.mark.parametrize("algorithm", [worker_parts.Remembering, worker_parts.RememberingOnPolicy])
+def test_what_a_policy_remembers_is_that_of_row_0(made, algorithm):
+    unroller = made(algorithm=algorithm, unroll_length=4, slots=4)
+    for _ in range(4):
+        unroll = unroller.unroll(4)
+        assert torch.equal(unroll.state, unroll.info["memory"][0]) and unroll.state.shape == (2,)
+        assert torch.equal(unroll.state, unroll.time_step.observation[0, :, 2])  # the step of the episode
+        assert len(unroll.action) == 4 + algorithm.on_policy
+        time.sleep(0.3)
+
+
+def test_actions_are_random_where_that_is_asked_for(made):
+    unroller = made(mode="lockstep")
+    is_own = []
+    for at_random in (False, True, True, False, False):
+        unroll = unroller.unroll(4, at_random)
+        own = unroll.info["seen"].sum(-1).long() % int(unroller._algorithm.action_spec.n)
+        is_own.append(torch.equal(unroll.action[:-1], own[:-1]))
+    assert is_own == [True, True, False, False, True]  # a segment is granted an unroll ahead
+
+
+def test_workers_have_cores_of_their_own_and_one_thread(made, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    workers = functools.partial(Workers, cpus=cpus, close_timeout=2.0)
+    unroller = made(num_workers=2, workers=workers, mode="lockstep")
+    unroller.unroll(4)
+    for i, process in enumerate(processes(unroller)):
+        assert os.sched_getaffinity(process.pid) == {cpus[i % len(cpus)]}
+        assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+
+
 def test_off_policy_what_is_ready_is_taken_over_up_to_a_limit(made):
     unroller = made(algorithm=SeeingOffPolicy, unroll_length=4, slots=5)
     unroller.unroll()
@@ -614,6 +664,14 @@ def test_closing_ends_the_processes_and_gives_descriptors_back():
     assert descriptors() <= before
 
 
+def test_closing_closes_environments(made, tmp_path):
+    parting = functools.partial(worker_parts.Parting, os.getpid(), str(tmp_path / "closed"))
+    unroller = made(functools.partial(make_environment, parting))
+    unroller.unroll(4)
+    unroller.close()
+    assert (tmp_path / "closed").exists()
+
+
 # What workers are given.
 
 
@@ -770,6 +828,9 @@ def test_first_episodes_can_be_staggered(made):
     types = unroller.unroll().time_step.step_type
     ends = [(types[:, b] == LAST).nonzero().flatten().tolist() for b in range(4)]
     assert ends == [[], [10], [20], [30]]
+    (worker,) = unroller._workers.all
+    worker.generation = 1  # the others' ends are spread already
+    assert unroller._setup(worker, {}, None).starts == [0] * 4
 
 
 def test_worker_step_interval_holds_steps_back(made):

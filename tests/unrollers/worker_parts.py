@@ -157,3 +157,79 @@ class Informing(gymnasium.Env):
     def step(self, action):
         self._count += 1
         return np.zeros(1, np.float32), 1.0, self._count == 3, False, {"count": self._count, "deep": {"twice": 2.0}}
+
+
+class Serving(Stamped):
+    """Starts a program that holds whatever descriptors it is given, and outlives it."""
+
+    def __init__(self):
+        super().__init__((5,))
+        os.system("sleep 20 &")
+
+
+class NotClosing(Stamped):
+    """Its `close` never comes back, but in the process that `home` names."""
+
+    def __init__(self, home):
+        super().__init__((5,))
+        self._home = home
+
+    def close(self):
+        if os.getpid() != self._home:
+            time.sleep(1000)
+
+
+class Dozing(Stamped):
+    """Takes its time for a step."""
+
+    def step(self, action):
+        time.sleep(0.2)
+        return super().step(action)
+
+
+class Blind(gymnasium.Env):
+    """Images; a reward that is not a number, once for all environments that share the file `once`."""
+
+    observation_space = spaces.Box(0, 255, (84, 84), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, once):
+        self._once = once
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros((84, 84), np.uint8), {}
+
+    def step(self, action):
+        fresh = not os.path.exists(self._once)
+        if fresh:
+            open(self._once, "w").close()
+        return np.full((84, 84), 7, np.uint8), np.nan if fresh else 1.0, False, False, {}
+
+
+class Remembering(SeeingOffPolicy):
+    """Its memory is the number of actions in the episode; `info` repeats it."""
+
+    def initial_state(self, batch_size):
+        return torch.zeros(batch_size)
+
+    def rollout_step(self, time_step, state):
+        step = super().rollout_step(time_step, state)
+        return step._replace(state=state + 1, info={"memory": state})
+
+
+class RememberingOnPolicy(Remembering):
+    on_policy = True
+    corrects_lag = True
+
+
+class Parting(Stamped):
+    """Writes a file when it is closed by another process than `home`."""
+
+    def __init__(self, home, path):
+        super().__init__((5,))
+        self._home, self._path = home, path
+
+    def close(self):
+        if os.getpid() != self._home:
+            open(self._path, "w").close()

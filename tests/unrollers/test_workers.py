@@ -1,0 +1,181 @@
+"""Parts of the asynchronous unroller by themselves: weights, limits, deaths."""
+
+import os
+import socket
+import time
+import types
+
+import pytest
+import torch
+
+from alfish.errors import RunError
+from alfish.unrollers import Workers
+from alfish.unrollers.remote import Channel
+from alfish.unrollers.shared import Block, WeightBoard
+from alfish.unrollers.worker import Pulse
+
+
+class Overtaken:
+    """A tensor that is read into, while the trainer publishes `times` more times before the first value arrives."""
+
+    shape, dtype = (2,), torch.float32
+
+    def __init__(self, board, weights, times):
+        self._board, self._weights, self._times = board, weights, times
+
+    def copy_(self, source):
+        for _ in range(self._times):
+            self._weights += 1
+            self._board.publish(int(self._weights[0]))
+        self._times = 0
+        self.value = source.clone()
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_weights_that_were_written_while_they_were_read_are_read_again(times):
+    weights = torch.zeros(2)
+    board = WeightBoard([weights])
+    board.publish(0)
+    reader = Overtaken(board, weights, times)
+    version = WeightBoard([reader], *map(os.dup, board.fds)).read()
+    assert reader.value.tolist() == [version] * 2
+    assert version == (0 if times < 2 else times)
+
+
+def test_a_publication_that_is_named_is_read_or_refused():
+    weights = torch.zeros(2)
+    board = WeightBoard([weights])
+    for version in (10, 11):
+        board.publish(version)
+    reader = torch.ones(2)
+    reading = WeightBoard([reader], *map(os.dup, board.fds))
+    assert (reading.read(1), reading.read(2), board.newest) == (10, 11, 2)
+    board.publish(12)
+    with pytest.raises(LookupError, match="publication 1 has been overwritten"):
+        reading.read(1)
+
+
+def test_a_publication_that_was_only_begun_is_not_the_newest():
+    weights = torch.zeros(2)
+    board = WeightBoard([weights])
+    board.publish(5)
+
+    board._tensors = [types.SimpleNamespace()]  # nothing that could be copied
+    with pytest.raises(TypeError):
+        board.publish(6)
+    reader = torch.ones(2)
+    assert WeightBoard([reader], *map(os.dup, board.fds)).read() == 5 and reader.tolist() == [0, 0]
+
+
+def test_copies_in_a_block_do_not_overlap():
+    forms = [((3,), torch.int32), ((), torch.float32), ((2, 0), torch.int64), ((5,), torch.uint8)]
+    block = Block(forms, 3)
+    leaves = [leaf for copy in block.copies for leaf in copy]
+    for k, leaf in enumerate(leaves):
+        leaf.fill_(k)
+    assert all((leaf == k).all() for k, leaf in enumerate(leaves))
+    assert [(tuple(leaf.shape), leaf.dtype) for leaf in block.copies[1]] == forms
+
+
+@pytest.fixture
+def one():
+    """Workers of which there is one, that is no process."""
+    made = []
+
+    def make(**settings):
+        workers = Workers(1, **settings)
+        (worker,) = workers.all
+        ours, theirs = socket.socketpair()
+        worker.channel, worker.peer, worker.last_words, worker.alive = Channel(ours), Channel(theirs), "", True
+        worker.killed = 0
+
+        def kill():
+            worker.killed += 1
+
+        worker.process = types.SimpleNamespace(poll=lambda: None, kill=kill)
+        worker.end = lambda timeout: -9
+        worker.stacks = lambda: "here"
+        workers.log = lambda text: None
+        workers._selector.register(worker.channel, 1, worker)
+        made.append(workers)
+        return workers, worker
+
+    yield make
+    for workers in made:
+        (worker,) = workers.all
+        worker.alive = False
+        worker.channel.close()
+        worker.peer.close()
+        workers.close()
+
+
+def die(workers, worker):
+    """What a death is answered by: seconds until the next start."""
+    assert [message for _, message in workers._bury(worker)] == [("died",)]
+    workers._selector.register(worker.channel, 1, worker)
+    return worker.retry_at - time.monotonic()
+
+
+def test_a_worker_that_gives_nothing_is_started_ever_later(one):
+    workers, worker = one(max_deaths=5000)
+    delays = [die(workers, worker) for _ in range(9)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10], abs=0.05)
+    worker.peer.send("ready")
+    assert [message for _, message in workers._hear(worker)] == [("ready",)]
+    assert die(workers, worker) == pytest.approx(0.1, abs=0.05)
+    worker.fruitless = 3000
+    assert die(workers, worker) == pytest.approx(10, abs=0.05)
+
+
+def test_deaths_long_ago_do_not_count(one):
+    workers, worker = one(max_deaths=1, death_window=0.2)
+    for _ in range(3):
+        die(workers, worker)
+        time.sleep(0.25)
+    die(workers, worker)
+    with pytest.raises(RunError, match="death 2 of workers within 0.2 s"):
+        die(workers, worker)
+
+
+@pytest.mark.parametrize(
+    ("activity", "is_limited"),
+    [
+        (Pulse.IDLE, False),
+        (Pulse.STARTING, True),
+        (Pulse.RESETTING, True),
+        (Pulse.STEPPING, True),
+        (Pulse.ACTING, True),
+    ],
+)
+def test_each_activity_has_its_limit(one, activity, is_limited):
+    workers, worker = one(start_timeout=0.01, step_timeout=0.01)
+    worker.pulse.set(activity)
+    time.sleep(0.02)
+    assert list(workers._look(worker)) == [] and worker.killed == 0  # it is looked at twice
+    assert [message for _, message in workers._look(worker)] == [("died",)] * is_limited
+    assert worker.killed == is_limited
+
+
+def test_a_worker_that_is_at_something_new_is_not_overdue(one):
+    workers, worker = one(step_timeout=0.01)
+    for _ in range(3):
+        worker.pulse.set(Pulse.STEPPING)
+        time.sleep(0.02)
+        assert list(workers._look(worker)) == []
+    assert worker.killed == 0
+
+
+def test_a_message_that_comes_in_pieces_is_one_and_a_torn_one_is_none():
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    whole, torn = socket.socketpair()
+    Channel(whole).send("ready", b"x" * 100)
+    data = torn.recv(1000)
+    theirs.send(data[:5])
+    assert channel.drain() == ([], False)
+    theirs.send(data[5:] + data + data[:50])
+    assert channel.drain() == ([("ready", b"x" * 100)] * 2, False)
+    theirs.close()
+    assert channel.drain() == ([], True)
+    for end in (ours, whole, torn):
+        end.close()
