@@ -179,3 +179,22 @@ def test_a_message_that_comes_in_pieces_is_one_and_a_torn_one_is_none():
     assert channel.drain() == ([], True)
     for end in (ours, whole, torn):
         end.close()
+
+
+def test_what_a_worker_said_before_it_died_is_heard_first(one):
+    workers, worker = one()
+    lines = []
+    workers.log = lines.append
+    for message in (("started", 1), ("ready", 0), ("environment_failed", "for this reason\n")):
+        worker.peer.send(*message)
+    worker.peer.close()
+    assert [message[0] for _, message in workers.wait(1.0)] == ["started", "ready", "died"]
+    assert "worker 0 ended by SIGKILL:\nfor this reason\nIt is started again" in lines
+    assert worker.started and worker.fruitless == 1
+
+
+def test_a_worker_that_has_ended_is_buried_though_its_socket_is_open(one):
+    workers, worker = one()
+    worker.process.poll = lambda: -9
+    worker.peer.send("ready", 0)
+    assert [message[0] for _, message in workers._look(worker)] == ["ready", "died"]
