@@ -436,7 +436,9 @@ class Trainer:
     def _save_what_is_whole(self) -> None:
         """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
         if not self._updating:
-            self._save(self.state_dict() | {"unroller": None})
+            state = self.state_dict()
+            # A drained one keeps no rows, but knows which seeds its workers have had.
+            self._save(state if self.unroller.drains else state | {"unroller": None})
             self.log(f"Saved a checkpoint at {self.steps:,} steps after an error")
 
 
