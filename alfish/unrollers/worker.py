@@ -196,8 +196,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != trainer:  # it died before that
             os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what environments start
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it is sent to all processes
     threading.Thread(target=_die_with_trainer, args=(lifeline,), daemon=True).start()
     for fd in (end, lifeline):  # processes that an environment starts must not hold them
         os.set_inheritable(fd, False)

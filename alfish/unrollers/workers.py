@@ -58,17 +58,13 @@ class Worker:
         arguments = [theirs.fileno(), held, memory.fd, len(data), trainer]
         environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        # Ctrl-C is the trainer's to answer; the worker is born deaf to it, and ignores it before it listens again.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", "from alfish.unrollers.worker import main; main()", *map(str, arguments)],
-                pass_fds=[*arguments[:3], *fds],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from alfish.unrollers.worker import main; main()", *map(str, arguments)],
+            pass_fds=[*arguments[:3], *fds],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the trainer's to answer; `kill` takes what environments have started
+        )
         theirs.close()
         os.close(held)
         self.channel, self._lifeline = Channel(ours), lifeline
@@ -83,6 +79,11 @@ class Worker:
         time.sleep(0.3)
         return self._stacks.read().strip(b"\0").decode(errors="replace")
 
+    def kill(self) -> None:
+        """Kills the process, which has not been waited for yet, and those that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def end(self, timeout: float) -> int:
         """Ends the process, by force after `timeout` seconds; returns its exit code."""
         self.pulse.stop()
@@ -90,7 +91,7 @@ class Worker:
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill()
             self.process.wait()
         os.close(self._lifeline)
         self.alive = False
@@ -249,7 +250,7 @@ class Workers:
             f"worker {worker.index} has been {Pulse.NAMES[activity]} for {seconds:.0f} s (the limit is {limit:g}); it "
             f"is killed. It was here:\n{worker.stacks().rstrip()}"
         )
-        worker.process.kill()
+        worker.kill()
         yield from self._bury(worker)
 
     def _bury(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
