@@ -725,3 +725,48 @@ def test_no_reward_is_an_error_where_it_happens():
     env.reset()
     with pytest.raises(TypeError, match="NoneType"):
         env.step(np.zeros(1, np.int64))
+
+
+class Wrong(Stamped):
+    """Its first episode ends at step 2 with an observation that is `kind`."""
+
+    made = 0
+
+    def __init__(self, kind):
+        super().__init__((4,))
+        type(self).made += 1
+        self._is_wrong, self._kind = type(self).made == 1, kind
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._is_wrong and self._step == 2:
+            observation = np.full(3, np.nan, np.float32) if self._kind == "nan" else observation[:1]
+            terminated = True
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("kind", ["nan", "shape"])
+def test_what_is_built_anew_has_no_end_left_to_reset(kind):
+    Wrong.made = 0
+    environment = make_environment(lambda: Wrong(kind))
+    environment.tolerate_errors(lambda index, error: None)
+    steps = [environment.reset()]
+    for t in range(6):
+        steps.append(environment.step(torch.zeros(1, dtype=torch.int64)))
+        if t == 1 and kind == "nan":
+            arrays = environment.replace(nest.map(torch.Tensor.numpy, steps[-1]), np.ones(1, bool))
+            steps[-1] = nest.map(torch.from_numpy, arrays)
+    assert [int(step.step_type) for step in steps] == [FIRST, MID, FIRST, MID, MID, MID, LAST]
+    assert [float(step.reward) for step in steps] == [0, 1, 0, 1, 2, 3, 4]
+
+
+def test_only_an_episode_under_way_can_be_broken_off():
+    environment = make_environment(lambda: Stamped((2,)))
+    step = nest.map(torch.Tensor.numpy, environment.reset())
+    types = []
+    for _ in range(3):  # FIRST stays what it is, MID ends, and LAST stays
+        step = environment.break_off(step, np.ones(1, bool))
+        types.append(int(step.step_type[0]))
+        step = environment.step_arrays(np.zeros(1, np.int64))
+    assert types == [FIRST, LAST, FIRST]
+    assert step.step_type == MID and step.observation[0, 1:].tolist() == [1, 1]

@@ -383,8 +383,9 @@ def test_an_environment_that_fails_is_built_anew_and_its_episode_ends_before_tha
     assert len(processes(unroller)) == 1 and unroller.stats()["restarts"] == 0
 
 
-def test_a_broken_episode_is_truncated_with_the_row_before(made, tmp_path):
-    environment = functools.partial(make_environment, functools.partial(Faulty, "raise", once=str(tmp_path / "once")))
+@pytest.mark.parametrize("kind", ["raise", "nan", "shape"])
+def test_a_broken_episode_is_truncated_with_the_row_before(made, kind, tmp_path):
+    environment = functools.partial(make_environment, functools.partial(Faulty, kind, once=str(tmp_path / "once")))
     unroller = made(environment, length=30)
     step = unroller.unroll(30).time_step
     types, steps = step.step_type[:, 0].tolist(), step.observation[:, 0, 2].tolist()
@@ -392,6 +393,15 @@ def test_a_broken_episode_is_truncated_with_the_row_before(made, tmp_path):
     assert steps[:11] == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]
     assert types[:11] == [FIRST, MID, MID, MID, MID, LAST, FIRST, MID, LAST, FIRST, MID]
     assert step.discount[8, 0] == 1 and step.reward[9, 0] == 0 and step.prev_action[9, 0] == 0
+
+
+@pytest.mark.parametrize("kind", ["raise", "reset"])
+def test_an_episode_that_breaks_at_its_ends_has_no_other_rows(made, kind, tmp_path):
+    faulty = functools.partial(Faulty, kind, at=1, once=str(tmp_path / "once"))
+    unroller = made(functools.partial(make_environment, faulty), length=12)
+    types = unroller.unroll(12).time_step.step_type[:9, 0].tolist()
+    again = [FIRST, MID] if kind == "raise" else [MID, MID]
+    assert types == [FIRST, MID, MID, MID, MID, LAST, FIRST, *again]
 
 
 def test_too_many_errors_of_environments_end_the_run_with_the_traceback(made):
@@ -448,6 +458,31 @@ def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
         positions = torch.arange(ring._pos[column])[:, None]
         types = ring.read(torch.tensor([column]), positions).time_step.step_type[:, 0].tolist()
         assert all(before in (LAST, FIRST) for before, after in zip(types, types[1:]) if after == FIRST)
+
+
+def test_the_replay_ends_the_episode_that_was_lost_between_two_unrolls():
+    def push(*rows):
+        types = torch.tensor(rows, dtype=torch.int32)
+        zeros, ids = torch.zeros(types.shape), torch.arange(4, dtype=torch.int32).expand(types.shape)
+        step = TimeStep(types, zeros, zeros + 1, zeros, zeros, ids)
+        ring.push(Experience(step, zeros, None, None, None))
+        ring.check_valid()
+
+    ring = RingBuffer(40, 4)
+    push((FIRST, FIRST, FIRST, PAD), (MID, MID, LAST, PAD))
+    push((FIRST, MID, FIRST, FIRST), (MID, MID, FIRST, MID))
+    push((MID, FIRST, FIRST, FIRST), (MID, MID, MID, MID))
+    columns = []
+    for column in range(4):
+        rows = ring.read(torch.tensor([column]), torch.arange(ring._pos[column])[:, None]).time_step
+        columns.append(rows.step_type[:, 0].tolist())
+        assert (rows.discount == 1).all()
+    assert columns == [
+        [FIRST, LAST, FIRST, MID, MID, MID],
+        [FIRST, MID, MID, LAST, FIRST, MID],
+        [FIRST, LAST, FIRST, FIRST, FIRST, MID],
+        [FIRST, LAST, FIRST, MID],
+    ]
 
 
 def test_the_replay_ends_an_episode_that_was_lost_within_an_unroll():
@@ -570,15 +605,29 @@ def test_an_image_is_not_written_out_where_its_reward_is_not_finite(made, tmp_pa
     assert "reward nan" in text and len(text) < 1000
 
 
-def test_an_interrupt_is_not_for_workers_not_even_while_they_start(made):
+def test_an_interrupt_from_the_terminal_is_not_for_workers(made):
     unroller = made(num_workers=2)
     unroller._start()
-    for _ in range(10):
-        for process in processes(unroller):
-            process.send_signal(signal.SIGINT)
-        time.sleep(0.05)
+    assert all(os.getpgid(process.pid) == os.getsid(process.pid) == process.pid for process in processes(unroller))
     unroller.unroll(4)
+    for process in processes(unroller):
+        process.send_signal(signal.SIGINT)
+    for _ in range(5):
+        unroller.unroll(4)
     assert LOG == [] and unroller.stats()["restarts"] == 0
+
+
+def test_processes_of_an_environment_that_hangs_are_killed_with_their_worker(made, tmp_path):
+    environment = functools.partial(
+        make_environment, functools.partial(Faulty, "hang", once=str(tmp_path / "once")), 2, "async"
+    )
+    unroller = made(environment, workers=functools.partial(Workers, step_timeout=2.0, close_timeout=1.0))
+    unroller.unroll(4)
+    (process,) = processes(unroller)
+    stepping = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    while unroller.stats()["restarts"] == 0:
+        unroller.unroll(4)
+    assert len(stepping) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in stepping)
 
 
 def test_a_constructor_that_fails_is_raised_here_with_its_traceback(made):
@@ -619,12 +668,20 @@ def test_workers_end_in_order_though_a_process_has_a_copy_of_their_sockets():
         os.waitpid(copy, 0)
 
 
-def test_when_the_trainer_is_killed_nothing_is_left():
+@pytest.mark.parametrize("in_thread_and_hanging", [False, True])
+def test_when_the_trainer_is_killed_nothing_is_left(in_thread_and_hanging):
     script = (
-        "import functools, sys, time; sys.path.insert(0, sys.argv[1]); import test_async\n"
+        "import functools, sys, threading, time; sys.path.insert(0, sys.argv[1]); import test_async\n"
         "if __name__ == '__main__':\n"
-        "    unroller = test_async.unroller_of(num_workers=2)\n"
-        "    unroller.unroll(4)\n"
+        f"    if {in_thread_and_hanging}:\n"
+        "        hanging = functools.partial(test_async.Faulty, 'hang')\n"
+        "        environment = functools.partial(test_async.make_environment, hanging)\n"
+        "        unroller = test_async.unroller_of(environment, num_workers=2, mode='lockstep')\n"
+        "        thread = threading.Thread(target=unroller.unroll, args=(4,)); thread.start(); thread.join()\n"
+        "        time.sleep(1)\n"
+        "    else:\n"
+        "        unroller = test_async.unroller_of(num_workers=2)\n"
+        "        unroller.unroll(4)\n"
         "    print(*(process.pid for process in test_async.processes(unroller)), flush=True)\n"
         "    time.sleep(100)\n"
     )
@@ -776,6 +833,23 @@ def test_a_resumed_run_begins_with_other_seeds(made):
     assert len(stamps) == 2
 
 
+def test_a_run_that_an_error_ended_goes_on_with_other_seeds(root):
+    trainer = Trainer(
+        root,
+        algorithm=SeeingOffPolicy,
+        environment=functools.partial(make_environment, functools.partial(Faulty, "raise", episode=2)),
+        unroller=functools.partial(AsyncUnroller, max_env_errors=0, mode="lockstep", workers=QUICK),
+        batches=functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=20),
+        num_iterations=20,
+        unroll_length=4,
+        listeners=[],
+    )
+    with pytest.raises(RunError, match="broken on purpose"):
+        trainer.train()
+    _, saved = trainer.checkpoints.load("latest")
+    assert saved["unroller"]["generation"] == 0
+
+
 def test_a_curriculum_is_told_how_far_training_is(made):
     unroller = made(functools.partial(make_environment, Curriculum, num_envs=2), mode="lockstep")
     told = []
@@ -864,7 +938,7 @@ def test_infos_reach_metrics_with_a_mask_for_each_environment(root):
 
 
 def test_metrics_count_every_step_once(root):
-    from alfish.metrics import AverageEpisodeLength, EnvironmentSteps
+    from alfish.metrics import AverageEpisodeLength, AverageReturn, EnvironmentSteps
 
     trainer = Trainer(
         root,
@@ -872,7 +946,7 @@ def test_metrics_count_every_step_once(root):
         environment=ALIKE,
         unroller=functools.partial(AsyncUnroller, num_workers=2, workers=QUICK),
         batches=functools.partial(EpochBatches, num_epochs=1),
-        metrics=[EnvironmentSteps(), AverageEpisodeLength()],
+        metrics=[EnvironmentSteps(), AverageEpisodeLength(), AverageReturn()],
         num_iterations=20,
         unroll_length=8,
         listeners=[],
@@ -881,3 +955,4 @@ def test_metrics_count_every_step_once(root):
     results = trainer.metrics.results()
     assert results["environment_steps"] == trainer.env_steps
     assert results["average_episode_length"] == pytest.approx((3 + 5 + 1 + 8) / 4, abs=0.5)
+    assert results["average_return"] == pytest.approx((6 + 15 + 1 + 36) / 4, abs=3)

@@ -92,7 +92,7 @@ def one():
         def kill():
             worker.killed += 1
 
-        worker.process = types.SimpleNamespace(poll=lambda: None, kill=kill)
+        worker.process, worker.kill = types.SimpleNamespace(poll=lambda: None), kill
         worker.end = lambda timeout: -9
         worker.stacks = lambda: "here"
         workers.log = lambda text: None
