@@ -770,3 +770,13 @@ def test_only_an_episode_under_way_can_be_broken_off():
         step = environment.step_arrays(np.zeros(1, np.int64))
     assert types == [FIRST, LAST, FIRST]
     assert step.step_type == MID and step.observation[0, 1:].tolist() == [1, 1]
+
+
+def test_environments_that_are_built_anew_have_seeds_of_their_own():
+    environment = make_environment(lambda: Stamped((4,)), num_envs=2)
+    step = nest.map(torch.Tensor.numpy, environment.reset())
+    stamps = set(step.observation[:, 0].tolist())
+    for _ in range(2):
+        step = environment.replace(step, np.ones(2, bool))
+        stamps |= set(step.observation[:, 0].tolist())
+    assert len(stamps) == 6

@@ -429,7 +429,8 @@ def test_a_worker_that_is_killed_is_replaced_and_no_row_is_doubled(made, mode):
     os.kill(processes(unroller)[0].pid, signal.SIGKILL)
     unrolls += [nest.map(torch.clone, unroller.unroll()) for _ in range(30 if mode == "free" else 6)]
     began = time.monotonic()
-    while unroller.stats()["restarts"] < 1 or len(processes(unroller)) < 2:
+    dead = unroller._workers.all[0]
+    while unroller.stats()["restarts"] < 1 or not dead.started or (unrolls[-1].time_step.step_type[:, 0] == PAD).all():
         unrolls.append(nest.map(torch.clone, unroller.unroll()))
         assert time.monotonic() - began < 60
     for rows in columns_of(unrolls, 4):
@@ -745,7 +746,12 @@ def test_what_a_worker_cannot_import_is_refused_with_the_remedy(tmp_path):
         "from alfish.environments.toy import Stamped\n"
         "from alfish.unrollers.remote import EnvironmentMaker, to_bytes\n"
         "class Mine(Stamped): pass\n"
-        "for thing in (Mine, functools.partial(make_environment, Mine), Mine()):\n"
+        "import gin\n"
+        "@gin.configurable\n"
+        "class Named(Stamped): pass\n"
+        "for thing in (Mine, functools.partial(make_environment, Mine), Mine(), make_environment):\n"
+        "    if thing is make_environment:\n"
+        "        gin.parse_config('make_environment.env_id = @Named')\n"
         "    try:\n"
         "        EnvironmentMaker(thing)\n"
         "    except ValueError as error:\n"
@@ -754,9 +760,10 @@ def test_what_a_worker_cannot_import_is_refused_with_the_remedy(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment)
     lines = result.stdout.splitlines()
-    assert len(lines) == 3, result.stderr
-    for line in lines:
-        assert "'Mine'" in line and "move it into a module" in line and "SyncUnroller" in line
+    assert len(lines) == 4, result.stderr
+    for line, name in zip(lines, ("Mine", "Mine", "Mine", "Named")):
+        assert f"'{name}'" in line or f"{name}'" in line
+        assert "move it into a module" in line and "SyncUnroller" in line
 
 
 def test_a_lambda_is_refused_with_the_remedy():
