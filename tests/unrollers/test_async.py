@@ -675,7 +675,7 @@ def test_when_the_trainer_is_killed_nothing_is_left(in_thread, is_hanging, limit
         "import functools, sys, threading, time; sys.path.insert(0, sys.argv[1]); import test_async\n"
         "if __name__ == '__main__':\n"
         f"    if {is_hanging}:\n"
-        "        hanging = functools.partial(test_async.Faulty, 'hang')\n"
+        "        hanging = functools.partial(test_async.Faulty, 'hang', at=1)\n"
         "        environment = functools.partial(test_async.make_environment, hanging)\n"
         "        unroller = test_async.unroller_of(environment, num_workers=2, mode='lockstep')\n"
         f"        if {in_thread}:\n"
@@ -698,12 +698,13 @@ def test_when_the_trainer_is_killed_nothing_is_left(in_thread, is_hanging, limit
     )
     pids = [int(pid) for pid in trainer.stdout.readline().split()]
     assert len(pids) == 2 and all(Path(f"/proc/{pid}").exists() for pid in pids)
-    trainer.kill()
-    trainer.communicate()
     began = time.monotonic()
+    trainer.kill()
+    trainer.wait()
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() - began < limit
         time.sleep(0.05)
+    trainer.stdout.close()
     assert set(os.listdir("/dev/shm")) <= shared_before
 
 
