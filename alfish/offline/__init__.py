@@ -1,0 +1,21 @@
+"""Data made elsewhere: read from files, checked, and kept as rows of the stream that nobody writes again.
+
+A source yields episodes in the environment's own units (`episode`, `sources`), the validator reports on them and mends
+what can be mended (`validation`), and `OfflineBuffer` holds them as the same rows that replay does. Like
+`environments`, this room is a door: `terminated`, `truncated` and `next_observations` are known in here, and nowhere
+past it.
+"""
+
+from alfish.offline.episode import Arrays, Episode, EpisodeSource
+from alfish.offline.report import Report
+from alfish.offline.spaces import Spaces
+from alfish.offline.validation import Validator
+
+__all__ = [
+    "Arrays",
+    "Episode",
+    "EpisodeSource",
+    "Report",
+    "Spaces",
+    "Validator",
+]

@@ -1,0 +1,162 @@
+"""What was found in data: counts, ranges, returns, and every complaint with the episodes that it is about."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+LEVELS = ("error", "mended", "warning", "note")
+NUM_SHOWN = 5  # ids of episodes in one line
+NUM_BINS = 10
+
+
+class Report:
+    """Collects while episodes go by; prints as one page.
+
+    Attributes:
+      num_read: episodes that the sources gave, unreadable ones included.
+      num_kept: episodes that passed, an episode that was split counted once for each part.
+      num_transitions, num_terminated, num_truncated: of those that passed.
+    """
+
+    def __init__(self, name: str = "the data"):
+        self.name = name
+        self.num_read = self.num_kept = self.num_transitions = self.num_terminated = self.num_truncated = 0
+        self._found: dict[tuple[str, str], list[str]] = {}
+        self._bad: set[str] = set()
+        self._ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+
+    def add(self, level: str, what: str, episode_id: str | None = None) -> None:
+        """One finding; the same words about several episodes are one line.
+
+        Args:
+          level: one of `LEVELS`.
+          what: completes "episode 7: ..."; a whole sentence where it is about no single episode.
+          episode_id: that it is about.
+        """
+        assert level in LEVELS
+        ids = self._found.setdefault((level, what), [])
+        if episode_id is not None:
+            ids.append(episode_id)
+            if level == "error":
+                self._bad.add(episode_id)
+
+    def count(self, length: int, return_: float, terminated: bool, ranges: Iterable[tuple[str, Any, Any]]) -> None:
+        """An episode that passed; `ranges` are name, least and greatest values of its leaves."""
+        self.num_kept += 1
+        self.num_transitions += length
+        self.num_terminated += terminated
+        self.num_truncated += not terminated
+        self._lengths.append(length)
+        self._returns.append(return_)
+        for name, low, high in ranges:
+            if name in self._ranges:
+                before = self._ranges[name]
+                low, high = np.fmin(before[0], low), np.fmax(before[1], high)
+            self._ranges[name] = (low, high)
+
+    def found(self, level: str) -> dict[str, list[str]]:
+        """Findings of one level: words to ids of episodes."""
+        return {what: ids for (at, what), ids in self._found.items() if at == level}
+
+    @property
+    def num_bad(self) -> int:
+        """Episodes with errors."""
+        return len(self._bad)
+
+    def range_of(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """The least and greatest values of a leaf, entry by entry."""
+        return self._ranges.get(name)
+
+    @property
+    def returns(self) -> list[float]:
+        """Undiscounted, of the episodes that passed."""
+        return self._returns
+
+    def sentences(self, level: str, limit: int = 3) -> str:
+        """The first findings of a level as a clause: `observation is not finite (2 episodes: 3, 17)`."""
+        parts = [what + _about(ids) for what, ids in self.found(level).items()]
+        more = f"; and {len(parts) - limit} more" if len(parts) > limit else ""
+        return "; ".join(parts[:limit]) + more
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same for a program, of JSON's types; a number that is not finite is None."""
+        return {
+            "name": self.name,
+            "num_read": self.num_read,
+            "num_kept": self.num_kept,
+            "num_transitions": self.num_transitions,
+            "num_terminated": self.num_terminated,
+            "num_truncated": self.num_truncated,
+            "returns": _summary(self._returns),
+            "lengths": _summary(self._lengths),
+            "ranges": {name: [_plain(end) for end in _few(*ends)] for name, ends in self._ranges.items()},
+            "found": [{"level": at, "what": what, "episodes": ids} for (at, what), ids in self._found.items()],
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}: {_plural(self.num_read, 'episode')} read, {self.num_kept:,} kept, "
+            f"{_plural(self.num_transitions, 'transition')} ({self.num_terminated:,} terminated, "
+            f"{self.num_truncated:,} truncated)"
+        ]
+        if self._lengths:
+            shortest, longest, mean = min(self._lengths), max(self._lengths), np.mean(self._lengths)
+            lines.append(f"  length     {shortest:,} to {longest:,}, mean {mean:,.1f}")
+        lines += [f"  {name:<10} {_span(low, high)}" for name, (low, high) in self._ranges.items()]
+        finite = np.array([value for value in self._returns if math.isfinite(value)])
+        if finite.size:
+            lines.append(f"  return     {finite.min():.6g} to {finite.max():.6g}, mean {finite.mean():.6g}")
+            lines += _histogram(finite)
+        for level in LEVELS:
+            lines += [f"  {level:<8} {what}{_about(ids)}" for what, ids in self.found(level).items()]
+        return "\n".join(lines)
+
+
+def _about(ids: list[str]) -> str:
+    if not ids:
+        return ""
+    more = ", ..." if len(ids) > NUM_SHOWN else ""
+    return f" ({_plural(len(ids), 'episode')}: {', '.join(ids[:NUM_SHOWN])}{more})"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def _span(low: np.ndarray, high: np.ndarray) -> str:
+    low, high = _few(low, high)
+    one, other = (", ".join(f"{value:.4g}" for value in end.reshape(-1)) for end in (low, high))
+    return f"[{one}] to [{other}]" if low.size > 1 else f"{one} to {other}"
+
+
+def _few(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An entry each where they are few, else over all of them."""
+    low, high = np.asarray(low), np.asarray(high)
+    return (low, high) if low.size <= 8 else (np.fmin.reduce(low, None), np.fmax.reduce(high, None))
+
+
+def _histogram(values: np.ndarray) -> list[str]:
+    counts, edges = np.histogram(values, NUM_BINS if values.min() < values.max() else 1)
+    widest = counts.max()
+    return [
+        f"    {start:>11.5g} to {end:<11.5g} {'#' * math.ceil(40 * count / widest):<40} {count}"
+        for count, start, end in zip(counts, edges, edges[1:])
+    ]
+
+
+def _summary(values: list[Any]) -> dict[str, Any]:
+    if not values:
+        return {"min": None, "max": None, "mean": None}
+    array = np.asarray(values, np.float64)
+    return {"min": _plain(array.min()), "max": _plain(array.max()), "mean": _plain(array.mean())}
+
+
+def _plain(values: Any) -> Any:
+    if isinstance(values, np.ndarray) and values.ndim:
+        return [_plain(value) for value in values]
+    number = values.item()
+    return number if not isinstance(number, float) or math.isfinite(number) else None

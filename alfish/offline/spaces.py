@@ -1,0 +1,147 @@
+"""The spaces that data were recorded in: declared, compared with an environment's, and kept in a file as JSON."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.environments import make_environment
+from alfish.errors import UsageError
+
+
+class Spaces(NamedTuple):
+    """gymnasium's spaces of one environment; None: not known."""
+
+    observation: spaces.Space | None = None
+    action: spaces.Space | None = None
+
+
+NO_SPACES = Spaces()
+
+
+def spaces_of(env_id: Any) -> Spaces:
+    """Of the environment that `make_environment(env_id)` builds.
+
+    Raises:
+      UsageError: as `make_environment` does.
+    """
+    environment = make_environment(env_id, evaluation=True)
+    environment.close()
+    return Spaces(environment.observation_space, environment.action_space)
+
+
+def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the environment's") -> None:
+    """Raises where data could not be told from the environment's own without being converted.
+
+    Bounds of observations may differ, and float64 may be float32: neither is seen by an algorithm. Bounds of actions
+    are their units, so they may not.
+
+    Args:
+      data: the spaces of `name`; None fits anything.
+      environment: the spaces of `whose`; the same.
+
+    Raises:
+      UsageError: names both spaces.
+    """
+    for kind, there, here, fits in (
+        ("observations", data.observation, environment.observation, _observations_fit),
+        ("actions", data.action, environment.action, _actions_fit),
+    ):
+        if there is not None and here is not None and not fits(there, here):
+            raise UsageError(
+                f"the {kind} of {name} are {there}, and {whose} are {here}; name the environment that the data were "
+                "recorded in, wrapped as it was then"
+            )
+
+
+def differences(data: Spaces, environment: Spaces) -> list[str]:
+    """What `check_fit` lets pass and a person should still know, both named."""
+    return [
+        f"the {kind} are declared as {there}, the environment's are {here}"
+        for kind, there, here in zip(("observations", "actions"), data, environment)
+        if there is not None and here is not None and there != here
+    ]
+
+
+def to_json(space: spaces.Space | None) -> Any:
+    """Of the spaces that alfish learns from; exact."""
+    if space is None:
+        return None
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": {key: to_json(child) for key, child in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [to_json(child) for child in space.spaces]}
+    if isinstance(space, spaces.Box):
+        low, high = (_bound_to_json(bound) for bound in (space.low, space.high))
+        return {"type": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    assert isinstance(space, spaces.MultiBinary), f"{space} is no space that alfish learns from"
+    return {"type": "MultiBinary", "shape": list(specs.zeros(space, ()).shape)}
+
+
+def from_json(value: Any) -> spaces.Space | None:
+    """The inverse of `to_json`.
+
+    Raises:
+      KeyError, TypeError, ValueError: it is not what `to_json` returned.
+    """
+    if value is None:
+        return None
+    kind = value["type"]
+    if kind == "Dict":
+        return spaces.Dict({key: from_json(child) for key, child in value["spaces"].items()})  # type: ignore[misc]
+    if kind == "Tuple":
+        return spaces.Tuple([from_json(child) for child in value["spaces"]])  # type: ignore[misc]
+    if kind == "Box":
+        dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
+        low, high = (
+            np.broadcast_to(np.vectorize(_number(dtype), otypes=[dtype])(np.array(value[end], object)), shape)
+            for end in ("low", "high")
+        )
+        return spaces.Box(low.copy(), high.copy(), shape, dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(value["n"], start=value["start"])
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.array(value["nvec"]), start=np.array(value["start"]))
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(value["shape"])
+    raise ValueError(f"{kind!r} is no space")
+
+
+def _number(dtype: np.dtype) -> Any:
+    return float if dtype.kind == "f" else int  # JSON has no infinity, so floats are text there
+
+
+def _bound_to_json(bound: np.ndarray) -> Any:
+    """One number where all are the same: an image's bounds are as large as the image."""
+    if bound.size and (bound == bound.flat[0]).all():
+        bound = bound.flat[0].reshape(())
+    return bound.astype(str).tolist() if bound.dtype.kind == "f" else bound.astype(int).tolist()
+
+
+def _observations_fit(there: spaces.Space, here: spaces.Space) -> bool:
+    if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
+        # As the stream has them.
+        one, other = specs.observation_spec(there), specs.observation_spec(here)
+        return one.shape == other.shape and one.dtype == other.dtype
+    return _fit(there, here, _observations_fit)
+
+
+def _actions_fit(there: spaces.Space, here: spaces.Space) -> bool:
+    if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
+        return there.shape == here.shape and np.allclose(there.low, here.low) and np.allclose(there.high, here.high)
+    return _fit(there, here, _actions_fit)
+
+
+def _fit(there: spaces.Space, here: spaces.Space, fit: Any) -> bool:
+    if isinstance(there, spaces.Dict) and isinstance(here, spaces.Dict):
+        return there.spaces.keys() == here.spaces.keys() and all(
+            fit(child, here.spaces[key]) for key, child in there.spaces.items()
+        )
+    if isinstance(there, spaces.Tuple) and isinstance(here, spaces.Tuple):
+        return len(there.spaces) == len(here.spaces) and all(map(fit, there.spaces, here.spaces))
+    return there == here

@@ -1,0 +1,255 @@
+"""Each line of the validator's table: an episode that provokes it, and what becomes of it under each policy."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from recorded import BOX_SPACES, LENGTHS, SPACES, record
+
+from alfish.errors import UsageError
+from alfish.offline import Spaces, Validator
+from alfish.offline.episode import Unreadable
+
+DICT_SPACES = Spaces(spaces.Dict(camera=SPACES.observation, speed=SPACES.observation), SPACES.action)
+
+
+def validate(episodes, policy="raise", of=SPACES):
+    validator = Validator(of, policy)
+    kept = [episode for item in episodes for episode in validator.check(item)]
+    validator.finish()
+    return kept, validator.report
+
+
+def broken(number=3, continuous=False, **fields):
+    """Recorded episodes of which one (8 steps long) has other fields: values, or functions of the old ones."""
+    episodes = record(continuous=continuous)
+    one = episodes[number]
+    changed = {name: value(getattr(one, name)) if callable(value) else value for name, value in fields.items()}
+    episodes[number] = one._replace(**changed)
+    return episodes
+
+
+def with_value(index, value):
+    def change(values):
+        values = values.copy()
+        values[index] = value
+        return values
+
+    return change
+
+
+def as_dict(episodes):
+    return [e._replace(observations={"camera": e.observations, "speed": e.observations.copy()}) for e in episodes]
+
+
+UNUSABLE = {
+    "no rewards": (broken(rewards=None), "it has no rewards"),
+    "no observations": (broken(observations={}), "it has no observations"),
+    "short rewards": (broken(rewards=lambda r: r[:-1]), "it has 7 rewards and 8 actions"),
+    "short actions": (broken(actions=lambda a: a[:-2]), "it has 8 rewards and 6 actions"),
+    "short flags": (broken(truncated=lambda t: t[:-1]), "it has 8 rewards and 7 truncated"),
+    "long observations": (
+        broken(observations=lambda o: np.concatenate([o, o[:1]])),
+        "it has 10 observations for 8 actions, not 9",
+    ),
+    "short observations": (broken(observations=lambda o: o[:5]), "it has 5 observations for 8 actions, not 9"),
+    "another nest": (broken(observations=lambda o: {"camera": o}), "its observations are camera, and one array is"),
+    "another shape": (broken(observations=lambda o: o[:, :2]), r"observation has shape \[2\] in each step, and \[3\]"),
+    "objects": (
+        broken(observations=lambda o: o.astype("U8")),
+        "observation is of dtype <U8, which cannot be made float32",
+    ),
+    "fractions": (broken(actions=lambda a: a + 0.5), "action is of dtype float64, and int64 cannot hold its numbers"),
+    "text rewards": (broken(rewards=lambda r: r.astype("U3")), "rewards are of dtype <U3"),
+    "deep rewards": (broken(rewards=lambda r: r[:, None, None]), r"rewards have shape \[8, 1, 1\]"),
+    "two rewards": (broken(rewards=lambda r: np.stack([r, r], 1)), r"rewards have shape \[2\] in each step, and \[\]"),
+    "flags of two": (broken(terminated=lambda t: t + 2), "not one truth value in each step"),
+    "out of Discrete": (broken(actions=with_value(2, 3)), r"action is 3, which is not in Discrete\(3\)"),
+    "below Discrete": (broken(actions=with_value(2, -1)), r"action is -1, which is not in Discrete\(3\)"),
+    "unreadable": (
+        [*record()[:3], Unreadable("3", "the disk said no"), *record()[4:]],
+        "not readable: the disk said no",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+@pytest.mark.parametrize("policy", ["raise", "drop_episode", "warn"])
+def test_what_cannot_be_used_is_named_and_left_out(name, policy):
+    episodes, words = UNUSABLE[name]
+    if policy == "raise":
+        with pytest.raises(UsageError, match=rf"1 of 11 episodes.*{words}.*\(1 episode: 3\).*drop_episode"):
+            validate(episodes)
+        return
+    kept, report = validate(episodes, policy)
+    assert [episode.id for episode in kept] == [str(k) for k in range(11) if k != 3]
+    assert report.num_read == 11 and report.num_kept == 10 and report.num_bad == 1
+
+
+BAD_VALUES = {
+    "NaN observation": (broken(observations=with_value((2, 1), np.nan)), "observation is not finite"),
+    "infinite reward": (broken(rewards=with_value(2, np.inf)), "reward is not finite"),
+    "early end": (broken(terminated=with_value(4, True)), "it ends before its last step"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_bad_values_are_errors_unless_told_otherwise(name):
+    episodes, words = BAD_VALUES[name]
+    with pytest.raises(UsageError, match=rf"{words} \(1 episode: 3\)"):
+        validate(episodes)
+    kept, _ = validate(episodes, "drop_episode")
+    assert "3" not in [episode.id for episode in kept] and len(kept) == 10
+    kept, report = validate(episodes, "warn")
+    assert len(kept) == (12 if name == "early end" else 11) and report.num_bad == 0
+    assert any(what.startswith(words) and ids == ["3"] for what, ids in report.found("warning").items())
+
+
+def test_the_leaf_that_is_not_finite_is_named():
+    episodes = as_dict(broken(observations=with_value((2, 1), np.nan)))
+    episodes[3].observations["camera"][:] = 0
+    with pytest.raises(UsageError, match=r"observation.speed is not finite \(1 episode: 3\)"):
+        validate(episodes, of=DICT_SPACES)
+
+
+def test_actions_that_are_not_finite_are_found_too():
+    with pytest.raises(UsageError, match="action is not finite"):
+        validate(broken(continuous=True, actions=with_value((2, 1), np.nan)), of=BOX_SPACES)
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_an_episode_that_ends_early_is_split_and_no_final_observation_is_invented(flag):
+    kept, _ = validate(broken(**{flag: with_value(4, True)}), "warn")
+    parts = [episode for episode in kept if episode.id.startswith("3[")]
+    assert [part.id for part in parts] == ["3[0]", "3[1]"]
+    whole = record()[3]
+    steps = whole.observations[:, 2].tolist()
+    if flag == "terminated":  # the last one stands for it
+        assert parts[0].observations[:, 2].tolist() == [*steps[:5], steps[4]]
+    else:
+        assert parts[0].observations[:, 2].tolist() == steps[:5]
+    assert getattr(parts[0], flag).tolist() == [False] * (parts[0].length - 1) + [True]
+    assert parts[1].observations[:, 2].tolist() == steps[5:]
+    assert parts[1].rewards.tolist() == whole.rewards[5:].tolist()
+
+
+MENDED = {
+    "float64": (broken(observations=lambda o: o.astype(np.float64)), "observation of dtype float64 is made float32"),
+    "integer rewards": (broken(rewards=lambda r: r.astype(np.int64)), "rewards of dtype int64 are made float32"),
+    "whole actions": (broken(actions=lambda a: a.astype(np.float32)), "action of dtype float32 is made int64"),
+    "column of rewards": (broken(rewards=lambda r: r[:, None]), None),
+    "number flags": (broken(terminated=lambda t: t.astype(np.float32)[:, None]), None),
+    "both flags": (broken(terminated=lambda t: t | (np.arange(8) == 7)), "both terminated and truncated: terminated"),
+    "no flag": (broken(truncated=lambda t: t & False), "no flag says how it ends: truncated"),
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_what_has_one_right_answer_is_mended_and_said(name):
+    episodes, words = MENDED[name]
+    kept, report = validate(episodes)
+    expected = record()
+    if name == "both flags":
+        expected[3] = expected[3]._replace(terminated=expected[3].truncated, truncated=expected[3].terminated)
+    for episode, other in zip(kept, expected, strict=True):
+        assert episode.id == other.id
+        for mine, theirs in zip(episode[1:], other[1:]):
+            assert mine.dtype == theirs.dtype and mine.tolist() == theirs.tolist()
+    found = report.found("mended")
+    assert words is None or any(words in what and ids == ["3"] for what, ids in found.items())
+
+
+def test_a_missing_final_observation_is_repeated_or_costs_a_step():
+    episodes = [episode._replace(observations=episode.observations[:-1]) for episode in record()]
+    kept, report = validate(episodes)
+    by_id = {episode.id: episode for episode in kept}
+    assert by_id["0"].observations[:, 2].tolist() == [0, 1, 2, 2] and by_id["0"].terminated.tolist() == [0, 0, 1]
+    assert by_id["1"].observations[:, 2].tolist() == [0, 1, 2, 3, 4] and by_id["1"].truncated.tolist() == [0, 0, 0, 1]
+    assert by_id["1"].rewards.tolist() == [1, 2, 3, 4]
+    lengths = [LENGTHS[k % 5] - k % 2 for k in range(11)]
+    assert [episode.length for episode in kept] == [length for length in lengths if length]
+    assert "a step less is kept (5 episodes: 1, 3, 5, 7, 9)" in report.sentences("mended", 9)
+    assert "left out (1 episode: 7)" in report.sentences("mended", 9)  # of one step, which was truncated
+
+
+def test_an_empty_episode_is_left_out():
+    nothing = {name: lambda values: values[:0] for name in ("actions", "rewards", "terminated", "truncated")}
+    for observations in (lambda o: o[:0], lambda o: o[:1]):
+        kept, report = validate(broken(**nothing, observations=observations))
+        assert len(kept) == 10 and report.found("mended") == {"it is empty, and left out": ["3"]}
+
+
+def test_actions_a_rounding_error_outside_are_clipped_and_others_are_errors():
+    above = np.float32(6) + np.spacing(np.float32(6))
+    kept, report = validate(broken(continuous=True, actions=with_value((2, 1), above)), of=BOX_SPACES)
+    assert kept[3].actions[2, 1] == 6 and "out of bounds by up to 1e-6: clipped" in report.sentences("mended")
+    episodes = broken(continuous=True, actions=with_value((2, 1), 6.1))
+    with pytest.raises(UsageError, match=r"action is not in Box.*\(1 episode: 3\)"):
+        validate(episodes, of=BOX_SPACES)
+    kept, report = validate(episodes, "warn", BOX_SPACES)
+    assert kept[3].actions[2, 1] == 6 and "and clipped (1 episode: 3)" in report.sentences("warning")
+
+
+def warnings_of(episodes, of=SPACES):
+    return validate(episodes, of=of)[1].sentences("warning", 9)
+
+
+def test_a_good_set_has_nothing_to_say():
+    _, report = validate(record())
+    assert [report.found(level) for level in ("error", "mended", "warning")] == [{}, {}, {}]
+
+
+def test_actions_at_a_bound_are_counted():
+    episodes = broken(continuous=True, actions=with_value((slice(0, 3), 0), -2))
+    assert "3 of 82 entries of actions are exactly at a bound" in warnings_of(episodes, BOX_SPACES)
+    assert warnings_of(record(continuous=True), BOX_SPACES) == ""
+
+
+def test_what_never_changes_is_said():
+    episodes = record(continuous=True)
+    for episode in episodes:
+        episode.actions[:, 1] = 0.5
+        episode.rewards[:] = 0
+    said = warnings_of(episodes, BOX_SPACES)
+    assert "action never changes in its entries 1" in said and "all rewards are 0" in said
+    assert "action never changes" in warnings_of([e._replace(actions=e.actions * 0 + 1) for e in record()])
+
+
+def test_episodes_that_begin_alike_are_counted():
+    episodes = record()
+    for k in (2, 4, 5):
+        episodes[k].observations[0] = episodes[0].observations[0]
+    assert "4 of 11 episodes begin with an observation that another begins with" in warnings_of(episodes)
+
+
+def test_nothing_left_is_an_error_under_every_policy():
+    for policy in ("raise", "drop_episode", "warn"):
+        with pytest.raises(UsageError):
+            validate([record()[3]._replace(rewards=None)], policy)
+    with pytest.raises(UsageError, match="no episode to learn from: there is none"):
+        validate([])
+
+
+def test_without_spaces_the_first_episode_says_what_the_others_must_be():
+    kept, _ = validate(record(), of=Spaces())
+    assert len(kept) == 11
+    with pytest.raises(UsageError, match=r"observation has shape \[2\] in each step, and \[3\] is expected"):
+        validate(UNUSABLE["another shape"][0], of=Spaces())
+
+
+def test_spaces_that_cannot_be_learned_from_are_refused():
+    with pytest.raises(UsageError, match="Text"):
+        Validator(Spaces(spaces.Text(5), SPACES.action))
+
+
+def test_the_report_counts_what_was_kept():
+    kept, report = validate(broken(rewards=None), "drop_episode")
+    lengths = [LENGTHS[k % 5] for k in range(11) if k != 3]
+    assert report.num_transitions == sum(lengths) == sum(episode.length for episode in kept)
+    assert (report.num_terminated, report.num_truncated) == (6, 4)
+    about = report.as_dict()
+    assert about["lengths"] == {"min": 1, "max": 8, "mean": np.mean(lengths)}
+    assert about["returns"]["max"] == 36 and about["ranges"]["reward"] == [1, 8]
+    assert about["ranges"]["observation"][1][1:] == [10, 8]
+    assert about["found"][0] == {"level": "error", "what": "it has no rewards", "episodes": ["3"]}
+    page = str(report)
+    assert "11 episodes read, 10 kept" in page and "length     1 to 8" in page and "####" in page
