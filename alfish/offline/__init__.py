@@ -6,16 +6,24 @@ what can be mended (`validation`), and `OfflineBuffer` holds them as the same ro
 past it.
 """
 
+from alfish.offline.buffer import OfflineBuffer
+from alfish.offline.data_set import DataSetWriter
 from alfish.offline.episode import Arrays, Episode, EpisodeSource
+from alfish.offline.reading import Reading
 from alfish.offline.report import Report
+from alfish.offline.sources import open_source
 from alfish.offline.spaces import Spaces
 from alfish.offline.validation import Validator
 
 __all__ = [
     "Arrays",
+    "DataSetWriter",
     "Episode",
     "EpisodeSource",
+    "OfflineBuffer",
+    "Reading",
     "Report",
     "Spaces",
     "Validator",
+    "open_source",
 ]

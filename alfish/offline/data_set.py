@@ -1,0 +1,128 @@
+"""alfish's own layout of episodes: a directory that holds checkpoints of some thousand transitions each.
+
+    data_set.json                             spaces, counts, where the data came from, the validator's report
+    episodes/checkpoint-000000000000.pt, ...  whole episodes, in the stream's dtypes and the environment's units
+
+The numbers of those files count them. Each has a checksum and executes nothing when it is loaded (`checkpoint`). A
+directory appears under its name when it is whole.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.checkpoint import Checkpoints, write_atomically
+from alfish.errors import UsageError
+from alfish.offline.episode import Episode, ends
+from alfish.offline.spaces import Spaces, to_json
+
+INDEX_FILE, EPISODES_DIRECTORY = "data_set.json", "episodes"
+FORMAT_VERSION = 1
+SHARD_BYTES = 32 * 2**20
+
+
+class DataSetWriter:
+    """Writes a data set; a context that leaves nothing behind where it ends with an error.
+
+    Args:
+      directory: to make, or an empty one.
+      spaces: of the episodes.
+
+    Raises:
+      UsageError: the directory is not empty.
+    """
+
+    def __init__(self, directory: str | Path, spaces: Spaces):
+        self._directory = Path(directory).expanduser()
+        if self._directory.is_file():
+            raise UsageError(f"{directory} is a file; choose another place for the data set")
+        if self._directory.is_dir() and any(self._directory.iterdir()):
+            raise UsageError(f"{directory} is not empty; choose another place for the data set, or move that one away")
+        self._spaces = spaces
+        self._making = self._directory.with_name(f".{self._directory.name}.{os.getpid()}.tmp")
+        self._checkpoints = Checkpoints(self._making / EPISODES_DIRECTORY, keep_last=2**62)
+        self._waiting: list[Episode] = []
+        self._num_bytes = 0
+        self._shards: list[int] = []  # episodes in each file
+
+    def __enter__(self) -> "DataSetWriter":
+        self._making.mkdir(parents=True)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if self._making.is_dir():
+            shutil.rmtree(self._making)
+
+    def add(self, episode: Episode) -> None:
+        """An episode that the validator has passed."""
+        self._waiting.append(episode)
+        self._num_bytes += sum(leaf.nbytes for leaf in nest.leaves((episode.observations, episode.actions)))
+        if self._num_bytes >= SHARD_BYTES:
+            self._write()
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Puts the directory in its place.
+
+        Args:
+          about: of JSON's types, kept in the index.
+        """
+        self._write()
+        index = {
+            "format": FORMAT_VERSION,
+            "observation_space": to_json(self._spaces.observation),
+            "action_space": to_json(self._spaces.action),
+            "num_episodes_of_file": self._shards,
+            **about,
+        }
+        write_atomically(self._making / INDEX_FILE, json.dumps(index, indent=1) + "\n")
+        os.replace(self._making, self._directory)
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        self._checkpoints.save(len(self._shards), packed(self._waiting))
+        self._shards.append(len(self._waiting))
+        self._waiting, self._num_bytes = [], 0
+
+
+def packed(episodes: list[Episode]) -> dict[str, Any]:
+    """Episodes as tensors, one after the other, in a nest that a checkpoint takes."""
+
+    def joined(*leaves: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(leaves))
+
+    return {
+        "ids": [episode.id for episode in episodes],
+        "length": torch.tensor([episode.length for episode in episodes]),
+        "terminated": torch.tensor([bool(episode.terminated[-1]) for episode in episodes]),
+        "rewards": joined(*(episode.rewards for episode in episodes)),
+        "observations": nest.map(joined, *(episode.observations for episode in episodes)),
+        "actions": nest.map(joined, *(episode.actions for episode in episodes)),
+    }
+
+
+def unpacked(state: dict[str, Any]) -> Iterator[Episode]:
+    """The inverse of `packed`."""
+    observations, actions, rewards = (
+        nest.map(torch.Tensor.numpy, state[name]) for name in ("observations", "actions", "rewards")
+    )
+    start = 0
+    for number, (id, length, terminated) in enumerate(
+        zip(state["ids"], state["length"].tolist(), state["terminated"].tolist(), strict=True)
+    ):
+        taken, seen = slice(start, start + length), slice(start + number, start + number + length + 1)
+        yield Episode(
+            id,
+            nest.at(observations, seen),
+            nest.at(actions, taken),
+            rewards[taken],
+            *ends(length, terminated, not terminated),
+        )
+        start += length

@@ -1,0 +1,114 @@
+"""Transitions in one long table, episode after episode, as D4RL and many others keep them."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from alfish import nest
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.offline.episode import Episode, Unreadable, without_final_observation
+from alfish.offline.sources.files import BLOCK_ROWS, blocks, inside, read_rows
+
+SAME = 1e-6  # two observations that differ by no more are one
+
+
+class Table(NamedTuple):
+    """N transitions. Leaves are arrays, or what gives an array when it is sliced."""
+
+    observations: Nest  # [N, ...]
+    actions: Nest  # [N, ...]
+    rewards: Any  # [N]
+    terminated: np.ndarray  # [N] bool
+    truncated: np.ndarray | None  # [N] bool; None: not recorded
+    next_observations: Nest = None  # [N, ...], the true one where an episode ends; None: not recorded
+
+
+def check_lengths(table: Table, name: str) -> int:
+    """N.
+
+    Raises:
+      UsageError: an array is of another length.
+    """
+    count = len(table.rewards)
+    for field, values in zip(table._fields, table):
+        for path, leaf in zip(nest.paths(values), nest.leaves(values)):
+            if len(leaf) != count:
+                label = f"{field}.{path}" if path else field
+                raise UsageError(
+                    f"{name}: {label} has {len(leaf):,} rows and rewards {count:,}; a table has a row of each for "
+                    "every transition, so write the file again"
+                )
+    return count
+
+
+def cut(table: Table) -> tuple[np.ndarray, int]:
+    """Where episodes end: at a flag, at the end of the table, and where the next row does not go on from this one.
+
+    Returns:
+      `[E]` int64, the row after each episode's last one; and how many of them no flag marks.
+    """
+    count = len(table.rewards)
+    flagged = np.array(table.terminated, bool)
+    if table.truncated is not None:
+        flagged |= table.truncated
+    broken = np.zeros(count, bool)
+    if table.next_observations is not None:
+        for start in range(0, count - 1, BLOCK_ROWS):
+            rows = slice(start, min(start + BLOCK_ROWS, count - 1))
+            after = read_rows(table.observations, slice(rows.start + 1, rows.stop + 1))
+            arrived = read_rows(table.next_observations, rows)
+            for one, other in zip(nest.leaves(after), nest.leaves(arrived)):
+                # NaN differs from NaN here, and is the validator's to report, not a cut.
+                apart = np.abs(one.astype(np.float64) - other) > SAME
+                broken[rows] |= apart.reshape(len(apart), -1).any(1)
+    broken[-1:] = True
+    return np.flatnonzero(flagged | broken) + 1, int((broken & ~flagged).sum())
+
+
+def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
+    """The table's episodes, each with its final observation where that was recorded."""
+    number = 0
+    for block in blocks(ends):
+        rows = slice(block[0].start, block[-1].stop)
+        try:
+            observations, actions, rewards, following = (
+                read_rows(part, rows)
+                for part in (table.observations, table.actions, table.rewards, table.next_observations)
+            )
+        except OSError as error:
+            for episode in block:
+                yield Unreadable(
+                    str(number), f"rows {episode.start:,} to {episode.stop - 1:,} cannot be read ({error})"
+                )
+                number += 1
+            continue
+        for episode in block:
+            at = inside(episode, block)
+            terminated = table.terminated[episode]
+            truncated = np.zeros(len(terminated), bool) if table.truncated is None else table.truncated[episode].copy()
+            if not terminated[-1]:
+                truncated[-1] = True
+            seen, taken = nest.at(observations, at), nest.at(actions, at)
+            if following is None:
+                yield without_final_observation(str(number), seen, taken, rewards[at], terminated, truncated)
+            else:
+                final = nest.at(following, slice(at.stop - 1, at.stop))
+                whole = nest.map(lambda leaf, last: np.concatenate([leaf, last]), seen, final)
+                yield Episode(str(number), whole, taken, rewards[at], terminated, truncated)
+            number += 1
+
+
+def notes(table: Table, num_unmarked: int) -> Iterator[str]:
+    """What a reader should know of how it was cut."""
+    if table.next_observations is None:
+        yield (
+            "final observations were not recorded: the last step of an episode that did not terminate is given up, and "
+            "of one that did, the last observation stands for it"
+        )
+    if table.truncated is None:
+        how = "and where observations do not go on" if table.next_observations is not None else "only"
+        yield f"no time-outs were recorded: episodes are cut at terminations {how}"
+    if num_unmarked > 1:
+        yield f"{num_unmarked:,} episodes end without a flag, where observations do not go on: they count as truncated"

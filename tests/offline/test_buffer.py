@@ -1,0 +1,151 @@
+"""Every row of every episode, as the stream has it; and nothing that could write."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from recorded import BOX_SPACES, SPACES, assert_rows, record, source, unstretched
+
+from alfish import nest
+from alfish.environments.toy import NestedBandit, Stamped
+from alfish.errors import UsageError
+from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
+from alfish.offline import buffer as buffer_module
+from alfish.offline.buffer import packed
+from alfish.replay.ring_buffer import Window
+
+
+@pytest.mark.parametrize("num_columns", [1, 3, 8, 50])
+@pytest.mark.parametrize("pushed_rows", [4096, 4, 1])
+def test_every_row_is_right_however_many_columns(num_columns, pushed_rows, monkeypatch):
+    monkeypatch.setattr(buffer_module, "PUSHED_ROWS", pushed_rows)
+    assert_rows(OfflineBuffer([source(record())], num_columns=num_columns), record())
+
+
+def test_box_actions_are_in_canonical_units_and_leave_the_bounds_where_they_are_trained():
+    episodes = record(continuous=True)
+    episodes[1].actions[0] = BOX_SPACES.action.high
+    buffer = OfflineBuffer([source(episodes, BOX_SPACES)])
+    assert_rows(buffer, episodes, unstretched)
+    assert "exactly at a bound" in str(buffer.report)
+    assert_rows(OfflineBuffer([source(episodes, BOX_SPACES)], action_limit=1.0), episodes, unstretched, limit=1)
+
+
+def test_sources_follow_one_another_and_length_says_which_episodes_are_left_out():
+    episodes = record()
+    halves = [source(episodes[:5]), source(episodes[5:])]
+    assert_rows(OfflineBuffer(halves), episodes)
+    buffer = OfflineBuffer([source(episodes[:5]), source(episodes[5:])], length=26)
+    assert_rows(buffer, episodes[:5])  # 4 + 6 + 2 + 9 + 3 rows, and 4 more would be 28
+    (ids,) = [ids for what, ids in buffer.report.found("warning").items() if "does not fit" in what]
+    assert ids == ["5", "6", "7", "8", "9", "10"]
+
+
+def test_the_longest_item_goes_first_and_each_into_the_column_that_holds_least():
+    assert packed([3, 9, 5, 5, 1], 2) == [[1, 0], [2, 3, 4]]
+    assert packed([2, 2], 5) == [[0], [1]]
+
+
+def test_nested_observations_and_actions_pass_through():
+    env = NestedBandit(nested_action=True)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    observations, actions = [env.reset()[0]], []
+    for _ in range(4):
+        actions.append(env.action_space.sample())
+        observations.append(env.step(actions[-1])[0])
+
+    def stacked(parts):
+        return nest.map(lambda *leaves: np.stack(leaves), *parts)
+
+    flags = np.array([False, False, False, True])
+    episode = Episode("0", stacked(observations), stacked(actions), np.ones(4), flags, ~flags & False)
+    buffer = OfflineBuffer([Arrays([episode], Spaces(env.observation_space, env.action_space))])
+    read = buffer.windows(Window(torch.tensor([0]), torch.tensor([0])), 5).experience
+    seen = read.time_step.observation
+    assert seen["digit"][:, 0].tolist() == [observation["digit"] - 2 for observation in observations]
+    assert seen["vector"].dtype == torch.float32 and seen["image"].dtype == torch.uint8
+    assert read.time_step.prev_action["choice"][1:, 0].tolist() == [action["choice"] - 1 for action in actions]
+    box = np.array([action["parts"][0] for action in actions])
+    np.testing.assert_allclose(read.time_step.prev_action["parts"][0][1:, 0], (box + 1) / 2, atol=1e-6)
+
+
+def test_vector_rewards_are_kept():
+    episodes = [episode._replace(rewards=np.stack([episode.rewards, -episode.rewards], 1)) for episode in record(3)]
+    buffer = OfflineBuffer([source(episodes)])
+    stored = buffer.episodes[1]
+    reward = buffer.read(torch.tensor([stored.column]), torch.arange(stored.position, stored.position + 6)[:, None])
+    assert reward.time_step.reward[:, 0].tolist() == [[0, 0], *[[k, -k] for k in range(1, 6)]]
+
+
+def test_nothing_writes_into_it():
+    buffer = OfflineBuffer([source(record())])
+    with pytest.raises(TypeError, match="read only"):
+        buffer.push(buffer.sample(4).experience)
+    with pytest.raises(TypeError, match="read only"):
+        buffer.clear()
+    assert_rows(buffer, record())
+
+
+def test_rows_may_lie_in_files(tmp_path):
+    assert_rows(OfflineBuffer([source(record())], directory=tmp_path), record())
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 0
+
+
+def test_a_resumed_run_must_find_the_same_data():
+    state = OfflineBuffer([source(record())]).state_dict()
+    assert not any(isinstance(leaf, torch.Tensor) for leaf in state.values())  # the rows are in their files
+    OfflineBuffer([source(record())]).load_state_dict(state)
+    changed = record()
+    changed[3].rewards[2] += 1
+    with pytest.raises(UsageError, match="put the data back"):
+        OfflineBuffer([source(changed)]).load_state_dict(state)
+    with pytest.raises(UsageError, match="now has 45 rows"):
+        OfflineBuffer([source(record(9))]).load_state_dict(state)
+
+
+def test_spaces_that_differ_are_both_named():
+    buffer = OfflineBuffer([source(record())])
+    buffer.check_spaces(*SPACES)
+    other = spaces.Box(-1, 1, (4,), np.float32)
+    with pytest.raises(UsageError) as error:
+        buffer.check_spaces(other, SPACES.action)
+    assert str(other) in str(error.value) and str(SPACES.observation) in str(error.value)
+    with pytest.raises(UsageError, match=r"Discrete\(3\).*Discrete\(4\)"):
+        buffer.check_spaces(SPACES.observation, spaces.Discrete(4))
+
+
+def test_observation_bounds_may_differ_but_action_bounds_are_units():
+    buffer = OfflineBuffer([source(record(continuous=True), BOX_SPACES)])
+    buffer.check_spaces(spaces.Box(-np.inf, np.inf, (3,), np.float64), BOX_SPACES.action)
+    with pytest.raises(UsageError, match="the actions of"):
+        buffer.check_spaces(SPACES.observation, spaces.Box(-1, 1, (2,), np.float32))
+
+
+def test_sources_of_different_spaces_do_not_mix():
+    with pytest.raises(UsageError, match="those of arrays are"):
+        OfflineBuffer([source(record()), source(record(continuous=True), BOX_SPACES)])
+
+
+def test_spaces_come_from_somewhere():
+    with pytest.raises(UsageError, match="OfflineBuffer.env_id"):
+        OfflineBuffer([Arrays(record())])
+    assert_rows(OfflineBuffer([Arrays(record())], spaces=SPACES), record())
+    assert_rows(OfflineBuffer([Arrays(record())], env_id=Stamped), record())
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"sources": []}, "at least one"),
+        ({"sources": "npz:x"}, "give a list"),
+        ({"action_limit": 0.0}, r"in \(0, 1\]"),
+        ({"num_columns": 0}, "num_columns is 0"),
+        ({"length": 1}, "length 1"),
+        ({"length": 3}, "first episode of arrays has more rows"),
+        ({"policy": "ignore"}, "raise, drop_episode, warn"),
+    ],
+)
+def test_arguments_out_of_range_are_named(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        OfflineBuffer(**{"sources": [source(record())], **arguments})
