@@ -18,9 +18,16 @@ class Scheme(NamedTuple):
 
 SCHEMES = {
     "alfish": Scheme("own", "OwnSource", "alfish:data/hopper"),
+    "minari": Scheme("minari", "MinariSource", "minari:mujoco/hopper/expert-v0"),
+    "d4rl": Scheme("d4rl", "D4RLSource", "d4rl:hopper_medium-v2.hdf5"),
     "npz": Scheme("npz", "NpzSource", "npz:mine.npz"),
+    "sb3": Scheme("sb3", "SB3Source", "sb3:replay_buffer.pkl"),
+    "d3rlpy": Scheme("d3rlpy", "D3rlpySource", "d3rlpy:dataset.h5"),
+    "lerobot": Scheme("lerobot", "LeRobotSource", "lerobot:pusht"),
+    "alf": Scheme("alf", "ALFSource", "alf:train/algorithm/ckpt-1000-replay_buffer"),
+    "run": Scheme("run", "RunSource", "run:runs/sac"),
 }
-SCHEME_OF_SUFFIX = {".npz": "npz"}
+SCHEME_OF_SUFFIX = {".npz": "npz", ".pkl": "sb3", ".hdf5": "d4rl", ".h5": "d3rlpy"}
 
 
 def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:

@@ -1,0 +1,144 @@
+"""The replay buffer in a checkpoint of ALF: `ckpt-N-replay_buffer`, or one file that holds everything.
+
+Each environment is a ring: the row of position p lies at p modulo the length. An episode whose beginning was
+overwritten counts from its oldest row. What the algorithm stored with its actions (`rollout_info`) is dropped. No
+spaces are declared.
+"""
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.offline import rows
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.sources.files import existing_file
+from alfish.offline.spaces import NO_SPACES, Spaces
+
+REPLAY = "_replay_buffer."
+FIELDS = ("step_type", "reward", "discount", "observation")
+
+
+class ALFSource(EpisodeSource):
+    """Episodes of `alf:checkpoint`.
+
+    Args:
+      where: the file.
+      environment: not used.
+
+    Raises:
+      UsageError: there is no such file, it is damaged, or it holds no replay buffer, or several.
+    """
+
+    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+        path = existing_file(where, "a checkpoint of ALF")
+        super().__init__(f"alf:{where}")
+        entries = _replay(_load(path), where)
+        self._size, self._pos = (entries[name].reshape(-1).long().numpy() for name in ("_current_size", "_current_pos"))
+        stored = {name: _nest_below(entries, ("time_step", name)) for name in FIELDS}
+        self._action = _nest_below(entries, ("action",))
+        lacking = [name for name, value in [*stored.items(), ("action", self._action)] if value is None]
+        if lacking:
+            raise UsageError(f"the replay buffer in {where} has no {' and no '.join(lacking)}")
+        self._rows, self._length = stored, stored["step_type"].shape[1]
+
+    def episodes(self) -> Iterator[Episode | Unreadable]:
+        for env, (pos, size) in enumerate(zip(self._pos, self._size)):
+            order = torch.from_numpy(np.arange(pos - size, pos) % self._length)
+
+            def read(leaf: torch.Tensor, env: int = env, order: torch.Tensor = order) -> np.ndarray:
+                return leaf[env][order].numpy()
+
+            step_type, reward, discount = (read(self._rows[name]) for name in FIELDS[:3])
+            if size and step_type[0] != 0:
+                self.note(f"environment {env}: the beginning of its oldest episode was overwritten; the rest is kept")
+            observation, action = nest.map(read, self._rows["observation"]), nest.map(read, self._action)
+            yield from rows.episodes(str(env), step_type, reward, discount, observation, action)
+
+
+def _load(path: Path) -> Any:
+    """The file, without executing anything of it. Tensors stay on the disk until they are read."""
+    with open(path, "rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    if not is_zip:
+        raise UsageError(f"{path} is not a checkpoint of ALF, or one of a torch before 1.6; save it again")
+    with torch.serialization.safe_globals(_numpy_numbers()):
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            asked = str(error).split("GLOBAL ")
+            named = f": it wants to load {asked[1].split()[0]}" if len(asked) > 1 else ""
+            raise UsageError(
+                f"{path} is refused{named}; a checkpoint of ALF holds tensors, numbers and names, and nothing of this "
+                "was executed"
+            ) from error
+        except (RuntimeError, OSError, EOFError, ValueError) as error:
+            raise UsageError(
+                f"{path} is cut off or damaged: nothing of its {path.stat().st_size:,} bytes is readable, since its "
+                f"table of contents stands at the end; copy it again ({str(error).splitlines()[0]})"
+            ) from error
+
+
+def _numpy_numbers() -> list[Any]:
+    """What a numpy number is made with (the single file has one as its `global_step`), and nothing that calls."""
+    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}
+    scalars = [(_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    return [*dtypes, (np.dtype, "numpy.dtype"), *scalars]
+
+
+def _scalar(dtype: np.dtype, content: bytes) -> Any:
+    content = content.encode("latin1") if isinstance(content, str) else content
+    return np.frombuffer(content, dtype)[0].item()
+
+
+def _replay(checkpoint: Any, where: str) -> dict[str, torch.Tensor]:
+    """The entries of its only replay buffer, named from there on."""
+    entries = checkpoint.get("algorithm", checkpoint) if isinstance(checkpoint, dict) else {}
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in entries.items():
+        prefix, marker, tail = str(key).rpartition(REPLAY)
+        if marker and isinstance(value, torch.Tensor):
+            found.setdefault(prefix, {})[tail] = value
+    found = {prefix: tails for prefix, tails in found.items() if {"_current_pos", "_current_size"} <= tails.keys()}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        names = ", ".join(prefix + REPLAY.rstrip(".") for prefix in sorted(found))
+        raise UsageError(f"{where} holds {len(found)} replay buffers ({names}); save a checkpoint of one of them alone")
+    raise UsageError(
+        f"{where} holds no replay buffer: ALF saves one in ckpt-N-replay_buffer, and only where "
+        "TrainerConfig.checkpoint_replay_buffer (or enable_checkpoint) is set"
+    )
+
+
+def _nest_below(entries: dict[str, torch.Tensor], path: tuple[str, ...]) -> Nest:
+    """The leaves whose names begin with `path`, as the nest that they name; None: there is none."""
+    tree: dict[str, Any] = {}
+    for key, value in entries.items():
+        parts = tuple(key.replace("|", ".").split("."))
+        if parts[: len(path)] != path:
+            continue
+        rest = parts[len(path) :]
+        if not rest:
+            return value
+        place = tree
+        for part in rest[:-1]:
+            place = place.setdefault(part, {})
+        place[rest[-1]] = value
+    return _with_tuples(tree) if tree else None
+
+
+def _with_tuples(tree: Any) -> Nest:
+    """Names 0, 1, 2, ... are a tuple's."""
+    if not isinstance(tree, dict):
+        return tree
+    children = {key: _with_tuples(child) for key, child in tree.items()}
+    if sorted(children) == sorted(map(str, range(len(children)))):
+        return tuple(children[str(i)] for i in range(len(children)))
+    return children

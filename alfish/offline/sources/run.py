@@ -1,0 +1,83 @@
+"""The rows that an alfish run has collected: what its newest checkpoint keeps in `replay/`.
+
+Rows are in the algorithm's units, so the environment's spaces are needed to say what they were in its own.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.checkpoint import Checkpoints
+from alfish.data import StepType
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.offline import rows
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.sources.files import existing_directory
+from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.replay import RingBuffer
+from alfish.specs import ActionUnits
+
+
+class RunSource(EpisodeSource):
+    """Episodes of `run:root_dir`.
+
+    Args:
+      where: a run of `alfish train` that keeps a replay.
+      environment: the run's.
+
+    Raises:
+      UsageError: there is no such run, it has no replay, or the environment is not known.
+    """
+
+    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+        replay = existing_directory(where, "a run of `alfish train`") / "replay"
+        if not Checkpoints(replay).steps():
+            raise UsageError(
+                f"{where} has no replay/checkpoint-*.pt: an on-policy run keeps no rows, and with ReplayBatches.save = "
+                "False none are saved"
+            )
+        if environment.observation is None or environment.action is None:
+            raise UsageError(
+                f"run:{where} is in the algorithm's units; name the environment that it was trained in (--env_id, "
+                "or OfflineBuffer.env_id)"
+            )
+        super().__init__(f"run:{where}", environment)
+        self._replay = replay
+
+    def episodes(self) -> Iterator[Episode | Unreadable]:
+        _, state = Checkpoints(self._replay).load("latest")
+        sizes = (state["pos"] - state["start"]).clamp(max=state["length"]).tolist()
+        ring = RingBuffer(state["length"] * len(sizes), len(sizes))
+        ring.load_state_dict(state)
+        for column, size in enumerate(sizes):
+            if size == 0:
+                continue
+            which = torch.tensor([column])
+            oldest = int(ring.oldest_position(which))
+            experience = ring.read(which, torch.arange(oldest, oldest + size)[:, None])
+            step = nest.map(lambda leaf: leaf[:, 0].numpy(), experience.time_step)
+            if step.step_type[0] != StepType.FIRST:
+                self.note(
+                    f"environment {column}: the beginning of its oldest episode was overwritten; the rest is kept"
+                )
+            observation = _in_its_own_units(step.observation, self.spaces.observation)
+            # What was executed stands on the row of arrival; the sample itself may be out of bounds.
+            executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
+            assert self.spaces.action is not None
+            actions = ActionUnits(self.spaces.action).stretch(executed)
+            yield from rows.episodes(str(column), step.step_type, step.reward, step.discount, observation, actions)
+
+
+def _in_its_own_units(values: Nest, space: spaces.Space | None) -> Nest:
+    """Where the stream counts from 0, the space's own start."""
+    if isinstance(space, spaces.Dict):
+        return {key: _in_its_own_units(values[key], child) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_in_its_own_units(value, child) for value, child in zip(values, space.spaces))
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return values + space.start
+    return values
