@@ -1,0 +1,273 @@
+"""Stable-Baselines3's pickles: written by itself where it is installed, and by classes of the same names and fields."""
+
+import io
+import os
+import pickle
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched, without_final
+
+from alfish.errors import UsageError
+from alfish.offline import OfflineBuffer, Spaces, open_source, pickles
+
+MODULE = "stable_baselines3.common.buffers"
+
+
+@pytest.fixture
+def buffer_class(monkeypatch):
+    """A class that pickles as Stable-Baselines3's does."""
+    module = types.ModuleType(MODULE)
+    module.ReplayBuffer = type("ReplayBuffer", (), {"__module__": MODULE})
+    for name in ("stable_baselines3", "stable_baselines3.common"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    return module.ReplayBuffer
+
+
+def scaled(actions, space):
+    """Box actions as SAC and TD3 store them."""
+    if not isinstance(space, spaces.Box):
+        return actions[:, None]
+    return (2 * (actions - space.low) / (space.high - space.low) - 1).astype(np.float32)
+
+
+def transitions(episodes):
+    for episode in episodes:
+        yield from zip(
+            episode.observations, episode.observations[1:], episode.actions, episode.rewards, episode.terminated,
+            episode.truncated,
+        )  # fmt: skip
+
+
+def filled(make, columns, length, of=SPACES, count=None, **fields):
+    """A buffer of `length` rows, after columns of episodes were written into it as `add` does."""
+    size, buffer = len(columns), make()
+    shape = (length, size)
+    buffer.__dict__ |= {
+        "buffer_size": length, "observation_space": of.observation, "action_space": of.action, "n_envs": size,
+        "device": torch.device("cpu"), "optimize_memory_usage": False, "handle_timeout_termination": True,
+        "observations": np.zeros((*shape, 3), np.float32), "next_observations": np.zeros((*shape, 3), np.float32),
+        "actions": np.zeros((*shape, *(of.action.shape or (1,))), of.action.dtype),
+        "rewards": np.zeros(shape, np.float32), "dones": np.zeros(shape, np.float32),
+        "timeouts": np.zeros(shape, np.float32),
+    }  # fmt: skip
+    count = count or min(sum(episode.length for episode in column) for column in columns)
+    for env, column in enumerate(columns):
+        for i, (here, after, action, reward, terminated, truncated) in zip(range(count), transitions(column)):
+            at = i % length
+            buffer.observations[at, env], buffer.next_observations[at, env] = here, after
+            buffer.actions[at, env] = scaled(action[None], of.action)[0]
+            buffer.rewards[at, env], buffer.dones[at, env] = reward, terminated or truncated
+            buffer.timeouts[at, env] = truncated
+    buffer.pos, buffer.full = count % length, count >= length
+    buffer.__dict__ |= fields
+    return buffer
+
+
+def saved(path, buffer, protocol=pickle.HIGHEST_PROTOCOL):
+    path.write_bytes(pickle.dumps(buffer, protocol))
+    return f"sb3:{path}"
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("continuous", [False, True])
+def test_every_row_is_right_and_actions_are_unscaled(tmp_path, buffer_class, continuous, protocol):
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    of.action.sample(), of.observation.sample()  # their generators are pickled too
+    episodes = record(continuous=continuous)
+    name = saved(tmp_path / "b.pkl", filled(buffer_class, [episodes], 60, of), protocol)
+    sys.modules.pop(MODULE)  # not needed to read
+    buffer = OfflineBuffer([name])
+    assert buffer.spaces == of
+    assert_rows(buffer, episodes, canonical)
+
+
+def test_columns_are_unrolled_from_the_oldest_row_and_what_is_under_way_is_truncated(tmp_path, buffer_class):
+    episodes = record()  # 3, 5, 1, 8, 2, 3, 5, 1, 8, 2, 3 steps
+    columns = [episodes[:6], episodes[6:]]
+    buffer = OfflineBuffer([saved(tmp_path / "b.pkl", filled(buffer_class, columns, 14, count=18))])
+    # Steps 4 to 17 are left. Of column 0, four of episode 1, then 2 and 3, and one of 4. Of column 1, one of 6, then 7,
+    # 8, 9, and two of 10.
+    expected = [
+        part(episodes[1], 1, 5), *episodes[2:4], part(episodes[4], 0, 1),
+        part(episodes[6], 4, 5), *episodes[7:10], part(episodes[10], 0, 2),
+    ]  # fmt: skip
+    assert_rows(buffer, expected)
+
+
+def part(episode, start, stop):
+    """Steps of an episode, truncated where it does not end."""
+    steps = slice(start, stop)
+    truncated = episode.truncated[steps].copy()
+    truncated[-1] |= not episode.terminated[steps][-1]
+    return episode._replace(
+        observations=episode.observations[start : stop + 1], actions=episode.actions[steps],
+        rewards=episode.rewards[steps], terminated=episode.terminated[steps], truncated=truncated,
+    )  # fmt: skip
+
+
+def test_a_column_that_breaks_off_is_cut_there_with_its_true_last_observation(tmp_path, buffer_class):
+    buffer = filled(buffer_class, [record()], 60)
+    buffer.dones[:], buffer.timeouts[:] = 0, 0
+    read = OfflineBuffer([saved(tmp_path / "b.pkl", buffer)])
+    never = np.zeros(99, bool)
+    assert_rows(
+        read, [e._replace(terminated=never[: e.length], truncated=e.terminated | e.truncated) for e in record()]
+    )
+    assert "column 0 has 10 episodes that break off without a flag" in read.report.sentences("note")
+
+
+def test_without_next_observations_no_final_one_is_invented(tmp_path, buffer_class):
+    buffer = filled(buffer_class, [record()], 60, next_observations=None)
+    read = OfflineBuffer([saved(tmp_path / "b.pkl", buffer)])
+    assert_rows(read, without_final(record()))
+    assert "optimize_memory_usage" in read.report.sentences("note")
+
+
+# Written by Stable-Baselines3 itself.
+
+
+def test_a_buffer_that_stable_baselines3_wrote(tmp_path):
+    sb3 = pytest.importorskip("stable_baselines3.common.buffers", reason="Stable-Baselines3 is not installed")
+    from stable_baselines3.common.save_util import save_to_pkl
+
+    episodes = record(continuous=True)
+    buffer = sb3.ReplayBuffer(60, *BOX_SPACES, handle_timeout_termination=True)
+    for here, after, action, reward, terminated, truncated in transitions(episodes):
+        stored = scaled(action[None], BOX_SPACES.action)
+        done, info = np.array([terminated or truncated]), {"TimeLimit.truncated": bool(truncated)}
+        buffer.add(here[None], after[None], stored, np.array([reward]), done, [info])
+    save_to_pkl(tmp_path / "b.pkl", buffer)
+    assert_rows(OfflineBuffer([f"sb3:{tmp_path}/b.pkl"]), episodes, unstretched)
+
+
+def test_a_model_that_stable_baselines3_trained(tmp_path):
+    """Actions of a space that is not [-1, 1], in two environments, in a ring that has wrapped."""
+    sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
+    import gymnasium
+    from stable_baselines3.common.env_util import make_vec_env
+
+    executed = []
+
+    class Stretched(gymnasium.Wrapper):
+        action_space = BOX_SPACES.action
+
+        def step(self, action):
+            observation, reward, terminated, truncated, _ = self.env.step(0)
+            executed.append((*observation, *action))
+            return observation, reward, terminated, truncated, {}
+
+    from alfish.environments.toy import Stamped
+
+    env = make_vec_env(lambda: Stretched(Stamped(truncates=True)), 2, seed=1)
+    model = sb3.SAC("MlpPolicy", env, buffer_size=80, learning_starts=10, policy_kwargs={"net_arch": [4]}, seed=1)
+    model.learn(150)
+    model.save_replay_buffer(tmp_path / "b.pkl")
+    source = open_source(f"sb3:{tmp_path}/b.pkl")
+    assert source.spaces == Spaces(BOX_SPACES.observation, BOX_SPACES.action)
+    known = {row[:3]: row[3:] for row in executed}
+    num_steps = 0
+    for episode in source.episodes():
+        steps = episode.observations[:, 2]
+        assert (np.diff(steps) == 1).all() and np.ptp(episode.observations[:, 1]) == 0
+        assert episode.rewards.tolist() == steps[1:].tolist()
+        for arrived, action in zip(episode.observations[1:], episode.actions):
+            np.testing.assert_allclose(action, known[tuple(arrived)], atol=1e-5)
+        num_steps += episode.length
+    assert num_steps == 80
+
+
+def test_a_dict_buffer_that_stable_baselines3_wrote(tmp_path):
+    sb3 = pytest.importorskip("stable_baselines3.common.buffers", reason="Stable-Baselines3 is not installed")
+    from stable_baselines3.common.save_util import save_to_pkl
+
+    space = spaces.Dict(stamp=SPACES.observation, digit=spaces.Discrete(4, start=1))
+    buffer = sb3.DictReplayBuffer(60, space, spaces.MultiDiscrete([3, 2]))
+    for here, after, action, reward, terminated, truncated in transitions(record()):
+        one, other = ({"stamp": stamp[None], "digit": np.array([[1 + stamp[2] % 4]])} for stamp in (here, after))
+        info = {"TimeLimit.truncated": bool(truncated)}
+        buffer.add(one, other, np.array([[action, 1]]), np.array([reward]), np.array([terminated or truncated]), [info])
+    save_to_pkl(tmp_path / "b.pkl", buffer)
+    read = OfflineBuffer([f"sb3:{tmp_path}/b.pkl"])
+    assert read.num_starts() == sum(episode.length for episode in record())
+    seen = read.sample(100, 2).experience.time_step.observation
+    assert (seen["digit"] == seen["stamp"][..., 2] % 4).all()
+
+
+# Files that are something else.
+
+
+class Call:
+    """Pickles as a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "function, arguments, named",
+    [
+        (os.mkdir, ("executed",), r"\w+\.mkdir"),
+        (eval, ("__import__('os').mkdir('executed')",), "builtins.eval"),
+        (exec, ("import os; os.mkdir('executed')",), "builtins.exec"),
+        (getattr, ("text", "join"), "builtins.getattr"),
+        (np.load, ("x",), r"numpy\.\S*load"),
+        (np.memmap, ("executed", "u1", "w+", 0, (3,)), r"numpy\.\S*memmap"),
+        (torch.load, ("x",), r"torch\.\S*load"),
+        (__import__, ("os",), "builtins.__import__"),
+    ],
+)
+def test_what_a_pickle_calls_is_named_and_not_executed(tmp_path, monkeypatch, buffer_class, function, arguments, named):
+    monkeypatch.chdir(tmp_path)
+    name = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, extra=Call(function, *arguments)))
+    with pytest.raises(UsageError, match=rf"b.pkl is refused: it wants to load {named}.*nothing of it was executed"):
+        open_source(name)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_pickle_changes_nothing_of_what_it_may_name():
+    """BUILD would set attributes of a function or a class that find_class handed out."""
+    for name in ("numpy._core.numeric\n_frombuffer", "collections\nOrderedDict", "numpy\ndtype"):
+        program = b"\x80\x04c" + name.encode() + b"\n}\x8c\x0c__defaults__\x8c\x01xsb."
+        with pytest.raises(pickle.UnpicklingError, match="changes a function"):
+            pickles.DataUnpickler(io.BytesIO(program), ()).load()
+    program = b"\x80\x04cmodule\nName\n}\x8c\x05price\x8c\x01xsb."
+    with pytest.raises((pickle.UnpicklingError, TypeError)):
+        pickles.DataUnpickler(io.BytesIO(program), ("module.Name",)).load()
+    assert not hasattr(pickles.Inert, "price")
+
+
+def test_names_are_compared_whole():
+    for program in (b"\x80\x04\x8c\x05numpy\x8c\x0fdtype.__class__\x93.", b"cnumpy\nload\n."):
+        with pytest.raises(pickles.RefusedError):
+            pickles.DataUnpickler(io.BytesIO(program), ()).load()
+
+
+def test_arrays_of_objects_hold_only_what_was_read_here(tmp_path):
+    infos = np.array([{"a": 1}, {"b": np.float64(2)}], object)
+    assert pickles.DataUnpickler(io.BytesIO(pickle.dumps(infos)), ()).load()[1] == {"b": 2.0}
+
+
+@pytest.mark.parametrize("content", [[1, 2, 3], {"observations": np.zeros(3)}, "text"])
+def test_a_pickle_that_is_no_replay_buffer_is_named(tmp_path, content):
+    (tmp_path / "b.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(UsageError, match=f"holds a {type(content).__name__}, which is no replay buffer"):
+        open_source(f"sb3:{tmp_path}/b.pkl")
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_a_pickle_cut_in_half_says_so(tmp_path, buffer_class, protocol):
+    name = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60), protocol)
+    content = (tmp_path / "b.pkl").read_bytes()
+    for share in (0.5, 0.95):
+        (tmp_path / "b.pkl").write_bytes(content[: int(share * len(content))])
+        with pytest.raises(UsageError, match="is cut off"):
+            open_source(name)
