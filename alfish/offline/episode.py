@@ -45,11 +45,10 @@ class EpisodeSource(abc.ABC):
       name: as the user gave it.
       spaces: that the source declares; either may be None.
       notes: what a reader should know about how the data were taken, complete once all episodes were read.
-      num_transitions: if that is known before reading, for a progress bar.
     """
 
-    def __init__(self, name: str, spaces: Spaces = NO_SPACES, num_transitions: int | None = None):
-        self.name, self.spaces, self.num_transitions = name, spaces, num_transitions
+    def __init__(self, name: str, spaces: Spaces = NO_SPACES):
+        self.name, self.spaces = name, spaces
         self.notes: list[str] = []
 
     @abc.abstractmethod
@@ -71,7 +70,7 @@ class Arrays(EpisodeSource):
     """
 
     def __init__(self, episodes: list[Episode], spaces: Spaces = NO_SPACES, name: str = "arrays"):
-        super().__init__(name, spaces, sum(episode.length for episode in episodes))
+        super().__init__(name, spaces)
         self._episodes = episodes
 
     def episodes(self) -> Iterator[Episode | Unreadable]:

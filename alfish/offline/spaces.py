@@ -80,7 +80,7 @@ def to_json(space: spaces.Space | None) -> Any:
     if isinstance(space, spaces.MultiDiscrete):
         return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
     assert isinstance(space, spaces.MultiBinary), f"{space} is no space that alfish learns from"
-    return {"type": "MultiBinary", "shape": list(specs.zeros(space, ()).shape)}
+    return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [int(size) for size in space.n]}
 
 
 def from_json(value: Any) -> spaces.Space | None:
@@ -108,7 +108,7 @@ def from_json(value: Any) -> spaces.Space | None:
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(np.array(value["nvec"]), start=np.array(value["start"]))
     if kind == "MultiBinary":
-        return spaces.MultiBinary(value["shape"])
+        return spaces.MultiBinary(value["n"])
     raise ValueError(f"{kind!r} is no space")
 
 

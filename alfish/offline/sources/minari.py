@@ -1,0 +1,106 @@
+"""Minari, the data sets of gymnasium's makers; read through its API, which knows HDF5 and Arrow.
+
+Needs the extra 'minari', and 'arrow' for sets in Arrow or Parquet. Maps one to one: T+1 observations, T of the rest.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.sources.files import extra, open_hdf5
+from alfish.offline.spaces import NO_SPACES, Spaces
+
+# What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
+DAMAGE = (OSError, KeyError, ValueError, AssertionError, IndexError, TypeError)
+
+
+class MinariSource(EpisodeSource):
+    """Episodes of `minari:namespace/name-v0`, a data set on this machine.
+
+    Args:
+      where: the data set's id.
+      environment: not used.
+
+    Raises:
+      UsageError: it is not on this machine (with close matches), or damaged.
+    """
+
+    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+        minari = extra("minari", "minari", "a Minari data set")
+        from minari.dataset.minari_storage import MinariStorage
+        from minari.storage.datasets_root_dir import get_dataset_path
+
+        path = get_dataset_path(where)
+        if not (path / "data").is_dir():
+            raise UsageError(_absent(minari, where, path))
+        try:
+            metadata: Any = MinariStorage.read_raw_metadata(path / "data")
+            for kind in ("observation_space", "action_space"):
+                if kind not in metadata:
+                    # Minari would build the environment that the file describes, which imports whatever that says.
+                    raise UsageError(f"minari:{where} declares no {kind}; write it again with a newer Minari")
+            self._dataset = minari.load_dataset(where)
+        except UsageError:
+            raise
+        except ImportError as error:
+            raise UsageError(
+                f"minari:{where} needs the extra 'arrow': pip install 'alfish[arrow]' ({error})"
+            ) from error
+        except DAMAGE as error:
+            raise UsageError(f"{path} is not a whole Minari data set: {_words(error)}; download it again") from error
+        spaces = Spaces(self._dataset.observation_space, self._dataset.action_space)
+        super().__init__(f"minari:{where}", spaces)
+        if metadata["data_format"] == "hdf5":  # one file, which opens as a whole or not at all
+            open_hdf5(path / "data" / "main_data.hdf5", "a Minari data set").close()
+
+    def episodes(self) -> Iterator[Episode | Unreadable]:
+        indices = [int(i) for i in self._dataset.episode_indices]
+        done = 0
+        try:
+            # All from one generator, which opens the file once.
+            for episode in self._dataset.iterate_episodes(indices):
+                yield _episode(episode)
+                done += 1
+        except DAMAGE:
+            for i in indices[done:]:
+                yield self._read_alone(i)
+
+    def _read_alone(self, i: int) -> Episode | Unreadable:
+        try:
+            (episode,) = self._dataset.iterate_episodes([i])
+            return _episode(episode)
+        except DAMAGE as error:
+            return Unreadable(str(i), _words(error))
+
+
+def _episode(episode: Any) -> Episode:
+    rewards, terminated, truncated = (
+        np.asarray(part) for part in (episode.rewards, episode.terminations, episode.truncations)
+    )
+    return Episode(
+        str(episode.id), _arrays(episode.observations), _arrays(episode.actions), rewards, terminated, truncated
+    )
+
+
+def _arrays(part: Any) -> Nest:
+    if isinstance(part, dict):
+        return {key: _arrays(child) for key, child in part.items()}
+    if isinstance(part, tuple):
+        return tuple(_arrays(child) for child in part)
+    return np.asarray(part)
+
+
+def _absent(minari: Any, where: str, path: Any) -> str:
+    local = sorted(minari.list_local_datasets())
+    close = difflib.get_close_matches(where, local, 3, 0.5) or local[:3]
+    hint = f"here are {', '.join(close)}; " if close else ""
+    return f"minari:{where} is not on this machine ({path}); {hint}`minari download {where}` fetches what is published"
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,145 @@
+"""Minari's data sets, written by Minari itself, in each of its formats."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
+
+from alfish.errors import UsageError
+from alfish.offline import OfflineBuffer, Reading, Spaces, open_source
+
+minari = pytest.importorskip("minari", reason="needs the extra 'minari'")
+pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Minari's, of what a data set might say of itself and does not
+
+FORMATS = ["hdf5", pytest.param("arrow", marks=pytest.mark.skipif(
+    __import__("importlib.util").util.find_spec("pyarrow") is None, reason="needs the extra 'arrow'"))]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return tmp_path
+
+
+def written(episodes, of=SPACES, data_format="hdf5", name="test/stamped-v0"):
+    from minari.data_collector import EpisodeBuffer
+
+    buffers = [
+        EpisodeBuffer(
+            observations=e.observations, actions=e.actions, rewards=e.rewards, terminations=e.terminated,
+            truncations=e.truncated,
+        )
+        for e in episodes
+    ]  # fmt: skip
+    minari.create_dataset_from_buffers(
+        name, buffers, observation_space=of.observation, action_space=of.action, data_format=data_format,
+        jpeg_encoding=False,
+    )  # fmt: skip
+    return f"minari:{name}"
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+@pytest.mark.parametrize("continuous", [False, True])
+def test_every_row_is_right(data_format, continuous):
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    episodes = record(continuous=continuous)
+    buffer = OfflineBuffer([written(episodes, of, data_format)])
+    assert buffer.spaces == of
+    assert_rows(buffer, episodes, canonical)
+    assert buffer.report.found("mended") == {} or data_format == "arrow"
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_nests_keep_their_structure(data_format):
+    space = spaces.Dict(here=SPACES.observation, both=spaces.Tuple([SPACES.observation, spaces.Discrete(9)]))
+    episodes = [
+        e._replace(
+            observations={
+                "here": e.observations,
+                "both": (e.observations + 1, e.observations[:, 2].astype(np.int64)),
+            }
+        )
+        for e in record()
+    ]
+    buffer = OfflineBuffer([written(episodes, Spaces(space, SPACES.action), data_format)])
+    seen = buffer.sample(100).experience.time_step.observation
+    assert (seen["here"] + 1 == seen["both"][0]).all() and (seen["here"][..., 2] == seen["both"][1]).all()
+
+
+def test_a_set_that_is_not_here_is_answered_with_those_that_are():
+    written(record())
+    with pytest.raises(UsageError, match="here are test/stamped-v0; `minari download test/stampd-v0` fetches"):
+        open_source("minari:test/stampd-v0")
+
+
+def main_file(home):
+    return home / "test/stamped-v0/data/main_data.hdf5"
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95])
+def test_a_file_that_is_cut_off_says_that_nothing_is_readable(home, share):
+    name = written(record())
+    content = main_file(home).read_bytes()
+    main_file(home).write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UsageError, match="main_data.hdf5 is cut off or damaged: .* nothing is readable"):
+        open_source(name)
+
+
+def test_an_episode_that_lacks_a_part_is_named_and_the_others_are_read(home):
+    import h5py
+
+    name = written(record())
+    with h5py.File(main_file(home), "a") as file:
+        del file["episode_3/rewards"]
+        del file["episode_0"]
+    with pytest.raises(UsageError, match="2 of 11 episodes .*it is not readable.*rewards"):
+        list(Reading([name]))
+    buffer = OfflineBuffer([name], policy="drop_episode")
+    assert_rows(buffer, [e for e in record() if e.id not in "03"])
+
+
+def test_an_arrow_episode_that_is_cut_off_is_named_and_the_others_are_read(home):
+    pytest.importorskip("pyarrow", reason="needs the extra 'arrow'")
+    name = written(record(), data_format="arrow")
+    (path,) = (home / "test/stamped-v0/data/3").glob("*.arrow")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    buffer = OfflineBuffer([name], policy="drop_episode")
+    assert_rows(buffer, [e for e in record() if e.id != "3"])
+    assert list(buffer.report.found("error").values()) == [["3"]]
+
+
+def test_what_minari_stores_without_a_word_is_found():
+    episodes = record()
+    episodes[1] = episodes[1]._replace(rewards=episodes[1].rewards[:-1])
+    episodes[2].observations[0] = np.nan
+    episodes[3] = episodes[3]._replace(observations=episodes[3].observations[:-1])
+    episodes[4] = episodes[4]._replace(rewards=episodes[4].rewards.astype(np.int64))
+    reading = Reading([written(episodes)], policy="drop_episode")
+    assert [e.id for e in reading] == ["0", *(str(k) for k in range(3, 11))]
+    errors, mended = reading.report.found("error"), reading.report.found("mended")
+    assert errors == {"it has 4 rewards and 5 actions": ["1"], "observation is not finite": ["2"]}
+    assert ["3"] in mended.values() and mended["rewards of dtype int64 are made float32"] == ["4"]
+
+
+def test_a_set_that_would_build_an_environment_to_know_its_spaces_is_refused(home):
+    name = written(record())
+    path = home / "test/stamped-v0/data/metadata.json"
+    metadata = json.loads(path.read_text())
+    del metadata["observation_space"]
+    metadata["env_spec"] = json.dumps({"id": "x-v0", "entry_point": "antigravity:Env"})
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(UsageError, match="declares no observation_space"):
+        open_source(name)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"observation_space": "{", "action_space": "{"}'])
+def test_metadata_that_are_damaged_are_named(home, content):
+    name = written(record())
+    (home / "test/stamped-v0/data/metadata.json").write_text(content)
+    with pytest.raises(UsageError, match="not a whole Minari data set"):
+        open_source(name)
+    shutil.rmtree(home / "test")
