@@ -1,0 +1,131 @@
+"""LeRobot's directories of parquet: `meta/info.json`, `data/chunk-*/*.parquet`, a row a frame.
+
+Needs the extra 'arrow'. There is no observation after an episode's last frame: that frame is the final observation, its
+action and its reward are dropped, and the episode is truncated. Films are not read. Several `observation.*` columns are
+a dict of what follows the dot; one alone is the observation itself. No spaces are declared.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alfish import nest
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable, without_final_observation
+from alfish.offline.sources.files import existing_directory, extra
+from alfish.offline.spaces import NO_SPACES, Spaces
+
+IMAGES = ("video", "image")
+
+
+class LeRobotSource(EpisodeSource):
+    """Episodes of `lerobot:directory`.
+
+    Args:
+      where: the data set's directory, which holds `meta` and `data`.
+      environment: not used.
+
+    Raises:
+      UsageError: there is no such directory, or it lacks a part.
+    """
+
+    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+        what = "a LeRobot data set"
+        self._parquet = extra("pyarrow.parquet", "arrow", what)
+        root = existing_directory(where, what)
+        self._files = sorted((root / "data").glob("**/*.parquet"))
+        try:
+            info = json.loads((root / "meta" / "info.json").read_text())
+            features = {name: dict(feature) for name, feature in info["features"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{where} is not {what}: meta/info.json does not say its features ({error})") from error
+        super().__init__(f"lerobot:{where}")
+        if not self._files:
+            raise UsageError(f"{where} is not {what}: there is no data/**/*.parquet")
+        seen = [name for name in features if name.startswith("observation.") or name == "observation"]
+        images = [name for name in seen if features[name].get("dtype") in IMAGES]
+        self._observations = [name for name in seen if name not in images]
+        self._shapes = {name: tuple(feature.get("shape") or ()) for name, feature in features.items()}
+        if not self._observations or "action" not in features:
+            raise UsageError(
+                f"{where} has no action or no observation.* that is not a film; it has {', '.join(features)}"
+            )
+        if images:
+            self.note(f"films are not read: {', '.join(images)}")
+        self._has_rewards = "next.reward" in features
+        if not self._has_rewards:
+            self.note("there is no next.reward: all rewards are 0, which is enough to imitate")
+        self.note(
+            "an episode's last frame is its final observation: the action and the reward that stand there are dropped"
+        )
+
+    def episodes(self) -> Iterator[Episode | Unreadable]:
+        columns = [*self._observations, "action", "episode_index", *(["next.reward"] if self._has_rewards else [])]
+        unread = Table({}, 0)  # the rows of the episode that the next file may go on with
+        for path in self._files:
+            try:
+                table = self._read(path, columns)
+            except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+                readable = len(self._files) - 1
+                yield Unreadable(
+                    path.name,
+                    f"{path} ({' '.join(str(error).split())}); {readable} other files of the data set are there",
+                )
+                continue
+            unread = unread.then(table)
+            index = unread.columns["episode_index"]
+            begins = np.flatnonzero(np.diff(index, prepend=index[:1] - 1))
+            begins = begins.tolist()
+            for start, stop in zip(begins, begins[1:]):
+                yield self._episode(unread.part(start, stop))
+            unread = unread.part(begins[-1], len(index)) if begins else unread
+        if unread.length:
+            yield self._episode(unread)
+
+    def _read(self, path: Path, columns: list[str]) -> "Table":
+        table = self._parquet.read_table(path, columns=columns)
+        arrays = {name: _array(table.column(name), self._shapes.get(name, ())) for name in columns}
+        return Table(arrays, table.num_rows)
+
+    def _episode(self, table: "Table") -> Episode:
+        of, length = table.columns, table.length
+        observations: Nest = {name.partition(".")[2]: of[name] for name in self._observations}
+        if len(observations) == 1:
+            observations = next(iter(observations.values()))
+        rewards = of["next.reward"] if self._has_rewards else np.zeros(length, np.float32)
+        never = np.zeros(length, bool)
+        return without_final_observation(str(of["episode_index"][0]), observations, of["action"], rewards, never, never)
+
+
+class Table:
+    """Rows of several columns."""
+
+    def __init__(self, columns: dict[str, np.ndarray], length: int):
+        self.columns, self.length = columns, length
+
+    def then(self, other: "Table") -> "Table":
+        """These rows, and the other's behind them."""
+        if not self.length:
+            return other
+        return Table(
+            nest.map(lambda a, b: np.concatenate([a, b]), self.columns, other.columns), self.length + other.length
+        )
+
+    def part(self, start: int, stop: int) -> "Table":
+        return Table(nest.at(self.columns, slice(start, stop)), stop - start)
+
+
+def _array(column: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """`[N, *shape]` of a column of numbers, or of lists of them however deep."""
+    count, column = len(column), column.combine_chunks()
+    if column.null_count:
+        raise ValueError(f"{column.null_count} values are missing")
+    depth = 0
+    while hasattr(column, "flatten") and "list" in str(column.type):
+        column, depth = column.flatten(), depth + 1
+    values = np.asarray(column.to_numpy(zero_copy_only=False))
+    return values.reshape(count, *shape) if depth else values

@@ -1,0 +1,97 @@
+"""LeRobot's directories, written here with pyarrow as version 3 lays them out: several episodes a file."""
+
+import json
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched, without_final
+
+from alfish.errors import UsageError
+from alfish.offline import OfflineBuffer, Spaces, open_source
+
+pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'arrow'")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def written(root, episodes, rows_a_file=17, **more_features):
+    """A row a frame; an episode's final observation is nowhere."""
+    columns = {
+        "observation.state": [row for e in episodes for row in e.observations[:-1].tolist()],
+        "action": [row for e in episodes for row in e.actions.tolist()],
+        "next.reward": np.concatenate([e.rewards for e in episodes]),
+        "next.done": np.concatenate([e.terminated | e.truncated for e in episodes]),
+        "episode_index": np.concatenate([np.full(e.length, int(e.id)) for e in episodes]),
+        "frame_index": np.concatenate([np.arange(e.length) for e in episodes]),
+    }
+    features = {
+        "observation.state": {"dtype": "float32", "shape": [3]},
+        "action": {"dtype": "float32", "shape": list(episodes[0].actions.shape[1:]) or [1]},
+        **{name: {"dtype": "float32", "shape": [1]} for name in ("next.reward", "next.done", "episode_index")},
+        **more_features,
+    }
+    (root / "meta").mkdir(parents=True)
+    (root / "data" / "chunk-000").mkdir(parents=True)
+    (root / "meta" / "info.json").write_text(json.dumps({"codebase_version": "v3.0", "features": features}))
+    table = pyarrow.table(columns)
+    for number, start in enumerate(range(0, len(table), rows_a_file)):
+        parquet.write_table(table.slice(start, rows_a_file), root / "data/chunk-000" / f"file-{number:03d}.parquet")
+    return f"lerobot:{root}"
+
+
+def truncated(episodes):
+    """Nobody says which terminated."""
+    return [e._replace(terminated=e.terminated & False, truncated=e.terminated | e.truncated) for e in episodes]
+
+
+@pytest.mark.parametrize("rows_a_file", [1000, 17, 3])
+@pytest.mark.parametrize("continuous", [False, True])
+def test_the_last_frame_is_the_final_observation(tmp_path, rows_a_file, continuous):
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    episodes = record(continuous=continuous)
+    name = written(tmp_path / "set", episodes, rows_a_file)
+    buffer = OfflineBuffer([name], spaces=of)
+    assert_rows(buffer, without_final(truncated(episodes)), canonical)
+    assert "an episode's last frame is its final observation" in buffer.report.sentences("note", 9)
+
+
+def test_several_observations_are_a_dict_and_films_are_left_out(tmp_path):
+    film = {"observation.images.top": {"dtype": "video", "shape": [96, 96, 3]}}
+    name = written(tmp_path / "set", record(), 1000, **film)
+    (path,) = (tmp_path / "set").glob("data/**/*.parquet")
+    table = parquet.read_table(path)
+    parquet.write_table(table.append_column("observation.more", table.column("observation.state")), path)
+    info = tmp_path / "set/meta/info.json"
+    about = json.loads(info.read_text())
+    about["features"]["observation.more"] = {"dtype": "float32", "shape": [3]}
+    info.write_text(json.dumps(about))
+    of = Spaces(spaces.Dict(state=SPACES.observation, more=SPACES.observation), SPACES.action)
+    buffer = OfflineBuffer([name], spaces=of)
+    seen = buffer.sample(50).experience.time_step.observation
+    assert (seen["state"] == seen["more"]).all()
+    assert "films are not read: observation.images.top" in buffer.report.sentences("note", 9)
+
+
+def test_a_file_that_is_cut_off_is_named_and_the_others_are_read(tmp_path):
+    name = written(tmp_path / "set", record(), rows_a_file=9)  # episodes 0 to 2, 3, ...
+    files = sorted((tmp_path / "set").glob("data/**/*.parquet"))
+    files[1].write_bytes(files[1].read_bytes()[: files[1].stat().st_size // 2])
+    with pytest.raises(UsageError, match=rf"{files[1].name}.*{len(files) - 1} other files of the data set are there"):
+        OfflineBuffer([name], spaces=SPACES)
+    buffer = OfflineBuffer([name], spaces=SPACES, policy="drop_episode")
+    kept = without_final(truncated(record()))
+    assert {stored.id for stored in buffer.episodes} < {episode.id for episode in kept}
+
+
+def test_what_is_missing_is_named(tmp_path):
+    name = written(tmp_path / "set", record())
+    for path in (tmp_path / "set").glob("data/**/*.parquet"):
+        path.unlink()
+    with pytest.raises(UsageError, match=r"there is no data/\*\*/\*.parquet"):
+        open_source(name)
+    (tmp_path / "set/meta/info.json").write_text("{}")
+    with pytest.raises(UsageError, match="meta/info.json does not say its features"):
+        open_source(name)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="is a file, and a LeRobot data set is a directory"):
+        open_source(f"lerobot:{tmp_path}/file")
