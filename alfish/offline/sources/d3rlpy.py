@@ -1,0 +1,91 @@
+"""d3rlpy's HDF5: what `dump` of its buffers and data sets writes, and the table of its first version.
+
+Needs the extra 'hdf5'. The final observation is not stored: where an episode terminated, the last observation stands
+for it; where it was cut, its last step is given up. No spaces are declared.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from alfish import nest
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends, without_final_observation
+from alfish.offline.sources import flat
+from alfish.offline.sources.files import existing_file, missing, open_hdf5
+from alfish.offline.spaces import NO_SPACES, Spaces
+
+COLUMNS = ("observations", "actions", "rewards", "terminated")
+OLD_COLUMNS = ("observations", "actions", "rewards", "terminals")
+
+
+class D3rlpySource(EpisodeSource):
+    """Episodes of `d3rlpy:file.h5`.
+
+    Args:
+      where: the file.
+      environment: not used.
+
+    Raises:
+      UsageError: there is no such file, or it is another format.
+    """
+
+    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+        self._path = existing_file(where, "a d3rlpy data set")
+        super().__init__(f"d3rlpy:{where}")
+        with open_hdf5(self._path, "a d3rlpy data set") as file:
+            self._is_old = "num_episodes" not in file
+            lacking = missing(file, OLD_COLUMNS) if self._is_old else missing(_columns(file), COLUMNS)
+            if lacking:
+                raise UsageError(f"{where} has no {' and no '.join(lacking)}, so it is not a d3rlpy data set")
+        self.note(
+            "d3rlpy stores no final observations: the last step of an episode that did not terminate is given up, and "
+            "of one that did, the last observation stands for it"
+        )
+
+    def episodes(self) -> Iterator[Episode | Unreadable]:
+        with open_hdf5(self._path, "a d3rlpy data set") as file:
+            if self._is_old:
+                yield from self._old(file)
+                return
+            for i in range(int(file["num_episodes"][()])):
+                try:
+                    parts = [_column(file, name, i) for name in COLUMNS]
+                except (KeyError, OSError) as error:
+                    yield Unreadable(str(i), str(error).strip("'\""))
+                    continue
+                yield self._episode(str(i), *parts)
+
+    def _episode(self, id: str, observations: Nest, actions: Nest, rewards: Any, terminated: Any) -> Episode:
+        flags = ends(len(rewards), terminated, not terminated)
+        return without_final_observation(id, observations, nest.map(_action, actions), rewards[:, 0], *flags)
+
+    def _old(self, file: Any) -> Iterator[Episode | Unreadable]:
+        terminated = np.asarray(file["terminals"][:]).reshape(-1).astype(bool)
+        truncated = None
+        if "episode_terminals" in file:
+            truncated = np.asarray(file["episode_terminals"][:]).reshape(-1).astype(bool) & ~terminated
+        actions = _action(file["actions"][:])
+        table = flat.Table(file["observations"], actions, file["rewards"], terminated, truncated)
+        flat.check_lengths(table, self.name)
+        yield from flat.episodes(table, flat.cut(table)[0])
+
+
+def _columns(file: Any) -> list[str]:
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in file["columns"][()]]
+
+
+def _column(file: Any, name: str, i: int) -> Nest:
+    """One array, or a tuple of them."""
+    if f"{name}_{i}" in file or f"{name}_{i}_0" not in file:
+        return file[f"{name}_{i}"][()]
+    count = next(j for j in range(1, 1000) if f"{name}_{i}_{j}" not in file)
+    return tuple(file[f"{name}_{i}_{j}"][()] for j in range(count))
+
+
+def _action(values: np.ndarray) -> np.ndarray:
+    """A discrete action is stored as an array of one."""
+    is_discrete = values.dtype.kind in "iu" and values.ndim == 2 and values.shape[1] == 1
+    return values[:, 0] if is_discrete else values

@@ -1,0 +1,62 @@
+"""D4RL's HDF5: one table of transitions, `terminals` and `timeouts`, sometimes `next_observations`.
+
+Needs the extra 'hdf5'. Observations may be a group of several arrays. No spaces are declared.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from alfish.errors import UsageError
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.sources import flat
+from alfish.offline.sources.files import existing_file, hdf5_nest, missing, open_hdf5
+from alfish.offline.spaces import NO_SPACES, Spaces
+
+NEEDED = ("observations", "actions", "rewards", "terminals")
+
+
+class D4RLSource(EpisodeSource):
+    """Episodes of `d4rl:file.hdf5`.
+
+    Args:
+      where: the file.
+      environment: not used.
+
+    Raises:
+      UsageError: there is no such file, or it is another format.
+    """
+
+    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+        self._path = existing_file(where, "a D4RL data set")
+        super().__init__(f"d4rl:{where}")
+        with open_hdf5(self._path, "a D4RL data set") as file:
+            lacking = missing(file, NEEDED)
+            if lacking:
+                hint = " (it looks like d3rlpy's: d3rlpy:FILE)" if "num_episodes" in file else ""
+                raise UsageError(
+                    f"{where} has no {' and no '.join(lacking)}, so it is not a D4RL data set{hint}; it has "
+                    f"{', '.join(sorted(file)) or 'nothing'}"
+                )
+
+    def episodes(self) -> Iterator[Episode | Unreadable]:
+        with open_hdf5(self._path, "a D4RL data set") as file:
+            try:
+                terminated = _flags(file["terminals"])
+                truncated = _flags(file["timeouts"]) if "timeouts" in file else None
+                observations, actions = hdf5_nest(file["observations"]), hdf5_nest(file["actions"])
+                following = hdf5_nest(file["next_observations"]) if "next_observations" in file else None
+                table = flat.Table(observations, actions, file["rewards"], terminated, truncated, following)
+                flat.check_lengths(table, self.name)
+                ends, num_unmarked = flat.cut(table)
+            except OSError as error:
+                raise UsageError(
+                    f"{self._path} is damaged where it says how episodes end ({error}); fetch it again"
+                ) from error
+            for sentence in flat.notes(table, num_unmarked):
+                self.note(sentence)
+            yield from flat.episodes(table, ends)
+
+
+def _flags(stored) -> np.ndarray:
+    return np.asarray(stored[:]).reshape(len(stored)).astype(bool)

@@ -1,0 +1,168 @@
+"""D4RL's and d3rlpy's files: written here as they lay them out, and by d3rlpy itself where it is installed."""
+
+import numpy as np
+import pytest
+from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched, without_final
+from test_sources import table_of
+
+from alfish.errors import UsageError
+from alfish.offline import OfflineBuffer, open_source
+from alfish.offline.sources import files, flat
+
+h5py = pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
+
+
+NAMES = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+
+
+def d4rl(path, episodes, next_observations=True, **change):
+    """The layout of https://github.com/Farama-Foundation/D4RL: names, and flags a step."""
+    table = table_of(episodes, next_observations)
+    table = dict(zip(NAMES, table.values()))
+    with h5py.File(path, "w") as file:
+        for name, values in (table | change).items():
+            if values is not None:
+                file[name] = values
+        file["infos/qpos"] = table["observations"]
+        file["metadata/algorithm"] = "SAC"
+    return f"d4rl:{path}"
+
+
+@pytest.fixture(params=[65536, 7], ids=["one block", "small blocks"])
+def block_rows(request, monkeypatch):
+    monkeypatch.setattr(flat, "BLOCK_ROWS", request.param)
+    monkeypatch.setattr(files.blocks, "__defaults__", (0, request.param))
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_d4rl_with_next_observations(tmp_path, continuous, block_rows):
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    episodes = record(continuous=continuous)
+    assert_rows(OfflineBuffer([d4rl(tmp_path / "a", episodes)], spaces=of), episodes, canonical)
+
+
+def test_d4rl_without_next_observations_gives_up_the_step_that_timed_out(tmp_path, block_rows):
+    buffer = OfflineBuffer([d4rl(tmp_path / "a", record(), False)], spaces=SPACES)
+    assert_rows(buffer, without_final(record()))
+
+
+def test_d4rl_without_time_outs_is_cut_where_observations_do_not_go_on(tmp_path, block_rows):
+    buffer = OfflineBuffer([d4rl(tmp_path / "a", record(), timeouts=None)], spaces=SPACES)
+    assert_rows(buffer, record())
+    assert "no time-outs were recorded" in buffer.report.sentences("note")
+
+
+def test_d4rl_that_stops_within_an_episode_is_truncated_there(tmp_path):
+    episodes = record(2)
+    table = table_of(episodes)
+    table = {d4rl_name: table[name][:6] for d4rl_name, name in zip(NAMES, table)}
+    with h5py.File(tmp_path / "a", "w") as file:
+        for name, values in table.items():
+            file[name] = values
+    last = episodes[1]
+    last = last._replace(
+        observations=last.observations[:4], actions=last.actions[:3], rewards=last.rewards[:3],
+        terminated=last.terminated[:3], truncated=np.array([False, False, True]),
+    )  # fmt: skip
+    assert_rows(OfflineBuffer([f"d4rl:{tmp_path}/a"], spaces=SPACES), [episodes[0], last])
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"rewards": None}, "has no rewards, so it is not a D4RL data set; it has actions, infos"),
+        ({"actions": np.zeros(5)}, "actions has 5 rows and rewards 41"),
+        ({"terminals": np.zeros(40)}, "terminated has 40 rows and rewards 41"),
+    ],
+)
+def test_d4rl_that_is_something_else_is_named(tmp_path, change, words):
+    with pytest.raises(UsageError, match=words):
+        list(open_source(d4rl(tmp_path / "a", record(), **change)).episodes())
+
+
+def d3rlpy(path, episodes, **change):
+    """The layout of d3rlpy's `dataset.io.dump`, version 2.1; flags come as it has them, one an episode."""
+    with h5py.File(path, "w") as file:
+        file["columns"] = ["observations", "actions", "rewards", "terminated"]
+        file["num_episodes"], file["version"] = len(episodes), "2.1"
+        for i, e in enumerate(episodes):
+            file[f"observations_{i}"], file[f"rewards_{i}"] = e.observations[:-1], e.rewards[:, None]
+            file[f"actions_{i}"] = e.actions if e.actions.ndim == 2 else e.actions[:, None]
+            file[f"terminated_{i}"] = bool(e.terminated[-1])
+        for name in change:
+            del file[name]
+    return f"d3rlpy:{path}"
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_d3rlpy_invents_no_final_observation(tmp_path, continuous):
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    episodes = record(continuous=continuous)
+    buffer = OfflineBuffer([d3rlpy(tmp_path / "a", episodes)], spaces=of)
+    assert_rows(buffer, without_final(episodes), canonical)
+    assert "stores no final observations" in buffer.report.sentences("note")
+
+
+def test_an_episode_of_d3rlpy_that_lacks_a_part_is_named(tmp_path):
+    name = d3rlpy(tmp_path / "a", record(), rewards_3=None)
+    with pytest.raises(UsageError, match=r"not readable.*rewards_3.*\(1 episode: 3\)"):
+        OfflineBuffer([name], spaces=SPACES)
+    episodes = without_final(e for e in record() if e.id != "3")
+    assert_rows(OfflineBuffer([name], spaces=SPACES, policy="drop_episode"), episodes)
+
+
+def test_several_observations_of_d3rlpy_are_a_tuple(tmp_path):
+    name = d3rlpy(tmp_path / "a", record())
+    with h5py.File(tmp_path / "a", "a") as file:
+        for i, episode in enumerate(record()):
+            del file[f"observations_{i}"]
+            file[f"observations_{i}_0"] = episode.observations[:-1]
+            file[f"observations_{i}_1"] = episode.observations[:-1] + 1
+    for episode in open_source(name).episodes():
+        one, other = episode.observations
+        assert (one + 1 == other).all() and len(one) == episode.length + 1
+
+
+def test_the_first_version_of_d3rlpys_files_is_a_table(tmp_path):
+    table = table_of(record(), False)
+    with h5py.File(tmp_path / "a", "w") as file:
+        for name in ("observations", "rewards"):
+            file[name] = table[name]
+        file["actions"], file["terminals"] = table["actions"][:, None], table["terminated"].astype(np.float32)
+        file["episode_terminals"] = (table["terminated"] | table["truncated"]).astype(np.float32)
+    assert_rows(OfflineBuffer([f"d3rlpy:{tmp_path}/a"], spaces=SPACES), without_final(record()))
+
+
+def test_what_d3rlpy_itself_wrote(tmp_path):
+    d3rlpy = pytest.importorskip("d3rlpy", reason="d3rlpy is not installed")
+    table = table_of(record(continuous=True), False)
+    data_set = d3rlpy.dataset.MDPDataset(
+        table["observations"], table["actions"], table["rewards"], table["terminated"].astype(np.float32),
+        table["truncated"].astype(np.float32),
+    )  # fmt: skip
+    with open(tmp_path / "a", "w+b") as file:
+        data_set.dump(file)
+    buffer = OfflineBuffer([f"d3rlpy:{tmp_path}/a"], spaces=BOX_SPACES)
+    assert_rows(buffer, without_final(record(continuous=True)), unstretched)
+
+
+@pytest.mark.parametrize("write", [d4rl, d3rlpy])
+@pytest.mark.parametrize("share", [0.5, 0.95])
+def test_a_file_that_is_cut_off_says_that_nothing_is_readable(tmp_path, write, share):
+    name = write(tmp_path / "a", record())
+    content = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UsageError, match="is cut off or damaged: of its .* bytes nothing is readable"):
+        open_source(name)
+
+
+@pytest.mark.parametrize("scheme", ["d4rl", "d3rlpy"])
+def test_a_file_that_is_no_hdf5_is_named(tmp_path, scheme):
+    (tmp_path / "a").write_text("these are no data")
+    with pytest.raises(UsageError, match="is not an HDF5 file"):
+        open_source(f"{scheme}:{tmp_path}/a")
+
+
+def test_one_library_for_another_is_recognised(tmp_path):
+    with pytest.raises(UsageError, match="it looks like d3rlpy's: d3rlpy:FILE"):
+        open_source(d3rlpy(tmp_path / "a", record()).replace("d3rlpy:", "d4rl:"))

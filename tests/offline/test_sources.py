@@ -1,0 +1,335 @@
+"""The doors that need no other library: .npz files, what `alfish import` writes, and how sources are named."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from recorded import BOX_SPACES, SPACES, assert_rows, record, source, unstretched, without_final
+
+from alfish.errors import UsageError
+from alfish.offline import Arrays, DataSetWriter, Episode, OfflineBuffer, Reading, Spaces, open_source
+from alfish.offline import data_set as data_set_module
+from alfish.offline.sources import SCHEMES, files, flat
+from alfish.offline.spaces import from_json, to_json
+
+DICT_SPACES = Spaces(spaces.Dict(here=SPACES.observation, there=SPACES.observation), SPACES.action)
+
+
+@pytest.fixture(params=[65536, 7], ids=["one block", "small blocks"])
+def block_rows(request, monkeypatch):
+    monkeypatch.setattr(flat, "BLOCK_ROWS", request.param)
+    monkeypatch.setattr(files.blocks, "__defaults__", (0, request.param))
+
+
+def table_of(episodes, next_observations=True):
+    """All transitions in one table."""
+    table = {
+        "observations": np.concatenate([e.observations[:-1] for e in episodes]),
+        "actions": np.concatenate([e.actions for e in episodes]),
+        "rewards": np.concatenate([e.rewards for e in episodes]),
+        "terminated": np.concatenate([e.terminated for e in episodes]),
+        "truncated": np.concatenate([e.truncated for e in episodes]),
+    }
+    if next_observations:
+        table["next_observations"] = np.concatenate([e.observations[1:] for e in episodes])
+    return table
+
+
+def written(path, episodes, spaces=SPACES):
+    with DataSetWriter(path, spaces) as writer:
+        for episode in episodes:
+            writer.add(episode)
+        writer.finish({"remark": "recorded by a test"})
+    return f"alfish:{path}"
+
+
+def buffer_of(*sources, of=SPACES, **options):
+    return OfflineBuffer(list(sources), spaces=of, **options)
+
+
+# npz
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_npz_of_whole_episodes(tmp_path, continuous):
+    episodes = record(continuous=continuous)
+    parts = table_of(episodes, next_observations=False)
+    parts["observations"] = np.concatenate([e.observations for e in episodes])
+    np.savez(tmp_path / "a.npz", lengths=np.array([e.length for e in episodes]), **parts)
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    assert_rows(buffer_of(f"npz:{tmp_path}/a.npz", of=of), episodes, canonical)
+
+
+def test_npz_with_a_flag_an_episode(tmp_path):
+    episodes = record()
+    parts = table_of(episodes, next_observations=False) | {
+        "observations": np.concatenate([e.observations for e in episodes]),
+        "terminated": np.array([e.terminated[-1] for e in episodes]),
+    }
+    del parts["truncated"]
+    np.savez(tmp_path / "a.npz", lengths=np.array([e.length for e in episodes]), **parts)
+    assert_rows(buffer_of(f"npz:{tmp_path}/a.npz"), episodes)
+
+
+def test_npz_table_with_next_observations(tmp_path, block_rows):
+    np.savez(tmp_path / "a.npz", **table_of(record()))
+    assert_rows(buffer_of(f"npz:{tmp_path}/a.npz"), record())
+
+
+def test_npz_table_without_next_observations_invents_no_final_one(tmp_path, block_rows):
+    np.savez(tmp_path / "a.npz", **table_of(record(), next_observations=False))
+    buffer = buffer_of(f"npz:{tmp_path}/a.npz")
+    assert_rows(buffer, without_final(record()))
+    assert "final observations were not recorded" in buffer.report.sentences("note")
+
+
+def test_a_table_is_cut_where_observations_do_not_go_on(tmp_path, block_rows):
+    table = table_of(record())
+    table["terminated"][:] = table["truncated"][:] = False  # nobody says where episodes end
+    np.savez(tmp_path / "a.npz", **table)
+    never = np.zeros(99, bool)
+    episodes = [e._replace(terminated=never[: e.length], truncated=e.terminated | e.truncated) for e in record()]
+    buffer = buffer_of(f"npz:{tmp_path}/a.npz")
+    assert_rows(buffer, episodes)
+    assert "11 episodes end without a flag" in buffer.report.sentences("note")
+
+
+def test_npz_nests_are_names_with_slashes(tmp_path):
+    table = table_of(record())
+    for name in ("observations", "next_observations"):
+        whole = table.pop(name)
+        table |= {f"{name}/here": whole, f"{name}/there": whole + 1}
+    np.savez(tmp_path / "a.npz", **table)
+    observation = buffer_of(f"npz:{tmp_path}/a.npz", of=DICT_SPACES).sample(50).experience.time_step.observation
+    assert (observation["here"] + 1 == observation["there"]).all()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"rewards": None}, "has no rewards: its arrays are to be named observations"),
+        ({"dones": np.zeros(3)}, "has dones, which is not read"),
+        ({"rewards": np.zeros(5)}, r"observations has 41 rows and rewards 5"),
+        ({"actions": np.array([{}] * 41)}, "actions cannot be read .*no Python objects"),
+        ({"lengths": np.array([3, 4])}, "with lengths, observations hold them"),
+    ],
+)
+def test_an_npz_that_is_something_else_is_named(tmp_path, change, words):
+    arrays = table_of(record()) | change
+    np.savez(tmp_path / "a.npz", **{name: value for name, value in arrays.items() if value is not None})
+    with pytest.raises(UsageError, match=words):
+        buffer_of(f"npz:{tmp_path}/a.npz")
+
+
+def test_npz_lengths_must_add_up(tmp_path):
+    parts = table_of(record(), next_observations=False)
+    np.savez(tmp_path / "a.npz", lengths=np.array([e.length for e in record()]), **parts)
+    with pytest.raises(UsageError, match="observations has 41 rows, and by its lengths 52"):
+        buffer_of(f"npz:{tmp_path}/a.npz")
+
+
+# alfish's own
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 200, 2**25])
+@pytest.mark.parametrize("continuous", [False, True])
+def test_what_is_written_is_read_again(tmp_path, monkeypatch, shard_bytes, continuous):
+    monkeypatch.setattr(data_set_module, "SHARD_BYTES", shard_bytes)
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    name = written(tmp_path / "set", record(continuous=continuous), of)
+    buffer = OfflineBuffer([name])
+    assert buffer.spaces == of
+    assert_rows(buffer, record(continuous=continuous), canonical)
+    assert [stored.id for stored in buffer.episodes] == [str(k) for k in range(11)]
+
+
+def test_a_data_set_appears_when_it_is_whole(tmp_path):
+    with pytest.raises(RuntimeError), DataSetWriter(tmp_path / "set", SPACES) as writer:
+        writer.add(record()[0])
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_set_is_not_written_over_another(tmp_path):
+    written(tmp_path / "set", record())
+    with pytest.raises(UsageError, match="is not empty"):
+        DataSetWriter(tmp_path / "set", SPACES)
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        DataSetWriter(tmp_path / "file", SPACES)
+
+
+def test_a_damaged_file_of_a_set_costs_its_episodes_and_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_set_module, "SHARD_BYTES", 200)
+    name = written(tmp_path / "set", record())
+    shards = sorted((tmp_path / "set" / "episodes").iterdir())
+    assert len(shards) > 2
+    shards[1].write_bytes(shards[1].read_bytes()[: shards[1].stat().st_size // 2])
+    with pytest.raises(UsageError, match=rf"{shards[1].name} is truncated.*; {len(shards) - 1} other files"):
+        OfflineBuffer([name])
+    buffer = OfflineBuffer([name], policy="drop_episode")
+    lost = {int(id) for ids in buffer.report.found("error").values() for id in ids}
+    assert 0 < len(lost) < 11
+    assert_rows(buffer, [episode for k, episode in enumerate(record()) if k not in lost])
+
+
+def test_a_damaged_index_is_named(tmp_path):
+    name = written(tmp_path / "set", record())
+    index = tmp_path / "set" / "data_set.json"
+    content = index.read_text()
+    index.write_text(content[: len(content) // 2])
+    with pytest.raises(UsageError, match="data_set.json is damaged"):
+        open_source(name)
+    index.write_text(json.dumps(json.loads(content) | {"format": 99}))
+    with pytest.raises(UsageError, match="of format 99"):
+        open_source(name)
+    index.unlink()
+    with pytest.raises(UsageError, match="has no data_set.json"):
+        open_source(name)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, 1, (3,), np.float32),
+        spaces.Box(np.array([-np.inf, 0.1]), np.array([np.inf, 0.3]), (2,), np.float64),
+        spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        spaces.Box(0, 1, (), np.float32),
+        spaces.Discrete(5, start=-2),
+        spaces.MultiDiscrete([2, 3], start=[1, 0]),
+        spaces.MultiBinary((2, 3)),
+        spaces.MultiBinary(4),
+        spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.MultiBinary(2), spaces.Box(0, 1, (1,))])),
+        None,
+    ],
+    ids=str,
+)
+def test_spaces_survive_json(space):
+    again = from_json(json.loads(json.dumps(to_json(space), allow_nan=False)))
+    assert again == space
+    if isinstance(space, spaces.Box):
+        assert again.dtype == space.dtype and (again.low == space.low).all() and (again.high == space.high).all()
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("minary:a/b-v0", "no scheme 'minary'; did you mean minari:"),
+        ("h5:a.h5", "no scheme 'h5'"),
+        ("data/mine.npz", "has no scheme; if it is what its name says, write npz:data/mine.npz"),
+        ("hopper", "'hopper' has no scheme.* minari:mujoco/hopper/expert-v0"),
+        ("npz:", "no more than the scheme; an example is npz:mine.npz"),
+    ],
+)
+def test_a_source_that_does_not_exist_is_answered_with_what_does(name, words):
+    with pytest.raises(UsageError, match=words):
+        open_source(name)
+
+
+def test_a_directory_of_ours_without_its_scheme_is_recognised(tmp_path):
+    written(tmp_path / "set", record())
+    with pytest.raises(UsageError, match=f"write alfish:{tmp_path}/set"):
+        open_source(f"{tmp_path}/set")
+
+
+FILES = ("npz", "d4rl", "d3rlpy", "sb3", "alf")
+
+
+@pytest.mark.parametrize("scheme", FILES)
+def test_a_directory_for_a_file_shows_what_is_in_it(tmp_path, scheme):
+    (tmp_path / "inside.bin").touch()
+    with pytest.raises(UsageError, match="is a directory, and .* is one file; it holds inside.bin"):
+        open_source(f"{scheme}:{tmp_path}")
+
+
+@pytest.mark.parametrize("scheme", FILES)
+def test_a_file_that_is_not_there_or_empty_is_named(tmp_path, scheme):
+    (tmp_path / "other").touch()
+    with pytest.raises(UsageError, match=r"there is no file .*nothing; .*beside it: other"):
+        open_source(f"{scheme}:{tmp_path}/nothing")
+    with pytest.raises(UsageError, match=r"there is no file .*nowhere is not there either"):
+        open_source(f"{scheme}:{tmp_path}/nowhere/nothing")
+    with pytest.raises(UsageError, match="is an empty file"):
+        open_source(f"{scheme}:{tmp_path}/other")
+
+
+@pytest.mark.parametrize("scheme", ("alfish", "run"))
+def test_a_file_for_a_directory_is_named(tmp_path, scheme):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="is a file, and .* is a directory"):
+        open_source(f"{scheme}:{tmp_path}/file")
+    with pytest.raises(UsageError, match="there is no directory"):
+        open_source(f"{scheme}:{tmp_path}/nowhere")
+
+
+@pytest.mark.parametrize("scheme", ("npz", "sb3", "alf"))
+def test_a_file_of_another_kind_is_refused(tmp_path, scheme):
+    (tmp_path / "text").write_text("these are no data, but " * 100)
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        open_source(f"{scheme}:{tmp_path}/text")
+
+
+def test_an_npz_cut_in_half_says_that_nothing_is_readable(tmp_path):
+    np.savez(tmp_path / "a.npz", **table_of(record()))
+    content = (tmp_path / "a.npz").read_bytes()
+    (tmp_path / "a.npz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(UsageError, match=f"nothing of its {len(content) // 2:,} bytes is readable"):
+        open_source(f"npz:{tmp_path}/a.npz")
+
+
+@pytest.mark.parametrize(
+    "name, module, extra",
+    [("minari:a/b-v0", "minari", "minari"), ("d4rl:f", "h5py", "hdf5"), ("d3rlpy:f", "h5py", "hdf5"),
+     ("lerobot:.", "pyarrow.parquet", "arrow")],
+)  # fmt: skip
+def test_a_missing_library_is_answered_with_the_command_that_brings_it(name, module, extra, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f").write_text("x")
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(UsageError, match=rf"needs the extra '{extra}': pip install 'alfish\[{extra}\]'"):
+        open_source(name)
+
+
+def test_every_scheme_has_its_file():
+    for scheme in SCHEMES:
+        with pytest.raises(UsageError):
+            open_source(f"{scheme}:/nowhere")
+
+
+# Reading
+
+
+def test_spaces_that_fit_and_still_differ_are_a_warning_that_names_both():
+    wider = Spaces(spaces.Box(-np.inf, np.inf, (3,), np.float64), SPACES.action)
+    reading = Reading([source(record(), wider)], SPACES)
+    assert [episode.id for episode in reading] == [str(k) for k in range(11)]
+    said = reading.report.sentences("warning")
+    assert str(wider.observation) in said and str(SPACES.observation) in said
+
+
+def test_a_data_set_of_another_environment_is_refused_and_both_are_named():
+    with pytest.raises(UsageError, match=r"actions of arrays are Box.*the environment's are Discrete\(3\)"):
+        Reading([source(record(continuous=True), BOX_SPACES)], SPACES)
+
+
+def test_episodes_with_errors_do_not_stop_the_reading_before_all_are_known():
+    episodes = record()
+    for k in (2, 7):
+        episodes[k] = episodes[k]._replace(rewards=None)
+    reading = Reading([Arrays(episodes[:4], SPACES), Arrays(episodes[4:], SPACES)])
+    read = []
+    with pytest.raises(UsageError, match=r"2 of 11 episodes.*\(2 episodes: 2, 7\)"):
+        read.extend(reading)
+    assert reading.report.num_read == 11
+    assert isinstance(next(iter(Reading([source(episodes)], policy="warn"))), Episode)
+
+
+def test_a_file_of_ours_is_a_plain_checkpoint(tmp_path):
+    written(tmp_path / "set", record(2))
+    state = torch.load(next((tmp_path / "set" / "episodes").iterdir()), weights_only=True)
+    assert state["ids"] == ["0", "1"] and state["length"].tolist() == [3, 5]
