@@ -1,6 +1,7 @@
 """The `alfish` command: `alfish SUBCOMMAND --flags`."""
 
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ SUBCOMMANDS = {
     "train": "train what a gin file describes, or continue a run",
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "play": "play episodes of a run's policy, and film them",
+    "import": "read data made elsewhere, check them, and keep them",
     "confs": "list the shipped configurations",
     "check-env": "say whether alfish can train on an environment",
 }
@@ -30,11 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"alfish: there is no subcommand {name!r}\n\n{_help()}", file=sys.stderr)
         return 2
     sys.path.insert(0, os.getcwd())  # a gin file may import the user's own modules
-    module = importlib.import_module(f"alfish.bin.{name.replace('-', '_')}")
+    module = importlib.import_module(module_of(name))
     if any(argument in ("-h", "--help") for argument in rest):
         print(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
         return 0
     return _run(name, module, rest)
+
+
+def module_of(name: str) -> str:
+    """Where a subcommand is; one that is a word of Python's has an underscore behind it."""
+    return f"alfish.bin.{name.replace('-', '_')}" + "_" * keyword.iskeyword(name)
 
 
 def _run(name: str, module, rest: list[str]) -> int:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import alfish
-from alfish.__main__ import SUBCOMMANDS, main
+from alfish.__main__ import SUBCOMMANDS, main, module_of
 from alfish.bin import configuration
 from alfish.evaluator import Evaluation
 
@@ -278,7 +278,7 @@ def test_help_shows_examples_and_every_flag(capsys, name, flag):
     assert main([name, flag]) == 0
     words = capsys.readouterr().out
     assert f"alfish {name}" in words and "Flags:" in words
-    module = __import__(f"alfish.bin.{name.replace('-', '_')}", fromlist=["FLAGS"])
+    module = __import__(module_of(name), fromlist=["FLAGS"])
     assert all(f"--{one}: {module.FLAGS[one].help}" in words for one in module.FLAGS)
 
 

@@ -1,0 +1,186 @@
+"""What a run of ours has collected comes back row by row, through the command line as a user would."""
+
+import re
+
+import numpy as np
+import pytest
+from recorded import SPACES, assert_rows, record
+
+from alfish.__main__ import main
+from alfish.environments.toy import Stamped
+from alfish.errors import UsageError
+from alfish.offline import OfflineBuffer, open_source
+from alfish.offline.spaces import spaces_of
+
+TOY = "import alfish.environments.toy\ninclude 'dqn.gin'\n"
+STAMPED = """
+make_environment.env_id = @Stamped
+Stamped.truncates = {truncates}
+make_environment.num_envs = 2
+Trainer.num_env_steps = {steps}
+Trainer.unroll_length = 4
+ReplayBatches.capacity = 60
+ReplayBatches.batch_size = 4
+ReplayBatches.warmup_env_steps = 20
+ReplayBatches.updates_per_env_step = 0.1
+MLP.layers = (4,)
+"""
+BANDIT = """
+make_environment.env_id = @{env}
+{settings}
+make_environment.num_envs = 2
+Trainer.num_env_steps = 60
+Trainer.unroll_length = 4
+ReplayBatches.capacity = 400
+ReplayBatches.batch_size = 4
+ReplayBatches.warmup_env_steps = 20
+ReplayBatches.updates_per_env_step = 0.1
+MLP.layers = (4,)
+"""
+
+
+def trained(directory, text):
+    (directory / "conf.gin").write_text(text)
+    assert main(["train", f"--gin_file={directory}/conf.gin", f"--root_dir={directory}/run"]) == 0
+    return f"run:{directory}/run"
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("steps", [40, 200])  # the rings, of 30 rows each, have not wrapped, and have
+def test_every_row_that_a_run_keeps_is_an_episodes(tmp_path, truncates, steps):
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=truncates, steps=steps))
+    read = list(open_source(name, SPACES).episodes())
+    for episode in read:
+        stamps = episode.observations
+        assert (np.diff(stamps[:, 2]) == 1).all() and np.ptp(stamps[:, :2], 0).tolist() == [0, 0]
+        assert episode.rewards.tolist() == stamps[1:, 2].tolist()
+        lengths = (3, 5, 1, 8)
+        whole = stamps[-1, 2] == lengths[int(stamps[0, 1]) % 4]
+        flags = [bool(episode.terminated[-1]), bool(episode.truncated[-1])] if episode.length else [False, True]
+        assert flags == [not truncates, truncates] if whole else flags == [False, True]
+    for column in ("0.", "1."):
+        rows = [tuple(row[1:]) for e in read if e.id.startswith(column) for row in e.observations]
+        assert len(rows) == len(set(rows)) and rows == sorted(rows)  # each row once, and in their order
+        assert len(rows) == 30 if steps == 200 else 20 < len(rows) <= 30
+    buffer = OfflineBuffer([name], spaces=SPACES)
+    assert_rows(buffer, [episode for episode in read if episode.length])
+
+
+def test_actions_come_back_in_the_environments_units(tmp_path):
+    sac = "import alfish.environments.toy\ninclude 'sac.gin'\n"
+    name = trained(
+        tmp_path, sac + BANDIT.format(env="Bandit", settings="Bandit.action = 'box'\nCriticEnsemble.layers = (4,)")
+    )
+    from alfish.environments.toy import Bandit
+
+    for episode in open_source(name, spaces_of(lambda: Bandit("box"))).episodes():
+        target = episode.observations[:-1].argmax(1)
+        expected = 1 - np.abs(episode.actions[:, 0] - target) / 4
+        np.testing.assert_allclose(episode.rewards, expected, atol=1e-5)
+        assert episode.actions.min() >= -2 and episode.actions.max() <= 6
+
+
+def test_discrete_actions_and_observations_begin_where_their_spaces_do(tmp_path):
+    name = trained(tmp_path, TOY + BANDIT.format(env="Bandit", settings="Bandit.action = 'discrete'"))
+    from alfish.environments.toy import Bandit
+
+    for episode in open_source(name, spaces_of(Bandit)).episodes():
+        assert (episode.rewards == (episode.actions + 1 == episode.observations[:-1].argmax(1))).all()
+        assert episode.actions.min() >= -1 and episode.actions.max() <= 2
+
+
+def test_a_run_without_rows_or_spaces_says_what_is_missing(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UsageError, match="has no replay/checkpoint"):
+        open_source(f"run:{tmp_path}/run", SPACES)
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=False, steps=40))
+    with pytest.raises(UsageError, match="in the algorithm's units; name the environment"):
+        open_source(name)
+
+
+# alfish import
+
+
+def import_(*arguments):
+    return main(["import", *map(str, arguments)])
+
+
+@pytest.fixture
+def npz(tmp_path):
+    from test_sources import table_of
+
+    np.savez(tmp_path / "a.npz", **table_of(record()))
+    return f"npz:{tmp_path}/a.npz"
+
+
+def test_a_run_is_imported_without_saying_its_environment(tmp_path, capsys):
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=True, steps=200))
+    read = [episode for episode in open_source(name, SPACES).episodes() if episode.length]
+    capsys.readouterr()
+    assert import_(f"--source={name}", f"--output={tmp_path}/set") == 0
+    said = capsys.readouterr().out
+    assert f"{len(read)} kept" in said and "OfflineBuffer.sources = ['alfish:" in said
+    buffer = OfflineBuffer([f"alfish:{tmp_path}/set"])
+    assert buffer.spaces == SPACES
+    assert_rows(buffer, read)
+
+
+def test_what_is_imported_is_read_again_with_the_environments_spaces(tmp_path, npz, capsys, monkeypatch):
+    import gymnasium
+
+    monkeypatch.setitem(gymnasium.registry, "Stamped-v0", gymnasium.envs.registration.EnvSpec("Stamped-v0", Stamped))
+    assert import_(f"--source={npz}", "--env_id=Stamped-v0", f"--output={tmp_path}/set") == 0
+    page = capsys.readouterr().out
+    for line in ("11 episodes read, 11 kept, 41 transitions (6 terminated, 5 truncated)", "return", "reward"):
+        assert line in page
+    buffer = OfflineBuffer([f"alfish:{tmp_path}/set"])
+    assert buffer.spaces == SPACES
+    assert_rows(buffer, record())
+
+
+def test_several_sources_become_one(tmp_path, npz):
+    assert import_(f"--source={npz}", f"--source={npz}", f"--output={tmp_path}/set") == 0
+    assert_rows(OfflineBuffer([f"alfish:{tmp_path}/set"], spaces=SPACES), record() + record())
+
+
+def test_without_output_the_report_is_all(tmp_path, npz, capsys):
+    assert import_(f"--source={npz}") == 0
+    assert "41 transitions" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_errors_leave_the_report_and_no_half_of_a_data_set(tmp_path, capsys):
+    from test_sources import table_of
+
+    table = table_of(record())
+    table["rewards"][10] = np.nan
+    np.savez(tmp_path / "a.npz", **table)
+    assert import_(f"--source=npz:{tmp_path}/a.npz", f"--output={tmp_path}/set") == 2
+    captured = capsys.readouterr()
+    assert "error    reward is not finite (1 episode: 3)" in captured.out
+    assert re.search(r"alfish import: .*1 of 11 episodes.*drop_episode", captured.err)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+    assert import_(f"--source=npz:{tmp_path}/a.npz", f"--output={tmp_path}/set", "--policy=drop_episode") == 0
+    kept = [episode for episode in record() if episode.id != "3"]
+    assert_rows(OfflineBuffer([f"alfish:{tmp_path}/set"], spaces=SPACES), kept)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], "--source is missing"),
+        (["--source=nonsense:x"], "no scheme 'nonsense'"),
+        (["--source=npz:nothing.npz"], "there is no file nothing.npz"),
+        (["--source=npz:nothing.npz", "--policy=ignore"], "policy"),
+        (["--source=npz:nothing.npz", "--env_id=CartPol-v1"], "close ones are CartPole"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, words, capsys):
+    assert import_(*arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error
+
+
+def test_data_of_another_environment_are_refused_and_both_are_named(npz, capsys):
+    assert import_(f"--source={npz}", "--env_id=CartPole-v1") == 2
+    assert "observation has shape [3] in each step, and [4] is expected" in capsys.readouterr().err
