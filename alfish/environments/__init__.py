@@ -1,6 +1,6 @@
 """Environments: gymnasium's vector environments, and ones that return torch tensors, become the stream of time steps.
 
-numpy, `terminated`, `truncated` and autoreset modes exist in this folder and nowhere past it.
+`terminated`, `truncated` and autoreset modes exist in this folder and nowhere past it; `offline` is the other door.
 """
 
 from alfish.environments.environment import Environment

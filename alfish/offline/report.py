@@ -105,14 +105,14 @@ class Report:
         ]
         if self._lengths:
             shortest, longest, mean = min(self._lengths), max(self._lengths), np.mean(self._lengths)
-            lines.append(f"  length     {shortest:,} to {longest:,}, mean {mean:,.1f}")
-        lines += [f"  {name:<10} {_span(low, high)}" for name, (low, high) in self._ranges.items()]
+            lines.append(f"  length      {shortest:,} to {longest:,}, mean {mean:,.1f}")
+        lines += [f"  {name:<11} {_span(low, high)}" for name, (low, high) in self._ranges.items()]
         finite = np.array([value for value in self._returns if math.isfinite(value)])
         if finite.size:
-            lines.append(f"  return     {finite.min():.6g} to {finite.max():.6g}, mean {finite.mean():.6g}")
+            lines.append(f"  return      {finite.min():.6g} to {finite.max():.6g}, mean {finite.mean():.6g}")
             lines += _histogram(finite)
         for level in LEVELS:
-            lines += [f"  {level:<8} {what}{_about(ids)}" for what, ids in self.found(level).items()]
+            lines += [f"  {level:<11} {what}{_about(ids)}" for what, ids in self.found(level).items()]
         return "\n".join(lines)
 
 

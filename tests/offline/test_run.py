@@ -157,7 +157,7 @@ def test_errors_leave_the_report_and_no_half_of_a_data_set(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", **table)
     assert import_(f"--source=npz:{tmp_path}/a.npz", f"--output={tmp_path}/set") == 2
     captured = capsys.readouterr()
-    assert "error    reward is not finite (1 episode: 3)" in captured.out
+    assert "error       reward is not finite (1 episode: 3)" in captured.out
     assert re.search(r"alfish import: .*1 of 11 episodes.*drop_episode", captured.err)
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
     assert import_(f"--source=npz:{tmp_path}/a.npz", f"--output={tmp_path}/set", "--policy=drop_episode") == 0

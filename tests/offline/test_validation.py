@@ -252,4 +252,4 @@ def test_the_report_counts_what_was_kept():
     assert about["ranges"]["observation"][1][1:] == [10, 8]
     assert about["found"][0] == {"level": "error", "what": "it has no rewards", "episodes": ["3"]}
     page = str(report)
-    assert "11 episodes read, 10 kept" in page and "length     1 to 8" in page and "####" in page
+    assert "11 episodes read, 10 kept" in page and "length      1 to 8" in page and "####" in page

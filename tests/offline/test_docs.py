@@ -1,0 +1,73 @@
+"""docs/offline.md is run as it stands, block by block, in the order of the page."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_alf import checkpoint
+
+import alfish
+from alfish.__main__ import main
+from alfish.offline import OfflineBuffer, open_source
+
+PAGE = Path(alfish.__file__).parent.parent / "docs" / "offline.md"
+LIBRARIES = {"minari": "minari", "h5py": "h5py", "stable_baselines3": "stable_baselines3", "d3rlpy": "d3rlpy",
+             "pyarrow": "pyarrow"}  # fmt: skip
+
+
+def blocks():
+    return re.findall(r"^```(python|sh)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def alf_checkpoint(path):
+    """Of the page's own data, as ALF lays it out."""
+    episodes = list(open_source("alfish:data/pendulum").episodes())
+    columns = [
+        {
+            "time_step|step_type": np.concatenate([[0, *[1] * (e.length - 1), 2] for e in part]).astype(np.int32),
+            "time_step|reward": np.concatenate([[0, *e.rewards] for e in part]).astype(np.float32),
+            "time_step|discount": np.ones(sum(e.length + 1 for e in part), np.float32),
+            "time_step|observation": np.concatenate([e.observations for e in part]),
+            "action": np.concatenate([np.concatenate([e.actions, e.actions[:1]]) for e in part]),
+        }
+        for part in (episodes[:20], episodes[20:])
+    ]
+    path.parent.mkdir(parents=True)
+    torch.save({"algorithm": checkpoint(columns, 1020)}, path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    imported, skipping = [], False
+    for language, text in blocks():
+        if language == "python":
+            needed = [name for name in re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE) if name in LIBRARIES]
+            skipping = any(importlib.util.find_spec(name) is None for name in needed)
+            if not skipping:
+                exec(compile(text, "offline.md", "exec"), {"__name__": "__main__"})
+            continue
+        for line in text.splitlines():
+            command, *arguments = shlex.split(line)
+            if command != "alfish":
+                continue
+            if "alf:" in line:
+                alf_checkpoint(tmp_path / "train/algorithm/ckpt-1000-replay_buffer")
+            elif skipping:
+                continue
+            assert main(arguments) == 0, capsys.readouterr().err
+            imported += [argument.partition("=")[2] for argument in arguments if argument.startswith("--output=")]
+        skipping = False
+    counts = {name: OfflineBuffer([f"alfish:{name}"]).num_starts() for name in imported}
+    expected = {
+        "data/pendulum": 2000, "data/from_minari": 2000, "data/from_d4rl": 2000, "data/from_sb3": 600,
+        "data/from_d3rlpy": 1960, "data/from_lerobot": 1960, "data/from_alf": 2000,
+    }  # fmt: skip
+    assert counts.pop("data/from_run") > 1900
+    assert counts == {name: expected[name] for name in counts} and "data/from_alf" in counts
