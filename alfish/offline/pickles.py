@@ -57,17 +57,19 @@ class _Function:
         raise pickle.UnpicklingError("it changes a function")
 
 
-def _dtype(name: Any, *_: Any) -> np.dtype:
+def numpy_dtype(name: Any, *_: Any) -> np.dtype:
+    """`numpy.dtype`, of numbers, text and objects; a copy, since its state follows and numpy's own is shared by all."""
     if not isinstance(name, str) or not re.fullmatch(r"[biufcSUO]\d*|\?", name):
         raise pickle.UnpicklingError(f"it holds numbers of a kind that is not read ({name})")
-    return np.dtype(name, copy=True)  # its state follows, and numpy's own is shared by all
+    return np.dtype(name, copy=True)
 
 
 def _frombuffer(buffer: Any, dtype: np.dtype, shape: Any, order: str, *_: Any) -> np.ndarray:
     return np.frombuffer(buffer, _plain(dtype)).reshape(shape, order="F" if order == "F" else "C")
 
 
-def _scalar(dtype: np.dtype, content: bytes) -> Any:
+def numpy_scalar(dtype: np.dtype, content: bytes) -> Any:
+    """`numpy.core.multiarray.scalar`, of numbers."""
     return np.frombuffer(content, _plain(dtype))[0]
 
 
@@ -81,8 +83,8 @@ def _plain(dtype: np.dtype) -> np.dtype:
 NUMPY = {
     "_reconstruct": _Function(lambda *_: np.ndarray((0,), np.int8)),
     "_frombuffer": _Function(_frombuffer),
-    "scalar": _Function(_scalar),
-    "dtype": _Function(_dtype),
+    "scalar": _Function(numpy_scalar),
+    "dtype": _Function(numpy_dtype),
     "ndarray": _Function(lambda *_: np.ndarray((0,), np.int8)),
 }
 # What bytes are in pickles of Python 2's protocols: text, encoded.

@@ -18,6 +18,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.pickles import numpy_dtype, numpy_scalar
 from alfish.offline.sources.files import existing_file
 from alfish.offline.spaces import NO_SPACES, Spaces
 
@@ -86,15 +87,10 @@ def _load(path: Path) -> Any:
 
 
 def _numpy_numbers() -> list[Any]:
-    """What a numpy number is made with (the single file has one as its `global_step`), and nothing that calls."""
-    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}
-    scalars = [(_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
-    return [*dtypes, (np.dtype, "numpy.dtype"), *scalars]
-
-
-def _scalar(dtype: np.dtype, content: bytes) -> Any:
-    content = content.encode("latin1") if isinstance(content, str) else content
-    return np.frombuffer(content, dtype)[0].item()
+    """What makes a numpy number, which the single file has as its `global_step`."""
+    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}  # whose state is set
+    scalars = [(numpy_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    return [*dtypes, (numpy_dtype, "numpy.dtype"), *scalars]
 
 
 def _replay(checkpoint: Any, where: str) -> dict[str, torch.Tensor]:
