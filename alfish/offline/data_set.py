@@ -7,6 +7,7 @@ The numbers of those files count them. Each has a checksum and executes nothing 
 directory appears under its name when it is whole.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ import torch
 
 from alfish import nest
 from alfish.checkpoint import Checkpoints, write_atomically
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.offline.episode import Episode, ends
 from alfish.offline.spaces import Spaces, to_json
 
@@ -37,6 +38,7 @@ class DataSetWriter:
 
     Raises:
       UsageError: the directory is not empty.
+      RunError: of each method, the disk fails.
     """
 
     def __init__(self, directory: str | Path, spaces: Spaces):
@@ -53,12 +55,12 @@ class DataSetWriter:
         self._shards: list[int] = []  # episodes in each file
 
     def __enter__(self) -> "DataSetWriter":
-        self._making.mkdir(parents=True)
+        with self._named_errors():
+            self._making.mkdir(parents=True)
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if self._making.is_dir():
-            shutil.rmtree(self._making)
+        shutil.rmtree(self._making, ignore_errors=True)
 
     def add(self, episode: Episode) -> None:
         """An episode that the validator has passed."""
@@ -81,15 +83,24 @@ class DataSetWriter:
             "num_episodes_of_file": self._shards,
             **about,
         }
-        write_atomically(self._making / INDEX_FILE, json.dumps(index, indent=1) + "\n")
-        os.replace(self._making, self._directory)
+        with self._named_errors():
+            write_atomically(self._making / INDEX_FILE, json.dumps(index, indent=1) + "\n")
+            os.replace(self._making, self._directory)
 
     def _write(self) -> None:
         if not self._waiting:
             return
-        self._checkpoints.save(len(self._shards), packed(self._waiting))
+        with self._named_errors():
+            self._checkpoints.save(len(self._shards), packed(self._waiting))
         self._shards.append(len(self._waiting))
         self._waiting, self._num_bytes = [], 0
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # the latter is torch's
+            raise RunError(f"{self._directory} cannot be written ({error}); nothing is left of it") from error
 
 
 def packed(episodes: list[Episode]) -> dict[str, Any]:

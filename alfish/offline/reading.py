@@ -40,7 +40,10 @@ class Reading:
             if None in spaces and None not in declared:
                 spaces, whose = declared, f"those of {source.name}"
         self.spaces = spaces
-        self._validator = Validator(spaces, policy, self.report)
+        try:
+            self._validator = Validator(spaces, policy, self.report)
+        except UsageError as error:
+            raise UsageError(f"{self.report.name}: {error}") from error
 
     def __iter__(self) -> Iterator[Episode]:
         """
@@ -49,6 +52,8 @@ class Reading:
         """
         for source in self.sources:
             for item in source.episodes():
+                if len(self.sources) > 1:
+                    item = item._replace(id=f"{source.name} {item.id}")
                 yield from self._validator.check(item)
             for sentence in source.notes:
                 self.report.add("note", f"{source.name}: {sentence}")

@@ -111,3 +111,17 @@ def without_final(episodes):
             continue
         left.append(Episode(id, observations, actions, rewards, terminated, truncated))
     return left
+
+
+def table_of(episodes, next_observations=True):
+    """All transitions in one table."""
+    table = {
+        "observations": np.concatenate([e.observations[:-1] for e in episodes]),
+        "actions": np.concatenate([e.actions for e in episodes]),
+        "rewards": np.concatenate([e.rewards for e in episodes]),
+        "terminated": np.concatenate([e.terminated for e in episodes]),
+        "truncated": np.concatenate([e.truncated for e in episodes]),
+    }
+    if next_observations:
+        table["next_observations"] = np.concatenate([e.observations[1:] for e in episodes])
+    return table

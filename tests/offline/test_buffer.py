@@ -38,7 +38,7 @@ def test_sources_follow_one_another_and_length_says_which_episodes_are_left_out(
     buffer = OfflineBuffer([source(episodes[:5]), source(episodes[5:])], length=26)
     assert_rows(buffer, episodes[:5])  # 4 + 6 + 2 + 9 + 3 rows, and 4 more would be 28
     (ids,) = [ids for what, ids in buffer.report.found("warning").items() if "does not fit" in what]
-    assert ids == ["5", "6", "7", "8", "9", "10"]
+    assert ids == [f"arrays {k}" for k in range(5, 11)]
 
 
 def test_the_longest_item_goes_first_and_each_into_the_column_that_holds_least():
@@ -68,6 +68,18 @@ def test_nested_observations_and_actions_pass_through():
     assert read.time_step.prev_action["choice"][1:, 0].tolist() == [action["choice"] - 1 for action in actions]
     box = np.array([action["parts"][0] for action in actions])
     np.testing.assert_allclose(read.time_step.prev_action["parts"][0][1:, 0], (box + 1) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_columns", [1, 3])
+def test_a_window_that_runs_past_its_column_repeats_the_last_row_and_trains_nothing_there(num_columns):
+    buffer = OfflineBuffer([source(record())], num_columns=num_columns)
+    for column in range(num_columns):
+        last = max((e for e in buffer.episodes if e.column == column), key=lambda e: e.position)
+        start = Window(torch.tensor([column]), torch.tensor([last.position + last.length - 1]))
+        batch = buffer.windows(start, 6)
+        step = batch.experience.time_step
+        assert step.step_type[1:, 0].tolist() == [2] * 5 and batch.mask[:, 0].tolist() == [True, *[False] * 4]
+        assert (step.observation[1:, 0] == step.observation[1, 0]).all()
 
 
 def test_vector_rewards_are_kept():

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched, without_final
-from test_sources import table_of
+from recorded import BOX_SPACES, SPACES, assert_rows, record, table_of, unstretched, without_final
 
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source

@@ -4,12 +4,14 @@ import re
 
 import numpy as np
 import pytest
-from recorded import SPACES, assert_rows, record
+from gymnasium import spaces
+from recorded import SPACES, assert_rows, record, table_of
 
 from alfish.__main__ import main
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
+from alfish.offline.sources.run import in_its_own_units
 from alfish.offline.spaces import spaces_of
 
 TOY = "import alfish.environments.toy\ninclude 'dqn.gin'\n"
@@ -89,6 +91,15 @@ def test_discrete_actions_and_observations_begin_where_their_spaces_do(tmp_path)
         assert episode.actions.min() >= -1 and episode.actions.max() <= 2
 
 
+def test_observations_are_given_back_their_spaces_start_however_deep():
+    deep = spaces.Tuple([spaces.Discrete(3, start=5), spaces.MultiDiscrete([2, 2], start=[1, -1]), SPACES.observation])
+    space = spaces.Dict(digit=spaces.Discrete(3, start=-2), deep=deep)
+    stored = {"digit": np.array([0, 2]), "deep": (np.array([1, 0]), np.array([[0, 1], [1, 0]]), np.ones((2, 3)))}
+    own = in_its_own_units(stored, space)
+    assert own["digit"].tolist() == [-2, 0] and own["deep"][0].tolist() == [6, 5]
+    assert own["deep"][1].tolist() == [[1, 0], [2, -1]] and own["deep"][2] is stored["deep"][2]
+
+
 def test_a_run_without_rows_or_spaces_says_what_is_missing(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match="has no replay/checkpoint"):
@@ -107,8 +118,6 @@ def import_(*arguments):
 
 @pytest.fixture
 def npz(tmp_path):
-    from test_sources import table_of
-
     np.savez(tmp_path / "a.npz", **table_of(record()))
     return f"npz:{tmp_path}/a.npz"
 
@@ -150,8 +159,6 @@ def test_without_output_the_report_is_all(tmp_path, npz, capsys):
 
 
 def test_errors_leave_the_report_and_no_half_of_a_data_set(tmp_path, capsys):
-    from test_sources import table_of
-
     table = table_of(record())
     table["rewards"][10] = np.nan
     np.savez(tmp_path / "a.npz", **table)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from recorded import BOX_SPACES, SPACES, assert_rows, record, source, unstretched, without_final
+from recorded import BOX_SPACES, SPACES, assert_rows, record, source, table_of, unstretched, without_final
 
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.offline import Arrays, DataSetWriter, Episode, OfflineBuffer, Reading, Spaces, open_source
 from alfish.offline import data_set as data_set_module
 from alfish.offline.sources import SCHEMES, files, flat
@@ -21,20 +21,6 @@ DICT_SPACES = Spaces(spaces.Dict(here=SPACES.observation, there=SPACES.observati
 def block_rows(request, monkeypatch):
     monkeypatch.setattr(flat, "BLOCK_ROWS", request.param)
     monkeypatch.setattr(files.blocks, "__defaults__", (0, request.param))
-
-
-def table_of(episodes, next_observations=True):
-    """All transitions in one table."""
-    table = {
-        "observations": np.concatenate([e.observations[:-1] for e in episodes]),
-        "actions": np.concatenate([e.actions for e in episodes]),
-        "rewards": np.concatenate([e.rewards for e in episodes]),
-        "terminated": np.concatenate([e.terminated for e in episodes]),
-        "truncated": np.concatenate([e.truncated for e in episodes]),
-    }
-    if next_observations:
-        table["next_observations"] = np.concatenate([e.observations[1:] for e in episodes])
-    return table
 
 
 def written(path, episodes, spaces=SPACES):
@@ -94,6 +80,7 @@ def test_a_table_is_cut_where_observations_do_not_go_on(tmp_path, block_rows):
     buffer = buffer_of(f"npz:{tmp_path}/a.npz")
     assert_rows(buffer, episodes)
     assert "11 episodes end without a flag" in buffer.report.sentences("note")
+    assert buffer.report.found("mended") == {}
 
 
 def test_npz_nests_are_names_with_slashes(tmp_path):
@@ -149,6 +136,16 @@ def test_a_data_set_appears_when_it_is_whole(tmp_path):
     with pytest.raises(RuntimeError), DataSetWriter(tmp_path / "set", SPACES) as writer:
         writer.add(record()[0])
         raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fails_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(data_set_module, "write_atomically", fails)
+    with pytest.raises(RunError, match="set cannot be written .No space left on device.; nothing is left"):
+        written(tmp_path / "set", record())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -323,7 +320,7 @@ def test_episodes_with_errors_do_not_stop_the_reading_before_all_are_known():
         episodes[k] = episodes[k]._replace(rewards=None)
     reading = Reading([Arrays(episodes[:4], SPACES), Arrays(episodes[4:], SPACES)])
     read = []
-    with pytest.raises(UsageError, match=r"2 of 11 episodes.*\(2 episodes: 2, 7\)"):
+    with pytest.raises(UsageError, match=r"2 of 11 episodes.*\(2 episodes: arrays 2, arrays 7\)"):
         read.extend(reading)
     assert reading.report.num_read == 11
     assert isinstance(next(iter(Reading([source(episodes)], policy="warn"))), Episode)

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from recorded import BOX_SPACES, LENGTHS, SPACES, record
 
 from alfish.errors import UsageError
-from alfish.offline import Spaces, Validator
+from alfish.offline import Arrays, Reading, Spaces, Validator
 from alfish.offline.episode import Unreadable
 
 DICT_SPACES = Spaces(spaces.Dict(camera=SPACES.observation, speed=SPACES.observation), SPACES.action)
@@ -237,8 +237,11 @@ def test_without_spaces_the_first_episode_says_what_the_others_must_be():
 
 
 def test_spaces_that_cannot_be_learned_from_are_refused():
-    with pytest.raises(UsageError, match="Text"):
-        Validator(Spaces(spaces.Text(5), SPACES.action))
+    text = Spaces(spaces.Text(5), SPACES.action)
+    with pytest.raises(UsageError, match="observation is a Text space"):
+        Validator(text)
+    with pytest.raises(UsageError, match="arrays: observation is a Text space"):
+        Reading([Arrays([], text)])
 
 
 def test_the_report_counts_what_was_kept():

@@ -64,7 +64,7 @@ class RunSource(EpisodeSource):
                 self.note(
                     f"environment {column}: the beginning of its oldest episode was overwritten; the rest is kept"
                 )
-            observation = _in_its_own_units(step.observation, self.spaces.observation)
+            observation = in_its_own_units(step.observation, self.spaces.observation)
             # What was executed stands on the row of arrival; the sample itself may be out of bounds.
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
             assert self.spaces.action is not None
@@ -72,12 +72,12 @@ class RunSource(EpisodeSource):
             yield from rows.episodes(str(column), step.step_type, step.reward, step.discount, observation, actions)
 
 
-def _in_its_own_units(values: Nest, space: spaces.Space | None) -> Nest:
+def in_its_own_units(values: Nest, space: spaces.Space | None) -> Nest:
     """Where the stream counts from 0, the space's own start."""
     if isinstance(space, spaces.Dict):
-        return {key: _in_its_own_units(values[key], child) for key, child in space.spaces.items()}
+        return {key: in_its_own_units(values[key], child) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_in_its_own_units(value, child) for value, child in zip(values, space.spaces))
+        return tuple(in_its_own_units(value, child) for value, child in zip(values, space.spaces))
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         return values + space.start
     return values
