@@ -72,6 +72,8 @@ class SB3Source(EpisodeSource):
         self._length, newest = len(buffer.rewards), int(buffer.pos)
         self._order = np.arange(newest, newest + self._length) % self._length if buffer.full else np.arange(newest)
         if getattr(buffer, "next_observations", None) is None:
+            if buffer.full:
+                self._order = self._order[1:]  # the newest row's next observation lies in the place of the oldest's
             self.note(
                 "the buffer was made with optimize_memory_usage, so final observations are missing and time-outs look "
                 "like terminations"
