@@ -108,6 +108,10 @@ def test_nested_observations_come_as_their_names_say(tmp_path):
     [
         (lambda e: {k: v for k, v in e.items() if "_current" not in k}, "holds no replay buffer"),
         (lambda e: {k: v for k, v in e.items() if "reward" not in k}, "has no reward"),
+        (
+            lambda e: {f"_replay_buffer.{k}": torch.zeros(1) for k in ("_buffer0", "_current_pos", "_current_size")},
+            "numbered",
+        ),
         (lambda e: {k: v for k, v in e.items() if k != "_replay_buffer.action"}, "has no action"),
         (lambda e: e | {f"other.{k}": v for k, v in e.items()}, r"2 replay buffers \(_replay_buffer, other"),
     ],

@@ -13,6 +13,8 @@ from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.offline import buffer as buffer_module
 from alfish.offline.buffer import packed
 from alfish.replay.ring_buffer import Window
+from alfish.specs import reward_spec
+from alfish.transforms import FrameStack
 
 
 @pytest.mark.parametrize("num_columns", [1, 3, 8, 50])
@@ -80,6 +82,18 @@ def test_a_window_that_runs_past_its_column_repeats_the_last_row_and_trains_noth
         step = batch.experience.time_step
         assert step.step_type[1:, 0].tolist() == [2] * 5 and batch.mask[:, 0].tolist() == [True, *[False] * 4]
         assert (step.observation[1:, 0] == step.observation[1, 0]).all()
+
+
+def test_stacks_of_frames_are_put_together_from_the_rows_before_and_from_no_other_episode():
+    buffer = OfflineBuffer([source(record())], num_columns=2)
+    stack = FrameStack(SPACES.observation, reward_spec(), num_frames=3)
+    start = buffer.draw(500)
+    batch = buffer.windows(start, 2)
+    before = stack.window_state(buffer, start.column, start.position)
+    seen = stack.transform(batch.experience.time_step, before).observation[0].reshape(500, 3, 3)
+    _, episode, step = seen.unbind(-1)
+    assert (episode == episode[:, -1:]).all()
+    assert (step == (step[:, -1:] - torch.tensor([2, 1, 0])).clamp(min=0)).all()
 
 
 def test_vector_rewards_are_kept():

@@ -45,6 +45,11 @@ class ALFSource(EpisodeSource):
         stored = {name: _nest_below(entries, ("time_step", name)) for name in FIELDS}
         self._action = _nest_below(entries, ("action",))
         lacking = [name for name, value in [*stored.items(), ("action", self._action)] if value is None]
+        if "_buffer0" in entries:
+            raise UsageError(
+                f"{where} is of an ALF that numbered what it stored (_buffer0, _buffer1, ...) and does not say what is "
+                "what; save it again with a newer one"
+            )
         if lacking:
             raise UsageError(f"the replay buffer in {where} has no {' and no '.join(lacking)}")
         self._rows, self._length = stored, stored["step_type"].shape[1]
