@@ -92,8 +92,8 @@ class OfflineBuffer(RingBuffer):
         columns = packed([episode.length + 1 for episode in kept], num_columns)
         longest = max(sum(kept[i].length + 1 for i in column) for column in columns)
         super().__init__(longest * len(columns), len(columns), device, directory)
-        self._fill(kept, columns, RowMaker(self.spaces, action_limit))
         self.episodes = _stored(kept, columns)
+        self._fill(kept, columns, RowMaker(self.spaces, action_limit))
         self._fingerprint: str | None = None
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
@@ -171,9 +171,11 @@ class OfflineBuffer(RingBuffer):
         return kept
 
     def _fill(self, kept: list[Episode], columns: list[list[int]], maker: RowMaker) -> None:
-        """Pushes every column's rows, and PAD behind the shorter ones."""
-        streams = [_Stream(kept[i] for i in column) for column in columns]
+        """Pushes every column's rows, and PAD behind the shorter ones; takes the episodes out of `kept`."""
         example = maker.rows(kept[0])
+        left: list[Episode | None] = list(kept)
+        kept.clear()  # so that memory moves from the episodes to the ring
+        streams = [_Stream(_taken(left, column)) for column in columns]
 
         def empty(count: int) -> Experience:
             rows = nest.map(lambda leaf: np.zeros((count, len(columns), *leaf.shape[1:]), leaf.dtype), example)
@@ -186,6 +188,14 @@ class OfflineBuffer(RingBuffer):
             for b, stream in enumerate(streams):
                 stream.write(nest.at(rows, (slice(None), b)), maker)
             super().push(nest.map(torch.from_numpy, rows))
+
+
+def _taken(left: list[Episode | None], column: list[int]) -> Iterator[Episode]:
+    """Episodes of a column, each of which its reader alone then holds."""
+    for i in column:
+        episode, left[i] = left[i], None
+        assert episode is not None
+        yield episode
 
 
 class _Stream:

@@ -83,6 +83,19 @@ def test_a_file_that_is_cut_off_is_named_and_the_others_are_read(tmp_path):
     assert {stored.id for stored in buffer.episodes} < {episode.id for episode in kept}
 
 
+@pytest.mark.parametrize("lost", range(1, 13))
+def test_rows_on_both_sides_of_a_lost_file_are_not_put_together(tmp_path, lost):
+    name = written(tmp_path / "set", record(), rows_a_file=3)
+    sorted((tmp_path / "set").glob("data/**/*.parquet"))[lost].write_bytes(b"nothing")
+    rows = 0
+    for episode in open_source(name).episodes():
+        if not hasattr(episode, "reason"):
+            steps = episode.observations[:, 2]
+            assert (np.diff(steps) == 1).all() and episode.rewards.tolist() == steps[1:].tolist()
+            rows += len(steps)
+    assert rows == 41 - 3
+
+
 def test_what_is_missing_is_named(tmp_path):
     name = written(tmp_path / "set", record())
     for path in (tmp_path / "set").glob("data/**/*.parquet"):

@@ -70,11 +70,12 @@ class LeRobotSource(EpisodeSource):
             try:
                 table = self._read(path, columns)
             except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+                if unread.length:  # what follows the gap does not follow on this
+                    yield self._episode(unread)
+                    unread = Table({}, 0)
                 readable = len(self._files) - 1
-                yield Unreadable(
-                    path.name,
-                    f"{path} ({' '.join(str(error).split())}); {readable} other files of the data set are there",
-                )
+                words = " ".join(str(error).split())
+                yield Unreadable(path.name, f"{path} ({words}); {readable} other files of the data set are there")
                 continue
             unread = unread.then(table)
             index = unread.columns["episode_index"]
