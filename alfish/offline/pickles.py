@@ -151,7 +151,7 @@ def load(path: Any, what: str, inert: Iterable[str]) -> Any:
             raise UsageError(
                 f"{path} is cut off after {_size(path)} bytes: a pickle is readable as a whole only"
             ) from error
-        except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        except (pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError, MemoryError) as error:
             cut = "truncated" in str(error)
             fault = "is cut off" if cut else f"is not {what}"
             raise UsageError(

@@ -113,6 +113,7 @@ def test_nested_observations_come_as_their_names_say(tmp_path):
             "numbered",
         ),
         (lambda e: {k: v for k, v in e.items() if k != "_replay_buffer.action"}, "has no action"),
+        (lambda e: e | {"_replay_buffer._current_size": torch.tensor([2**55])}, "is damaged: rings of 60 rows hold"),
         (lambda e: e | {f"other.{k}": v for k, v in e.items()}, r"2 replay buffers \(_replay_buffer, other"),
     ],
 )

@@ -1,5 +1,7 @@
 """D4RL's and d3rlpy's files: written here as they lay them out, and by d3rlpy itself where it is installed."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from recorded import BOX_SPACES, SPACES, assert_rows, record, table_of, unstretched, without_final
@@ -153,6 +155,19 @@ def test_a_file_that_is_cut_off_says_that_nothing_is_readable(tmp_path, write, s
     (tmp_path / "a").write_bytes(content[: int(share * len(content))])
     with pytest.raises(UsageError, match="is cut off or damaged: of its .* bytes nothing is readable"):
         open_source(name)
+
+
+@pytest.mark.parametrize("write", [d4rl, d3rlpy])
+def test_no_byte_that_is_wrong_makes_more_than_a_sentence(tmp_path, write):
+    name = write(tmp_path / "a", record())
+    content = (tmp_path / "a").read_bytes()
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        changed = bytearray(content)
+        changed[generator.integers(len(content))] = generator.integers(256)
+        (tmp_path / "a").write_bytes(changed)
+        with contextlib.suppress(UsageError):
+            OfflineBuffer([name], spaces=SPACES, policy="drop_episode")
 
 
 @pytest.mark.parametrize("scheme", ["d4rl", "d3rlpy"])

@@ -53,6 +53,10 @@ class ALFSource(EpisodeSource):
         if lacking:
             raise UsageError(f"the replay buffer in {where} has no {' and no '.join(lacking)}")
         self._rows, self._length = stored, stored["step_type"].shape[1]
+        if not ((self._size >= 0) & (self._size <= self._length)).all():
+            raise UsageError(
+                f"{where} is damaged: rings of {self._length} rows hold {self._size.tolist()}; copy it again"
+            )
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         for env, (pos, size) in enumerate(zip(self._pos, self._size)):
@@ -84,7 +88,7 @@ def _load(path: Path) -> Any:
                 f"{path} is refused{named}; a checkpoint of ALF holds tensors, numbers and names, and nothing of this "
                 "was executed"
             ) from error
-        except (RuntimeError, OSError, EOFError, ValueError) as error:
+        except (RuntimeError, OSError, EOFError, ValueError, LookupError, MemoryError) as error:
             raise UsageError(
                 f"{path} is cut off or damaged: nothing of its {path.stat().st_size:,} bytes is readable, since its "
                 f"table of contents stands at the end; copy it again ({str(error).splitlines()[0]})"

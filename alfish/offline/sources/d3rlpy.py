@@ -14,7 +14,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends, without_final_observation
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import existing_file, missing, open_hdf5
+from alfish.offline.sources.files import HDF5_DAMAGE, damage_named, existing_file, missing, open_hdf5
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 COLUMNS = ("observations", "actions", "rewards", "terminated")
@@ -35,7 +35,7 @@ class D3rlpySource(EpisodeSource):
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         self._path = existing_file(where, "a d3rlpy data set")
         super().__init__(f"d3rlpy:{where}")
-        with open_hdf5(self._path, "a d3rlpy data set") as file:
+        with open_hdf5(self._path, "a d3rlpy data set") as file, damage_named(self._path):
             self._is_old = "num_episodes" not in file
             lacking = missing(file, OLD_COLUMNS) if self._is_old else missing(_columns(file), COLUMNS)
             if lacking:
@@ -50,10 +50,12 @@ class D3rlpySource(EpisodeSource):
             if self._is_old:
                 yield from self._old(file)
                 return
-            for i in range(int(file["num_episodes"][()])):
+            with damage_named(self._path):
+                num_episodes = int(file["num_episodes"][()])
+            for i in range(num_episodes):
                 try:
                     parts = [_column(file, name, i) for name in COLUMNS]
-                except (KeyError, OSError) as error:
+                except HDF5_DAMAGE as error:
                     yield Unreadable(str(i), str(error).strip("'\""))
                     continue
                 yield self._episode(str(i), *parts)
@@ -63,14 +65,16 @@ class D3rlpySource(EpisodeSource):
         return without_final_observation(id, observations, nest.map(_action, actions), rewards[:, 0], *flags)
 
     def _old(self, file: Any) -> Iterator[Episode | Unreadable]:
-        terminated = np.asarray(file["terminals"][:]).reshape(-1).astype(bool)
-        truncated = None
-        if "episode_terminals" in file:
-            truncated = np.asarray(file["episode_terminals"][:]).reshape(-1).astype(bool) & ~terminated
-        actions = _action(file["actions"][:])
-        table = flat.Table(file["observations"], actions, file["rewards"], terminated, truncated)
-        flat.check_lengths(table, self.name)
-        yield from flat.episodes(table, flat.cut(table)[0])
+        with damage_named(self._path):
+            terminated = np.asarray(file["terminals"][:]).reshape(-1).astype(bool)
+            truncated = None
+            if "episode_terminals" in file:
+                truncated = np.asarray(file["episode_terminals"][:]).reshape(-1).astype(bool) & ~terminated
+            actions = _action(file["actions"][:])
+            table = flat.Table(file["observations"], actions, file["rewards"], terminated, truncated)
+            flat.check_lengths(table, self.name)
+            cuts, _ = flat.cut(table)
+        yield from flat.episodes(table, cuts)
 
 
 def _columns(file: Any) -> list[str]:

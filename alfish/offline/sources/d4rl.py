@@ -10,7 +10,7 @@ import numpy as np
 from alfish.errors import UsageError
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import existing_file, hdf5_nest, missing, open_hdf5
+from alfish.offline.sources.files import damage_named, existing_file, hdf5_nest, missing, open_hdf5
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NEEDED = ("observations", "actions", "rewards", "terminals")
@@ -30,7 +30,7 @@ class D4RLSource(EpisodeSource):
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         self._path = existing_file(where, "a D4RL data set")
         super().__init__(f"d4rl:{where}")
-        with open_hdf5(self._path, "a D4RL data set") as file:
+        with open_hdf5(self._path, "a D4RL data set") as file, damage_named(self._path):
             lacking = missing(file, NEEDED)
             if lacking:
                 hint = " (it looks like d3rlpy's: d3rlpy:FILE)" if "num_episodes" in file else ""
@@ -41,7 +41,7 @@ class D4RLSource(EpisodeSource):
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         with open_hdf5(self._path, "a D4RL data set") as file:
-            try:
+            with damage_named(self._path):
                 terminated = _flags(file["terminals"])
                 truncated = _flags(file["timeouts"]) if "timeouts" in file else None
                 observations, actions = hdf5_nest(file["observations"]), hdf5_nest(file["actions"])
@@ -49,10 +49,6 @@ class D4RLSource(EpisodeSource):
                 table = flat.Table(observations, actions, file["rewards"], terminated, truncated, following)
                 flat.check_lengths(table, self.name)
                 ends, num_unmarked = flat.cut(table)
-            except OSError as error:
-                raise UsageError(
-                    f"{self._path} is damaged where it says how episodes end ({error}); fetch it again"
-                ) from error
             for sentence in flat.notes(table, num_unmarked):
                 self.note(sentence)
             yield from flat.episodes(table, ends)

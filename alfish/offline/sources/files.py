@@ -1,5 +1,6 @@
 """What every format's reader asks of files: that they are there, whole, and of the kind they are said to be."""
 
+import contextlib
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 
 BLOCK_ROWS = 65_536  # read at a time
+HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, as the place may be
 
 
 def existing_file(path: str, what: str) -> Path:
@@ -78,6 +80,17 @@ def open_hdf5(path: Path, what: str) -> Any:
             f"{path} is cut off or damaged: of its {size:,} bytes nothing is readable, since HDF5 keeps its table of "
             f"contents in what is missing; fetch it again ({error})"
         ) from error
+
+
+@contextlib.contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Turns what h5py raises of a file that opens, and is damaged inside, into a UsageError."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except HDF5_DAMAGE as error:
+        raise UsageError(f"{path} is damaged inside ({' '.join(str(error).split())}); fetch it again") from error
 
 
 def hdf5_nest(node: Any) -> Nest:

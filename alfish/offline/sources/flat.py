@@ -9,7 +9,7 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
-from alfish.offline.sources.files import BLOCK_ROWS, blocks, inside, read_rows
+from alfish.offline.sources.files import BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows
 
 SAME = 1e-6  # two observations that differ by no more are one
 
@@ -77,7 +77,7 @@ def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
                 read_rows(part, rows)
                 for part in (table.observations, table.actions, table.rewards, table.next_observations)
             )
-        except OSError as error:
+        except HDF5_DAMAGE as error:
             for episode in block:
                 yield Unreadable(
                     str(number), f"rows {episode.start:,} to {episode.stop - 1:,} cannot be read ({error})"

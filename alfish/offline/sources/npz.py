@@ -119,7 +119,7 @@ class NpzSource(EpisodeSource):
         with open(self._path, "rb") as file:
             try:
                 arrays = np.load(file, allow_pickle=False)
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
                 raise UsageError(
                     f"{self._path} is not a whole .npz file: nothing of its {self._path.stat().st_size:,} bytes is "
                     f"readable, since its table of contents stands at the end; write it again ({error})"
@@ -141,7 +141,7 @@ class NpzSource(EpisodeSource):
                     place = place.setdefault(parent, {})
                 place[leaf] = arrays[key]
             return tree or None
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (ValueError, OSError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
             raise UsageError(
                 f"{self._path}: {name} cannot be read ({error}); readable are arrays of numbers that nothing has "
                 "damaged, no Python objects"
