@@ -42,7 +42,7 @@ GOALS = [
     Goal("ppo_pendulum", (0, 1, 2), -200, True),
     Goal("ppo_lunarlander", (0, 1, 2), 200, True),
     Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
-    Goal("appo_halfcheetah", (0, 1, 2), 3000, False),
+    Goal("appo_halfcheetah", (0, 1, 2, 3, 4), 3000, False),
     Goal("ppo_hopper", (0, 1, 2), 2300, False),
     Goal("dqn_cartpole", (0, 1, 2, 3, 4), 475, True),
     Goal("dqn_acrobot", (0, 1, 2, 3, 4), -100, True),
