@@ -18,6 +18,7 @@ from alfish import nest
 from alfish.nest import Nest
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+BOUND = 1 - 1e-6  # greatest magnitude at which a squashed normal's density is taken
 
 
 class Categorical(NamedTuple):
@@ -119,7 +120,8 @@ class DiagonalNormal(NamedTuple):
 class SquashedNormal(NamedTuple):
     """tanh of independent normals; actions are `[..., A]` float32 in (-1, 1).
 
-    A density from an action alone would need atanh, which is lost where tanh is flat; take `sample_with_log_prob`.
+    A density from an action alone needs atanh, which is lost where tanh is flat: of a sample, `sample_with_log_prob`
+    gives the exact one.
     """
 
     mean: torch.Tensor  # [..., A], before tanh
@@ -144,6 +146,16 @@ class SquashedNormal(NamedTuple):
         log_slope = 2 * (math.log(2) - before - F.softplus(-2 * before))
         log_prob = -(0.5 * noise.square() + self.log_std + LOG_SQRT_2PI + log_slope).sum(-1)
         return torch.tanh(before), log_prob
+
+    def log_prob(self, action: torch.Tensor) -> torch.Tensor:
+        """The log-density `[...]` of an action `[..., A]`, taken at +-(1 - 1e-6) where it lies beyond.
+
+        For ratios of two policies, in which what atanh loses is lost in both. The slope of tanh cancels out too.
+        """
+        inside = action.clamp(-BOUND, BOUND)
+        right, left = (1 + inside).log(), (1 - inside).log()
+        standard = (0.5 * (right - left) - self.mean) * (-self.log_std).exp()  # atanh(a) = (log(1+a) - log(1-a)) / 2
+        return -(0.5 * standard.square() + self.log_std + LOG_SQRT_2PI + right + left).sum(-1)
 
 
 class Joint(NamedTuple):

@@ -1,13 +1,22 @@
 """Distributions against torch.distributions, and sampling against its own probabilities."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from torch import distributions as reference
 
 from alfish import nest
-from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical, is_distribution
+from alfish.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagonalNormal,
+    Joint,
+    MultiCategorical,
+    SquashedNormal,
+    is_distribution,
+)
 
 LEADING = [(), (5,), (3, 4), (1, 6)]
 
@@ -157,6 +166,34 @@ def test_certain_policies_stay_finite(size):
         for value in (distribution.log_prob(action), distribution.entropy(), distribution.kl(distribution)):
             assert torch.isfinite(value)
         assert distribution.entropy().item() == pytest.approx(0, abs=1e-6)
+
+
+def test_a_squashed_normals_density_of_an_action_is_that_of_its_sample():
+    torch.manual_seed(0)
+    policy = SquashedNormal(0.5 * torch.randn(1000, 3), -0.5 + 0.3 * torch.randn(1000, 3))
+    action, log_prob = policy.sample_with_log_prob()
+    assert action.abs().max() < 0.9999
+    torch.testing.assert_close(policy.log_prob(action), log_prob, atol=2e-3, rtol=1e-4)
+    mean = torch.tensor([[0.0], [1.5]])
+    normal = reference.Normal(mean.double(), 0.5)
+    squashed = reference.TransformedDistribution(normal, reference.TanhTransform())
+    for number in (-0.99999, -0.7, 0.0, 0.3, 0.99999):
+        action = torch.full((2, 1), number)
+        found = SquashedNormal(mean, torch.full_like(mean, math.log(0.5))).log_prob(action)
+        torch.testing.assert_close(found.double(), squashed.log_prob(action.double())[:, 0], atol=0.05, rtol=1e-3)
+
+
+def test_at_its_bounds_a_squashed_normals_density_is_finite_and_so_is_a_ratio_of_two():
+    action = torch.tensor([[1.0, -1.0], [1.0, 0.2]])
+    policy, other = (SquashedNormal(torch.full((2, 2), mean), torch.full((2, 2), -1.0)) for mean in (0.3, 0.4))
+    inside = action.clamp(-(1 - 1e-6), 1 - 1e-6)
+    assert torch.isfinite(policy.log_prob(action)).all()
+    assert torch.equal(policy.log_prob(action), policy.log_prob(inside))
+    # The slope of tanh is the same in both.
+    before = torch.atanh(inside.double()).float()
+    normals = [DiagonalNormal(each.mean, each.log_std) for each in (policy, other)]
+    expected = normals[0].log_prob(before) - normals[1].log_prob(before)
+    torch.testing.assert_close(policy.log_prob(action) - other.log_prob(action), expected, atol=0.02, rtol=0.01)
 
 
 def _joint(leading=(5,)):
