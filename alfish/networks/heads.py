@@ -2,6 +2,7 @@
 
 import gin
 import torch
+import torch.nn.functional as F
 from absl import logging
 from gymnasium import spaces
 from torch import nn
@@ -32,9 +33,19 @@ class PolicyHead(nn.Module):
       action_spec: canonical action nest.
       gain: of the final layer's orthogonal weights; small, so that the first policy is close to uniform, or to mean 0.
       initial_log_std: of normals, in the algorithm's units (half the width of a bounded Box is 1).
+      min_log_std: a floor of normals' log-deviation, smooth, so that what reached it can leave it; None: none is.
+      learn_std: whether normals' deviation is learned; it stays as it is otherwise.
     """
 
-    def __init__(self, input_size: int, action_spec: Nest, gain: float = 0.01, initial_log_std: float = 0.0):
+    def __init__(
+        self,
+        input_size: int,
+        action_spec: Nest,
+        gain: float = 0.01,
+        initial_log_std: float = 0.0,
+        min_log_std: float | None = None,
+        learn_std: bool = True,
+    ):
         super().__init__()
         self._structure = nest.map(lambda _: 0, action_spec)
         heads: list[nn.Module] = []
@@ -47,7 +58,8 @@ class PolicyHead(nn.Module):
                     leaf,
                 )
             if isinstance(leaf, spaces.Box):
-                heads.append(_NormalHead(input_size, leaf.shape[0], gain, initial_log_std))
+                normal = _NormalHead(input_size, leaf.shape[0], gain, initial_log_std, min_log_std, learn_std)
+                heads.append(normal)
             elif isinstance(leaf, spaces.Discrete):
                 heads.append(_LogitsHead(input_size, [int(leaf.n)], gain, "categorical"))
             elif isinstance(leaf, spaces.MultiDiscrete):
@@ -108,11 +120,23 @@ class _LogitsHead(nn.Module):
 
 
 class _NormalHead(nn.Module):
-    def __init__(self, input_size: int, size: int, gain: float, initial_log_std: float):
+    def __init__(
+        self,
+        input_size: int,
+        size: int,
+        gain: float,
+        initial_log_std: float,
+        min_log_std: float | None,
+        learn_std: bool,
+    ):
         super().__init__()
         self.linear = orthogonal(nn.Linear(input_size, size), gain)
-        self.log_std = nn.Parameter(torch.full((size,), float(initial_log_std)))
+        self.log_std = nn.Parameter(torch.full((size,), float(initial_log_std)), learn_std)
+        self._min_log_std = min_log_std
 
     def forward(self, features: torch.Tensor) -> DiagonalNormal:
         mean = self.linear(features)
-        return DiagonalNormal(mean, self.log_std.expand_as(mean))
+        log_std: torch.Tensor = self.log_std
+        if self._min_log_std is not None:  # of the sum of the two deviations
+            log_std = self._min_log_std + F.softplus(log_std - self._min_log_std)
+        return DiagonalNormal(mean, log_std.expand_as(mean))

@@ -242,6 +242,24 @@ def test_the_deviation_is_learned_and_starts_where_it_is_told():
     assert head.heads[0].log_std.grad.tolist() == [4, 4]
 
 
+def test_the_deviation_has_a_smooth_floor_where_one_is_wanted():
+    box = spaces.Box(-1, 1, (1,), np.float32)
+    for log_std in (-30.0, -2.0, 0.0):
+        head = PolicyHead(3, box, initial_log_std=log_std, min_log_std=-2.0)
+        policy = head(torch.randn(4, 3))
+        expected = math.exp(log_std) + math.exp(-2.0)
+        torch.testing.assert_close(policy.log_std.exp(), torch.full((4, 1), expected), atol=1e-5, rtol=1e-5)
+    head = PolicyHead(3, box, initial_log_std=-4.0, min_log_std=-2.0)
+    head(torch.randn(4, 3)).log_std.sum().backward()
+    assert head.heads[0].log_std.grad.item() > 0.1  # below the floor it can rise again
+
+
+def test_the_deviation_may_stay_as_it_is():
+    head = PolicyHead(3, spaces.Box(-1, 1, (1,), np.float32), learn_std=False)
+    assert not head.heads[0].log_std.requires_grad
+    assert head(torch.randn(4, 3)).mean.requires_grad
+
+
 def _matrices(module):
     for layer in module.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
