@@ -37,7 +37,10 @@ class RLAlgorithm(nn.Module, abc.ABC):
     on_policy: ClassVar[bool]  # trains on the unroll itself, or on batches from replay
     # Whether an on-policy one corrects for rows of an older policy; asynchronous unrollers refuse one that does not.
     corrects_lag: ClassVar[bool] = False
-    replay_info: ClassVar[tuple[str, ...]] = ()  # fields of rollout_step's info that replay must keep
+    # Groups whose loss is multiplied by replay's importance weights; None: all.
+    weighted_losses: ClassVar[tuple[str, ...] | None] = None
+    replay_info: tuple[str, ...] = ()  # fields of rollout_step's info that replay must keep
+    return_gamma: float | None = None  # replay keeps discounted returns to the episode's end: Experience.return_to_go
     replays_state: bool = False  # windows from replay begin where a state was stored, with that state: memory's
     preprocess_each_epoch: bool = False  # call preprocess_experience again at the start of every later epoch
 
