@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from alfish.data import trainable
+from alfish.errors import UsageError
 from alfish.losses import masked_mean
 
 
@@ -123,6 +124,71 @@ def vtrace(
     correction = reverse_scan(decay * ratio.clamp(max=c_bar), td_error * ratio.clamp(max=rho_bar))
     following = torch.cat([correction[1:], torch.zeros_like(correction[:1])])
     return VTrace(torch.where(valid, correction + value[:-1], 0), td_error + decay * following)
+
+
+def retrace(
+    reward: torch.Tensor,
+    discount: torch.Tensor,
+    q: torch.Tensor,
+    value: torch.Tensor,
+    step_type: torch.Tensor,
+    trace: torch.Tensor,
+    lambda_: float,
+) -> torch.Tensor:
+    """Targets for the action values of one policy, from rows that another one made.
+
+        G_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda c_{t+1} (G_{t+1} - Q_{t+1})),   without the last term where row t+1
+                                                                                 does not train
+
+    Where c = min(1, pi / mu), G leads to the values of pi, whatever mu is: Retrace. It takes any c in [0, pi / mu];
+    c = 0 is the one-step return. With c = 1 and Q = V it is `lambda_return`.
+
+    Args and raises: as `lambda_return`, and
+      q: like `reward`, of the action at each row. Read where rows train, but for row 0.
+      value: like `reward`, what rows are worth under pi: the mean of its action values. Row 0 is not read.
+      trace: `[T, B]` in [0, 1], c of the action at each row. Read where `q` is.
+
+    Source: Munos et al., 2016, eq. 4, https://arxiv.org/abs/1606.02647.
+    """
+    _check(reward, discount, value, step_type)
+    if q.shape != reward.shape or trace.shape != step_type.shape:
+        raise ValueError(
+            f"shapes differ: q {tuple(q.shape)}, reward {tuple(reward.shape)}, trace {tuple(trace.shape)}, step_type "
+            f"{tuple(step_type.shape)}"
+        )
+    valid = _like(trainable(step_type), reward)
+    one_step = torch.where(valid, reward[1:] + _like(discount[1:], reward) * value[1:], 0)
+    decay = torch.where(valid, _like(discount[1:], reward) * lambda_, 0)
+    trace = torch.where(valid, _like(trace[:-1], reward), 0)
+    correction = reverse_scan(trace * decay, trace * torch.where(valid, one_step - q[:-1], 0))  # c_t (G_t - Q_t)
+    return one_step + decay * torch.cat([correction[1:], torch.zeros_like(correction[:1])])
+
+
+def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:
+    """max(target, return) where the return is known.
+
+    What was once earned from a row on, the best policy earns too: where environment and rewards know no chance, a
+    return is a lower bound of the optimal value, and carries rewards back over a whole episode at once. Of a truncated
+    episode, whose return lacks what would have followed, that is so only where rewards are not negative.
+
+    Args:
+      target: `[T-1, B]` float.
+      return_to_go: `[T, B]` float, nan where it is not known; the last row is not read.
+
+    Returns:
+      `[T-1, B]`.
+
+    Raises:
+      UsageError: there are no returns.
+
+    Source: He et al., 2017, eq. 5, https://arxiv.org/abs/1611.01606, as a target in place of a penalty.
+    """
+    if return_to_go is None:
+        raise UsageError(
+            "these batches have no returns of whole episodes (Experience.return_to_go), which lower_bound takes; train "
+            "from replay that keeps them, or set lower_bound to False"
+        )
+    return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # nan is not greater
 
 
 def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from alfish import returns
 from alfish.data import StepType, trainable
+from alfish.errors import UsageError
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 FUNCTIONS = {
@@ -17,6 +18,10 @@ FUNCTIONS = {
     # A ratio that each row brings along, however rows are cut apart: about half of them are clipped.
     "vtrace targets": lambda *rows: returns.vtrace(*rows, rows[2].exp(), 0.7).target,
     "vtrace advantages": lambda *rows: returns.vtrace(*rows, rows[2].exp(), 0.7).advantage,
+    # Action values and traces that each row brings along, likewise.
+    "retrace": lambda reward, discount, value, step_type: returns.retrace(
+        reward, discount, value.cos(), value, step_type, value.sigmoid(), 0.7
+    ),
 }
 
 
@@ -386,6 +391,142 @@ class TestVTraceOfAnotherPolicy:
         value = self._value(self.NEW)
         gain = self._expectations(lambda rows, ratio: ratio[0] * returns.vtrace(*rows, ratio, 0.9, math.inf)[1], value)
         torch.testing.assert_close(gain, torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def _plain_retrace(reward, discount, q, value, step_type, trace, lambda_):
+    """Munos et al.'s eq. 4, its sum and its products written out for every row."""
+    num_rows, shape = len(reward), reward.shape[1:]
+    result = torch.zeros_like(reward[1:])
+    for b, *r in itertools.product(*[range(n) for n in shape]):
+        at = (b, *r)
+
+        def trains(t, b=b):
+            kinds = step_type[t : t + 2, b].tolist()
+            return len(kinds) == 2 and kinds[0] in (FIRST, MID) and kinds[1] in (MID, LAST)
+
+        def one_step(t, at=at, b=b):
+            return float(reward[(t + 1, *at)]) + float(discount[t + 1, b]) * float(value[(t + 1, *at)])
+
+        for start in filter(trains, range(num_rows - 1)):
+            total, weight, t = one_step(start), 1.0, start
+            while trains(t + 1):
+                t += 1
+                weight *= float(discount[t, b]) * lambda_ * float(trace[t, b])
+                total += weight * (one_step(t) - float(q[(t, *at)]))
+            result[(start, *at)] = total
+    return result
+
+
+class TestRetrace:
+    def _rows(self, num_rewards=None, num_rows=21, seed=12):
+        reward, discount, value, step_type = _stream(num_rows, 4, num_rewards, seed)
+        generator = torch.Generator().manual_seed(seed)
+        q = torch.randn(reward.shape, generator=generator)
+        return reward, discount, q, value, step_type, torch.rand(num_rows, 4, generator=generator)
+
+    @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
+    @pytest.mark.parametrize("num_rewards", [None, 3, 4])
+    def test_it_is_the_plain_sum_on_random_streams(self, num_rewards, lambda_):
+        rows = self._rows(num_rewards)
+        torch.testing.assert_close(
+            returns.retrace(*rows, lambda_), _plain_retrace(*rows, lambda_), atol=1e-5, rtol=1e-5
+        )
+
+    @pytest.mark.parametrize("num_rewards", [None, 4])
+    def test_without_a_trace_it_is_the_one_step_return(self, num_rewards):
+        reward, discount, q, value, step_type, trace = self._rows(num_rewards)
+        one_step = returns.lambda_return(reward, discount, value, step_type, 0.0)
+        result = returns.retrace(reward, discount, q, value, step_type, torch.zeros_like(trace), 0.9)
+        torch.testing.assert_close(result, one_step)
+
+    @pytest.mark.parametrize("num_rewards", [None, 4])
+    def test_with_a_whole_trace_and_the_policys_own_values_it_is_the_lambda_return(self, num_rewards):
+        reward, discount, _, value, step_type, trace = self._rows(num_rewards)
+        result = returns.retrace(reward, discount, value, value, step_type, torch.ones_like(trace), 0.9)
+        expected = returns.lambda_return(reward, discount, value, step_type, 0.9)
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("garbage", [1e6, math.inf, math.nan])
+    def test_action_values_and_traces_are_read_where_rows_train_but_for_row_0(self, garbage):
+        reward, discount, q, value, step_type, trace = self._rows()
+        unread = torch.ones_like(step_type, dtype=torch.bool)
+        unread[:-1] = ~trainable(step_type)
+        unread[0] = True
+        expected = returns.retrace(reward, discount, q, value, step_type, trace, 0.7)
+        dirty = q.masked_fill(unread, garbage), value, step_type, trace.masked_fill(unread, garbage)
+        assert torch.equal(returns.retrace(reward, discount, *dirty, 0.7), expected)
+        first = torch.arange(len(value))[:, None] == 0
+        dirty = q, value.masked_fill(first, garbage), step_type, trace
+        assert torch.equal(returns.retrace(reward, discount, *dirty, 0.7), expected)
+        for other in ((torch.where(unread, q, q + 1), trace), (q, torch.where(unread, trace, trace / 2))):
+            assert not torch.equal(
+                returns.retrace(reward, discount, other[0], value, step_type, other[1], 0.7), expected
+            )
+
+    # Three steps, rewards 1, 2 and 4, gamma 0.5, lambda 0.8.
+    @pytest.mark.parametrize(("kinds", "discount", "expected"), [
+        # 4 + 0.5 12; 2 + 0.5 (8 + 0.8 1 (10 - 5)); 1 + 0.5 (4 + 0.8 0.5 (8 - 6))
+        ((FIRST, MID, MID, MID), 1.0, [3.4, 8.0, 10.0]),
+        # 2 + 0.5 8, for the value is that of the true final observation; 1 + 0.5 (4 + 0.4 (6 - 6))
+        ((FIRST, MID, LAST, FIRST), 1.0, [3.0, 6.0, 0.0]),
+        # 2; 1 + 0.5 (4 + 0.4 (2 - 6))
+        ((FIRST, MID, LAST, FIRST), 0.0, [2.2, 2.0, 0.0]),
+        # A life lost: nothing of what follows, and the row after it trains.
+        ((FIRST, MID, MID, MID), 0.0, [2.2, 2.0, 10.0]),
+    ])  # fmt: skip
+    def test_by_hand(self, kinds, discount, expected):
+        reward, q, value = (torch.tensor(row)[:, None] for row in ([9.0, 1, 2, 4], [7.0, 6, 5, 7], [7.0, 4, 8, 12]))
+        discounts, trace = (torch.tensor(row)[:, None] for row in ([0.5, 0.5, 0.5 * discount, 0.5], [7.0, 0.5, 1, 7]))
+        result = returns.retrace(reward, discounts, q, value, _column(*kinds), trace, 0.8)
+        assert result[:, 0].tolist() == pytest.approx(expected)
+
+    @pytest.mark.parametrize(
+        "change", [{"q": (5, 4)}, {"q": (5, 3, 1)}, {"trace": (4, 3)}, {"trace": (5, 3, 1)}], ids=str
+    )
+    def test_wrong_shapes_are_refused(self, change):
+        shapes = dict.fromkeys(("reward", "discount", "q", "value", "step_type", "trace"), (5, 3)) | change
+        rows = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        with pytest.raises(ValueError, match="shapes differ: q"):
+            returns.retrace(**rows | {"step_type": rows["step_type"].int()}, lambda_=1.0)
+
+    def test_repeated_it_leads_to_the_new_policys_action_values_and_uncorrected_returns_do_not(self):
+        """On the two states of `TestVTraceOfAnotherPolicy`: expectations over all that the old policy may do."""
+        old, new = TestVTraceOfAnotherPolicy.OLD, TestVTraceOfAnotherPolicy.NEW
+        reward_of, gamma = TestVTraceOfAnotherPolicy.REWARD, TestVTraceOfAnotherPolicy.GAMMA
+        state = torch.tensor(list(itertools.product(range(2), repeat=5))).T  # [5, 32]
+        action = torch.cat([state[1:], state[:1]])  # the action is the next state; that of the last row is not read
+        reward = torch.zeros(5, 32, dtype=torch.float64)
+        reward[1:] = reward_of[state[:-1], state[1:]]
+        probability = old[state[1:-1], state[2:]].prod(0)  # of what follows the first action
+        rows = reward, torch.full_like(reward, gamma)
+        step_type = torch.full(state.shape, MID, dtype=torch.int32)
+
+        def fixed_point(function):
+            q = torch.zeros(2, 2, dtype=torch.float64)
+            for _ in range(150):
+                value = (new * q).sum(1)
+                target = function(q[state, action], value[state])[0] * probability
+                q = torch.zeros(4, dtype=q.dtype).index_add_(0, 2 * state[0] + state[1], target).view(2, 2)
+            return q
+
+        value = torch.linalg.solve(torch.eye(2) - gamma * new, (new * reward_of).sum(1))
+        expected = reward_of + gamma * value  # [state, action], for the action is the next state
+        trace = (new / old)[state, action].clamp(max=1)
+        corrected = fixed_point(lambda q, value: returns.retrace(*rows, q, value, step_type, trace, 1.0))
+        torch.testing.assert_close(corrected, expected, atol=1e-4, rtol=1e-4)
+        uncorrected = fixed_point(lambda q, value: returns.lambda_return(*rows, value, step_type, 1.0))
+        assert (uncorrected < expected - 0.5).all(), "as the old one's, which gains less"
+
+
+def test_a_target_is_no_less_than_the_return_where_that_is_known():
+    target = torch.tensor([[1.0, 1.0, 1.0, -2.0]])
+    known = torch.tensor([[3.0, 0.5, math.nan, -1.0], [9.0, 9.0, 9.0, 9.0]])
+    assert returns.bounded_below(target, known).tolist() == [[3, 1, 1, -1]]
+
+
+def test_without_returns_there_is_no_bound():
+    with pytest.raises(UsageError, match="set lower_bound to False"):
+        returns.bounded_below(torch.zeros(1, 4), None)
 
 
 def test_all_rows_but_the_last_train_and_the_last_one_bootstraps():
