@@ -3,6 +3,8 @@
 Mnih et al., 2015, https://doi.org/10.1038/nature14236; Double: van Hasselt et al., 2016, https://arxiv.org/abs/1509.06461.
 The window length of replay, less one, is the n of n-step returns (uncorrected, as in Rainbow: Hessel et al., 2018).
 With memory, every row of a window trains (Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX).
+Retrace: Munos et al., 2016, https://arxiv.org/abs/1606.02647. Lower bounds: He et al., 2017,
+https://arxiv.org/abs/1611.01606.
 
 Differs from the paper: epsilon is tossed for each environment; a truncated episode is bootstrapped from its true final
 observation; the Huber loss has its threshold as a setting.
@@ -27,6 +29,9 @@ from alfish.schedules import Schedule, as_schedule
 class DQNTrain(NamedTuple):
     q: torch.Tensor  # [1, N] of the taken action at row 0; with memory [L-1, N], of all rows but the last
     next_value: torch.Tensor  # [L, N] what later rows are worth; row 0 is not read
+    # For Retrace [L, N], else None: what later rows' actions are worth, and 1 where they are greedy, else 0.
+    next_q: torch.Tensor | None = None
+    trace: torch.Tensor | None = None
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -34,12 +39,17 @@ class DQN(RLAlgorithm):
     """Args:
     q_network: takes (observation_spec, number of actions).
     gamma: discount per environment step.
-    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory, else 1.
+    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory and without
+      Retrace, else 1.
     epsilon: chance of a uniform action in rollout, for each environment; number or schedule of progress.
     double: the online network chooses the action that the target network values.
     target_period: updates between moves of the target network.
     target_rate: share of the way that it moves; 1 copies.
     huber_delta: error beyond which the loss is linear, in units of return; None: squared.
+    retrace: returns of more than one step end where an action is not the greedy one. The policy that is learned is
+      greedy, so that min(1, pi / mu) is 1 or 0, whatever acted: Retrace is Watkins' Q(lambda) then.
+    lower_bound: targets are no less than what was earned to the episode's end. Right where environment and rewards know
+      no chance; and a truncated episode's return is a lower bound only where rewards are not negative.
     """
 
     on_policy = False
@@ -58,14 +68,19 @@ class DQN(RLAlgorithm):
         target_period: int = 1000,
         target_rate: float = 1.0,
         huber_delta: float | None = 1.0,
+        retrace: bool = False,
+        lower_bound: bool = False,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.num_actions = int(action_spec.n)
         self.q_network: Any = q_network(observation_spec, self.num_actions)
         self.target = Target(self.q_network, target_rate, target_period)
         self.replays_state = self.has_state
-        self._lambda = float(not self.replays_state) if lambda_ is None else lambda_
+        self._lambda = float(retrace or not self.replays_state) if lambda_ is None else lambda_
         self._gamma, self._epsilon, self._double, self._huber_delta = gamma, as_schedule(epsilon), double, huber_delta
+        self._retrace = retrace
+        if lower_bound:
+            self.return_gamma = gamma
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
@@ -106,7 +121,13 @@ class DQN(RLAlgorithm):
                 later_q = self.q_network(later, state)[0] if self._double else None
         q = q.gather(-1, experience.action[: q.shape[0]].unsqueeze(-1)).squeeze(-1)
         value = self.next_value(target_q, later_q)
-        return AlgStep(state=state, info=DQNTrain(q, torch.cat([torch.zeros_like(q[:1]), value])))
+        info = DQNTrain(q, _from_row_1(value))
+        if self._retrace:
+            action, chooser = experience.action[1:], later_q if self._double else target_q
+            next_q = target_q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+            is_greedy = (action == chooser.argmax(-1)).to(next_q.dtype)  # type: ignore[union-attr]
+            info = info._replace(next_q=_from_row_1(next_q), trace=_from_row_1(is_greedy))
+        return AlgStep(state=state, info=info)
 
     def next_value(self, target_q: torch.Tensor, later_q: torch.Tensor | None) -> torch.Tensor:
         """What the target network says of the greedy action, `[L-1, N]` from `[L-1, N, A]`; no gradient."""
@@ -117,7 +138,13 @@ class DQN(RLAlgorithm):
     def calc_loss(self, experience: Experience, info: DQNTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
         discount = self._gamma * step.discount
-        target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
+        if info.next_q is None or info.trace is None:
+            target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
+        else:
+            rows = step.reward, discount, info.next_q, info.next_value, step.step_type, info.trace
+            target = returns.retrace(*rows, self._lambda)
+        if self.return_gamma is not None:
+            target = returns.bounded_below(target, experience.return_to_go)
         error = target[: info.q.shape[0]] - info.q
         loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
         extra = {"q": info.q.detach(), "td_error": error.detach().abs()}
@@ -125,3 +152,8 @@ class DQN(RLAlgorithm):
 
     def after_update(self) -> None:
         self.target.follow(self.q_network)
+
+
+def _from_row_1(rows: torch.Tensor) -> torch.Tensor:
+    """`[L, N]` from `[L-1, N]` of rows 1 to L-1; row 0 is zero."""
+    return torch.cat([torch.zeros_like(rows[:1]), rows])

@@ -120,6 +120,67 @@ def test_a_window_of_n_steps_equals_its_columns_computed_apart():
     torch.testing.assert_close(learn(dqn, together).loss[0], torch.cat([learn(dqn, c).loss[0] for c in columns]))
 
 
+# Retrace and lower bounds.
+
+ROWS = [0, 1, 2, 3], [MID, MID, MID, MID], [JUNK, 8.0, 4.0, 2.0]
+
+
+def with_actions(rows, *later):
+    """The actions of row 1 and on; the last row's is never read."""
+    rows.action[1:, 0] = torch.tensor(later)
+    return rows
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_retrace_of_greedy_actions_is_the_n_step_return(last):
+    rows = with_actions(window(*ROWS), 1, 0, last)  # as the online network chooses
+    assert one_step_target(make(ONLINE, TARGET, retrace=True), rows) == 8 + 0.5 * 4 + 0.25 * 2 + 0.125 * 3
+    rows = with_actions(window(*ROWS), 0, 1, last)  # as the target network does
+    assert one_step_target(make(ONLINE, TARGET, retrace=True, double=False), rows) == 8 + 0.5 * 4 + 0.25 * 2 + 0.125 * 3
+
+
+def test_retrace_ends_where_an_action_is_not_greedy():
+    greedy_first = with_actions(window(*ROWS), 1, 1, 2)
+    assert one_step_target(make(ONLINE, TARGET, retrace=True), greedy_first) == 8 + 0.5 * 4 + 0.25 * 2
+    at_once = with_actions(window(*ROWS), 0, 0, 2)
+    assert one_step_target(make(ONLINE, TARGET, retrace=True), at_once) == 8 + 0.5 * 4
+    assert one_step_target(make(ONLINE, TARGET), at_once) == 8 + 0.5 * 4 + 0.25 * 2 + 0.125 * 3
+
+
+def test_retrace_weighs_what_follows_by_lambda():
+    rows = with_actions(window(*ROWS), 1, 0, 2)
+    # G_2 = 2 + 0.5 3; G_1 = 4 + 0.5 (2 + 0.5 (3.5 - 2)); G_0 = 8 + 0.5 (4 + 0.5 (5.375 - 4))
+    assert one_step_target(make(ONLINE, TARGET, retrace=True, lambda_=0.5), rows) == 8 + 0.5 * (4 + 0.5 * 1.375)
+
+
+def test_retrace_ends_with_the_episode():
+    rows = with_actions(window([0, 1, 2, 3], [FIRST, MID, LAST, FIRST], [JUNK, 8.0, 4.0, JUNK]), 1, 0, 2)
+    assert one_step_target(make(ONLINE, TARGET, retrace=True), rows) == 8 + 0.5 * 4 + 0.25 * 2
+
+
+def test_what_retrace_asks_of_later_rows_carries_no_gradient():
+    dqn = make(ONLINE, TARGET, retrace=True)
+    info = dqn.train_step(with_actions(window(*ROWS), 1, 0, 2), None).info
+    assert not any(leaf.requires_grad for leaf in (info.next_value, info.next_q, info.trace))
+    dqn.calc_loss(window(*ROWS), info).loss.sum().backward()
+    assert dqn.q_network.q.grad.count_nonzero() == 1 and dqn.target.network.q.grad is None
+
+
+@pytest.mark.parametrize(("known", "expected"), [(50.0, 50.0), (10.0, 12.0), (float("nan"), 12.0), (-50.0, 12.0)])
+def test_a_target_is_no_less_than_what_was_earned_where_that_is_known(known, expected):
+    rows = window([0, 1], [FIRST, MID], [JUNK, 10.0])._replace(return_to_go=torch.tensor([[known], [JUNK]]))
+    dqn = make(ONLINE, TARGET, lower_bound=True)
+    assert dqn.return_gamma == 0.5
+    assert one_step_target(dqn, rows) == expected
+    assert one_step_target(make(ONLINE, TARGET), rows) == 12
+
+
+def test_a_lower_bound_without_returns_is_refused():
+    assert make().return_gamma is None
+    with pytest.raises(UsageError, match="no returns of whole episodes"):
+        learn(make(lower_bound=True), window([0, 1], [FIRST, MID], [JUNK, 10.0]))
+
+
 # Loss and gradient.
 
 
