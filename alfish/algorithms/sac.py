@@ -10,8 +10,12 @@ dropout.
 With memory, the critics' loss trains it, the actor stands on the same features without moving them, and every row of a
 window trains (recurrent SAC: Ni et al., 2022, https://arxiv.org/abs/2110.05038, where the actor has its own).
 
+Retrace, of the soft values: Munos et al., 2016, https://arxiv.org/abs/1606.02647. Lower bounds: He et al., 2017,
+https://arxiv.org/abs/1611.01606.
+
 Differs from the paper: a truncated episode is bootstrapped from its true final observation; the temperature's loss is
-linear in log alpha; with windows of more than two rows, the entropies between are left out of n-step returns.
+linear in log alpha; with windows of more than two rows, the entropies between are left out of n-step returns, though
+not out of Retrace's.
 """
 
 import math
@@ -26,6 +30,7 @@ from torch import nn
 from alfish import losses, nest, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
+from alfish.distributions import sum_of
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, Target, warmed_up
@@ -47,6 +52,13 @@ class Choice(NamedTuple):
         return found
 
 
+class SACRollout(NamedTuple):
+    """What Retrace must know of how an action came about."""
+
+    log_prob: torch.Tensor  # [B] of the sample, all leaves together
+    action: Nest  # the sample; where another one was executed (at random, by hand), log_prob says nothing of that
+
+
 class SACTrain(NamedTuple):
     """T' is 1, row 0 alone; with memory L - 1, all rows but the last."""
 
@@ -54,6 +66,9 @@ class SACTrain(NamedTuple):
     next_value: torch.Tensor  # [L, N] soft values of later rows; row 0 is not read
     expected_q: torch.Tensor  # [T', N] of the policy's present choice
     entropies: dict[str, torch.Tensor]  # [T', N] of that choice
+    # For Retrace [L, N], else None: what later rows' actions are worth, and their min(1, pi / mu).
+    next_q: torch.Tensor | None = None
+    trace: torch.Tensor | None = None
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -64,7 +79,8 @@ class SAC(RLAlgorithm):
     critic: takes (observation_spec, action_size, num_outputs), and `memory` if there is one; has an `ensemble_size`.
     memory: of critics and actor, takes the critics' encoder's output size (`@GRU`, `@LSTM`); None: without.
     gamma: discount per environment step.
-    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory, else 1.
+    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory and without
+      Retrace, else 1.
     target_rate, target_period: how the target critics follow.
     target_subset: how many critics, drawn at random for each update, targets take the minimum of; None: all.
     actor_uses_mean: the actor maximises the critics' mean (REDQ) in place of their minimum.
@@ -73,9 +89,15 @@ class SAC(RLAlgorithm):
     box_target_entropy: in nats; None: minus the number of Box entries.
     discrete_target_entropy: in nats; None: `discrete_entropy_share` of the largest, log n.
     discrete_entropy_share: see above.
+    retrace: returns of more than one step are corrected for how the policy has changed since it acted, by the
+      probabilities of then. They end at actions that were not its own, or whose log_prob replay says is nan.
+    lower_bound: targets are no less than what was earned to the episode's end. Right where environment and rewards know
+      no chance and entropies are not negative; and a truncated episode's return is a lower bound only where rewards are
+      not negative.
     """
 
     on_policy = False
+    weighted_losses = ("critic",)
 
     def __init__(
         self,
@@ -98,6 +120,8 @@ class SAC(RLAlgorithm):
         box_target_entropy: float | None = None,
         discrete_target_entropy: float | None = None,
         discrete_entropy_share: float = 0.5,
+        retrace: bool = False,
+        lower_bound: bool = False,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         leaves = nest.leaves(action_spec)
@@ -106,7 +130,12 @@ class SAC(RLAlgorithm):
         box_size = sum(self._box_sizes)
 
         self.replays_state = memory is not None
-        self._lambda = float(not self.replays_state) if lambda_ is None else lambda_
+        self._lambda = float(retrace or not self.replays_state) if lambda_ is None else lambda_
+        self._retrace = retrace
+        if retrace:
+            self.replay_info = SACRollout._fields
+        if lower_bound:
+            self.return_gamma = gamma
 
         # In this order, so that a seed goes on meaning the weights that it meant.
         sizes = box_size, max(1, self._num_choices)
@@ -176,8 +205,10 @@ class SAC(RLAlgorithm):
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self._actor_features(time_step, state)
-        box, discrete = self._policy(features)
-        return AlgStep(self._action(box and box.sample(), discrete and discrete.sample()), state)
+        policy = box, discrete = self._policy(features)
+        sample = box and box.sample(), discrete and discrete.sample()
+        action = self._action(*sample)
+        return AlgStep(action, state, SACRollout(_log_prob(policy, sample), action) if self._retrace else None)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self._actor_features(time_step, state)
@@ -199,25 +230,39 @@ class SAC(RLAlgorithm):
                 actor_later, _ = self._actor_features(after, state)
                 target_later, _ = target.features(after, state)
         box, discrete = self._split(nest.at(experience.action, slice(0, now.shape[0])))
-        q = self.critic(now, box)  # [E, T', N], or [E, T', N, n]
-        if discrete is not None:
-            q = q.gather(-1, discrete.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+        q = _of_choice(self.critic(now, box), discrete)  # [E, T', N]
+        next_q = trace = None
         with torch.no_grad():
-            choice = self._choose(actor_later)
-            next_value = self._expect(self._smallest(self.target_critic(target_later, choice.box)), choice)
+            policy = self._policy(actor_later)
+            choice = self._choose(policy)
+            target_q = self.target_critic(target_later, choice.box)
+            if self._retrace:
+                taken = self._split(nest.at(experience.action, slice(1, None)))
+                target_q, taken_q = self._smallest(target_q, self.target_critic(target_later, taken[0]))
+                next_q = _from_row_1(_of_choice(taken_q, taken[1]))
+                trace = _from_row_1(self._trace(policy, taken, experience))
+            else:
+                (target_q,) = self._smallest(target_q)
+            next_value = self._expect(target_q, choice)
             for kind, entropy in choice.entropies().items():
                 next_value = next_value + self.log_alpha[kind].exp() * entropy
-            next_value = torch.cat([torch.zeros_like(next_value[:1]), next_value])
-        choice = self._choose(actor_now)
+            next_value = _from_row_1(next_value)
+        choice = self._choose(self._policy(actor_now))
         # With memory, without the graph of the rows: the actor's loss moves the actor alone.
         all_q = self.critic(now.detach() if self.replays_state else now, choice.box)
         expected_q = self._expect(all_q.mean(0) if self._actor_uses_mean else all_q.amin(0), choice)
-        return AlgStep(state=state, info=SACTrain(q, next_value, expected_q, choice.entropies()))
+        return AlgStep(state=state, info=SACTrain(q, next_value, expected_q, choice.entropies(), next_q, trace))
 
     def calc_loss(self, experience: Experience, info: SACTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
         discount = self._gamma * step.discount
-        target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
+        if info.next_q is None or info.trace is None:
+            target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
+        else:
+            rows = step.reward, discount, info.next_q, info.next_value, step.step_type, info.trace
+            target = returns.retrace(*rows, self._lambda)
+        if self.return_gamma is not None:
+            target = returns.bounded_below(target, experience.return_to_go)
         error = target[: info.expected_q.shape[0]] - info.q  # [E, T', N]
         actor_loss = -info.expected_q
         alpha_loss = torch.zeros_like(actor_loss)
@@ -248,19 +293,34 @@ class SAC(RLAlgorithm):
         features = self.actor_mlp(features)
         return self.box_head and self.box_head(features), self.discrete_head and self.discrete_head(features)
 
-    def _choose(self, features: torch.Tensor) -> Choice:
-        box, discrete = self._policy(features)
+    def _choose(self, policy: tuple) -> Choice:
+        box, discrete = policy
         log_p = None if discrete is None else discrete.log_p
         if box is not None:
             sample, log_density = box.sample_with_log_prob()
             return Choice(sample, log_density, log_p)
         return Choice(None, torch.zeros_like(discrete.log_p[..., 0]), log_p)
 
-    def _smallest(self, q: torch.Tensor) -> torch.Tensor:
-        """The minimum over the critics, or over a random subset of them."""
+    def _smallest(self, *q: torch.Tensor) -> list[torch.Tensor]:
+        """Of each, the minimum over the critics, or over a random subset of them that is the same for all."""
         if self._target_subset is not None:
-            q = q[torch.randperm(len(q), device=q.device)[: self._target_subset]]
-        return q.amin(0)
+            members = torch.randperm(len(q[0]), device=q[0].device)[: self._target_subset]
+            return [each[members].amin(0) for each in q]
+        return [each.amin(0) for each in q]
+
+    def _trace(self, policy: tuple, taken: tuple, experience: Experience) -> torch.Tensor:
+        """min(1, pi / mu) of the actions of later rows, `[L-1, N]`; 0 where mu is not known."""
+        if experience.info is None:
+            raise UsageError(
+                "SAC.retrace takes the probabilities that actions had when they were taken, and these were recorded "
+                "without; set SAC.retrace to False"
+            )
+        rows = experience.action, experience.info["action"], experience.info["log_prob"]
+        action, sample, log_mu = nest.at(rows, slice(1, None))
+        known = log_mu == log_mu  # not nan
+        for leaf, own in zip(nest.leaves(action), nest.leaves(sample)):
+            known = known & (leaf == own if leaf.ndim == known.ndim else (leaf == own).all(-1))
+        return torch.where(known, (_log_prob(policy, taken) - log_mu).exp().clamp(max=1), 0)
 
     def _expect(self, q: torch.Tensor, choice: Choice) -> torch.Tensor:
         """`[...]` from `[...]`, or from `[..., n]` over the Discrete leaf."""
@@ -277,3 +337,20 @@ class SAC(RLAlgorithm):
         boxes = [leaf for leaf, spec in zip(leaves, specs) if isinstance(spec, spaces.Box)]
         discrete = [leaf for leaf, spec in zip(leaves, specs) if isinstance(spec, spaces.Discrete)]
         return (torch.cat(boxes, -1) if boxes else None), (discrete[0] if discrete else None)
+
+
+def _log_prob(policy: tuple, action: tuple) -> torch.Tensor:
+    """`[...]` of both kinds together."""
+    return sum_of(part.log_prob(leaf) for part, leaf in zip(policy, action) if part is not None)
+
+
+def _of_choice(q: torch.Tensor, discrete: torch.Tensor | None) -> torch.Tensor:
+    """Of the Discrete action that was taken, `[..., T', N]` from `[..., T', N, n]`; as it is where there is none."""
+    if discrete is None:
+        return q
+    return q.gather(-1, discrete.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
+def _from_row_1(rows: torch.Tensor) -> torch.Tensor:
+    """`[L, N]` from `[L-1, N]` of rows 1 to L-1; row 0 is zero."""
+    return torch.cat([torch.zeros_like(rows[:1]), rows])

@@ -10,14 +10,18 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import nest, specs
+from alfish import nest, returns, specs
 from alfish.algorithms.sac import SAC
-from alfish.batches import Chunk
+from alfish.batches import Chunk, ReplayBatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.distributions import SquashedNormal
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
 from alfish.learner import Learner
 from alfish.networks import MLP, CriticEnsemble
+from alfish.transforms import Transforms
+from alfish.unrollers import SyncUnroller
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
@@ -328,6 +332,134 @@ def test_target_critics_follow_by_rate_and_period(settings, shares):
     for share in shares:
         sac.after_update()
         assert float(sac.target_critic.network.body[-1].bias[0]) == share
+
+
+# Retrace and lower bounds.
+
+
+def log_prob_by_hand(sac, observation, action):
+    """Of the action's leaves together, in float64."""
+    box, p = policy_of(sac, observation)
+    box_action, choice = sac._split(action)
+    total = 0.0
+    if box is not None:
+        total = log_density(box_action.clamp(-(1 - 1e-6), 1 - 1e-6), box.mean, box.log_std)
+    if p is not None:
+        total = total + p.log().gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+    return total
+
+
+def acted(sac, action, num_windows=40):
+    """Windows of four rows by a policy under which actions were up to ten times as likely, or as unlikely."""
+    experience = rows(action, num_windows, step_type=(FIRST, MID, MID, MID), discount=(1.0,) * 4)
+    log_pi = log_prob_by_hand(sac, experience.time_step.observation, experience.action)
+    log_mu = (log_pi + torch.empty(log_pi.shape).uniform_(-2.3, 2.3)).float()
+    return experience._replace(info={"log_prob": log_mu, "action": nest.map(torch.clone, experience.action)})
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(name):
+    sac = make(ACTIONS[name], ensemble_size=3, retrace=True)
+    experience = acted(sac, ACTIONS[name])
+    step, info = experience.time_step, learn(sac, experience)[0]
+    ratio = (log_prob_by_hand(sac, step.observation, experience.action) - experience.info["log_prob"]).exp().float()
+    assert (ratio[1:] > 1).any() and (ratio[1:] < 1).any()
+    torch.testing.assert_close(info.trace[1:], ratio[1:].clamp(max=1), atol=2e-3, rtol=2e-3)
+    box, choice = sac._split(experience.action)
+    with torch.no_grad():
+        q = sac.target_critic(step.observation, box).amin(0)
+    q = q if choice is None else q.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(info.next_q[1:], q[1:])
+    plain = make(ACTIONS[name], ensemble_size=3)
+    torch.testing.assert_close(info.next_value, learn(plain, experience)[0].next_value)
+    rows_of = step.reward, 0.5 * step.discount, q, info.next_value, step.step_type, ratio.clamp(max=1)
+    torch.testing.assert_close(targets(sac, experience), returns.retrace(*rows_of, 1.0)[0], atol=5e-3, rtol=1e-3)
+    assert not torch.allclose(targets(sac, experience), targets(plain, experience), atol=0.05)
+    assert not any(leaf.requires_grad for leaf in (info.next_value, info.next_q, info.trace))
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_retrace_ends_where_the_probability_of_an_action_is_not_known(name):
+    sac = make(ACTIONS[name], retrace=True)
+    experience = acted(sac, ACTIONS[name])
+    before = learn(sac, experience)[0].trace
+    assert (before[1:] > 0).all()
+    for leaf in nest.leaves(experience.action):  # not the policy's own
+        leaf[1, 0] = (leaf[1, 0] + 1) % 3 if leaf.dtype == torch.int64 else leaf[1, 0] / 2
+        break
+    experience.info["log_prob"][2, 3] = math.nan
+    after = learn(sac, experience)[0].trace
+    changed = torch.zeros_like(before, dtype=torch.bool)
+    changed[1, 0] = changed[2, 3] = True
+    assert torch.equal(after, torch.where(changed, 0, before))
+
+
+def test_retrace_compares_action_values_of_the_same_critics():
+    sac = make(DISCRETE, ensemble_size=5, target_subset=2, initial_alpha=1e-9, retrace=True)
+    constant_critics(sac, [4.0, 1.0, 3.0, 5.0, 2.0])
+    experience, seen = acted(sac, DISCRETE), set()
+    for seed in range(40):
+        info = learn(sac, experience, seed=seed)[0]
+        torch.testing.assert_close(info.next_q, info.next_value, atol=1e-5, rtol=0)
+        seen.add(round(float(info.next_q[1, 0])))
+    assert seen == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_policy_that_retraces_says_how_likely_its_action_was_and_acts_as_any_other(name):
+    step = TimeStep(None, None, None, torch.randn(50, 3), None, None)
+    results = []
+    for retrace in (False, True):
+        sac = make(ACTIONS[name], retrace=retrace)
+        torch.manual_seed(3)
+        results.append(sac.rollout_step(step, None))
+        assert sac.replay_info == (("log_prob", "action") if retrace else ())
+    plain, told = results
+    assert plain.info is None
+    for leaves in zip(*map(nest.leaves, (plain.output, told.output, told.info.action))):
+        assert all(torch.equal(leaves[0], leaf) for leaf in leaves)
+    expected = log_prob_by_hand(sac, step.observation, told.output)
+    torch.testing.assert_close(told.info.log_prob.double(), expected, atol=5e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("action", ["box", "discrete"])
+def test_replay_keeps_what_retrace_asks_and_knows_nothing_of_random_actions(action):
+    environment = make_environment(Bandit, 3, env_kwargs={"action": action, "length": 5})
+    kinds = environment.observation_spec, environment.action_spec, environment.reward_spec
+    torch.manual_seed(0)
+    sac = SAC(*kinds, critic=functools.partial(CriticEnsemble, layers=(8,)), retrace=True)
+    transforms = Transforms([], kinds[0], kinds[2])
+    unroller = SyncUnroller(environment, sac, transforms, numpy_after=3)
+    source = ReplayBatches(capacity=600, batch_size=200, window_length=4, warmup_env_steps=200)
+    source.bind(sac, transforms, 30, 3)
+    source.add(unroller.unroll(30, at_random=True))
+    source.add(unroller.unroll(30))
+    assert unroller._actor._program is not None, "it acts through torch"
+    (chunk,) = source.chunks(201)
+    batch = chunk.batch
+    trace = sac.train_step(batch.experience, None).info.trace[1:]
+    own = (batch.position + torch.arange(1, 4)[:, None]) >= 30
+    assert own.any() and not own.all()
+    torch.testing.assert_close(trace[own], torch.ones(int(own.sum())), atol=0.01, rtol=0)  # nothing was learned yet
+    if action == "box":
+        assert (trace[~own] == 0).all()
+    else:  # now and then chance does what the policy would have done
+        assert 0.6 < (trace[~own] == 0).float().mean() < 0.9
+
+
+def test_retrace_of_recorded_data_is_refused():
+    with pytest.raises(UsageError, match="were recorded without; set SAC.retrace to False"):
+        learn(make(retrace=True), rows(BOX))
+
+
+def test_a_target_is_no_less_than_what_was_earned_where_that_is_known():
+    sac, experience = make(lower_bound=True), rows(BOX)
+    assert sac.return_gamma == 0.5 and make().return_gamma is None
+    expected = targets(make(), experience)
+    known = torch.stack([expected + torch.tensor([1.0, -1.0, math.nan] * 2), torch.full((6,), 1e6)])
+    found = targets(sac, experience._replace(return_to_go=known))
+    torch.testing.assert_close(found, torch.where(known[0] > expected, known[0], expected))
+    assert (found > expected).tolist() == [True, False, False] * 2
 
 
 # Acting.

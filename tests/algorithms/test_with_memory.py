@@ -290,6 +290,52 @@ def test_every_trainable_row_of_a_window_trains_sac_to_its_soft_one_step_target(
         torch.testing.assert_close(loss[name][trains], value[trains], msg=name)
 
 
+@kinds
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in):
+    """All but row 0, whose action value and trace no target takes."""
+    settings = {"q_network": q_network(kind), "gamma": 0.5, "huber_delta": None, "retrace": True}
+    _, dqn, _ = make(functools.partial(DQN, **settings))
+    assert dqn._lambda == 1
+    experience = windows(dqn, burn_in)
+    step = experience.time_step
+    with torch.no_grad():
+        q, target_q = (
+            network(step, warmed_up(network, experience.burn_in, experience.state))[0]
+            for network in (dqn.q_network, dqn.target)
+        )
+        greedy = q.argmax(-1)
+        value, taken, own = (
+            each.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+            for each, action in ((target_q, greedy), (target_q, experience.action), (q, experience.action))
+        )
+        trace = (experience.action == greedy).float()
+        assert trace.any() and not trace.all()
+        target = returns.retrace(step.reward, 0.5 * step.discount, taken, value, step.step_type, trace, 1.0)
+    loss = dqn.calc_loss(experience, dqn.train_step(experience, experience.state).info).loss
+    trains = trainable(step.step_type)
+    torch.testing.assert_close(loss[trains], 0.5 * (own[:-1] - target).square()[trains])
+
+    sac = recurrent_sac(kind, retrace=True)
+    experience = windows(sac, burn_in)
+    step, target_critic = experience.time_step, sac.target_critic.network
+    log_mu = -2 * torch.rand(experience.action.shape)
+    experience = experience._replace(info={"log_prob": log_mu, "action": experience.action})
+    with torch.no_grad():
+        features, target_features = (
+            critic.features(step, warmed_up(critic.features, experience.burn_in, experience.state))[0]
+            for critic in (sac.critic, target_critic)
+        )
+        log_p, q = sac.discrete_head(sac.actor_mlp(features)).log_p, target_critic(target_features).amin(0)
+        soft = (log_p.exp() * (q - sac.log_alpha["discrete"].exp() * log_p)).sum(-1)
+        taken, log_pi = (each.gather(-1, experience.action.unsqueeze(-1)).squeeze(-1) for each in (q, log_p))
+        trace = (log_pi - log_mu).exp().clamp(max=1)
+        target = returns.retrace(step.reward, 0.5 * step.discount, taken, soft, step.step_type, trace, 1.0)
+        own = sac.critic(features).gather(-1, experience.action.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)[:, :-1]
+    loss = sac.calc_loss(experience, sac.train_step(experience, experience.state).info).loss["critic"]
+    torch.testing.assert_close(loss[trains], 0.5 * (own - target).square().sum(0)[trains])
+
+
 def test_the_critics_loss_alone_moves_the_memory_of_sac():
     sac = recurrent_sac()
     experience = windows(sac)
