@@ -1,7 +1,7 @@
-"""Deterministic policy gradients, off-policy, for Box actions: DDPG, and TD3 which adds three remedies to it.
+"""Deterministic policy gradients, off-policy, for Box actions: DDPG; TD3, with three remedies; TD3BC, for fixed data.
 
 DDPG: Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971. TD3: Fujimoto et al., 2018,
-https://arxiv.org/abs/1802.09477.
+https://arxiv.org/abs/1802.09477. TD3BC: Fujimoto & Gu, 2021, https://arxiv.org/abs/2106.06860.
 
 Differs from the papers: a truncated episode is bootstrapped from its true final observation; exploration noise is
 correlated by one number, and starts anew with each episode.
@@ -10,7 +10,7 @@ correlated by one number, and starts anew with each episode.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gin
 import torch
@@ -33,6 +33,8 @@ class DDPGTrain(NamedTuple):
     q: torch.Tensor  # [E, 1, N] of the taken action at row 0
     next_value: torch.Tensor  # [L, N] of later rows; row 0 is not read
     policy_q: torch.Tensor | None  # [1, N] of the actor's action at row 0; None where the actor does not train
+    policy_action: torch.Tensor | None  # [1, N, A] that action; None likewise
+    action: torch.Tensor  # [1, N, A] taken at row 0
 
 
 @gin.configurable(module="alfish.networks")
@@ -78,6 +80,7 @@ class DDPG(RLAlgorithm):
     """
 
     on_policy = False
+    weighted_losses: ClassVar[tuple[str, ...] | None] = ("critic",)
 
     def __init__(
         self,
@@ -136,6 +139,10 @@ class DDPG(RLAlgorithm):
         """Whether the actor takes part in this update; TD3 delays it."""
         return True
 
+    def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        """`[1, N]` from `[1, N]` what the critic says of the actor's action, that `[1, N, A]`, and that of the data."""
+        return -policy_q
+
     def update_kind(self) -> bool:
         return self.trains_actor()
 
@@ -148,10 +155,11 @@ class DDPG(RLAlgorithm):
             target_features, _ = self.target_critic.network.features(later, None)
             value = self.target_critic(target_features, self.target_action(later.observation)).amin(0)
             next_value = torch.cat([torch.zeros_like(value[:1]), value])
-        policy_q = None
+        policy_q = policy_action = None
         if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
-            policy_q = self.critic(features, self.actor(now.observation), num_members=1)[0]
-        return AlgStep(state=state, info=DDPGTrain(q, next_value, policy_q))
+            policy_action = self.actor(now.observation)
+            policy_q = self.critic(features, policy_action, num_members=1)[0]
+        return AlgStep(state=state, info=DDPGTrain(q, next_value, policy_q, policy_action, action))
 
     def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
@@ -159,8 +167,8 @@ class DDPG(RLAlgorithm):
         target = returns.discounted_return(step.reward, discount, info.next_value, step.step_type)[:1]
         error = target - info.q  # [E, 1, N]
         loss = {"critic": losses.squared(error).sum(0)}
-        if info.policy_q is not None:
-            loss["actor"] = -info.policy_q
+        if info.policy_q is not None and info.policy_action is not None:
+            loss["actor"] = self.actor_loss(info.policy_q, info.policy_action, info.action)
         extra = {"q": info.q.detach().mean(0), "td_error": error.detach().abs().mean(0)}
         return LossInfo(loss, extra=extra, priority=error.detach().abs().mean(0)[0])
 
@@ -218,3 +226,35 @@ class TD3(DDPG):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self._num_updates = state["num_updates"]
+
+
+@gin.configurable(module="alfish.algorithms")
+class TD3BC(TD3):
+    """TD3 whose actor stays close to the data's actions, so that it learns from data that nobody adds to.
+
+        loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
+
+    The mean of |Q| is over the minibatch, and a constant. The paper also normalises observations: give the run an
+    `ObservationNormalizer`.
+
+    Args:
+      alpha: weight of the critic's say, when it speaks in units of its own mean size; 0 is behavioural cloning.
+    """
+
+    weighted_losses = None  # the actor's depends on how often an action was drawn
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        alpha: float = 2.5,
+        **td3_arguments,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
+        self._alpha = alpha
+
+    def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        scale = self._alpha / policy_q.detach().abs().mean().clamp(min=1e-8)
+        return (policy_action - action).square().mean(-1) - scale * policy_q
