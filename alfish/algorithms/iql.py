@@ -1,0 +1,193 @@
+"""Implicit Q-learning: from fixed data, without ever asking what an action that is not in them is worth.
+
+Kostrikov et al., 2022, https://arxiv.org/abs/2110.06169. V is an upper expectile of Q over the data's actions, Q is
+regressed to r + gamma V, and the policy to the data's actions, weighted by the exponential of their advantage. So it
+takes any action space, and goes on by itself where acting adds to the data. The window length of replay, less one, is
+the n of n-step returns (uncorrected).
+
+Differs from the paper: all losses are taken at the parameters before the update, where the authors' code moves V first;
+a normal's mean is not squashed, but clipped when it acts; a truncated episode is bootstrapped from its true final
+observation.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import losses, nest, returns
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, Experience, LossInfo, TimeStep
+from alfish.distributions import Distribution
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.networks import MLP, CriticEnsemble, Encoder, PolicyHead, Target
+from alfish.networks.encoders import Flat, OneHot
+
+ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)
+FLOORED_HEAD = functools.partial(PolicyHead, min_log_std=-5.0)
+
+
+class IQLTrain(NamedTuple):
+    """Of row 0, but for `next_value`."""
+
+    q: torch.Tensor  # [E, 1, N] of the taken action
+    target_q: torch.Tensor  # [1, N] the smallest of the target critics
+    value: torch.Tensor  # [1, N]
+    next_value: torch.Tensor  # [L, N] of later rows; row 0 is not read
+    log_prob: torch.Tensor  # [1, N] of the taken action
+
+
+def expectile_loss(error: torch.Tensor, expectile: float) -> torch.Tensor:
+    """Half a squared error, weighed by `expectile` where it is positive and by 1 - `expectile` where it is not.
+
+    The value that minimises its mean over targets, of errors target - value, is their expectile: at 0.5 their mean,
+    towards 1 their maximum.
+
+    Args:
+      error: `[...]`.
+      expectile: in (0, 1).
+
+    Source: Kostrikov et al., 2022, eq. 3.
+    """
+    return torch.where(error > 0, expectile, 1 - expectile) * losses.squared(error)
+
+
+@gin.configurable(module="alfish.algorithms")
+class IQL(RLAlgorithm):
+    """Args:
+    actor_encoder: takes the observation spec.
+    actor_mlp: takes the encoder's output size.
+    policy_head: takes the MLP's output size and the action spec.
+    critic: takes (observation_spec, action_size), an ensemble; Discrete leaves are an input as one-hot codes.
+    value: takes (observation_spec, 0), an ensemble of one.
+    gamma: discount per environment step.
+    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step.
+    target_rate: how far the target critics move after each update.
+    expectile: of Q over the data's actions that V is, in (0, 1); towards 1 the best of them.
+    beta: inverse temperature of the advantage's exponential, in 1 / units of return; 0 is behavioural cloning.
+    max_weight: that exponential's greatest value.
+    """
+
+    on_policy = False
+    weighted_losses = None  # each of them depends on how often an action was drawn
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        actor_encoder: Callable[[Nest], Any] = Encoder,
+        actor_mlp: Callable[[int], Any] = MLP,
+        policy_head: Callable[[int, Nest], Any] = FLOORED_HEAD,
+        critic: Callable[..., Any] = CriticEnsemble,
+        value: Callable[..., Any] = ONE_CRITIC,
+        gamma: float = 0.99,
+        lambda_: float = 1.0,
+        target_rate: float = 0.005,
+        expectile: float = 0.7,
+        beta: float = 3.0,
+        max_weight: float = 100.0,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec)
+        if not 0 < expectile < 1:
+            raise UsageError(f"IQL.expectile is {expectile}; it is between 0 and 1, and 0.5 is the mean")
+        if beta < 0 or max_weight <= 0:
+            raise UsageError(f"IQL.beta is {beta} and max_weight {max_weight}; they are at least 0, and positive")
+        self.action_codes = nn.ModuleList(_code(leaf) for leaf in nest.leaves(action_spec))
+        self.actor_encoder: Any = actor_encoder(observation_spec)
+        self.actor_mlp: Any = actor_mlp(self.actor_encoder.output_size)
+        self.policy_head: Any = policy_head(self.actor_mlp.output_size, action_spec)
+        self.critic: Any = critic(observation_spec, sum(code.output_size for code in self.action_codes))
+        self.value: Any = value(observation_spec, 0)
+        self.target_critic = Target(self.critic, target_rate)
+        self._gamma, self._lambda = gamma, lambda_
+        self._expectile, self._beta, self._max_weight = expectile, beta, max_weight
+
+    @classmethod
+    def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
+        for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
+            if isinstance(leaf, spaces.Box) and not leaf.is_bounded("both"):
+                name = f"action {path}".rstrip()
+                raise UsageError(
+                    f"IQL's critics take actions in [-1, 1], and the {name} has no bounds ({leaf}); wrap the "
+                    "environment, for example in gymnasium.wrappers.RescaleAction, or train with BC"
+                )
+        if reward_spec.shape:
+            raise UsageError(f"IQL takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
+
+    def parameter_groups(self) -> dict:
+        actor = [self.actor_encoder, self.actor_mlp, self.policy_head]
+        return {
+            "critic": self.critic.parameters(),
+            "value": self.value.parameters(),
+            "actor": [p for module in actor for p in module.parameters()],
+        }
+
+    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        return AlgStep(self._within_bounds(self._policy(time_step.observation).sample()), state)
+
+    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        return AlgStep(self._within_bounds(self._policy(time_step.observation).mode()), state)
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        now, later = nest.split(experience.time_step, 1)
+        action = nest.at(experience.action, slice(0, 1))
+        codes = torch.cat([code(leaf) for code, leaf in zip(self.action_codes, nest.leaves(action))], -1)
+        q = self.critic(self.critic.features(now, None)[0], codes)
+        with torch.no_grad():
+            target = self.target_critic.network
+            target_q = target(target.features(now, None)[0], codes).amin(0)
+            next_value = self._value(later)
+            next_value = torch.cat([torch.zeros_like(next_value[:1]), next_value])
+        log_prob = self._policy(now.observation).log_prob(action)
+        return AlgStep(state=state, info=IQLTrain(q, target_q, self._value(now), next_value, log_prob))
+
+    def calc_loss(self, experience: Experience, info: IQLTrain) -> LossInfo:
+        step = experience.time_step  # [L, N]
+        discount = self._gamma * step.discount
+        target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)[:1]
+        error = target - info.q  # [E, 1, N]
+        advantage = info.target_q - info.value
+        weight = (self._beta * advantage.detach()).exp().clamp(max=self._max_weight)
+        loss = {
+            "critic": losses.squared(error).sum(0),
+            "value": expectile_loss(advantage, self._expectile),
+            "actor": -weight * info.log_prob,
+        }
+        extra = {
+            "q": info.q.detach().mean(0),
+            "td_error": error.detach().abs().mean(0),
+            "value": info.value.detach(),
+            "advantage": advantage.detach(),
+            "weight": weight,
+            "log_prob": info.log_prob.detach(),
+        }
+        return LossInfo(loss, extra=extra, priority=error.detach().abs().mean(0)[0])
+
+    def after_update(self) -> None:
+        self.target_critic.follow(self.critic)
+
+    def _policy(self, observation: Nest) -> Distribution:
+        return self.policy_head(self.actor_mlp(self.actor_encoder(observation)))
+
+    def _value(self, time_step: TimeStep) -> torch.Tensor:
+        return self.value(self.value.features(time_step, None)[0])[0]
+
+    def _within_bounds(self, action: Nest) -> Nest:
+        """What of an action is executed, which is what the critics are to judge."""
+
+        def clip(leaf: torch.Tensor, spec: spaces.Space) -> torch.Tensor:
+            return leaf.clamp(-1, 1) if isinstance(spec, spaces.Box) else leaf
+
+        return nest.map(clip, action, self.action_spec)
+
+
+def _code(leaf: spaces.Space) -> nn.Module:
+    """What the critics see of a leaf of the action."""
+    return OneHot(leaf) if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)) else Flat(leaf)
