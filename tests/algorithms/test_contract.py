@@ -1,7 +1,7 @@
 """What every shipped algorithm keeps, whatever it learns from.
 
 `anywhere` is every algorithm with each kind of spaces that it takes; what it makes of an unroll is asked of the
-on-policy ones, `everywhere`.
+on-policy ones, `everywhere`, and what it makes of windows of the off-policy ones, `from_replay`.
 """
 
 import importlib
@@ -16,8 +16,8 @@ from gymnasium import spaces
 import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import EpochBatches
-from alfish.data import AlgStep, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
+from alfish.batches import Chunk, EpochBatches
+from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
 from alfish.errors import UsageError
 from alfish.learner import Learner
 from alfish.transforms import Transforms
@@ -34,6 +34,7 @@ def _shipped():
 
 ALGORITHMS = {cls.__name__: cls for cls in _shipped()}
 ON_POLICY = {name: cls for name, cls in ALGORITHMS.items() if cls.on_policy}
+OFF_POLICY = {name: cls for name, cls in ALGORITHMS.items() if not cls.on_policy}
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
 NESTED = spaces.Dict(
     picture=spaces.Box(0, 255, (8, 8), np.uint8),
@@ -67,6 +68,7 @@ REWARDS = {"scalar": None, "one": 1, "vector": 2, "as many as environments": B}
 
 anywhere = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in ALGORITHMS for kind in KINDS[name]])
 everywhere = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in ON_POLICY for kind in SPACES])
+from_replay = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in OFF_POLICY for kind in KINDS[name]])
 with_rewards = pytest.mark.parametrize("num_rewards", REWARDS.values(), ids=REWARDS)
 
 
@@ -128,6 +130,25 @@ def _chunks(algorithm, experience, *settings):
     return source.chunks(0)
 
 
+def _window(algorithm, length=3, num_windows=8, seed=0):
+    """`[L, N]` of random rows, the first of which train; some episodes end within."""
+    rows = _time_step(algorithm, (length, num_windows), seed=seed)
+    rows.step_type[-1, ::2], rows.discount[-1, ::4] = StepType.LAST, 0
+    rows.step_type[1, 1::4], rows.step_type[2:, 1::4] = StepType.LAST, StepType.FIRST
+    torch.manual_seed(seed)
+    count = length * num_windows
+    action = nest.map(
+        lambda leaf: leaf.view(length, num_windows, *leaf.shape[1:]), specs.sample(algorithm.action_spec, count)
+    )
+    return Experience(rows, action, None, None)
+
+
+def _replayed(experience, num_updates=1):
+    size = experience.time_step.reward.shape[1]
+    batch = Batch(experience, trainable(experience.time_step.step_type))
+    return [Chunk(batch, torch.arange(size).expand(num_updates, -1))]
+
+
 def _train(algorithm, num_updates=1, **settings):
     learner = Learner(algorithm, **settings)
     for i in range(num_updates):
@@ -146,6 +167,8 @@ def _assert_actions(action, algorithm, leading):
 
 def test_the_shipped_algorithms_are_found_and_take_something():
     assert {"PPO", "A2C", "APPO"} <= set(ON_POLICY)
+    assert {"DQN", "SAC", "DDPG", "TD3", "TD3BC", "BC", "IQL"} <= set(OFF_POLICY)
+    assert KINDS["BC"] == KINDS["IQL"] == list(SPACES)
     assert all(KINDS.values())
     assert all(KINDS[name] == list(SPACES) for name in ON_POLICY)
 
@@ -217,6 +240,80 @@ def test_a_whole_update_changes_the_parameters_and_stays_finite(name, kind, num_
     assert all(torch.isfinite(value).all() for value in algorithm.parameters())
     unchanged = [key for key, value in algorithm.named_parameters() if torch.equal(value, before[key])]
     assert unchanged == []
+
+
+@from_replay
+@pytest.mark.parametrize("length", [2, 3, 5])
+def test_windows_give_a_loss_for_each_row_that_the_mask_speaks_of(name, kind, length):
+    algorithm = _make(name, kind)
+    experience = _window(algorithm, max(length, 3))
+    experience = nest.map(lambda leaf: leaf[:length], experience)
+    for _ in range(2):  # delayed actors have their turn
+        loss_info = algorithm.calc_loss(experience, algorithm.train_step(experience, None).info)
+        per_row = loss_info.loss if isinstance(loss_info.loss, dict) else {"": loss_info.loss}
+        num_rows = len(next(iter(per_row.values())))
+        assert 1 <= num_rows <= length - 1
+        for loss in per_row.values():
+            assert loss.shape == (num_rows, 8)
+            assert loss.dtype == torch.float32
+            assert loss.requires_grad
+        for key, value in (loss_info.extra or {}).items():
+            assert value.shape in ((num_rows, 8), ()), key
+            assert not value.requires_grad, key
+        if loss_info.priority is not None:
+            assert loss_info.priority.shape == (8,) and not loss_info.priority.requires_grad
+        algorithm.after_update()
+
+
+@from_replay
+def test_updates_from_replay_change_the_parameters_and_stay_finite(name, kind):
+    algorithm = _make(name, kind)
+    before = {key: value.clone() for key, value in algorithm.named_parameters()}
+    Learner(algorithm).train(_replayed(_window(algorithm), 2))
+    assert all(torch.isfinite(value).all() for value in algorithm.parameters())
+    trained = {key: value for key, value in algorithm.named_parameters() if value.requires_grad}
+    assert [key for key, value in trained.items() if torch.equal(value, before[key])] == []
+
+
+@from_replay
+@pytest.mark.parametrize("garbage", [1e6, float("nan")])
+def test_what_belongs_to_no_transition_of_a_window_is_never_read(name, kind, garbage):
+    """Row 0's reward and discount, those of FIRST rows, and the last row's action."""
+    losses = []
+    for is_dirty in (False, True):
+        algorithm = _make(name, kind)
+        experience = _window(algorithm)
+        if is_dirty:
+            step = experience.time_step
+            unread = step.step_type == StepType.FIRST
+            unread[0] = True
+            reward, discount = (leaf.masked_fill(unread, garbage) for leaf in (step.reward, step.discount))
+            experience = experience._replace(time_step=step._replace(reward=reward, discount=discount))
+            for leaf in nest.leaves(experience.action):
+                leaf[-1] = 0
+        torch.manual_seed(0)
+        values = Learner(algorithm).train(_replayed(experience, 2))
+        losses.append({key: value for key, value in values.items() if key.startswith("loss")})
+    assert losses[0] == losses[1] and losses[0]
+
+
+@from_replay
+def test_hooks_that_see_windows_write_no_attribute_and_edit_no_experience(name, kind):
+    algorithm = _make(name, kind)
+    experience = _window(algorithm)
+    rows, before = nest.map(torch.clone, experience), _attributes(algorithm)
+    for _ in range(3):
+        algorithm.calc_loss(experience, algorithm.train_step(experience, None).info)
+    after = _attributes(algorithm)
+    assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} == set()
+    assert all(torch.equal(was, leaf) for was, leaf in zip(nest.leaves(rows), nest.leaves(experience)))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_weighted_losses_are_of_groups_that_there_are(name):
+    algorithm = _make(name)
+    assert set(algorithm.weighted_losses or ()) <= set(algorithm.parameter_groups())
+    assert algorithm.return_gamma is None and algorithm.replay_info == ()
 
 
 @pytest.mark.parametrize("name", ON_POLICY)
