@@ -54,7 +54,8 @@ class Experience(NamedTuple):
     transform_state: Nest = None  # [B, ...] what transforms carried into row 0
     # [K, B] rows before row 0 that memory runs over and that train nothing; `state` is then that of the first of these
     burn_in: TimeStep | None = None
-    return_to_go: torch.Tensor | None = None  # [T, B] discounted, to the episode's end as stored; nan: it had not ended
+    # [T, B] float32, what follows each row up to its episode's end, discounted, where replay keeps it; nan: not ended
+    return_to_go: torch.Tensor | None = None
 
 
 class Batch(NamedTuple):

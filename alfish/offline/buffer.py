@@ -52,6 +52,8 @@ class OfflineBuffer(RingBuffer):
         squashed policy has no density. `prev_action` is what was executed.
       device: where rows are kept, and windows come out.
       directory: keep the rows in memory-mapped files there instead, on the CPU.
+      keeps_episodes: know where each row's episode begins and ends.
+      return_gamma: discount per environment step of the `return_to_go` that rows then come with; None: there are none.
 
     Attributes:
       spaces: of the data, for comparison with an environment's.
@@ -73,6 +75,8 @@ class OfflineBuffer(RingBuffer):
         action_limit: float = 1 - 1e-5,
         device: torch.device | str = "cpu",
         directory: str | Path | None = None,
+        keeps_episodes: bool = False,
+        return_gamma: float | None = None,
     ):
         if not 0 < action_limit <= 1:
             raise UsageError(f"OfflineBuffer.action_limit is {action_limit}; it is in (0, 1]")
@@ -91,7 +95,14 @@ class OfflineBuffer(RingBuffer):
         kept = self._fitting(reading, length)
         columns = packed([episode.length + 1 for episode in kept], num_columns)
         longest = max(sum(kept[i].length + 1 for i in column) for column in columns)
-        super().__init__(longest * len(columns), len(columns), device, directory)
+        super().__init__(
+            longest * len(columns),
+            len(columns),
+            device,
+            directory,
+            keeps_episodes=keeps_episodes,
+            return_gamma=return_gamma,
+        )
         self.episodes = _stored(kept, columns)
         self._fill(kept, columns, RowMaker(self.spaces, action_limit))
         self._fingerprint: str | None = None
@@ -118,7 +129,7 @@ class OfflineBuffer(RingBuffer):
             digest = hashlib.sha256()
             for episode in self.episodes:
                 position = torch.arange(episode.position, episode.position + episode.length + 1)
-                read = self.read(torch.tensor([episode.column]), position[:, None])
+                read = self.read(torch.tensor([episode.column]), position[:, None])._replace(return_to_go=None)
                 for leaf in nest.leaves(read):
                     digest.update(leaf.cpu().numpy().tobytes())
             self._fingerprint = digest.hexdigest()

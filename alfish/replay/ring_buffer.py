@@ -8,6 +8,7 @@ For policies with memory, the state of a push's row 0 is kept too, once in `stat
 then start at rows that have one, whether these train or not.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from alfish import nest
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.replay.episodes import NONE, EpisodeBook
 
 
 class Window(NamedTuple):
@@ -42,6 +44,9 @@ class RingBuffer:
         the first row began no episode: as many as a frame stack looks back.
       state_period: keep the state of the first push that begins in each stretch of so many positions, and start windows
         there; None: keep no states.
+      keeps_episodes: know where each row's episode begins and ends.
+      return_gamma: discount per environment step, in [0, 1], of the `return_to_go` that rows then come with, which also
+        keeps episodes; None: keep no returns. Rewards must be scalar.
     """
 
     def __init__(
@@ -52,6 +57,8 @@ class RingBuffer:
         directory: str | Path | None = None,
         num_ignored: int = 0,
         state_period: int | None = None,
+        keeps_episodes: bool = False,
+        return_gamma: float | None = None,
     ):
         self._length = capacity // num_envs
         if self._length < 2 + num_ignored:
@@ -75,6 +82,9 @@ class RingBuffer:
         self._state_period, self._num_slots = state_period, -(-(self._length - 1) // (state_period or 1)) + 1
         self._state_position = np.full((self._num_slots if state_period else 0, num_envs), -1)  # -1: there is none
         self._states: Nest = None  # leaves [slots * B, ...], state slot * B + column
+        self._book: EpisodeBook | None = None
+        if keeps_episodes or return_gamma is not None:
+            self._book = EpisodeBook(self._length, num_envs, return_gamma)
         self._rows: Nest = None  # leaves [length * B, ...], row (pos % length) * B + column
         self._step_type: Any = None  # of `_rows`
         self._stores: list[Any] = []  # the leaves again, on a CPU as numpy views, which small reads and writes want
@@ -87,6 +97,10 @@ class RingBuffer:
     def length(self) -> int:
         """Rows a column can keep."""
         return self._length
+
+    @property
+    def keeps_episodes(self) -> bool:
+        return self._book is not None
 
     @property
     def num_rows(self) -> int:
@@ -170,6 +184,55 @@ class RingBuffer:
         index = (position % self._length) * self.num_envs + column
         return nest.map(lambda leaf: leaf[index], self._rows[3])
 
+    def episode_start(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Position of the oldest row that is left of each row's episode.
+
+        Args and raises: as `episode_end`.
+
+        Returns:
+          int64, like `position`.
+        """
+        book, c, at = self._asked(column, position)
+        return torch.from_numpy(np.maximum(book.start(c, at), (self._pos - self._sizes())[c])).to(self._device)
+
+    def episode_end(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Position of the last row of each row's episode; of one that goes on, the newest row of its column.
+
+        Args:
+          column: `[N]` int64.
+          position: `[N]` or `[L, N]` int64, of rows that are there.
+
+        Returns:
+          int64, like `position`.
+
+        Raises:
+          UsageError: the ring keeps no episodes.
+        """
+        book, c, at = self._asked(column, position)
+        end = book.end(c, at)
+        return torch.from_numpy(np.where(end == NONE, self._pos[c] - 1, end)).to(self._device)
+
+    def return_to_go(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """What follows each row up to the end of its episode.
+
+            G_t = r_{t+1} + gamma d_{t+1} G_{t+1},   with G = 0 at the episode's last row
+
+        where d is the environment's discount. Of a truncated episode, and of one that broke off, it is the sum of what
+        there was: nothing is bootstrapped.
+
+        Args: as `episode_end`.
+
+        Returns:
+          float32, like `position`; nan where the episode goes on.
+
+        Raises:
+          UsageError: the ring keeps no returns.
+        """
+        book, c, at = self._asked(column, position)
+        if not book.keeps_returns:
+            raise UsageError("this replay keeps no returns; give it a return_gamma")
+        return torch.from_numpy(book.return_to_go(c, at)).to(self._device)
+
     def oldest_position(self, column: torch.Tensor) -> torch.Tensor:
         """`[N]` the position of each column's oldest row."""
         return torch.from_numpy(self._pos - self._sizes()).to(self._device)[column]
@@ -180,6 +243,8 @@ class RingBuffer:
         self._startable[:] = False
         self._state_position[:] = -1
         self._newest[:] = StepType.PAD
+        if self._book is not None:
+            self._book.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, the rows that are filled included; these share the ring's memory, so save before pushing on."""
@@ -212,6 +277,7 @@ class RingBuffer:
                 f"the saved replay has a state every {state.get('state_period')} rows, this one every "
                 f"{self._state_period}; keep ReplayBatches.state_period, and the memory"
             )
+        self.clear()
         self._pos, self._start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         self._env_id[:] = state["env_id"].numpy()
         self._named = self._pos > 0
@@ -227,6 +293,10 @@ class RingBuffer:
             leaf[: len(saved)] = saved.to(self._device)
         newest = self._step_type.cpu().numpy().reshape(self._length, -1)[(self._pos - 1) % self._length, self._columns]
         self._newest = np.where(self._sizes() > 0, newest, StepType.PAD).astype(np.int32)
+        if self._book is not None:  # which the rows tell anew
+            for column, (oldest, step_type) in enumerate(self._stored_step_types()):
+                if len(step_type):
+                    self._book.push(slice(column, column + 1), oldest, step_type[:, None], self._arrivals)
 
     def check_valid(self) -> None:
         """Raises AssertionError where the books do not agree with the rows."""
@@ -236,11 +306,12 @@ class RingBuffer:
             assert not self._pos.any() and not self._startable.any()
             return
         startable = np.zeros_like(self._startable)
-        step_type = self._step_type.cpu().numpy().reshape(self._length, self.num_envs)
-        for column in range(self.num_envs):
-            at = np.arange(self._pos[column] - sizes[column], self._pos[column]) % self._length
-            if len(at) > 1:
-                startable[at[:-1], column] = trainable(step_type[at, column])
+        for column, (oldest, step_type) in enumerate(self._stored_step_types()):
+            if len(step_type) > 1:
+                at = np.arange(oldest, oldest + len(step_type)) % self._length
+                startable[at[:-1], column] = trainable(step_type)
+            if self._book is not None:
+                self._book.check_valid(column, oldest, step_type, self._arrivals)
         assert (startable == self._startable).all(), "a row's right to start a window is out of date"
         slot, owner = np.nonzero(self._state_position >= 0)
         position = self._state_position[slot, owner]
@@ -302,10 +373,19 @@ class RingBuffer:
         step_type, reward, discount, observation, prev_action, action, info = self._take(index)
         env_id = torch.from_numpy(np.tile(self._env_id[column], (len(index), 1))).to(self._device)
         time_step = TimeStep(step_type, reward, discount, observation, prev_action, env_id)
-        return Experience(time_step, action, info, None, None)
+        experience = Experience(time_step, action, info, None, None)
+        if self._book is not None and self._book.keeps_returns:
+            return_to_go = torch.from_numpy(self._book.return_to_go(column, position)).to(self._device)
+            experience = experience._replace(return_to_go=return_to_go)
+        return experience
 
     def _lay_out(self, row: Nest) -> None:
         """Makes room for rows like this one, leaves `[B, ...]`."""
+        if self._book is not None and self._book.keeps_returns and row[1].ndim > 1:
+            raise UsageError(
+                f"a replay with a return_gamma keeps returns of scalar rewards, and these are vectors of "
+                f"{row[1].shape[1]}; leave return_gamma out"
+            )
         count = self._length * self.num_envs
         number = iter(range(1_000))
 
@@ -394,6 +474,24 @@ class RingBuffer:
         self._startable[index[:-1], columns] = trainable(np.concatenate([self._newest[None, columns], step_type]))
         self._startable[index[-1], columns] = False  # no successor yet
         self._newest[columns] = step_type[-1]
+        if self._book is not None:
+            self._book.push(columns, pos, step_type, self._arrivals)
+
+    def _asked(self, column: torch.Tensor, position: torch.Tensor) -> tuple[EpisodeBook, np.ndarray, np.ndarray]:
+        if self._book is None:
+            raise UsageError("this replay does not know its episodes; make it with keeps_episodes = True")
+        return self._book, column.cpu().numpy(), position.cpu().numpy()
+
+    def _arrivals(self, column: int, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rewards and discounts (`[n]`) of the rows at these positions of a column."""
+        index = torch.from_numpy(position % self._length * self.num_envs + column).to(self._device)
+        return self._rows[1][index].cpu().numpy(), self._rows[2][index].cpu().numpy()
+
+    def _stored_step_types(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Of each column, the position of its oldest row, and the step types of all of its rows."""
+        step_type = self._step_type.cpu().numpy().reshape(self._length, self.num_envs)
+        for column, (pos, size) in enumerate(zip(self._pos.tolist(), self._sizes().tolist())):
+            yield pos - size, step_type[np.arange(pos - size, pos) % self._length, column]
 
     def _take(self, index: np.ndarray) -> Nest:
         """The stored rows at `index`, in its shape."""
