@@ -6,6 +6,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
+from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
 from alfish.environments.toy import Bandit, NestedBandit, OneState, Recall, Stamped, TensorPointMass, TwoLengths
 from alfish.errors import UsageError
 
@@ -18,6 +19,8 @@ TOYS = [
     lambda: NestedBandit(nested_action=True),
     Recall,
     lambda: Recall(2, 0),
+    BitFlip,
+    lambda: BitFlip(1),
 ]
 
 
@@ -59,6 +62,69 @@ def test_recall_refuses_what_it_cannot_be():
     for settings in ((1, 8), (4, -1)):
         with pytest.raises(UsageError, match="Recall takes"):
             Recall(*settings)
+
+
+@pytest.mark.parametrize("num_bits", [1, 3, 15, 62])
+def test_bit_flips_best_return_is_one_less_the_bits_that_differ(num_bits):
+    env = BitFlip(num_bits)
+    for seed in range(20):
+        differing = np.flatnonzero(np.logical_xor(*goals(env.reset(seed=seed)[0])))
+        act = iter(differing)
+        assert len(differing) > 0
+        assert episode(env, seed, lambda _, act=act: next(act)) == (1 - len(differing), len(differing), True)
+
+
+@pytest.mark.parametrize("num_bits", [2, 6])
+def test_bit_flip_is_truncated_after_as_many_steps_as_bits(num_bits):
+    env, seed = BitFlip(num_bits), 0
+    while np.logical_xor(*goals(env.reset(seed=seed)[0])).sum() < 2:  # two differ, and one is flipped to and fro
+        seed += 1
+    assert episode(env, seed, lambda _: 0) == (-num_bits, num_bits, False)
+
+
+def test_bit_flip_starts_anywhere_and_wants_anything_else():
+    env, pairs = BitFlip(2), []
+    env.reset(seed=0)
+    for _ in range(1200):
+        pairs.append(tuple(int(bits @ [1, 2]) for bits in goals(env.reset()[0])))
+    counts = [pairs.count((start, goal)) for start in range(4) for goal in range(4) if goal != start]
+    assert sum(counts) == 1200 and min(counts) > 60, counts  # 100 each
+
+
+@pytest.mark.parametrize("num_bits", [1, 4])
+def test_what_bit_flips_goals_mean_is_what_it_does(num_bits):
+    env, found = BitFlip(num_bits), []
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    for _ in range(300):
+        before, (observation, reward, terminated, truncated, _) = env._bits.copy(), env.step(env.action_space.sample())
+        assert (before != observation["observation"]).sum() == 1
+        found.append((*goals(observation), reward, terminated))
+        if terminated or truncated:
+            env.reset()
+    achieved, goal, reward, terminated = (torch.from_numpy(np.array(column)) for column in zip(*found))
+    assert bit_flip_reward(achieved, goal).dtype == torch.float32
+    assert torch.equal(bit_flip_reward(achieved, goal), reward.float()) and len(reward.unique()) == 1 + (num_bits > 1)
+    assert torch.equal(bit_flip_reached(achieved, goal), terminated)
+
+
+def test_what_bit_flip_has_shown_does_not_change():
+    env = BitFlip(5)
+    shown, _ = env.reset(seed=1)
+    copy = {key: bits.copy() for key, bits in shown.items()}
+    env.step(2)
+    assert all((shown[key] == copy[key]).all() for key in copy)
+
+
+@pytest.mark.parametrize("num_bits", [0, 63])
+def test_bit_flip_refuses_what_it_cannot_draw(num_bits):
+    with pytest.raises(UsageError, match=f"num_bits is {num_bits}"):
+        BitFlip(num_bits)
+
+
+def goals(observation):
+    """What there is, and what is wanted."""
+    return observation["achieved_goal"], observation["desired_goal"]
 
 
 def test_stamped_numbers_its_rows():

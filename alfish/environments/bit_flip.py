@@ -1,0 +1,73 @@
+"""Bit flipping: a small task with goals that is hard without hindsight, and what its goals mean.
+
+Source: Andrychowicz et al., 2017, section 3.1, https://arxiv.org/abs/1707.01495.
+"""
+
+from typing import Any
+
+import gin
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish.errors import UsageError
+
+
+@gin.configurable(module="alfish.environments.bit_flip")
+class BitFlip(gymnasium.Env):
+    """Flip one of `num_bits` bits a step until they equal the goal: reward 0 for the step that does it, else -1.
+
+    The first bits are uniform, the goal is uniform among all others. An episode terminates at its goal, or is truncated
+    after `num_bits` steps, which always suffice: at best its return is 1 - (number of bits that differ at first), and
+    -num_bits means that it failed.
+
+    Differs from the paper, which does not say that reaching the goal ends an episode, and may start at it.
+
+    Args:
+      num_bits: n, in [1, 62].
+    """
+
+    def __init__(self, num_bits: int = 15):
+        if not 1 <= num_bits <= 62:
+            raise UsageError(f"BitFlip.num_bits is {num_bits}; it is in [1, 62]")
+        bits = spaces.MultiBinary(num_bits)
+        self.observation_space = spaces.Dict(observation=bits, achieved_goal=bits, desired_goal=bits)
+        self.action_space = spaces.Discrete(num_bits)
+        self._step = 0
+        self._bits = self._goal = np.zeros(num_bits, np.int8)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        num_bits = len(self._bits)
+        differing = int(self.np_random.integers(1, 1 << num_bits)) >> np.arange(num_bits) & 1
+        self._bits = self.np_random.integers(2, size=num_bits, dtype=np.int8)
+        self._goal = self._bits ^ differing.astype(np.int8)
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+        self._step += 1
+        self._bits[action] ^= 1
+        reached = bool((self._bits == self._goal).all())
+        ends = self._step >= len(self._bits)
+        return self._observation(), float(reached) - 1, reached, ends and not reached, {}
+
+    def _observation(self) -> dict:
+        return {
+            "observation": self._bits.copy(),
+            "achieved_goal": self._bits.copy(),
+            "desired_goal": self._goal.copy(),
+        }
+
+
+@gin.configurable(module="alfish.environments.bit_flip")
+def bit_flip_reward(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+    """BitFlip's reward for achieving `achieved` (`[M, n]`) where `goal` was wanted: `[M]` float32, 0 or -1."""
+    return bit_flip_reached(achieved, goal).to(torch.float32) - 1
+
+
+@gin.configurable(module="alfish.environments.bit_flip")
+def bit_flip_reached(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+    """Whether BitFlip terminates there: `[M]` bool of goals `[M, n]`."""
+    return (achieved == goal).all(-1)
