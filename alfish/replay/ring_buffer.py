@@ -179,10 +179,10 @@ class RingBuffer:
         """`[K, N]` of the rows at `position` (`[K, N]`) of `column` (`[N]`)."""
         return self._step_type[(position % self._length) * self.num_envs + column]
 
-    def observation(self, column: torch.Tensor, position: torch.Tensor) -> Nest:
-        """Leaves `[K, N, ...]` of the rows at `position` (`[K, N]`) of `column` (`[N]`)."""
+    def observation(self, column: torch.Tensor, position: torch.Tensor, key: str | None = None) -> Nest:
+        """Leaves `[K, N, ...]` of the rows at `position` (`[K, N]`) of `column` (`[N]`); of a dict, those at `key`."""
         index = (position % self._length) * self.num_envs + column
-        return nest.map(lambda leaf: leaf[index], self._rows[3])
+        return nest.map(lambda leaf: leaf[index], self._rows[3] if key is None else self._rows[3][key])
 
     def episode_start(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Position of the oldest row that is left of each row's episode.
