@@ -4,8 +4,10 @@
 
 Rows are of 17 observations and 6 actions, in a ring of 1 M rows of which --rows get filled: pushed one by one of one
 environment, and eight by eight of eight; then batches of 256 transitions are drawn from the latter. Each library is
-handed what its own training loop hands it (numpy arrays, or tensors), and gives what its learner reads. alfish also
-draws 32 transitions of stacks of four 84x84 frames, each stored once. Libraries take turns run by run on one thread, in
+handed what its own training loop hands it (numpy arrays, or tensors), and gives what its learner reads. Those that can
+also draw batches of 256 by priority from a ring that is full, and give each batch new priorities. alfish also draws 32
+transitions of stacks of four 84x84 frames, each stored once; and starts of windows alone, without reading the rows,
+by priority and uniformly. Libraries take turns run by run on one thread, in
 a process each; peers live in the virtual environment of `benchmarks/peers/replay.txt`. Writes the raw runs and a table
 of medians to `benchmarks/results/replay.{csv,md}`.
 """
@@ -13,6 +15,7 @@ of medians to `benchmarks/results/replay.{csv,md}`.
 import argparse
 import csv
 import datetime
+import itertools
 import json
 import subprocess
 import sys
@@ -26,12 +29,16 @@ from benchmarks.throughput import HERE, RESULTS, _venv, machine, with_threads
 
 LIBRARIES = ("alfish", "stable-baselines3", "cpprb", "torchrl")
 CAPACITY, BATCH_SIZE, EPISODE_LENGTH = 1_000_000, 256, 1000
+ALPHA, BETA = 0.6, 0.4
 OBSERVATION_SIZE, ACTION_SIZE = 17, 6
 FRAME_BATCH_SIZE, FRAMES_SHARE = 32, 5  # a fifth of the rows are frames: 20 k of them are 140 MB
 MEASURES = {
     "push_1": "push, 1 environment",
     "push_8": "push, 8 environments",
     "sample": "sample 256",
+    "prioritized": "prioritized: sample 256 of 1 M, and update",
+    "draw_update": "of this, draw and update",
+    "draw": "uniform: draw 256 of 1 M",
     "sample_frames": "sample 32 stacks of 4 frames",
 }
 
@@ -39,6 +46,12 @@ MEASURES = {
 class Buffer(NamedTuple):
     push: Callable[[int], Any]  # the rows of vector step t
     sample: Callable[[], Any]
+
+
+class Library(NamedTuple):
+    make: Callable[[int], Buffer]  # of so many environments
+    versions: str
+    make_prioritized: Callable[[int], Buffer] | None = None  # whose `sample` also gives the batch new priorities
 
 
 def main() -> None:
@@ -75,13 +88,20 @@ def main() -> None:
 
 def measure(library: str, num_rows: int) -> dict[str, Any]:
     """Microseconds a call of each kind, and versions."""
-    make, versions = {"alfish": alfish, "stable-baselines3": sb3, "cpprb": cpprb, "torchrl": torchrl}[library]()
-    result: dict[str, Any] = {"versions": versions}
+    made = {"alfish": alfish, "stable-baselines3": sb3, "cpprb": cpprb, "torchrl": torchrl}[library]()
+    result: dict[str, Any] = {"versions": made.versions}
     for num_envs in (1, 8):
-        buffer = make(num_envs)
+        buffer = made.make(num_envs)
         result[f"push_{num_envs}"] = _microseconds(buffer.push, num_rows // num_envs)
     result["sample"] = _microseconds(lambda _: buffer.sample(), 1000)
+    if made.make_prioritized is not None:
+        del buffer  # two of them need not be in memory
+        buffer = made.make_prioritized(8)
+        for t in range(CAPACITY // 8):
+            buffer.push(t)
+        result["prioritized"] = _microseconds(lambda _: buffer.sample(), 1000)
     if library == "alfish":
+        result |= alfish_draws()
         frames = alfish_frames()
         for t in range(num_rows // FRAMES_SHARE):
             frames.push(t)
@@ -96,6 +116,11 @@ def transitions(num_envs: int) -> tuple[np.ndarray, ...]:
     return tuple(generator.normal(size=(1000, num_envs, *shape)).astype(np.float32) for shape in shapes)
 
 
+def priorities() -> np.ndarray:
+    """For 1000 batches, `[1000, N]`, that updates go round and round in: like the TD errors of a network."""
+    return np.abs(np.random.default_rng(1).normal(size=(1000, BATCH_SIZE))).astype(np.float32)
+
+
 def is_last(t: int) -> bool:
     return t % EPISODE_LENGTH == EPISODE_LENGTH - 1
 
@@ -105,28 +130,70 @@ def step_type(t: int) -> int:
     return 0 if t % EPISODE_LENGTH == 0 else 2 if is_last(t) else 1
 
 
-def alfish() -> tuple[Callable[[int], Buffer], str]:
+def alfish() -> Library:
     import torch
 
     import alfish
-    from alfish.data import Experience, TimeStep
-    from alfish.replay import RingBuffer
+    from alfish.replay import Prioritized, RingBuffer
 
     def make(num_envs: int) -> Buffer:
         ring = RingBuffer(CAPACITY, num_envs)
-        observation, action, reward = (torch.from_numpy(rows).unsqueeze(1) for rows in transitions(num_envs))
-        env_id = torch.arange(num_envs, dtype=torch.int32).unsqueeze(0)
-        kinds = [torch.full((1, num_envs), kind, dtype=torch.int32) for kind in range(3)]
-        discount = torch.ones(1, num_envs)
+        return Buffer(alfish_push(ring), lambda: ring.sample(BATCH_SIZE))
 
-        def push(t: int) -> None:
-            at, before = t % 1000, (t - 1) % 1000
-            step = TimeStep(kinds[step_type(t)], reward[at], discount, observation[at], action[before], env_id)
-            ring.push(Experience(step, action[at], None, None))
+    def make_prioritized(num_envs: int) -> Buffer:
+        ring, sampler = RingBuffer(CAPACITY, num_envs), Prioritized(ALPHA, BETA)
+        sampler.bind(ring, 2)
+        priority = itertools.cycle(torch.from_numpy(priorities()))
 
-        return Buffer(push, lambda: ring.sample(BATCH_SIZE))
+        def sample() -> None:
+            start = sampler.draw(BATCH_SIZE, 0.0)
+            ring.windows(start, 2)
+            sampler.update(start, next(priority))
 
-    return make, f"alfish {alfish.__version__}"
+        return Buffer(alfish_push(ring), sample)
+
+    return Library(make, f"alfish {alfish.__version__}", make_prioritized)
+
+
+def alfish_push(ring: Any) -> Callable[[int], None]:
+    import torch
+
+    from alfish.data import Experience, TimeStep
+
+    observation, action, reward = (torch.from_numpy(rows).unsqueeze(1) for rows in transitions(ring.num_envs))
+    env_id = torch.arange(ring.num_envs, dtype=torch.int32).unsqueeze(0)
+    kinds = [torch.full((1, ring.num_envs), kind, dtype=torch.int32) for kind in range(3)]
+    discount = torch.ones(1, ring.num_envs)
+
+    def push(t: int) -> None:
+        at, before = t % 1000, (t - 1) % 1000
+        step = TimeStep(kinds[step_type(t)], reward[at], discount, observation[at], action[before], env_id)
+        ring.push(Experience(step, action[at], None, None))
+
+    return push
+
+
+def alfish_draws() -> dict[str, float]:
+    """Microseconds to draw windows from a full ring without reading them, and to update their priorities."""
+    import torch
+
+    from alfish.replay import Prioritized, RingBuffer, Uniform
+
+    ring, prioritized, uniform = RingBuffer(CAPACITY, 8), Prioritized(ALPHA, BETA), Uniform()
+    push = alfish_push(ring)
+    for t in range(CAPACITY // 8):
+        push(t)
+    for sampler in (prioritized, uniform):
+        sampler.bind(ring, 2)
+    priority = torch.from_numpy(priorities())
+
+    def draw_and_update(t: int) -> None:
+        prioritized.update(prioritized.draw(BATCH_SIZE, 0.0), priority[t % 1000])
+
+    return {
+        "draw_update": _microseconds(draw_and_update, 2000),
+        "draw": _microseconds(lambda _: uniform.draw(BATCH_SIZE, 0.0), 2000),
+    }
 
 
 def alfish_frames() -> Buffer:
@@ -157,7 +224,7 @@ def alfish_frames() -> Buffer:
     return Buffer(push, sample)
 
 
-def sb3() -> tuple[Callable[[int], Buffer], str]:
+def sb3() -> Library:
     import stable_baselines3
     from gymnasium import spaces
     from stable_baselines3.common.buffers import ReplayBuffer
@@ -175,41 +242,54 @@ def sb3() -> tuple[Callable[[int], Buffer], str]:
 
         return Buffer(push, lambda: replay.sample(BATCH_SIZE))
 
-    return make, f"stable-baselines3 {stable_baselines3.__version__}"
+    return Library(make, f"stable-baselines3 {stable_baselines3.__version__}")
 
 
-def cpprb() -> tuple[Callable[[int], Buffer], str]:
+def cpprb() -> Library:
     from importlib.metadata import version
 
-    from cpprb import ReplayBuffer
+    from cpprb import PrioritizedReplayBuffer, ReplayBuffer
 
-    def make(num_envs: int) -> Buffer:
+    shapes = {"obs": OBSERVATION_SIZE, "next_obs": OBSERVATION_SIZE, "act": ACTION_SIZE, "rew": 1, "done": 1}
+    layout = {name: {"shape": shape} for name, shape in shapes.items()}
+
+    def push_into(replay: Any, num_envs: int) -> Callable[[int], None]:
         observation, action, reward = transitions(num_envs)
         done = [np.full(num_envs, float(last), np.float32) for last in (False, True)]
-        shapes = {"obs": OBSERVATION_SIZE, "next_obs": OBSERVATION_SIZE, "act": ACTION_SIZE, "rew": 1, "done": 1}
-        replay = ReplayBuffer(CAPACITY, {name: {"shape": shape} for name, shape in shapes.items()})
 
         def push(t: int) -> None:
             at, after = t % 1000, (t + 1) % 1000
             rows = {"obs": observation[at], "next_obs": observation[after], "act": action[at], "rew": reward[at]}
             replay.add(**rows, done=done[is_last(t)])
 
-        return Buffer(push, lambda: replay.sample(BATCH_SIZE))
+        return push
 
-    return make, f"cpprb {version('cpprb')}"
+    def make(num_envs: int) -> Buffer:
+        replay = ReplayBuffer(CAPACITY, layout)
+        return Buffer(push_into(replay, num_envs), lambda: replay.sample(BATCH_SIZE))
+
+    def make_prioritized(num_envs: int) -> Buffer:
+        replay = PrioritizedReplayBuffer(CAPACITY, layout, alpha=ALPHA)
+        priority = itertools.cycle(priorities())
+
+        def sample() -> None:
+            batch = replay.sample(BATCH_SIZE, beta=BETA)
+            replay.update_priorities(batch["indexes"], next(priority))
+
+        return Buffer(push_into(replay, num_envs), sample)
+
+    return Library(make, f"cpprb {version('cpprb')}", make_prioritized)
 
 
-def torchrl() -> tuple[Callable[[int], Buffer], str]:
+def torchrl() -> Library:
     import torch
     import torchrl
     from tensordict import TensorDict
-    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+    from torchrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
 
-    def make(num_envs: int) -> Buffer:
+    def push_into(replay: Any, num_envs: int) -> Callable[[int], None]:
         observation, action, reward = (torch.from_numpy(rows) for rows in transitions(num_envs))
         done = [torch.full((num_envs, 1), last) for last in (False, True)]
-        storage = LazyTensorStorage(CAPACITY)
-        replay = TensorDictReplayBuffer(storage=storage, batch_size=BATCH_SIZE)
 
         def push(t: int) -> None:
             at, after, last = t % 1000, (t + 1) % 1000, done[is_last(t)]
@@ -217,9 +297,24 @@ def torchrl() -> tuple[Callable[[int], Buffer], str]:
             rows = {"observation": observation[at], "action": action[at], "next": following}
             replay.extend(TensorDict(rows, batch_size=[num_envs]))
 
-        return Buffer(push, replay.sample)
+        return push
 
-    return make, f"torchrl {torchrl.__version__}"
+    def make(num_envs: int) -> Buffer:
+        replay = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH_SIZE)
+        return Buffer(push_into(replay, num_envs), replay.sample)
+
+    def make_prioritized(num_envs: int) -> Buffer:
+        sampler = PrioritizedSampler(CAPACITY, ALPHA, BETA)
+        replay = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, batch_size=BATCH_SIZE)
+        priority = itertools.cycle(torch.from_numpy(priorities()))
+
+        def sample() -> None:
+            batch = replay.sample()
+            replay.update_priority(batch["index"], next(priority))
+
+        return Buffer(push_into(replay, num_envs), sample)
+
+    return Library(make, f"torchrl {torchrl.__version__}", make_prioritized)
 
 
 def _microseconds(function: Callable[[int], Any], count: int) -> float:

@@ -123,6 +123,10 @@ class OfflineBuffer(RingBuffer):
         """Nothing of what was recorded is forgotten."""
         raise TypeError("an OfflineBuffer is read only")
 
+    def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """As if every window had two rows: no more rows will come, and a column's last transitions count too."""
+        return super().start_range(2, newest)
+
     def state_dict(self) -> dict[str, Any]:
         """What tells that a resumed run reads the same data: the data themselves are in their files."""
         if self._fingerprint is None:
@@ -148,10 +152,6 @@ class OfflineBuffer(RingBuffer):
                 f"was saved with {state['num_rows']:,} in {state['num_columns']}, or with others; put the data "
                 "back, or start anew in another directory"
             )
-
-    def _candidates(self, window_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """As if every window had two rows: no more rows will come, and a column's last transitions count too."""
-        return super()._candidates(2)
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
         """Behind the end of a column its LAST row repeats, which trains nothing."""

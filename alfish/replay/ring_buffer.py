@@ -27,6 +27,7 @@ class Window(NamedTuple):
 
     column: torch.Tensor  # [N] int64
     position: torch.Tensor  # [N] int64
+    weight: torch.Tensor | None = None  # [N] float32, importance weight; None: all 1
 
 
 class RingBuffer:
@@ -103,6 +104,11 @@ class RingBuffer:
         return self._book is not None
 
     @property
+    def state_period(self) -> int | None:
+        """Positions of a stretch, which keeps one state; None: no states are kept."""
+        return self._state_period
+
+    @property
     def num_rows(self) -> int:
         """Rows of all columns at present."""
         return int(self._sizes().sum())
@@ -162,14 +168,50 @@ class RingBuffer:
         column, position = self._draw(num_windows, window_length)
         return self._windows(column, position, window_length)
 
-    def draw(self, num_windows: int, window_length: int = 2) -> Window:
-        """The starts of `sample`."""
-        column, position = self._draw(num_windows, window_length)
+    def draw(self, num_windows: int, window_length: int = 2, newest: int | None = None) -> Window:
+        """The starts of `sample`.
+
+        Args:
+          num_windows: N.
+          window_length: L, rows.
+          newest: start among so many newest rows of each column, at least L, unless no window may start at any of
+            these; None: among all.
+        """
+        column, position = self._draw(num_windows, window_length, newest)
         return Window(torch.from_numpy(column).to(self._device), torch.from_numpy(position).to(self._device))
 
     def windows(self, start: Window, window_length: int) -> Batch:
-        """The rows of windows that start there."""
-        return self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
+        """The rows of windows that start there, and the weights of these."""
+        batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
+        return batch._replace(weight=start.weight)
+
+    def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Where windows may start as far as the rows around them are concerned; `may_start` has the last word.
+
+        Args:
+          window_length: L, rows.
+          newest: only among so many newest rows of each column; None: among all.
+
+        Returns:
+          `[B]` int64 each: per column, the first position that a window may start at, and how many there are from it
+          on. Once a column has rows, neither end of its range goes back, at `clear` neither.
+        """
+        sizes = self._sizes()
+        oldest = self._pos - sizes
+        low = oldest
+        if self._num_ignored and self._rows is not None:
+            misses = oldest > 0  # rows before the oldest one
+            # A resumed run whose rows were not saved may begin within an episode.
+            misses = misses | (self._step_type[: self.num_envs] != StepType.FIRST).cpu().numpy()
+            low = oldest + np.where(misses, self._num_ignored, 0)
+        if newest is not None:
+            low = np.maximum(low, self._pos - newest)
+        return low, np.maximum(self._pos - window_length - low + 1, 0)
+
+    def may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
+        """`[N]` bool: whether the rows at these positions of these columns (`[N]` int64 both), which must still be
+        there, may start a window: they train."""
+        return self._startable[position % self._length, column]
 
     def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
         """The rows at these positions (`[L, N]`) of these columns (`[N]`), which must still be there."""
@@ -318,19 +360,19 @@ class RingBuffer:
         assert (position < self._pos[owner]).all() and (position >= self._start[owner]).all()
         assert (position // (self._state_period or 1) % self._num_slots == slot).all(), "a state is in another's slot"
 
-    def _draw(self, num_windows: int, window_length: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draw(self, num_windows: int, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Columns and positions by rejection: drawn uniformly from all rows, and again where one may not start.
 
         With states, from all stretches of a column that may have one.
         """
-        low, count = self._candidates(window_length)
+        low, count = self.start_range(window_length, newest)
         lowest, end = low, low + count
         if self._state_period is not None:
             low = lowest // self._state_period
             count = np.where(count > 0, (end - 1) // self._state_period - low + 1, 0)
         total = int(count.sum())
         if total <= 0:
-            raise UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
+            raise no_window(window_length)
         columns, positions, missing = [], [], num_windows
         ends = np.cumsum(count)
         for _ in range(1000):
@@ -339,7 +381,7 @@ class RingBuffer:
             drawn = np.searchsorted(ends, ticket, side="right") if self.num_envs > 1 else np.zeros_like(ticket)
             at = ticket - (ends - count)[drawn] + low[drawn]
             if self._state_period is None:
-                fits = self._may_start(drawn, at)
+                fits = self.may_start(drawn, at)
             else:
                 at = self._state_position[at % self._num_slots, drawn]
                 fits = (at >= lowest[drawn]) & (at < end[drawn])
@@ -348,10 +390,18 @@ class RingBuffer:
             missing -= len(columns[-1])
             if missing == 0:
                 break
+            if newest is not None and not fits.any() and not self._holds_start(lowest, end):
+                return self._draw(num_windows, window_length)
         else:
             raise UsageError("the replay holds hardly a row to start from: its episodes may all have length 0")
         column, position = (parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in (columns, positions))
         return column, position
+
+    def _holds_start(self, low: np.ndarray, high: np.ndarray) -> bool:
+        """Whether a window may start at any position of `[low, high)` (`[B]` both)."""
+        if self._state_period is not None:
+            return bool(((self._state_position >= low) & (self._state_position < high)).any())
+        return bool(self.may_start(*rows_between(low, high)).any())
 
     def _windows(self, column: np.ndarray, position: np.ndarray, window_length: int) -> Batch:
         experience = self._read(column, position + np.arange(window_length)[:, None])
@@ -508,20 +558,17 @@ class RingBuffer:
     def _sizes(self) -> np.ndarray:
         return np.minimum(self._pos - self._start, self._length)
 
-    def _candidates(self, window_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Per column, the first position that a window may start at, and how many there are from it on."""
-        sizes = self._sizes()
-        oldest = self._pos - sizes
-        low = oldest
-        if self._num_ignored and self._rows is not None:
-            misses = oldest > 0  # rows before the oldest one
-            # A resumed run whose rows were not saved may begin within an episode.
-            misses = misses | (self._step_type[: self.num_envs] != StepType.FIRST).cpu().numpy()
-            low = oldest + np.where(misses, self._num_ignored, 0)
-        return low, np.maximum(self._pos - window_length - low + 1, 0)
 
-    def _may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        return self._startable[position % self._length, column]
+def rows_between(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and positions (`[N]` int64 both) of the rows in `[low, high)` (`[B]` both), column by column."""
+    count = np.maximum(high - low, 0)
+    column = np.repeat(np.arange(len(low)), count)
+    return column, np.arange(len(column)) + np.repeat(low - (np.cumsum(count) - count), count)
+
+
+def no_window(window_length: int) -> UsageError:
+    """What to raise where nothing can be drawn yet."""
+    return UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
 
 
 def _as_numpy(leaf: torch.Tensor) -> torch.Tensor | np.ndarray:

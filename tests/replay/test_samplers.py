@@ -1,0 +1,751 @@
+"""Samplers against slow, obvious ones, over rings whose every step type is remembered."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from alfish.data import Experience, StepType, TimeStep
+from alfish.errors import UsageError
+from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
+from alfish.replay import Epochs, Prioritized, RingBuffer, Uniform, Window
+from alfish.schedules import Linear
+
+FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
+
+
+class Recording:
+    """A ring, and every step type that was ever pushed to it: `history[column][position]`.
+
+    Episodes have random lengths, none among them, and some break off without a LAST row.
+    """
+
+    def __init__(self, num_envs=1, length=40, num_ignored=0, seed=0, state_period=None):
+        self.make = lambda: RingBuffer(num_envs * length, num_envs, "cpu", None, num_ignored, state_period)
+        self.ring, self.length, self.num_ignored = self.make(), length, num_ignored
+        self.history, self.cleared_at = [[] for _ in range(num_envs)], [0] * num_envs
+        self.rng = np.random.default_rng(seed)
+
+    def push(self, *counts):
+        """So many rows of each column; one number stands for all columns."""
+        counts = counts * len(self.history) if len(counts) == 1 else counts
+        step_type = np.full((max(counts), len(counts)), PAD, np.int32)
+        state = torch.tensor([len(rows) for rows in self.history]).float()
+        for column, count in enumerate(counts):
+            for t in range(count):
+                step_type[t, column] = self._next(self.history[column])
+        self.ring.push(experience_of(torch.from_numpy(step_type))._replace(state=state))
+
+    def clear(self):
+        self.ring.clear()
+        self.cleared_at = [len(rows) for rows in self.history]
+
+    def starts(self, window_length, newest=None):
+        """Every (column, position) that may start a window, worked out from the rows themselves."""
+        found = []
+        for column, rows in enumerate(self.history):
+            oldest = max(len(rows) - self.length, self.cleared_at[column])
+            low = oldest + (self.num_ignored if oldest else 0)
+            low = low if newest is None else max(low, len(rows) - newest)
+            for position in range(low, len(rows) - window_length + 1):
+                if rows[position] in (FIRST, MID) and rows[position + 1] in (MID, LAST):
+                    found.append((column, position))
+        return found
+
+    def _next(self, rows):
+        if not rows or rows[-1] == LAST:
+            rows.append(FIRST)
+        elif rows[-1] == MID and self.rng.random() < 0.1:
+            rows[-1] = LAST  # the ring mends what was broken off
+            rows.append(FIRST)
+        else:
+            rows.append(LAST if self.rng.random() < 0.25 else MID)
+        return rows[-1]
+
+
+def experience_of(step_type):
+    """Rows `[T, B]` of nothing else."""
+    zeros, env_id = torch.zeros(step_type.shape), torch.arange(step_type.shape[1]).int().expand(step_type.shape)
+    return Experience(TimeStep(step_type, zeros, zeros, zeros, zeros, env_id), zeros, None, None)
+
+
+def bound(sampler, ring, window_length=2):
+    sampler.bind(ring, window_length)
+    return sampler
+
+
+def pairs(window):
+    return list(zip(window.column.tolist(), window.position.tolist()))
+
+
+def saved(thing):
+    file = io.BytesIO()
+    torch.save(thing.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def reloaded(recording, sampler, fresh, window_length=2):
+    """The ring and the sampler, each as a process that goes on would have them."""
+    ring = recording.make()
+    ring.load_state_dict(saved(recording.ring))
+    bound(fresh, ring, window_length).load_state_dict(saved(sampler))
+    recording.ring = ring
+    return fresh
+
+
+# What holds for every sampler.
+
+SAMPLERS = {
+    "uniform": Uniform,
+    "uniform, some recent": lambda: Uniform(recent_share=0.3, recent_rows=36),
+    "prioritized": Prioritized,
+    "epochs": Epochs,
+}
+
+
+@pytest.fixture(params=SAMPLERS)
+def make(request):
+    return SAMPLERS[request.param]
+
+
+def test_a_draw_is_of_starts_and_repeats_with_its_seed(make):
+    recording = Recording(3)
+    recording.push(33)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        drawn.append(bound(make(), recording.ring, 4).draw(50, 0.5))
+    window = drawn[0]
+    assert window.column.shape == window.position.shape == (50,)
+    assert window.column.dtype == window.position.dtype == torch.int64
+    assert set(pairs(window)) <= set(recording.starts(4))
+    assert pairs(window) == pairs(drawn[1])
+    assert recording.ring.windows(window, 4).mask.shape == (3, 50)
+
+
+def test_before_there_are_rows_a_draw_says_so_and_later_it_works(make):
+    recording = Recording(2)
+    sampler = bound(make(), recording.ring, 3)
+    with pytest.raises(UsageError, match="no window of 3 rows yet; collect more"):
+        sampler.draw(4, 0.0)
+    recording.push(2)
+    with pytest.raises(UsageError, match="no window of 3 rows yet; collect more"):
+        sampler.draw(4, 0.0)
+    recording.push(20)
+    assert set(pairs(sampler.draw(4, 0.0))) <= set(recording.starts(3))
+    recording.clear()
+    with pytest.raises(UsageError, match="no window of 3 rows yet; collect more"):
+        sampler.draw(4, 0.0)
+
+
+def test_a_sampler_serves_one_ring(make):
+    recording, other = Recording(2), Recording(2)
+    sampler = bound(make(), recording.ring)
+    with pytest.raises(UsageError, match="serves a replay already; make another"):
+        sampler.bind(other.ring, 2)
+
+
+def test_only_samplers_that_use_priorities_take_them(make):
+    recording = Recording()
+    recording.push(30)
+    sampler = bound(make(), recording.ring)
+    window = sampler.draw(5, 0.0)
+    if sampler.uses_priorities:
+        sampler.update(window, torch.ones(5))
+    else:
+        with pytest.raises(TypeError, match="draws by no priorities"):
+            sampler.update(window, torch.ones(5))
+
+
+def test_only_uniform_serves_rings_that_keep_states(make):
+    recording = Recording(2, state_period=4)
+    for _ in range(9):
+        recording.push(4)
+    if isinstance(make(), Uniform):
+        sampler = bound(make(), recording.ring)
+        assert all(position % 4 == 0 for _, position in pairs(sampler.draw(60, 0.0)))
+    else:
+        with pytest.raises(UsageError, match="policies with memory only where a state is stored; use Uniform"):
+            make().bind(recording.ring, 2)
+
+
+@pytest.mark.parametrize("num_ignored", [0, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_reload_draws_go_on_bit_for_bit(make, seed, num_ignored):
+    recording = Recording(3, 17, num_ignored, seed)
+    sampler = bound(make(), recording.ring, 3)
+    for count in (12, 9, 4):
+        recording.push(count, count - 1, count)
+        window = sampler.draw(30, 0.0)
+        if sampler.uses_priorities:
+            sampler.update(window, torch.rand(30))
+    recording.push(2)  # the sampler has not seen these
+    ring, other = recording.ring, reloaded(recording, sampler, make(), 3)
+    rows = experience_of(torch.tensor([[MID, MID, MID], [LAST, MID, LAST], [FIRST, MID, FIRST]], dtype=torch.int32))
+    drawn = []
+    for one, ring_of_one in ((sampler, ring), (other, recording.ring)):
+        torch.manual_seed(8)
+        drawn.append([one.draw(20, 0.2)])
+        if one.uses_priorities:
+            one.update(drawn[-1][0], torch.arange(20.0))
+        ring_of_one.push(rows)
+        drawn[-1].append(one.draw(20, 0.2))
+        one.check_valid()
+    for a, b in zip(*drawn):
+        assert pairs(a) == pairs(b)
+        assert a.weight is b.weight is None or torch.equal(a.weight, b.weight)
+
+
+@pytest.mark.parametrize("kind", ["prioritized", "epochs"])
+def test_a_state_of_rows_that_are_not_there_is_refused(kind):
+    make, recording = SAMPLERS[kind], Recording(2)
+    sampler = bound(make(), recording.ring)
+    recording.push(30)
+    sampler.draw(4, 0.0)
+    with pytest.raises(UsageError, match="rows that this replay does not hold; load the rows"):
+        bound(make(), recording.make()).load_state_dict(sampler.state_dict())
+
+
+def test_weights_go_on_to_the_batch():
+    recording = Recording(2)
+    recording.push(30)
+    start = bound(Prioritized(), recording.ring).draw(9, 0.0)
+    batch = recording.ring.windows(start, 2)
+    assert batch.weight is start.weight and torch.equal(batch.position, start.position)
+    assert recording.ring.windows(Window(start.column, start.position), 2).weight is None
+
+
+# Prioritized
+
+
+class Reference:
+    """What `Prioritized` says of itself, with a dict."""
+
+    def __init__(self, epsilon=1e-6):
+        self.priority, self.largest, self.epsilon = {}, 1.0, epsilon
+
+    def draw(self, starts):
+        self.priority = {start: self.priority.get(start, self.largest) for start in starts}
+
+    def update(self, starts, priority):
+        for start, one in zip(starts, priority.tolist()):
+            self.largest = max(self.largest, one + self.epsilon)
+            if start in self.priority:
+                self.priority[start] = one + self.epsilon
+
+    def weights(self, alpha, beta):
+        """Of each start, w / max w being the caller's."""
+        total = sum(p**alpha for p in self.priority.values())
+        return {start: (len(self.priority) * p**alpha / total) ** -beta for start, p in self.priority.items()}
+
+
+SETTINGS = [  # num_envs, rows a column, rows ignored, window length
+    (1, 9, 0, 2),
+    (3, 14, 0, 2),
+    (2, 30, 3, 2),
+    (3, 25, 0, 4),
+    (2, 19, 2, 5),
+]
+ALPHA, BETA = 0.7, 0.9
+CHANCES = {"aligned": 6, "ragged": 5, "ring": 1, "clear": 1, "update": 5, "stale": 1, "reload": 1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("num_envs", "length", "num_ignored", "window_length"), SETTINGS)
+def test_prioritized_is_the_reference_whatever_happens_to_the_ring(num_envs, length, num_ignored, window_length, seed):
+    recording = Recording(num_envs, length, num_ignored, seed)
+    rng, reference = recording.rng, Reference()
+    torch.manual_seed(seed)
+
+    def make():
+        return Prioritized(ALPHA, BETA, normalize=False)
+
+    sampler, drawn = bound(make(), recording.ring, window_length), []
+    num_checked = num_refused = 0
+    for _ in range(200):
+        operation = rng.choice(list(CHANCES), p=np.array(list(CHANCES.values())) / sum(CHANCES.values()))
+        if operation == "aligned":
+            recording.push(int(rng.integers(1, length + 1)))
+        elif operation == "ragged":
+            counts = rng.integers(0, 1 + rng.integers(1, length + 1), num_envs)
+            counts[rng.integers(num_envs)] += counts.max() == 0
+            recording.push(*counts.tolist())
+        elif operation == "ring":
+            for _ in range(rng.integers(1, 4)):
+                recording.push(length)
+        elif operation == "clear":
+            recording.clear()
+        elif operation in ("update", "stale") and drawn:
+            window = drawn[-1] if operation == "update" else drawn[rng.integers(len(drawn))]
+            some = torch.from_numpy(rng.integers(0, len(window.column), 30))  # with duplicates
+            window = Window(window.column[some], window.position[some])
+            priority = torch.from_numpy(rng.random(30) * 3)
+            sampler.update(window, priority)
+            reference.update(pairs(window), priority)
+        elif operation == "reload":
+            sampler = reloaded(recording, sampler, make(), window_length)
+        sampler.check_valid()
+        if rng.random() < 0.3:
+            continue  # several things between two draws
+        starts = recording.starts(window_length)
+        if not starts:
+            with pytest.raises(UsageError, match="no window"):
+                sampler.draw(3, 0.0)
+            num_refused += 1
+            reference.draw([])
+            continue
+        reference.draw(starts)
+        drawn.append(sampler.draw(10 * len(starts), 0.0))
+        sampler.check_valid()
+        # A row's weight tells its share of the whole, so each of these checks all priorities.
+        expected = reference.weights(ALPHA, BETA)
+        assert set(pairs(drawn[-1])) <= set(starts)
+        np.testing.assert_allclose(drawn[-1].weight, [expected[start] for start in pairs(drawn[-1])], rtol=1e-5)
+        num_checked += len(starts)
+    assert num_checked > 500 and num_refused > 0
+    assert min(len(rows) for rows in recording.history) > 20 * length  # it did wrap
+
+
+def with_priorities(recording, window_length=2, **settings):
+    """A sampler whose rows have priorities from 0.1 to 10, and what these are."""
+    sampler = bound(Prioritized(**settings), recording.ring, window_length)
+    starts = recording.starts(window_length)
+    sampler.draw(1, 0.0)
+    column, position = torch.tensor(starts).T
+    priority = 10 ** (2 * torch.rand(len(starts), dtype=torch.float64) - 1)
+    sampler.update(Window(column, position), priority)
+    return sampler, starts, (priority + 1e-6).numpy()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_rows_come_as_often_as_their_priorities_say(alpha):
+    """Pearson's chi-square: k - 1 degrees of freedom, so about k - 1 +- sqrt(2 (k - 1)); with strata it is far less."""
+    torch.manual_seed(0)
+    recording = Recording(3, 60)
+    recording.push(60)
+    recording.push(17)
+    sampler, starts, p = with_priorities(recording, alpha=alpha)
+    counts = dict.fromkeys(starts, 0)
+    for _ in range(400):
+        for start in pairs(sampler.draw(256, 0.0)):
+            counts[start] += 1
+    expected = 400 * 256 * p**alpha / (p**alpha).sum()
+    statistic = ((np.array(list(counts.values())) - expected) ** 2 / expected).sum()
+    freedom = len(starts) - 1
+    assert abs(statistic - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def test_at_beta_1_the_weighted_mean_is_that_of_all_rows():
+    torch.manual_seed(0)
+    recording = Recording(2, 60)
+    recording.push(60)
+    sampler, starts, p = with_priorities(recording, alpha=1.0, beta=1.0, normalize=False)
+    value = dict(zip(starts, np.log(p)))  # far from independent of the priority
+    window = sampler.draw(200_000, 0.0)
+    drawn = np.array([value[start] for start in pairs(window)])
+    plain, weighted = drawn.mean(), (drawn * window.weight.numpy()).mean()
+    error = (drawn * window.weight.numpy()).std() / len(drawn) ** 0.5
+    expected = np.log(p).mean()
+    assert abs(weighted - expected) < 4 * error and abs(plain - expected) > 50 * error
+    assert window.weight.mean() == pytest.approx(1, abs=0.02)
+
+
+def test_normalized_weights_are_divided_by_the_largest_of_the_draw():
+    torch.manual_seed(0)
+    recording = Recording(2)
+    recording.push(40)
+    sampler, starts, p = with_priorities(recording, beta=0.5)
+    window = sampler.draw(20, 0.0)
+    p = dict(zip(starts, p))
+    share = np.array([p[start] for start in pairs(window)]) ** 0.6
+    assert window.weight.dtype == torch.float32 and window.weight.max() == 1
+    np.testing.assert_allclose(window.weight, (share / share.min()) ** -0.5, rtol=1e-5)
+
+
+def test_a_new_row_has_the_largest_priority_so_far_and_1_at_first():
+    torch.manual_seed(0)
+    recording = Recording(length=1000)
+    sampler = bound(Prioritized(alpha=1.0, beta=1.0, normalize=False), recording.ring)
+    recording.push(200)
+    assert (sampler.draw(50, 0.0).weight - 1).abs().max() < 1e-6  # all alike
+    old = recording.starts(2)
+    column, position = torch.tensor(old).T
+    sampler.update(Window(column, position), torch.full((len(old),), 0.5))
+    sampler.update(Window(column[:1], position[:1]), torch.tensor([7.0]))
+    sampler.update(Window(column[:1], position[:1]), torch.tensor([0.5]))  # 7 was seen all the same
+    recording.push(20)
+    new = set(recording.starts(2)) - set(old)
+    window = sampler.draw(5000, 0.0)
+    is_new = torch.tensor([start in new for start in pairs(window)])
+    ratio = window.weight[~is_new].mean() / window.weight[is_new].mean()
+    assert ratio == pytest.approx(7 / 0.5, rel=1e-4)
+    assert int(is_new.sum()) == pytest.approx(5000 * 14 * len(new) / (14 * len(new) + len(old)), rel=0.1)
+
+
+def test_of_a_window_that_comes_twice_the_last_priority_counts():
+    recording = Recording()
+    recording.push(40)
+    sampler = bound(Prioritized(alpha=1.0, beta=1.0), recording.ring)
+    (column, position), *_ = recording.starts(2)
+    sampler.draw(1, 0.0)
+    rare = Window(torch.tensor([column] * 3), torch.tensor([position] * 3))
+    sampler.update(rare, torch.tensor([5.0, 9.0, 0.0]))
+    assert (column, position) not in pairs(sampler.draw(2000, 0.0))
+    sampler.update(rare, torch.tensor([0.0, 0.0, 1e9]))
+    assert set(pairs(sampler.draw(2000, 0.0))) == {(column, position)}
+
+
+@pytest.mark.parametrize("num_rows", [1, 20, 40, 100])
+@pytest.mark.parametrize("clears", [False, True])
+@pytest.mark.parametrize("draws_between", [False, True])
+def test_an_update_of_rows_that_are_gone_changes_no_other_row(num_rows, clears, draws_between):
+    """The rows in their places would show a priority of a million."""
+    torch.manual_seed(0)
+    recording = Recording(2, 20)
+    recording.push(20)
+    sampler = bound(Prioritized(alpha=1.0, beta=1.0, normalize=False), recording.ring)
+    window = sampler.draw(500, 0.0)
+    if clears:
+        recording.clear()
+    for start in range(0, num_rows, 20):
+        recording.push(min(num_rows - start, 20))
+    starts = recording.starts(2)
+    gone = torch.tensor([start not in starts for start in pairs(window)])
+    assert gone.any()
+    if draws_between and starts:
+        sampler.draw(1, 0.0)
+    sampler._largest = np.float32(1)
+    sampler.update(Window(window.column[gone], window.position[gone]), torch.full((int(gone.sum()),), 1e6))
+    sampler._largest = np.float32(1)  # new rows should not hide what is asked here
+    if starts:
+        assert (sampler.draw(50, 0.0).weight - 1).abs().max() < 1e-5
+        sampler.check_valid()
+
+
+def test_an_update_of_rows_to_come_changes_no_other_row():
+    recording = Recording(2, 20)
+    recording.push(20)
+    recording.push(5)
+    sampler = bound(Prioritized(beta=1.0, normalize=False), recording.ring)
+    window = sampler.draw(50, 0.0)
+    sampler.update(Window(window.column, window.position + 20), torch.full((50,), 1e6))
+    assert (sampler.draw(50, 0.0).weight - 1).abs().max() < 1e-5
+
+
+def test_a_row_that_may_not_start_a_window_takes_no_priority():
+    recording = Recording(length=60)
+    recording.push(60)
+    sampler = bound(Prioritized(), recording.ring, 3)
+    sampler.draw(1, 0.0)
+    others = sorted({(0, position) for position in range(60)} - set(recording.starts(3)))
+    assert (0, 58) in others and (0, 59) in others
+    column, position = torch.tensor(others).T
+    sampler.update(Window(column, position), torch.full((len(others),), 1e9))
+    sampler.check_valid()
+    assert set(pairs(sampler.draw(2000, 0.0))) <= set(recording.starts(3))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.1, 1e39])
+def test_a_priority_that_is_none_is_refused_and_nothing_is_written(bad):
+    recording = Recording()
+    recording.push(40)
+    sampler = bound(Prioritized(), recording.ring)
+    window = sampler.draw(4, 0.0)
+    before = saved(sampler)
+    with pytest.raises(UsageError, match="LossInfo.priority is .* for one of 4 windows; it is finite"):
+        sampler.update(window, torch.tensor([5.0, 6.0, bad, 7.0], dtype=torch.float64))
+    with pytest.raises(UsageError, match=r"LossInfo.priority has shape \(4, 1\); it is one number for each of 4"):
+        sampler.update(window, torch.ones(4, 1))
+    assert all(torch.equal(one, before[name]) for name, one in sampler.state_dict().items())
+    sampler.check_valid()
+
+
+def test_a_priority_of_0_leaves_a_row_that_can_come():
+    recording = Recording()
+    recording.push(40)
+    sampler = bound(Prioritized(epsilon=0.1), recording.ring)
+    starts = recording.starts(2)
+    sampler.draw(1, 0.0)
+    column, position = torch.tensor(starts).T
+    sampler.update(Window(column, position), torch.zeros(len(starts), requires_grad=True))
+    assert set(pairs(sampler.draw(100 * len(starts), 0.0))) == set(starts)
+
+
+def test_alpha_and_beta_may_be_schedules():
+    torch.manual_seed(0)
+    recording = Recording(2)
+    recording.push(40)
+    settings = {"alpha": Linear(1.0, 0.5), "beta": Linear(0.2, 1.0), "normalize": False}
+    sampler, starts, p = with_priorities(recording, **settings)
+
+    def check(progress, alpha, beta, sampler=sampler):
+        window = sampler.draw(100, progress)
+        sampler.check_valid()
+        expected = dict(zip(starts, (len(p) * p**alpha / (p**alpha).sum()) ** -beta))
+        np.testing.assert_allclose(window.weight, [expected[start] for start in pairs(window)], rtol=1e-5)
+
+    check(0.0, 1.0, 0.2)
+    check(0.016, 1.0, 0.2128)  # alpha has moved by 0.008, and all weights stay
+    check(0.024, 0.988, 0.2192)
+    check(0.036, 0.988, 0.2288)  # 0.006 since then
+    check(1.0, 0.5, 1.0)
+    check(0.99, 0.5, 0.992)
+    check(0.99, 0.5, 0.992, reloaded(recording, sampler, Prioritized(**settings)))  # a reload does not move it either
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 1.5}, "Prioritized.alpha is 1.5 at progress 0.0; it is in"),
+        ({"alpha": Linear(0.5, -0.5)}, "Prioritized.alpha is -0.5 at progress 1.0"),
+        ({"beta": Linear(0.5, 2.0)}, "Prioritized.beta is 2.0 at progress 1.0"),
+        ({"epsilon": 0.0}, "Prioritized.epsilon is 0.0; it must be positive"),
+        ({"epsilon": -1.0}, "Prioritized.epsilon is -1.0; it must be positive"),
+    ],
+)
+def test_settings_outside_their_ranges_are_refused(settings, message):
+    recording = Recording()
+    recording.push(40)
+    with pytest.raises(UsageError, match=message):
+        bound(Prioritized(**settings), recording.ring).draw(4, 1.0)
+
+
+@pytest.mark.parametrize(("num_envs", "length"), [(3, 40), (2, 60)])
+def test_priorities_of_another_ring_are_refused_by_both_numbers(num_envs, length):
+    one, other = Recording(2), Recording(num_envs, length)
+    for recording in (one, other):
+        recording.push(30)
+    sampler = bound(Prioritized(), one.ring)
+    message = rf"2 columns and 80 rows, this replay is of {num_envs} and {num_envs * length}; keep the capacity"
+    with pytest.raises(UsageError, match=message):
+        bound(Prioritized(), other.ring).load_state_dict(sampler.state_dict())
+
+
+@pytest.mark.parametrize("break_it", [
+    lambda sampler: sampler._priority.__setitem__(0, 9.0),
+    lambda sampler: sampler._priority.__setitem__(sampler._priority.nonzero()[0][0], 0.0),
+    lambda sampler: setattr(sampler, "_count", 1),
+    lambda sampler: setattr(sampler, "_largest", np.float32(0.5)),
+    lambda sampler: setattr(sampler, "_high", sampler._high - 1),
+    lambda sampler: setattr(sampler, "_low", sampler._low + 30),
+])  # fmt: skip
+def test_check_valid_sees_books_that_do_not_agree(break_it):
+    recording = Recording(2)
+    recording.push(40)
+    sampler = bound(Prioritized(), recording.ring)
+    sampler.draw(4, 0.0)
+    sampler.check_valid()
+    break_it(sampler)
+    with pytest.raises(AssertionError):
+        sampler.check_valid()
+
+
+@pytest.fixture
+def recorded():
+    """Episodes of 3, 1, 5 and 2 transitions in two columns."""
+    episodes = []
+    for id, length in enumerate((3, 1, 5, 2)):
+        ends = np.arange(length) == length - 1
+        observations = np.zeros((length + 1, 2), np.float32)
+        episodes.append(Episode(str(id), observations, np.zeros(length, np.int64), np.ones(length), ends, ends & False))
+    return episodes
+
+
+@pytest.mark.parametrize("make", [Prioritized, Epochs])
+@pytest.mark.parametrize("window_length", [2, 4])
+def test_all_transitions_of_recorded_data_come(make, window_length, recorded):
+    """The last ones of a column too, which no later row completes."""
+    from gymnasium import spaces
+
+    torch.manual_seed(0)
+    shapes = Spaces(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    buffer = OfflineBuffer([Arrays(recorded, shapes)], num_columns=2)
+    sampler = bound(make(), buffer, window_length)
+    window = sampler.draw(11 if make is Epochs else 500, 0.0)
+    expected = {(e.column, e.position + t) for e in buffer.episodes for t in range(e.length)}
+    assert set(pairs(window)) == expected and len(expected) == 11
+    sampler.check_valid()
+    assert buffer.windows(window, window_length).mask[0].all()
+    other = bound(make(), buffer, window_length)
+    other.load_state_dict(saved(sampler))
+    for one in (sampler, other):
+        torch.manual_seed(1)
+        window = one.draw(40, 0.0)
+        if one.uses_priorities:
+            one.update(window, torch.arange(40.0))
+    assert all(torch.equal(leaf, saved(other)[name]) for name, leaf in saved(sampler).items())
+
+
+# Uniform
+
+
+def test_uniform_draws_what_the_ring_draws():
+    recording = Recording(3)
+    recording.push(25)
+    torch.manual_seed(3)
+    window, after = bound(Uniform(), recording.ring, 3).draw(100, 0.7), torch.get_rng_state()
+    torch.manual_seed(3)
+    assert pairs(window) == pairs(recording.ring.draw(100, 3)) and window.weight is None
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_a_seed_of_the_ring_means_what_it_always_has():
+    """Tickets of the rows of all columns, an eighth more of them than windows and four; again for what is missing."""
+    recording = Recording(2)
+    recording.push(30)
+    starts, expected = set(recording.starts(2)), []
+    torch.manual_seed(3)
+    while len(expected) < 100:
+        missing = 100 - len(expected)
+        tickets = torch.randint(2 * 29, (missing + missing // 8 + 4,)).tolist()
+        expected += [start for start in (divmod(ticket, 29) for ticket in tickets) if start in starts][:missing]
+    torch.manual_seed(3)
+    assert pairs(recording.ring.draw(100)) == expected
+
+
+@pytest.mark.parametrize("share", [0.25, 1 / 3, 0.1, 1.0])
+def test_the_recent_share_holds_over_a_run_and_in_every_minibatch(share):
+    torch.manual_seed(0)
+    recording = Recording(2, 500)
+    recording.push(500)
+    sampler = bound(Uniform(share, recent_rows=60), recording.ring, 3)
+    recent, num_starts = set(recording.starts(3, newest=30)), len(recording.starts(3))
+    is_recent = []
+    for count in [1, 2, 3, 7, 64, 1, 1, 500] * 20:
+        is_recent += [start in recent for start in pairs(sampler.draw(count, 0.0))]
+    # Some of the other windows start there too.
+    chance, num_others = len(recent) / num_starts, len(is_recent) * (1 - share)
+    spread = (num_others * chance * (1 - chance)) ** 0.5
+    assert abs(sum(is_recent) - len(is_recent) * share - num_others * chance) <= 5 * spread
+    # Where they never do, the count is exact in any part of a run.
+    sampler = bound(Uniform(share, recent_rows=60), recording.ring, 3)
+    sampler._buffer = OnlyAsked(recording.ring)
+    marks = []
+    for count in [1, 2, 3, 7, 64, 1, 1, 500]:
+        marks += sampler.draw(count, 0.0).position.tolist()
+    for begin in range(0, len(marks), 10):
+        for end in range(begin, len(marks), 7):
+            assert abs(sum(marks[begin:end]) - share * (end - begin)) < 1 + 1e-6
+    assert sum(marks) == int(share * len(marks) + 1e-9)
+
+
+class OnlyAsked:
+    """Draws 1 where the newest rows are asked for, and 0 elsewhere."""
+
+    def __init__(self, ring):
+        self.device = ring.device
+
+    def draw(self, num_windows, window_length, newest=None):
+        assert num_windows > 0 and newest in (None, 30)
+        column = torch.zeros(num_windows, dtype=torch.int64)
+        return Window(column, column + (newest is not None))
+
+
+@pytest.mark.parametrize("window_length", [2, 4])
+def test_recent_windows_are_uniform_over_the_newest_rows_of_each_column(window_length):
+    torch.manual_seed(0)
+    recording = Recording(3, 50)
+    recording.push(50, 20, 44)
+    recording.push(9, 30, 0)
+    sampler = bound(Uniform(1.0, recent_rows=3 * 12), recording.ring, window_length)
+    expected = recording.starts(window_length, newest=12)
+    starts, counts = np.unique(pairs(sampler.draw(2000 * len(expected), 0.0)), axis=0, return_counts=True)
+    assert [tuple(start) for start in starts.tolist()] == sorted(expected)
+    assert abs(counts - 2000).max() < 5 * 2000**0.5
+
+
+def test_where_no_recent_row_may_start_a_window_all_rows_may():
+    ring = RingBuffer(40, 1)
+    step_type = [FIRST, MID, MID, LAST] + [FIRST, MID, MID, LAST]
+    ring.push(experience_of(torch.tensor(step_type, dtype=torch.int32)[:, None]))
+    ring.push(experience_of(torch.tensor([[FIRST]], dtype=torch.int32)))  # behind LAST: neither starts a window
+    sampler = bound(Uniform(1.0, recent_rows=2), ring)
+    assert set(sampler.draw(200, 0.0).position.tolist()) == {0, 1, 2, 4, 5, 6}
+    ring.push(experience_of(torch.tensor([[MID]], dtype=torch.int32)))
+    assert set(sampler.draw(200, 0.0).position.tolist()) == {8}
+
+
+def test_recent_windows_start_where_a_state_is_stored():
+    torch.manual_seed(0)
+    recording = Recording(2, 100, state_period=4)
+    for _ in range(30):
+        recording.push(3)
+    sampler = bound(Uniform(1.0, recent_rows=2 * 20), recording.ring, 5)
+    stored = {position for position in range(0, 90, 3) if position // 4 != (position - 3) // 4}
+    window = sampler.draw(300, 0.0)
+    assert set(window.position.tolist()) == {position for position in stored if 70 <= position <= 85}
+    assert torch.equal(recording.ring.windows(window, 5).experience.state, window.position.float())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recent_share": 1.1}, "Uniform.recent_share is 1.1; it is a share"),
+        ({"recent_share": -0.1}, "Uniform.recent_share is -0.1; it is a share"),
+        ({"recent_share": 0.5}, "say with Uniform.recent_rows"),
+        ({"recent_share": 0.5, "recent_rows": 8}, "recent_rows is 8, 2 of each of 3 .* take 3; raise it to 9"),
+    ],
+)
+def test_what_makes_no_recent_windows_is_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        bound(Uniform(**settings), Recording(3).ring, 3)
+
+
+# Epochs
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 1000])
+def test_every_window_comes_once_in_each_pass_and_in_another_order(count):
+    torch.manual_seed(0)
+    recording = Recording(3, 50)
+    recording.push(50)
+    recording.push(7, 0, 20)
+    sampler, starts = bound(Epochs(), recording.ring, 3), recording.starts(3)
+    drawn = []
+    while len(drawn) < 3 * len(starts):
+        drawn += pairs(sampler.draw(count, 0.0))
+        sampler.check_valid()
+    passes = [drawn[k * len(starts) : (k + 1) * len(starts)] for k in range(3)]
+    assert all(sorted(one) == starts for one in passes)
+    assert passes[0] != passes[1] != starts
+
+
+def test_rows_that_are_overwritten_are_left_out_and_new_ones_wait_for_the_next_pass():
+    torch.manual_seed(0)
+    recording = Recording(2, 50)
+    recording.push(50)
+    sampler, before = bound(Epochs(), recording.ring), recording.starts(2)
+    drawn = pairs(sampler.draw(20, 0.0))
+    recording.push(15, 8)
+    after = recording.starts(2)
+    left = [start for start in before if start in after and start not in drawn]
+    assert 0 < len(left) < len(before) - 20
+    assert sorted(pairs(sampler.draw(len(left), 0.0))) == left
+    assert sorted(pairs(sampler.draw(len(after), 0.0))) == after
+    recording.clear()
+    recording.push(30)
+    assert sorted(pairs(sampler.draw(len(recording.starts(2)), 0.0))) == recording.starts(2)
+
+
+def test_a_pass_whose_rows_are_all_gone_ends_the_pass():
+    recording = Recording(1, 20)
+    recording.push(20)
+    sampler = bound(Epochs(), recording.ring)
+    sampler.draw(2, 0.0)
+    for _ in range(3):
+        recording.push(20)
+    starts = recording.starts(2)
+    assert sorted(pairs(sampler.draw(len(starts), 0.0))) == starts
+
+
+def test_a_pass_goes_on_where_it_was_saved():
+    torch.manual_seed(0)
+    recording = Recording(2)
+    recording.push(40)
+    sampler = bound(Epochs(), recording.ring)
+    drawn = pairs(sampler.draw(30, 0.0))
+    other = reloaded(recording, sampler, Epochs())
+    starts = recording.starts(2)
+    assert sorted(drawn + pairs(other.draw(len(starts) - 30, 0.0))) == starts
