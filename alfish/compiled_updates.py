@@ -77,7 +77,7 @@ class CompiledUpdates:
         if not plain.on_cpu or not plain.skipped_in_row:  # on a CPU, a skipped step does not count
             for name in graph.trained:
                 plain.optimizers[name].count()  # type: ignore[attr-defined]
-        return Record(graph.trained, result["total"], result["extra"])
+        return Record(graph.trained, result["total"], result["extra"], result["priority"])
 
     def forget_chunk(self) -> None:
         """Lets go of the last chunk's memory."""
@@ -119,7 +119,8 @@ class CompiledUpdates:
                         state = tensors["parameters"][name], measured.gradients[name], tensors["moments"][name]
                         optimizer.apply(*state, own, keep)  # type: ignore[attr-defined]
                 extra = extra_sums(loss_info, batch)
-            return {"total": measured.total, "stop": loss_info.stop, "extra": extra}
+                priority = plain.priority(loss_info, batch)
+            return {"total": measured.total, "stop": loss_info.stop, "extra": extra, "priority": priority}
 
         arguments = self._tensors, self._tensor([0.0] * self._num_coefficients()), columns, chunk.batch
         return _Graph(CompiledFunction(update, arguments, self._precision), trained)

@@ -16,12 +16,14 @@ from absl import logging
 
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk
+from alfish.checkpoint import rng_state, set_rng_state
 from alfish.compiled import PRECISIONS, NotCompilable
 from alfish.compiled_updates import CompiledUpdates
+from alfish.data import Batch
 from alfish.errors import RunError, UsageError
 from alfish.optimizers import Adam, Optimizer
 from alfish.schedules import Schedule, as_schedule
-from alfish.updates import Record, Updates
+from alfish.updates import Record, Updates, extra_sums
 
 # What compiling saves of an update is about half a millisecond, and twice that where it multiplies ten million numbers.
 # It takes 15 to 20 seconds of processor time, and should save twice as much.
@@ -111,6 +113,21 @@ class Learner:
             self._compiled.forget_chunk()
         return self._finish(records, summarize)
 
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        """What `train` would return of a batch's losses, without training on it or touching any random state."""
+        algorithm = self._algorithm
+        was_training, generators = algorithm.training, rng_state()
+        algorithm.eval()
+        try:
+            losses, loss_info = self._plain.losses(batch)
+        finally:
+            algorithm.train(was_training)
+            set_rng_state(generators)
+        values = {self._name("loss", name): float(loss) for name, loss in losses.items()}
+        sums = extra_sums(loss_info, batch)
+        return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}
+
     def state_dict(self) -> dict[str, Any]:
         plain = self._plain
         optimizers = {name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()}
@@ -128,11 +145,16 @@ class Learner:
 
     def _updates(self, chunks: Iterable[Chunk], summarize: bool) -> Iterator[Record]:
         for chunk in chunks:
+            priorities: list[torch.Tensor] = []
             for columns in (None,) if chunk.index is None else chunk.index.unbind():
                 record = self._update(chunk, columns, summarize)
                 if record is None:  # the algorithm asked to stop
                     return
+                if chunk.remember is not None:
+                    priorities.append(self._priority(record))
                 yield record
+            if chunk.remember is not None:
+                chunk.remember(priorities)
 
     def _update(self, chunk: Chunk, columns: torch.Tensor | None, summarize: bool) -> Record | None:
         if self._compiled is not None:
@@ -149,6 +171,14 @@ class Learner:
             with torch.no_grad():
                 self._algorithm.after_update()
         return record
+
+    def _priority(self, record: Record) -> torch.Tensor:
+        if record.priority is None:
+            raise UsageError(
+                f"windows are drawn by priority, and the calc_loss of {type(self._algorithm).__name__} returns no "
+                "LossInfo.priority; draw them with @Uniform"
+            )
+        return record.priority
 
     def _finish(self, records: list[Record], summarize: bool) -> dict[str, float]:
         if int(self._plain.skipped_in_row) >= self._max_nonfinite_updates:

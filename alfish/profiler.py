@@ -69,8 +69,8 @@ class Profile(Listener):
         self._time(trainer.learner, "_update", UPDATE)
         chunks = trainer.batches.chunks
 
-        def timed(env_steps: int) -> Iterator[Any]:
-            iterator = chunks(env_steps)
+        def timed(steps: int) -> Iterator[Any]:
+            iterator = chunks(steps)
             while True:
                 with self._part(SAMPLE):
                     chunk = next(iterator, None)

@@ -72,8 +72,8 @@ class Trainer:
 
     Attributes:
       env_steps, iterations, updates, wall_seconds, progress: how far the run is.
-      steps: the run's clock, by which periods are counted and files are named: environment steps, and those that
-        training has gone on for since acting ended.
+      steps: the run's clock, by which periods are counted and files are named: environment steps, those that training
+        has gone on for since acting ended, and updates that recorded data were trained on without acting.
       config: texts to save with the run, by file name; the command line puts the gin configuration here.
     """
 
@@ -121,13 +121,15 @@ class Trainer:
         self.transforms = Transforms(transforms, observation_spec, reward_spec).to(self.device)
         specs = self.transforms.observation_spec, self.environment.action_spec, self.transforms.reward_spec
         self.algorithm = algorithm(*specs).to(self.device)
+        self.batches = self._make_batches(batches)
         self.unroller = unroller(self.environment, self.algorithm, self.transforms)
+        if not self.batches.acts:
+            self._check_offline()
         self.unroller.bind(environment, unroll_length, seed)
         self.unroller.log = self.log
         self._unroll_length = self.unroller.unroll_length
         if not self._unroll_length:
             raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
-        self.batches = self._make_batches(batches)
         self.batches.bind(self.algorithm, self.transforms, self._unroll_length, self.unroller.num_columns)
         self.learner = learner(self.algorithm)
         self._modes = _Modes(self.algorithm)
@@ -144,7 +146,7 @@ class Trainer:
         self.wall_seconds = 0.0
         self._next_summary = summary_period
         self._interaction_env_steps = interaction_env_steps
-        self._idle_steps = 0  # environment steps that would have been taken since acting ended
+        self._idle_steps = 0  # of the clock, in iterations without acting
         self._owed_steps = 0.0  # vector steps, of unroll lengths that are no whole numbers
         self._started = False
         self._updating = False
@@ -186,6 +188,7 @@ class Trainer:
             return
         self._started = True
         self.root_dir.mkdir(parents=True, exist_ok=True)
+        self.batches.start(self.environment)
         if self.checkpoints.steps():
             step, state = self.checkpoints.load("latest")
             self.load_state_dict(state)
@@ -340,10 +343,13 @@ class Trainer:
         algorithm = self.algorithm
         algorithm.progress.fill_(self.progress)
         steps, experience = 0, None
-        self._owed_steps += self._unroll_length
+        rest = self.batches.rest()
+        self._owed_steps += 0 if rest else self._unroll_length
         length = int(self._owed_steps)
         self._owed_steps -= length
-        if self._interaction_env_steps is not None and self.env_steps >= self._interaction_env_steps:
+        if rest:
+            self._idle_steps += rest
+        elif self._interaction_env_steps is not None and self.env_steps >= self._interaction_env_steps:
             self._idle_steps += length * self.unroller.num_envs
         elif length or self.unroller.drains:
             self._modes.switch(training=False)
@@ -375,6 +381,8 @@ class Trainer:
         if summarize or report.finished:
             self._next_summary = (self.steps // self._summary_period + 1) * self._summary_period
             report.scalars = {f"train/{name}": value for name, value in learned.items()}
+            if (held := self.batches.holdout()) is not None:
+                report.scalars |= {f"holdout/{name}": value for name, value in self.learner.evaluate(held).items()}
             report.scalars |= {f"metrics/{name}": value for name, value in self.metrics.results().items()}
             report.scalars |= {f"unroller/{name}": value for name, value in self.unroller.stats().items()}
             report.scalars["time/unroll_ms"] = 1000 * (unrolled - began)
@@ -409,6 +417,15 @@ class Trainer:
                 f"{name} is {kind}, and Trainer.batches is {type(made).__name__}; bind Trainer.batches = @{fitting}"
             )
         return made
+
+    def _check_offline(self) -> None:
+        name = type(self.batches).__name__
+        if self._budget_name == "num_env_steps":
+            raise UsageError(
+                f"Trainer.num_env_steps is a budget of environment steps, and {name} takes none; give num_updates"
+            )
+        if not isinstance(self.unroller, SyncUnroller):
+            raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")
 
     def _load_replay(self) -> None:
         """The rows that belong to the checkpoint; where they are not there, the run goes on without them."""

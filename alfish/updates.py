@@ -24,6 +24,7 @@ class Record(NamedTuple):
     groups: list[str]
     total: torch.Tensor  # see `Measured`
     extra: dict[str, torch.Tensor]  # [2] each, a sum over trained rows and the number of these
+    priority: torch.Tensor | None = None  # [N], where windows were drawn by priority
 
 
 class Measured(NamedTuple):
@@ -85,7 +86,8 @@ class Updates:
                 self.optimizers[name].step(learning_rate[name], keep)
             elif keep:
                 self.optimizers[name].step(learning_rate[name])
-        return Record(list(losses), measured.total, extra_sums(loss_info, batch) if summarize else {})
+        extra = extra_sums(loss_info, batch) if summarize else {}
+        return Record(list(losses), measured.total, extra, self.priority(loss_info, batch))
 
     def losses(self, batch: Batch) -> tuple[dict[str, torch.Tensor], LossInfo]:
         """Each group's, 0-d."""
@@ -93,6 +95,17 @@ class Updates:
         step = algorithm.train_step(experience, experience.state)
         loss_info: LossInfo = algorithm.calc_loss(experience, step.info)
         return self._reduce(loss_info, batch), loss_info
+
+    def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:
+        """`[N]` for the replay that weighed the batch; None where it did not, or the algorithm has none."""
+        if batch.weight is None or loss_info.priority is None:
+            return None
+        if loss_info.priority.shape != batch.weight.shape:
+            raise UsageError(
+                f"LossInfo.priority of {type(self.algorithm).__name__} has shape {tuple(loss_info.priority.shape)}; it "
+                f"must be one number for each of the {len(batch.weight)} windows"
+            )
+        return loss_info.priority.detach()
 
     def measure(self, losses: dict[str, torch.Tensor], parameters: Mapping[str, list[Any]]) -> Measured:
         """Gradients of each group's loss by the group's `parameters`."""
@@ -112,7 +125,7 @@ class Updates:
     def _reduce(self, loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
         """One 0-d loss a group: the mean over trained rows, weighted where replay says so, plus its scalar loss."""
         per_row = loss_info.loss if isinstance(loss_info.loss, dict) else {self._only_group(): loss_info.loss}
-        losses = {}
+        losses, weighted = {}, self.algorithm.weighted_losses
         scalar = loss_info.scalar or {}
         for name in (*per_row, *scalar):
             if name not in self.groups:
@@ -126,7 +139,7 @@ class Updates:
                     f"calc_loss must return one loss per row: {name!r} has shape {tuple(loss.shape)} for rows of "
                     f"{tuple(mask.shape)}"
                 )
-            if batch.weight is not None:
+            if batch.weight is not None and (weighted is None or name in weighted):
                 loss = loss * batch.weight
             losses[name] = masked_mean(loss, mask)
         for name, loss in scalar.items():

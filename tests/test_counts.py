@@ -78,7 +78,7 @@ CEILINGS = {
     ("ppo", "update"): (405, 1_950_000, 790),
     ("dqn", "numpy step"): (4, 12, 148),
     ("dqn", "torch step"): (23, 1_080, 186),
-    ("dqn", "update"): (216, 321_000, 620),
+    ("dqn", "update"): (216, 321_000, 645),
     ("sac", "numpy step"): (2, 4, 184),
     ("sac", "torch step"): (26, 1_060, 192),
     ("sac", "update"): (453, 7_800_000, 1420),

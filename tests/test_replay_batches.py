@@ -278,7 +278,7 @@ def test_rows_are_stored_raw_and_transformed_when_they_are_used(tmp_path):
     ({"updates_per_env_step": 0}, "updates_per_env_step is 0; it must be positive"),
     ({"updates_per_env_step": -1.5}, "updates_per_env_step is -1.5; it must be positive"),
     ({"window_length": 1}, "window_length is 1; a transition takes 2 rows"),
-    ({"batch_size": 32, "warmup_env_steps": 31}, "warmup_env_steps is 31, less than one batch of 32"),
+    ({"batch_size": 32, "warmup_env_steps": 31}, "warmup_env_steps is 31, less than the 32 windows of one batch"),
     ({"capacity": 99, "warmup_env_steps": 100}, "capacity is 99, less than the 100 steps of warm-up"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused_by_value(tmp_path, settings, message):

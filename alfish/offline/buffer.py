@@ -1,6 +1,7 @@
 """Rows of the stream that were made elsewhere: read once, and never written again."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -14,7 +15,7 @@ from alfish import nest
 from alfish.data import Experience, StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.offline.episode import Episode, EpisodeSource
+from alfish.offline.episode import Arrays, Episode, EpisodeSource
 from alfish.offline.reading import Reading
 from alfish.offline.rows import RowMaker
 from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, spaces_of
@@ -47,6 +48,8 @@ class OfflineBuffer(RingBuffer):
       policy: what to do with episodes that are not right: 'raise', 'drop_episode' or 'warn', see `Validator`.
       env_id: of the environment that the data must fit; needed where a source declares no spaces.
       spaces: the same for who has the spaces at hand.
+      top_share: of the episodes, those with the greatest returns are kept, at least one; 1: all.
+      holdout_share: of the episodes, spread over the sources' order, that go into `holdout` and are not trained on.
       num_columns: at most.
       action_limit: greatest magnitude of the Box actions that are trained on, in [-1, 1]: at the bounds themselves a
         squashed policy has no density. `prev_action` is what was executed.
@@ -59,6 +62,7 @@ class OfflineBuffer(RingBuffer):
       spaces: of the data, for comparison with an environment's.
       report: the validator's.
       episodes: where each one is kept, in the sources' order.
+      holdout: a buffer of the episodes held out; None: there are none.
 
     Raises:
       UsageError: a source cannot be read, or its episodes are not right (`policy`); nobody says what spaces it is of.
@@ -71,6 +75,8 @@ class OfflineBuffer(RingBuffer):
         policy: str = "raise",
         env_id: Any = None,
         spaces: Spaces = NO_SPACES,
+        top_share: float = 1.0,
+        holdout_share: float = 0.0,
         num_columns: int = 8,
         action_limit: float = 1 - 1e-5,
         device: torch.device | str = "cpu",
@@ -85,6 +91,11 @@ class OfflineBuffer(RingBuffer):
                 f"OfflineBuffer.num_columns is {num_columns} and length {length}; one column, and the two rows of a "
                 "transition, are the least"
             )
+        if not (0 < top_share <= 1 and 0 <= holdout_share < 1):
+            raise UsageError(
+                f"OfflineBuffer.top_share is {top_share} and holdout_share {holdout_share}; the one is in (0, 1], the "
+                "other in [0, 1)"
+            )
         reading = Reading(sources, spaces_of(env_id) if env_id is not None else spaces, policy)
         if None in reading.spaces:
             raise UsageError(
@@ -92,7 +103,18 @@ class OfflineBuffer(RingBuffer):
                 "OfflineBuffer.env_id"
             )
         self.spaces, self.report = reading.spaces, reading.report
-        kept = self._fitting(reading, length)
+        kept = _best(self._fitting(reading, length), top_share)
+        kept, held = _split(kept, holdout_share, self.report.name)
+        self.holdout = None
+        if held:
+            self.holdout = OfflineBuffer(
+                [Arrays(held, self.spaces, f"{self.report.name}, held out")],
+                spaces=self.spaces,
+                num_columns=num_columns,
+                action_limit=action_limit,
+                device=device,
+                directory=None if directory is None else Path(directory) / "holdout",
+            )
         columns = packed([episode.length + 1 for episode in kept], num_columns)
         longest = max(sum(kept[i].length + 1 for i in column) for column in columns)
         super().__init__(
@@ -199,6 +221,24 @@ class OfflineBuffer(RingBuffer):
             for b, stream in enumerate(streams):
                 stream.write(nest.at(rows, (slice(None), b)), maker)
             super().push(nest.map(torch.from_numpy, rows))
+
+
+def _best(episodes: list[Episode], share: float) -> list[Episode]:
+    """Those with the greatest undiscounted returns, in their order."""
+    number = max(1, round(share * len(episodes)))
+    returns = np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])
+    return [episodes[i] for i in sorted(np.argsort(-returns, kind="stable")[:number])]
+
+
+def _split(episodes: list[Episode], share: float, name: str) -> tuple[list[Episode], list[Episode]]:
+    """Those to train on, and those held out, at even distances."""
+    number = math.ceil(share * len(episodes))
+    if number and number >= len(episodes):
+        raise UsageError(
+            f"OfflineBuffer.holdout_share is {share}, and {name} has {len(episodes)} episodes to split; lower it"
+        )
+    held = {int((k + 0.5) * len(episodes) / number) for k in range(number)}
+    return [e for i, e in enumerate(episodes) if i not in held], [episodes[i] for i in sorted(held)]
 
 
 def _taken(left: list[Episode | None], column: list[int]) -> Iterator[Episode]:

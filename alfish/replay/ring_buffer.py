@@ -279,6 +279,10 @@ class RingBuffer:
         """`[N]` the position of each column's oldest row."""
         return torch.from_numpy(self._pos - self._sizes()).to(self._device)[column]
 
+    def newest_position(self, column: torch.Tensor) -> torch.Tensor:
+        """`[N]` the position of each column's newest row."""
+        return torch.from_numpy(self._pos - 1).to(self._device)[column]
+
     def clear(self) -> None:
         """Forgets all rows; positions go on."""
         self._start = self._pos.copy()

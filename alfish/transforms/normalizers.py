@@ -149,7 +149,8 @@ class RewardNormalizer(Transform):
         decay = torch.where(arrives, self._gamma, (step_type == StepType.PAD).double())
         decay = decay.unsqueeze(-1) if reward.ndim > decay.ndim else decay
         increment = torch.where(_like(arrives, reward), reward, 0)
-        if self._return is not None:
+        # Columns that were recorded elsewhere are not those that come after them; both begin with FIRST rows.
+        if self._return is not None and self._return.shape == increment[0].shape:
             increment[0] += decay[0] * self._return.to(reward.device)
         so_far = reverse_scan(decay.flip(0), increment.flip(0)).flip(0)
         self._return = so_far[-1].clone()

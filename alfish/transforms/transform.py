@@ -72,6 +72,10 @@ class Transforms(nn.Module):
     Args:
       factories: transform classes, or configured ones, taking (observation_spec, reward_spec).
       observation_spec, reward_spec: of raw rows.
+
+    Attributes:
+      raw_observation_spec: of the rows that come in.
+      observation_spec, reward_spec: of the rows that go out.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Transforms(nn.Module):
         reward_spec: spaces.Box,
     ):
         super().__init__()
+        self.raw_observation_spec = observation_spec
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
         self._chain: Any = nn.ModuleList()
         for factory in factories:

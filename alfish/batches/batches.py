@@ -1,0 +1,109 @@
+"""What the trainer asks of a source of batches, and what the learner gets of it."""
+
+import abc
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Batch, Experience
+from alfish.environments import Environment
+from alfish.transforms import Transforms
+
+
+class Chunk(NamedTuple):
+    batch: Batch  # [T', M] rows
+    # [K, N] int64: K minibatches, each N of the M columns; None: all columns are one
+    index: torch.Tensor | None  # type: ignore[assignment]
+    is_steady: bool = True  # whether the source's other chunks have as many rows, so that a graph may gather by itself
+    # Takes `LossInfo.priority` of the minibatches that were trained, in their order; None: nobody asks.
+    remember: Callable[[list[torch.Tensor]], None] | None = None
+
+
+class Batches(abc.ABC):
+    """A source of batches. The trainer calls `bind` once, `start` before a run, then `add` and `chunks` in iterations.
+
+    Attributes:
+      acts: whether it is fed by environments at all.
+      updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
+      rows_per_update: that one of them trains; known after `bind`.
+    """
+
+    on_policy: ClassVar[bool]
+    acts: ClassVar[bool] = True
+    updates_per_iteration = 1.0
+    rows_per_update = 1
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        """Takes what it works with; raises UsageError where the settings do not fit one another."""
+        self._algorithm, self._transforms = algorithm, transforms
+
+    def start(self, environment: Environment) -> None:
+        """Reads what was recorded elsewhere, before the run's state is loaded. Default: there is nothing to read.
+
+        Args:
+          environment: that is trained for, whose spaces the data must have.
+        """
+
+    def rest(self) -> int:
+        """How far the run's clock moves in this iteration without acting; 0: the trainer acts. Default: 0."""
+        return 0
+
+    def acts_at_random(self, env_steps: int) -> bool:
+        """Whether the next unroll should act uniformly at random."""
+        return False
+
+    @abc.abstractmethod
+    def add(self, experience: Experience) -> None:
+        """Takes in an unroll of raw rows."""
+
+    @abc.abstractmethod
+    def chunks(self, steps: int) -> Iterator[Chunk]:
+        """The batches to train on now, at `steps` on the run's clock."""
+
+    def holdout(self) -> Batch | None:
+        """Rows that are never trained on, the same ones in every call; None: there are none."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def stored(self) -> dict[str, Any] | None:
+        """What is too large for every checkpoint, to be saved beside the newest; None: nothing."""
+        return None
+
+    def load_stored(self, stored: dict[str, Any]) -> None:
+        """Continues from `stored`."""
+
+    def _prepare(self, experience: Experience, burn_in: int = 0) -> Experience:
+        """What the networks see of raw rows, preprocessed by the algorithm on whole sequences.
+
+        Args:
+          experience: `[T, N]`.
+          burn_in: how many rows at the start become `Experience.burn_in`.
+        """
+        with torch.no_grad():
+            seen = self._transforms.transform(experience.time_step, experience.transform_state)
+            experience = experience._replace(time_step=seen)
+            if burn_in:
+                warming, seen = nest.split(seen, burn_in)
+                rest = experience.action, experience.info, experience.return_to_go
+                action, info, return_to_go = nest.at(rest, slice(burn_in, None))
+                experience = Experience(
+                    seen, action, info, experience.state, burn_in=warming, return_to_go=return_to_go
+                )
+            return self._algorithm.preprocess_experience(experience)
+
+
+def take(batch: Batch, columns: torch.Tensor) -> Batch:
+    """The minibatch of these columns (`[N]` int64)."""
+    experience = batch.experience
+    rows = experience._replace(state=None, policy_version=None, transform_state=None), batch.mask
+    rows, mask = nest.map(lambda leaf: leaf.index_select(1, columns), rows)
+    one_each = experience.state, experience.policy_version, batch.env_id, batch.position, batch.weight
+    state, version, env_id, position, weight = nest.map(lambda leaf: leaf.index_select(0, columns), one_each)
+    return Batch(rows._replace(state=state, policy_version=version), mask, env_id, position, weight)

@@ -1,0 +1,83 @@
+"""On-policy batches: the unroll itself."""
+
+from collections.abc import Iterator
+
+import gin
+import torch
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches.batches import Batches, Chunk
+from alfish.data import Batch, Experience, trainable
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.transforms import Transforms
+
+
+@gin.configurable(module="alfish")
+class EpochBatches(Batches):
+    """On-policy: trains on the unroll itself, several times over, in minibatches drawn without replacement.
+
+    Args:
+      num_epochs: passes over the unroll.
+      minibatch_size: rows a gradient step; it divides the unroll's rows (unroll length x environments). With memory,
+        whole sequences are drawn, and it is also a multiple of the unroll length. None: all rows.
+    """
+
+    on_policy = True
+
+    def __init__(self, num_epochs: int = 10, minibatch_size: int | None = None):
+        if num_epochs < 1:
+            raise UsageError(f"EpochBatches.num_epochs is {num_epochs}; it must be at least 1")
+        self._num_epochs, self._minibatch_size = num_epochs, minibatch_size
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        super().bind(algorithm, transforms, unroll_length, num_envs)
+        self._has_state = algorithm.has_state
+        if unroll_length < 1 or unroll_length != int(unroll_length):
+            raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")
+        rows, size = int(unroll_length) * num_envs, self._minibatch_size
+        self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), size or rows
+        if size is None:
+            return
+        if size < 1 or rows % size:
+            fitting = [divisor for divisor in range(1, rows + 1) if rows % divisor == 0]
+            nearest = sorted(sorted(fitting, key=lambda divisor: abs(divisor - size))[:2])
+            raise UsageError(
+                f"EpochBatches.minibatch_size is {size}, which does not divide the {rows} rows of an unroll "
+                f"({unroll_length} steps x {num_envs} environments); the nearest that do are "
+                f"{' and '.join(str(n) for n in nearest)}"
+            )
+        if self._has_state and size % unroll_length:
+            raise UsageError(
+                f"EpochBatches.minibatch_size is {size}; a policy with memory trains on whole sequences, so it must be "
+                f"a multiple of the unroll length {unroll_length}"
+            )
+        self.updates_per_iteration *= rows / size
+
+    def add(self, experience: Experience) -> None:
+        self._experience = experience
+
+    def chunks(self, steps: int) -> Iterator[Chunk]:
+        for epoch in range(self._num_epochs):
+            if epoch == 0 or self._algorithm.preprocess_each_epoch:
+                batch = self._batch(self._prepare(self._experience))
+            length, columns = batch.mask.shape
+            size = columns if self._minibatch_size is None else self._minibatch_size // length
+            # Drawn on the CPU, so that a seed means the same minibatches on every device.
+            index = torch.randperm(columns).to(batch.mask.device)
+            yield Chunk(batch, index.view(-1, size))
+
+    def _batch(self, experience: Experience) -> Batch:
+        """The T rows that may train: as `[T, B]` sequences where there is memory, else as one row of T x B."""
+        mask = trainable(experience.time_step.step_type)
+
+        def first_rows(rows: Nest) -> Nest:
+            kept = nest.map(lambda leaf: leaf[: len(mask)], rows)
+            return kept if self._has_state else nest.merge_leading(kept)
+
+        time_step, action, info, mask = (
+            first_rows(rows) for rows in (experience.time_step, experience.action, experience.info, mask)
+        )
+        state = experience.state if self._has_state else None
+        return Batch(Experience(time_step, action, info, state), mask)

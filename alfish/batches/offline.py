@@ -1,0 +1,108 @@
+"""Off-policy batches without an environment: windows of what was recorded elsewhere."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import gin
+import numpy as np
+import torch
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches.batches import Chunk
+from alfish.batches.windows import WindowBatches, Windows, observe, recorded
+from alfish.data import Batch, Experience
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.offline import OfflineBuffer
+from alfish.replay import HindsightReplay, Sampler, Uniform, Window
+from alfish.transforms import Transforms
+
+HOLDOUT_WINDOWS = 4096  # at most, spread over the episodes held out
+
+
+@gin.configurable(module="alfish")
+class OfflineBatches(WindowBatches):
+    """Offline: trains on windows of recorded rows, and never acts. The run's clock counts updates.
+
+    Running statistics of transforms are those of all rows, from the start.
+
+    Args:
+      buffer: the rows, `OfflineBuffer`.
+      batch_size: windows an update.
+      window_length: rows a window; one more than the n of n-step returns, with memory one more than it trains.
+      burn_in: with memory, rows before those of the window, which only bring its state up to date: memory is empty at
+        their beginning.
+      updates_per_iteration: whose windows are drawn at once.
+      sampler: which windows are drawn: `Uniform`, `Prioritized`, `Epochs`.
+      hindsight: relabels windows with other goals: `HindsightReplay`; None: does not.
+    """
+
+    acts = False
+
+    def __init__(
+        self,
+        buffer: Callable[..., OfflineBuffer] = OfflineBuffer,
+        batch_size: int = 256,
+        window_length: int = 2,
+        burn_in: int = 0,
+        updates_per_iteration: int = 50,
+        sampler: Callable[[], Sampler] = Uniform,
+        hindsight: Callable[[], HindsightReplay] | None = None,
+    ):
+        if min(batch_size, updates_per_iteration) < 1 or window_length < 2 or burn_in < 0:
+            raise UsageError(
+                f"OfflineBatches has batch_size {batch_size}, updates_per_iteration {updates_per_iteration}, "
+                f"window_length {window_length} and burn_in {burn_in}; the least are 1, 1, 2 and 0"
+            )
+        self._make_buffer, self._batch_size, self._window_length = buffer, batch_size, window_length
+        self._burn_in, self._num_updates = burn_in, updates_per_iteration
+        self._sampler, self._hindsight = sampler, hindsight
+        self._windows: Windows | None = None  # see `start`
+        self._held: Windows | None = None
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        super().bind(algorithm, transforms, unroll_length, num_envs)
+        self.updates_per_iteration = self._num_updates
+        self.rows_per_update = self._batch_size * (self._window_length - 1)
+
+    def start(self, environment: Environment) -> None:
+        if self._windows is not None:
+            return
+        buffer = recorded(self._make_buffer, self._hindsight, self._algorithm, environment)
+        num_rows = self._burn_in + self._window_length
+        parts = self._algorithm, self._transforms, num_rows
+        self._windows = Windows(buffer, self._sampler, self._hindsight, *parts)
+        observe(self._transforms, buffer)
+        if buffer.holdout is not None:
+            self._held = Windows(buffer.holdout, Uniform, None, *parts)
+            self._held_starts = _spread(buffer.holdout, num_rows)
+
+    def rest(self) -> int:
+        return self._num_updates
+
+    def add(self, experience: Experience) -> NoReturn:
+        raise TypeError("OfflineBatches takes no rows")
+
+    def chunks(self, steps: int) -> Iterator[Chunk]:
+        assert self._windows is not None
+        yield self._chunk([(self._windows, self._batch_size)], self._num_updates)
+
+    def holdout(self) -> Batch | None:
+        return None if self._held is None else self._seen(self._held.at(self._held_starts))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._windows is None else self._windows.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._windows is not None:
+            self._windows.load_state_dict(state)
+
+
+def _spread(buffer: OfflineBuffer, num_rows: int) -> Window:
+    """Starts of windows at even distances over all episodes, at most `HOLDOUT_WINDOWS`."""
+    low, count = buffer.start_range(num_rows)
+    column = np.repeat(np.arange(len(low)), count)
+    position = np.concatenate([np.arange(first, first + number) for first, number in zip(low, count)])
+    allowed = np.flatnonzero(buffer.may_start(column, position))
+    chosen = allowed[np.linspace(0, len(allowed) - 1, min(len(allowed), HOLDOUT_WINDOWS)).astype(np.int64)]
+    return Window(*(torch.from_numpy(where[chosen]).to(buffer.device) for where in (column, position)))

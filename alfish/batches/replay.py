@@ -1,0 +1,230 @@
+"""Off-policy batches: windows of a replay, alone or mixed with windows of what others recorded."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gin
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches.batches import Chunk
+from alfish.batches.windows import WindowBatches, Windows, observe, recorded
+from alfish.data import Experience
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.offline import OfflineBuffer
+from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
+from alfish.transforms import Transforms
+
+
+@gin.configurable(module="alfish")
+class ReplayBatches(WindowBatches):
+    """Off-policy: keeps rows in a ring, and trains on windows drawn from it, so many updates for each environment step.
+
+    Over a run exactly floor(updates_per_env_step * (env_steps - warmup_env_steps)) updates are made, however long the
+    unrolls, and `offline_updates` before them.
+
+    With `offline`, a fixed share of every batch comes from what was recorded elsewhere, however little replay holds
+    (Ball et al., 2023, https://arxiv.org/abs/2302.02948, half of it). Running statistics of transforms begin with
+    those data, and go on with the rows that are collected.
+
+    Args:
+      capacity: rows kept, all environments together.
+      batch_size: windows an update.
+      window_length: rows a window; one more than the n of n-step returns, with memory one more than it trains.
+      updates_per_env_step: gradient steps for each environment step after warm-up; may be below 1.
+      warmup_env_steps: environment steps that train nothing; they act uniformly at random, but after offline updates.
+      state_period: with memory, its state is kept once in so many rows of an environment, and windows start there.
+      burn_in: with memory, rows before those of the window, which only bring its state up to date.
+      sampler: which windows are drawn: `Uniform`, `Prioritized`, `Epochs`.
+      hindsight: relabels windows with other goals: `HindsightReplay`; None: does not.
+      clear_after_use: forget all rows after an iteration that trained.
+      offline: rows recorded elsewhere, `OfflineBuffer`; None: there are none.
+      offline_share: of each batch that is drawn from them, rounded to whole windows.
+      offline_sampler: which of their windows.
+      offline_updates: made on them alone, before there is any acting.
+      max_chunk_size: largest number of updates whose windows are drawn at once; priorities are news to the next ones.
+      device: where rows are kept; None: the algorithm's device.
+      directory: keep rows in memory-mapped files there.
+      save: whether checkpoints save the rows; without them, a resumed run acts for `warmup_env_steps` again, with its
+        policy, before it trains on.
+    """
+
+    on_policy = False
+
+    def __init__(
+        self,
+        capacity: int = 1_000_000,
+        batch_size: int = 256,
+        window_length: int = 2,
+        updates_per_env_step: float = 1.0,
+        warmup_env_steps: int = 1000,
+        state_period: int = 8,
+        burn_in: int = 0,
+        sampler: Callable[[], Sampler] = Uniform,
+        hindsight: Callable[[], HindsightReplay] | None = None,
+        clear_after_use: bool = False,
+        offline: Callable[..., OfflineBuffer] | None = None,
+        offline_share: float = 0.5,
+        offline_sampler: Callable[[], Sampler] = Uniform,
+        offline_updates: int = 0,
+        max_chunk_size: int = 64,
+        device: str | None = None,
+        directory: str | None = None,
+        save: bool = True,
+    ):
+        if updates_per_env_step <= 0:
+            raise UsageError(f"ReplayBatches.updates_per_env_step is {updates_per_env_step}; it must be positive")
+        if window_length < 2:
+            raise UsageError(f"ReplayBatches.window_length is {window_length}; a transition takes 2 rows")
+        if state_period < 1 or burn_in < 0:
+            raise UsageError(
+                f"ReplayBatches.state_period is {state_period} and burn_in {burn_in}; they are at least 1 and 0"
+            )
+        if offline is None and offline_updates:
+            raise UsageError(
+                f"ReplayBatches.offline_updates is {offline_updates}, and there are no data; bind "
+                "ReplayBatches.offline = @OfflineBuffer"
+            )
+        self._num_recorded = 0 if offline is None else round(offline_share * batch_size)  # windows of a batch
+        if offline is not None and not 0 < self._num_recorded < batch_size:
+            raise UsageError(
+                f"ReplayBatches.offline_share is {offline_share}, {self._num_recorded} of {batch_size} windows; a "
+                "batch has some of both. To train on recorded data alone, bind Trainer.batches = @OfflineBatches"
+            )
+        if warmup_env_steps < batch_size - self._num_recorded:
+            raise UsageError(
+                f"ReplayBatches.warmup_env_steps is {warmup_env_steps}, less than the "
+                f"{batch_size - self._num_recorded} windows of one batch; raise it"
+            )
+        if capacity < warmup_env_steps:
+            raise UsageError(
+                f"ReplayBatches.capacity is {capacity}, less than the {warmup_env_steps} steps of warm-up; raise it"
+            )
+        self._capacity, self._batch_size, self._window_length = capacity, batch_size, window_length
+        self._state_period, self._burn_in = state_period, burn_in
+        self._ratio, self._warmup = updates_per_env_step, warmup_env_steps
+        self._sampler, self._hindsight, self._clears = sampler, hindsight, clear_after_use
+        self._offline, self._offline_sampler, self._offline_updates = offline, offline_sampler, offline_updates
+        self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
+        self._num_updates = 0
+        self._origin: int | None = None  # on the run's clock, where this process resumed without rows
+        self._recorded: Windows | None = None  # see `start`
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        super().bind(algorithm, transforms, unroll_length, num_envs)
+        state_period = self._state_period if algorithm.replays_state else None
+        if state_period is not None and unroll_length > state_period:
+            raise UsageError(
+                f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length {unroll_length}; a state is "
+                "known at an unroll's start alone, so it cannot be kept more often: raise the one, or lower the other"
+            )
+        num_rows = self._burn_in + self._window_length
+        # Where rows are missing before the first one, the next state is up to a period later.
+        needed = num_envs * (num_rows + transforms.look_back + (state_period or 0))
+        if self._capacity < needed:
+            raise UsageError(
+                f"ReplayBatches.capacity is {self._capacity}, too little for one window of {num_rows} rows "
+                f"of each of {num_envs} environments; raise it"
+            )
+        if self._warmup < needed:
+            raise UsageError(
+                f"ReplayBatches.warmup_env_steps is {self._warmup}, too few for one window of {num_rows} "
+                f"rows of each of {num_envs} environments; raise it"
+            )
+        if math.ceil(unroll_length) > self._capacity // num_envs:
+            raise UsageError(
+                f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
+                f"{self._capacity // num_envs} rows of each of {num_envs} environments; raise it"
+            )
+        if self._clears and unroll_length < num_rows + transforms.look_back:
+            raise UsageError(
+                f"ReplayBatches.clear_after_use leaves the {unroll_length} rows of an unroll for windows of {num_rows} "
+                f"rows{', which look back' if transforms.look_back else ''}; raise Trainer.unroll_length"
+            )
+        self.updates_per_iteration = self._ratio * unroll_length * num_envs
+        self.rows_per_update = self._batch_size * (self._window_length - 1)
+        device = self._device or algorithm.progress.device
+        self.buffer = RingBuffer(
+            self._capacity,
+            num_envs,
+            device,
+            self._directory,
+            transforms.look_back,
+            state_period,
+            keeps_episodes=self._hindsight is not None,
+            return_gamma=algorithm.return_gamma,
+        )
+        self._collected = Windows(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
+
+    def start(self, environment: Environment) -> None:
+        if self._offline is not None and self._recorded is None:
+            buffer = recorded(self._offline, self._hindsight, self._algorithm, environment)
+            parts = self._offline_sampler, self._hindsight, self._algorithm, self._transforms
+            self._recorded = Windows(buffer, *parts, self._burn_in + self._window_length)
+            observe(self._transforms, buffer)
+
+    def rest(self) -> int:
+        return min(self._max_chunk_size, max(0, self._offline_updates - self._num_updates))
+
+    def acts_at_random(self, env_steps: int) -> bool:
+        return env_steps < self._warmup and not self._offline_updates
+
+    def add(self, experience: Experience) -> None:
+        kept = {name: getattr(experience.info, name) for name in self._algorithm.replay_info}
+        self.buffer.push(experience._replace(info=kept or None))
+
+    def chunks(self, steps: int) -> Iterator[Chunk]:
+        if self._num_updates < self._offline_updates:
+            count = self.rest()
+            assert self._recorded is not None
+            yield self._chunk([(self._recorded, self._batch_size)], count)
+            self._num_updates += count
+            return
+        if self._origin is not None and steps < self._origin + self._warmup:
+            return  # resumed without rows
+        due = self._owed(steps - self._warmup) - self._num_updates
+        parts = [(self._collected, self._batch_size - self._num_recorded)]
+        parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
+        cleared = due > 0 and self._clears
+        while due > 0:
+            count = min(due, self._max_chunk_size)
+            yield self._chunk(parts, count)
+            self._num_updates += count
+            due -= count
+        if cleared:
+            self.buffer.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        data = {} if self._recorded is None else {"offline": self._recorded.state_dict()}
+        return {"num_updates": self._num_updates, **data}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._num_updates = state["num_updates"]
+        if self._recorded is not None:
+            self._recorded.load_state_dict(state["offline"])
+
+    def stored(self) -> dict[str, Any] | None:
+        return {**self.buffer.state_dict(), "sampler": self._collected.sampler.state_dict()} if self._saves else None
+
+    def load_stored(self, stored: dict[str, Any]) -> None:
+        self.buffer.load_state_dict(stored)
+        self._collected.sampler.load_state_dict(stored.get("sampler", {}))
+
+    def resume_without_rows(self, steps: int) -> int:
+        """The rows were not saved: collect before training on, and make no updates for what was missed.
+
+        Args:
+          steps: on the run's clock.
+
+        Returns:
+          How many environment steps to act before there is training again.
+        """
+        if self._num_updates >= self._offline_updates:
+            self._origin = steps
+            self._num_updates = max(self._num_updates, self._owed(steps))
+        return self._warmup
+
+    def _owed(self, steps: int) -> int:
+        """Updates in all, where replay has been trained on for so many steps of the clock, offline ones included."""
+        return self._offline_updates + max(0, math.floor(self._ratio * (steps - self._offline_updates) + 1e-9))
