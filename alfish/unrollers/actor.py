@@ -1,5 +1,7 @@
 """From a raw row to an action: transforms, memory's reset, `rollout_step`; where possible as a numpy program."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -123,6 +125,17 @@ class Actor:
                 type(self._algorithm).__name__,
             )
             self._program, self.gave_up = None, True
+
+
+@contextlib.contextmanager
+def in_eval_mode(algorithm: RLAlgorithm) -> Iterator[None]:
+    """Acts as `Module.eval` says, and leaves the algorithm as it was."""
+    was_training = algorithm.training
+    algorithm.eval()
+    try:
+        yield
+    finally:
+        algorithm.train(was_training)
 
 
 def as_array(leaf: Any) -> np.ndarray:

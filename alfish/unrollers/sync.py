@@ -14,7 +14,8 @@ from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.transforms import Transforms
-from alfish.unrollers.actor import Actor, as_array, as_tensor
+from alfish.unrollers.actor import Actor, as_array, as_tensor, in_eval_mode
+from alfish.unrollers.episodes import StartedEpisodes
 from alfish.unrollers.unroller import Arrivals, Unroller
 
 
@@ -92,6 +93,57 @@ class SyncUnroller(Unroller):
         self._check(time_step)
         version = torch.full((self.environment.num_envs,), self.policy_version, dtype=torch.int64)
         return Experience(time_step, action, info, state, version, transform_state)
+
+    def generate_batch(self, num_steps: int) -> Experience:
+        """The rows of the next vector steps, from where the last call left off: `unroll`, without a trainer.
+
+        Acts by `rollout_step`, in eval mode, with the algorithm as it is now.
+
+        Args:
+          num_steps: vector steps, at least 1; of environments that reset in the same step (`Environment.ragged`), rows.
+
+        Returns:
+          What `unroll` does: leaves `[num_steps, B, ...]`, the next call's row 0 being where the last action arrives;
+          on-policy `[num_steps+1, B, ...]`. `data.trainable` says which rows train.
+
+        Raises:
+          UsageError: fewer than 1 step.
+          RunError: an environment returned a reward or an observation that is not finite.
+        """
+        if num_steps < 1:
+            raise UsageError(f"generate_batch was asked for {num_steps} steps; it takes at least 1")
+        with in_eval_mode(self._algorithm):
+            return self.unroll(num_steps)
+
+    @torch.no_grad()
+    def generate_episodes(self, num_episodes: int) -> list[Experience]:
+        """Whole episodes, acted in by `rollout_step`, in eval mode, with the algorithm as it is now.
+
+        All environments are reset first. Episodes are counted when they start, and all that count run to their end, so
+        short ones are not favoured. What `generate_batch` had under way is broken off; it goes on with new episodes.
+
+        Args:
+          num_episodes: at least 1.
+
+        Returns:
+          In the order in which they started: leaves `[T+1, 1, ...]`, FIRST to LAST, of an episode of T actions. The
+          LAST row's observation is the true final one, its discount 0 where the episode terminated and 1 where it was
+          truncated; its action and info are padding.
+
+        Raises:
+          UsageError: fewer than 1 episode.
+          RunError: an environment returned a reward or an observation that is not finite, or was built anew.
+        """
+        if num_episodes < 1:
+            raise UsageError(f"generate_episodes was asked for {num_episodes} episodes; it takes at least 1")
+        self._begin_anew()
+        self.start()
+        self._at_random = False
+        self._actor.refresh()
+        with in_eval_mode(self._algorithm):
+            whole = self._run_episodes(num_episodes)
+        self._begin_anew()  # the episodes under way have lost their beginnings
+        return [self._as_experience(*whole[k]) for k in range(num_episodes)]
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -188,6 +240,49 @@ class SyncUnroller(Unroller):
         reward = np.stack([row.reward.cpu().numpy() for row in arrivals])
         self.arrivals = Arrivals(step_type, reward, [(t, info) for t, info in infos if info])
         return time_step, action, info
+
+    def _begin_anew(self) -> None:
+        """The next row is that of a reset."""
+        self._time_step = None
+        self._state = self._initial_state
+        self._transform_state = nest.to(self._transforms.initial_state(self.environment.num_envs), self._device)
+
+    def _run_episodes(self, num_episodes: int) -> dict[int, tuple[Nest, Nest]]:
+        """See `StartedEpisodes.whole`; what is kept of starts are the policy's and the transforms' states."""
+        episodes = StartedEpisodes(self.environment.num_envs, num_episodes)
+        while True:
+            assert self._time_step is not None
+            start = self._initial_state, self._transform_state
+            step, transform_state = self._act()
+            record = step.output, step.info
+            episodes.add(as_array(self._time_step.step_type), (self._time_step, *record), start)
+            if episodes.complete:  # at LAST rows from which nobody needs to act
+                return episodes.whole
+            self._advance(step, transform_state)
+            if self.environment.broken is not None:
+                broken = np.flatnonzero(self.environment.broken).tolist()
+                raise RunError(
+                    f"environments {broken} raised and were built anew, so their episodes are not whole; mend them, or "
+                    "collect with generate_batch"
+                )
+            resets = self.environment.take_resets()
+            if resets is not None:
+                ended, first = resets
+                step_type = as_array(torch.where(ended, self._time_step.step_type, StepType.PAD))
+                episodes.add(step_type, (self._time_step, *record), start)
+                self._time_step = nest.where(ended, first, self._time_step)
+                if episodes.complete:
+                    return episodes.whole
+
+    def _as_experience(self, start: Nest, rows: Nest) -> Experience:
+        """One episode's."""
+        (state, transform_state), (time_step, action, info) = nest.map(as_tensor, (start, rows))
+        if self._overwrites:
+            executed = nest.to(time_step.prev_action, self._device)
+            action = nest.map(lambda own, other: torch.cat([other[1:], own[-1:]]), action, executed)
+        self._check(time_step)
+        version = torch.full((1,), self.policy_version, dtype=torch.int64)
+        return Experience(time_step, action, info, state, version, transform_state)
 
     def _act(self) -> tuple[AlgStep, Nest]:
         assert self._time_step is not None

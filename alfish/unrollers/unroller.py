@@ -10,6 +10,7 @@ from absl import logging
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience
 from alfish.environments import Environment
+from alfish.errors import UsageError
 from alfish.transforms import Transforms
 
 
@@ -62,6 +63,22 @@ class Unroller(abc.ABC):
     def unroll(self, length: int, at_random: bool = False) -> Experience:
         """Rows of experience, on-policy with one more row for its value."""
 
+    def generate_batch(self, num_steps: int) -> Experience:
+        """The next rows, for a program without a trainer; see `SyncUnroller`.
+
+        Raises:
+          UsageError: this unroller collects for a trainer, at a pace of its own.
+        """
+        raise self._refusal("generate_batch")
+
+    def generate_episodes(self, num_episodes: int) -> list[Experience]:
+        """Whole episodes, for a program without a trainer; see `SyncUnroller`.
+
+        Raises:
+          UsageError: this unroller collects for a trainer, at a pace of its own.
+        """
+        raise self._refusal("generate_episodes")
+
     def publish(self) -> None:
         """An iteration is over: parameters and buffers have changed."""
         self.policy_version += 1
@@ -85,3 +102,9 @@ class Unroller(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Frees environments and processes."""
+
+    def _refusal(self, method: str) -> UsageError:
+        return UsageError(
+            f"{type(self).__name__} has no {method}: it collects for a trainer, at a pace of its own; build a "
+            "SyncUnroller"
+        )
