@@ -1,7 +1,8 @@
 """Evaluation that is unbiased, seeded, and the same however many environments it runs in."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,15 @@ from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep, reset_state
 from alfish.environments import Environment
+from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.offline import Episode
+from alfish.offline.episode import ends
+from alfish.offline.sources.run import in_its_own_units
+from alfish.specs import ActionUnits
 from alfish.transforms import Transforms
+from alfish.unrollers.actor import as_array, in_eval_mode
+from alfish.unrollers.episodes import EpisodeRows
 
 # float results depend on the batch size, so the policy is always called with this many rows, padded.
 POLICY_BATCH_SIZE = 8
@@ -87,8 +95,8 @@ class Evaluator:
     def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
         self._device = algorithm.progress.device
+        self._under_way: object = None  # the rows of the last call of `test_episodes`
 
-    @torch.no_grad()
     def evaluate(
         self,
         num_episodes: int,
@@ -107,41 +115,104 @@ class Evaluator:
           on_row: called after every reset and step with the episode index of each environment, -1 where none is under
             way (films); environments that have just finished still have theirs.
         """
-        was_training = self._algorithm.training
-        self._algorithm.eval()
-        cuda = [self._device] if self._device.type == "cuda" else []
-        try:
-            with torch.random.fork_rng(devices=cuda):
-                torch.manual_seed(seed)
-                returns, lengths = self._run(num_episodes, seed, sample, on_row)
-        finally:
-            self._algorithm.train(was_training)
+        returns, lengths = [0.0] * num_episodes, [0] * num_episodes
+        self._under_way = None
+        with self._acting(seed):
+            for episode, time_step, stepped in self._rows(num_episodes, seed, sample):
+                if on_row:
+                    on_row(episode)
+                if not stepped:
+                    continue
+                reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(len(episode), -1).sum(1)
+                for lane in np.flatnonzero(episode >= 0):
+                    returns[episode[lane]] += float(reward[lane])
+                    lengths[episode[lane]] += 1
         return Evaluation(env_steps, seed, tuple(returns), tuple(lengths))
+
+    def generate_test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> list[Episode]:
+        """The episodes that `evaluate` measures, all in memory; see `test_episodes`."""
+        return list(self.test_episodes(num_episodes, seed, sample))
+
+    def test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> Iterator[Episode]:
+        """The episodes that `evaluate` measures, in their order, each as soon as it and those before it are whole.
+
+        Episode k is the same, bit for bit, however many environments there are. Where these cannot be seeded one by one
+        (`Environment.seeds_rows`), `seed` is that of all together.
+
+        Args:
+          num_episodes: whole episodes, at least 1.
+          seed: episode k starts from `reset(seed=seed + k)`.
+          sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
+
+        Yields:
+          Episode with the id `str(k)`, in numpy and the environment's own units: raw observations (float64 as float32)
+          with the true final one, actions as they were executed, in the action space's dtypes, raw float32 rewards.
+
+        Raises:
+          UsageError: fewer than 1 episode, or more than there are environments that cannot be reset one by one; or the
+            evaluator was used for others before these had all been taken.
+        """
+        if num_episodes < 1:
+            raise UsageError(f"test_episodes was asked for {num_episodes} episodes; it takes at least 1")
+        num_envs = self.environment.num_envs
+        if num_episodes > num_envs and not self.environment.seeds_rows:
+            raise UsageError(
+                f"test_episodes was asked for {num_episodes} episodes, and the evaluator's {num_envs} environments "
+                "cannot be reset one by one; build it with make_evaluator, which makes one for each episode"
+            )
+        self._under_way = rows = self._rows(num_episodes, seed, sample)
+        kept = EpisodeRows(num_envs)
+        whole: dict[int, Episode] = {}
+        generators = None
+        for k in range(num_episodes):
+            if self._under_way is not rows:
+                raise UsageError(
+                    "the evaluator began other episodes before those of test_episodes had all been taken; take them "
+                    "first, or make another evaluator"
+                )
+            # The caller's random state and grad mode are its own between two episodes.
+            with self._acting(seed):
+                if generators is not None:
+                    _set_generators(self._device, generators)
+                while k not in whole:
+                    episode, time_step, _ = next(rows)
+                    kept.add(nest.map(as_array, time_step), np.flatnonzero(episode >= 0).tolist())
+                    ended = as_array(time_step.step_type) == StepType.LAST
+                    for lane in np.flatnonzero(ended & (episode >= 0)).tolist():
+                        whole[int(episode[lane])] = _episode(int(episode[lane]), kept.take(lane), self.environment)
+                generators = _get_generators(self._device)
+            yield whole.pop(k)
 
     def close(self) -> None:
         self.environment.close()
 
-    def _run(self, num_episodes: int, seed: int, sample: bool, on_row: Any) -> tuple[list[float], list[int]]:
+    @contextlib.contextmanager
+    def _acting(self, seed: int) -> Iterator[None]:
+        """Without gradient, in eval mode, and with random numbers from `seed` on; outside nothing changes."""
+        cuda = [self._device] if self._device.type == "cuda" else []
+        with torch.no_grad(), in_eval_mode(self._algorithm), torch.random.fork_rng(devices=cuda):
+            torch.manual_seed(seed)
+            yield
+
+    def _rows(self, num_episodes: int, seed: int, sample: bool) -> Iterator[tuple[np.ndarray, TimeStep, bool]]:
+        """Runs the episodes, and hands over what arrives. To be called within `_acting`.
+
+        Yields:
+          After every reset and step, the episode index of each environment, -1 where none is under way (one that has
+          just finished still has its own); the rows that have arrived there; whether it was a step.
+        """
         environment, num_envs = self.environment, self.environment.num_envs
-        returns, lengths = [0.0] * num_episodes, [0] * num_episodes
         episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
         started = min(num_envs, num_episodes)
         time_step = environment.reset(_seeds(episode, seed))
         state = self._padded_initial_state(num_envs)
         noise = {k: _seeded_generators(self._device, seed + k) for k in range(started)} if sample else None
-        if on_row:
-            on_row(episode)
+        yield episode, time_step, False
         while (episode >= 0).any():
             action, state = self._act(time_step, state, episode, noise)
             time_step = environment.step(nest.to(action, environment.device))
-            step_type = time_step.step_type.cpu().numpy()
-            reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(num_envs, -1).sum(1)
-            for lane in np.flatnonzero(episode >= 0):
-                returns[episode[lane]] += float(reward[lane])
-                lengths[episode[lane]] += 1
-            if on_row:
-                on_row(episode)
-            finished = step_type == StepType.LAST
+            yield episode, time_step, True
+            finished = time_step.step_type.cpu().numpy() == StepType.LAST
             if not finished.any():
                 continue
             episode = episode.copy()
@@ -152,9 +223,8 @@ class Evaluator:
                     noise[started] = _seeded_generators(self._device, seed + started)
                 started += refill
             time_step = self._after_end(time_step, finished, episode, seed)
-            if on_row and (episode[finished] >= 0).any():
-                on_row(np.where(finished, episode, -1))
-        return returns, lengths
+            if (episode[finished] >= 0).any():
+                yield np.where(finished, episode, -1), time_step, False
 
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
         """The rows to act from once some environments have finished; those without a further episode idle on."""
@@ -206,6 +276,21 @@ class Evaluator:
         own += own[-1:] * (POLICY_BATCH_SIZE - len(own))
         output, state = nest.map(lambda *rows: torch.cat(rows), *own)
         return output, (state, transform_state)
+
+
+def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:
+    """Rows `[T+1, 1, ...]`, FIRST to LAST, in the environment's own units."""
+    rows = nest.map(lambda leaf: leaf[:, 0].numpy(), rows)
+    terminated = rows.discount[-1] == 0
+    # What was executed stands on the row of arrival.
+    executed = nest.map(lambda leaf: leaf[1:], rows.prev_action)
+    return Episode(
+        str(k),
+        in_its_own_units(rows.observation, environment.observation_space),
+        ActionUnits(environment.action_space).stretch(executed),
+        as_array(rows.reward[1:]),
+        *ends(len(rows.reward) - 1, terminated, not terminated),
+    )
 
 
 def _seeds(episode: np.ndarray, seed: int) -> list[int | None]:

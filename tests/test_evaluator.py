@@ -3,19 +3,23 @@
 import functools
 import random
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from alfish import nest
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
-from alfish.environments.toy import OneState, Stamped, TensorPointMass, TwoLengths
+from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass, TwoLengths
+from alfish.errors import UsageError
 from alfish.evaluator import Evaluation, Evaluator, make_evaluator
 from alfish.networks import ActorCritic, PolicyHead
+from alfish.specs import sample as sample_actions
 from alfish.transforms import ObservationNormalizer, RewardScale, Transforms
 
 
@@ -334,3 +338,216 @@ def test_the_interval_covers_the_mean_19_times_in_20():
 def test_one_episode_has_no_spread():
     summary = Evaluation(0, 0, (4.0,), (2,)).summary()
     assert (summary["std"], summary["ci_low"], summary["ci_high"]) == (0.0, 4.0, 4.0)
+
+
+# The episodes themselves.
+
+
+def evaluator_of(parts, num_episodes, num_envs=8):
+    return make_evaluator(*parts, num_episodes, num_envs)
+
+
+def episodes_of(parts, num_episodes, num_envs=8, **options):
+    evaluator = evaluator_of(parts, num_episodes, num_envs)
+    try:
+        return evaluator.generate_test_episodes(num_episodes, **options)
+    finally:
+        evaluator.close()
+
+
+def assert_same(episodes, others):
+    """Bit for bit."""
+    assert len(episodes) == len(others)
+    for one, other in zip(episodes, others):
+        a, b = nest.leaves(tuple(one)), nest.leaves(tuple(other))
+        assert one.id == other.id and len(a) == len(b)
+        for x, y in zip(a[1:], b[1:]):
+            assert x.dtype == y.dtype and np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_test_episodes_are_those_that_are_evaluated(env_id, sample):
+    parts = parts_of(env_id, env_kwargs={"max_episode_steps": 40})
+    evaluation = evaluate(parts, 11, 4, seed=7, sample=sample)
+    episodes = episodes_of(parts, 11, 4, seed=7, sample=sample)
+    assert [episode.id for episode in episodes] == [str(k) for k in range(11)]
+    assert tuple(episode.length for episode in episodes) == evaluation.lengths
+    assert [e.rewards.sum(dtype=np.float64) for e in episodes] == pytest.approx(evaluation.returns, abs=1e-9)
+    for num_envs in (1, 7, 11):
+        assert_same(episodes, episodes_of(parts, 11, num_envs, seed=7, sample=sample))
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5"])
+def test_their_actions_give_the_same_rows_in_an_environment_reset_with_their_seed(env_id, sample):
+    if env_id == "HalfCheetah-v5":
+        pytest.importorskip("mujoco")
+    factories = [ObservationNormalizer, functools.partial(RewardScale, scale=100.0)]
+    parts = parts_of(env_id, factories, env_kwargs={"max_episode_steps": 40})
+    seen = make_environment(env_id, num_envs=3).reset()
+    parts[2].observe(nest.map(lambda leaf: leaf.expand(5, *leaf.shape), seen), parts[2].initial_state(3), 0)
+    for episode in episodes_of(parts, 5, 3, seed=20, sample=sample):
+        env = gymnasium.make(env_id, max_episode_steps=40, disable_env_checker=True)
+        observations, rows = [env.reset(seed=20 + int(episode.id))[0]], []
+        assert episode.actions.dtype == env.action_space.dtype
+        for action in episode.actions:
+            assert env.action_space.contains(action)
+            observation, *row, _ = env.step(action)
+            observations.append(observation)
+            rows.append(row)
+        rewards, terminated, truncated = (np.array(part) for part in zip(*rows))
+        assert np.array_equal(np.array(observations, np.float32), episode.observations)
+        assert np.array_equal(rewards.astype(np.float32), episode.rewards)
+        assert np.array_equal(terminated, episode.terminated)
+        assert np.array_equal(truncated & ~terminated, episode.truncated)
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize("num_envs", [1, 2, 5])
+def test_every_row_of_an_episode_is_its_own_and_the_last_observation_is_the_true_one(num_envs, truncates):
+    lengths = (3, 1, 6)
+    parts = parts_of(Stamped, env_kwargs={"lengths": lengths, "truncates": truncates}, make_algorithm=Zero)
+    episodes = episodes_of(parts, 9, num_envs)
+    for k, episode in enumerate(episodes):
+        assert np.ptp(episode.observations[:, :2], 0).tolist() == [0, 0]
+        assert episode.observations[:, 2].tolist() == list(range(episode.length + 1))
+        assert episode.length == lengths[int(episode.observations[0, 1]) % 3]
+        assert episode.rewards.tolist() == list(range(1, episode.length + 1)) and episode.id == str(k)
+        ends = [False] * (episode.length - 1) + [True]
+        never = [False] * episode.length
+        assert [episode.terminated.tolist(), episode.truncated.tolist()] == (
+            [never, ends] if truncates else [ends, never]
+        )
+    begun = {tuple(episode.observations[0, :2]) for episode in episodes}
+    assert len(begun) == 9  # no episode twice
+
+
+@pytest.mark.parametrize("nested_action", [False, True])
+def test_nests_are_in_the_environments_own_units(nested_action):
+    environment = make_environment(NestedBandit, env_kwargs={"nested_action": nested_action})
+    random = functools.partial(Random, spec=environment.action_spec)
+    parts = parts_of(NestedBandit, env_kwargs={"nested_action": nested_action}, make_algorithm=random)
+    for episode in episodes_of(parts, 6, 4, seed=3):
+        env = NestedBandit(nested_action)
+        observation, _ = env.reset(seed=3 + int(episode.id))
+        for t in range(episode.length):
+            seen, action = nest.at(episode.observations, t), nest.at(episode.actions, t)
+            for name, leaf in observation.items():
+                assert np.array_equal(seen[name], leaf) and seen[name].dtype in (leaf.dtype, np.float32)
+            assert env.action_space.contains(action)
+            observation, reward, *_ = env.step(action)
+            assert np.float32(reward) == episode.rewards[t]
+        assert np.array_equal(episode.observations["image"][-1], observation["image"])
+        assert episode.observations["digit"][-1] == observation["digit"]
+
+
+class Random(Zero):
+    """Draws actions that are beyond their bounds at times."""
+
+    def __init__(self, *specs, spec):
+        super().__init__(*specs)
+        self._spec = spec
+
+    def rollout_step(self, time_step, state):
+        action = sample_actions(self._spec, len(time_step.step_type))
+        return AlgStep(nest.map(lambda leaf: leaf * 1.5 if leaf.is_floating_point() else leaf, action), state)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_test_episodes_of_a_tensor_environment(mode):
+    parts = parts_of(TensorPointMass, env_kwargs={"length": 6, "autoreset": mode})
+    evaluation = evaluate(parts, 9, 4, seed=3)
+    episodes = episodes_of(parts, 9, 4, seed=3)
+    assert [e.rewards.sum(dtype=np.float64) for e in episodes] == pytest.approx(evaluation.returns, abs=1e-9)
+    for episode in episodes:
+        assert episode.length == 6 and episode.truncated[-1] and not episode.terminated.any()
+        np.testing.assert_allclose(episode.observations[:, 1], np.arange(7) / 6, atol=1e-6)
+        x = np.clip(episode.observations[:-1, 0] + np.float32(0.5) * episode.actions[:, 0], -2, 2)
+        np.testing.assert_allclose(episode.observations[1:, 0], x, atol=1e-6)
+        assert np.array_equal(episode.rewards, -np.abs(episode.observations[1:, 0]))
+
+
+def test_more_episodes_than_environments_that_reset_together_are_refused():
+    _, algorithm, transforms = parts_of(TensorPointMass)
+    evaluator = Evaluator(make_environment(TensorPointMass, 2), algorithm, transforms)
+    with pytest.raises(UsageError, match="asked for 3 episodes, and the evaluator's 2 environments cannot be reset"):
+        next(evaluator.test_episodes(3))
+    with pytest.raises(UsageError, match="it takes at least 1"):
+        evaluator.generate_test_episodes(0)
+
+
+class Stepped(OneState):
+    """Counts the steps of all."""
+
+    count = 0
+
+    def step(self, action):
+        Stepped.count += 1
+        return super().step(action)
+
+
+def test_episodes_are_handed_over_as_soon_as_they_are_whole():
+    parts = parts_of(Stepped, make_algorithm=Zero, env_kwargs={"length": 4})
+    evaluator = evaluator_of(parts, 5, 1)
+    Stepped.count = 0
+    for k, episode in enumerate(evaluator.test_episodes(5)):
+        assert episode.id == str(k) and Stepped.count == 4 * (k + 1)
+
+
+def test_an_episode_waits_for_those_before_it():
+    class ByPosition(TwoLengths):
+        """The first environment's first episode is the longest."""
+
+        def reset(self, *, seed=None, options=None):
+            result = super().reset(seed=seed)
+            self._length = 9 if seed == 0 else 2
+            return result
+
+    evaluator = evaluator_of(parts_of(ByPosition, make_algorithm=Zero), 6, 2)
+    assert [(e.id, e.length) for e in evaluator.test_episodes(6)] == [("0", 9), *((str(k), 2) for k in range(1, 6))]
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_between_episodes_the_caller_is_at_home(sample):
+    parts = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 15})
+    parts[1].train(True)
+    undisturbed = episodes_of(parts, 5, 2, sample=sample)
+    evaluator, episodes = evaluator_of(parts, 5, 2), []
+    torch.manual_seed(12)
+    state = torch.get_rng_state()
+    for episode in evaluator.test_episodes(5, sample=sample):
+        assert torch.is_grad_enabled() and parts[1].training and torch.equal(torch.get_rng_state(), state)
+        torch.rand(7)
+        state = torch.get_rng_state()
+        episodes.append(episode)
+    assert_same(episodes, undisturbed)
+
+
+def test_a_policy_that_draws_from_the_global_generator_is_not_disturbed_either():
+    environment = make_environment("Pendulum-v1")
+    random = functools.partial(Random, spec=environment.action_spec)
+    parts = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 15}, make_algorithm=random)
+    evaluation = evaluate(parts, 5, 2, seed=4)
+    returns = []
+    for episode in evaluator_of(parts, 5, 2).test_episodes(5, seed=4):
+        torch.rand(3)
+        returns.append(episode.rewards.sum(dtype=np.float64))
+    assert returns == pytest.approx(evaluation.returns, abs=1e-9)
+
+
+def test_others_begun_before_all_were_taken_are_refused_and_right_themselves():
+    parts = parts_of("CartPole-v1")
+    evaluator = evaluator_of(parts, 6, 2)
+    expected = episodes_of(parts, 6, 2)
+    broken_off = evaluator.test_episodes(6)
+    next(broken_off)
+    assert evaluator.evaluate(6, seed=3) == evaluate(parts, 6, seed=3)
+    with pytest.raises(UsageError, match="began other episodes before those of test_episodes had all been taken"):
+        next(broken_off)
+    one, other = evaluator.test_episodes(6), evaluator.test_episodes(6)
+    next(one)
+    first = next(other)
+    with pytest.raises(UsageError, match="began other episodes"):
+        next(one)
+    assert_same([first, *other], expected)
