@@ -9,6 +9,7 @@ past it.
 from alfish.offline.buffer import OfflineBuffer
 from alfish.offline.data_set import DataSetWriter
 from alfish.offline.episode import Arrays, Episode, EpisodeSource
+from alfish.offline.outputs import MinariWriter, open_writer
 from alfish.offline.reading import Reading
 from alfish.offline.report import Report
 from alfish.offline.sources import open_source
@@ -20,10 +21,12 @@ __all__ = [
     "DataSetWriter",
     "Episode",
     "EpisodeSource",
+    "MinariWriter",
     "OfflineBuffer",
     "Reading",
     "Report",
     "Spaces",
     "Validator",
     "open_source",
+    "open_writer",
 ]

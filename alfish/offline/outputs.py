@@ -1,0 +1,195 @@
+"""Where data sets are written: a directory, in alfish's own layout, or a Minari data set, in HDF5.
+
+Both writers take whole episodes one by one, leave nothing behind where they end with an error, and put the data set
+under its name when it is finished.
+"""
+
+import contextlib
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gymnasium.envs.registration import EnvSpec
+
+from alfish import nest
+from alfish.errors import RunError, UsageError
+from alfish.offline.data_set import SHARD_BYTES, DataSetWriter
+from alfish.offline.episode import Episode
+from alfish.offline.sources import SCHEMES
+from alfish.offline.sources.files import extra
+from alfish.offline.spaces import NO_SPACES, Spaces
+
+MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # which Minari reads whenever it looks for data sets
+MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # on what might be told of a data set and is not
+
+
+def open_writer(
+    output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | None = None
+) -> "DataSetWriter | MinariWriter":
+    """What writes to `minari:namespace/name-v0`, or to a directory.
+
+    Args:
+      output: as the user gave it.
+      spaces: of the episodes, both known where any are written.
+      env_spec: of their environment, which Minari keeps; see `rebuildable`.
+
+    Raises:
+      UsageError: there is something already, or it is no place to write to; nothing has been touched.
+    """
+    scheme, colon, where = output.partition(":")
+    if colon and scheme == "minari":
+        return MinariWriter(where, spaces, env_spec)
+    if colon and scheme in SCHEMES:
+        raise UsageError(
+            f"{output!r} can be read and not written; a data set is written to a directory, or to "
+            "minari:namespace/name-v0"
+        )
+    return DataSetWriter(output, spaces)
+
+
+def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
+    """The spec as a file can hold it; None where there is none, or gymnasium could not make the environment from it."""
+    if env_spec is None or any(wrapper.kwargs is None for wrapper in env_spec.additional_wrappers):
+        return None
+    try:
+        return EnvSpec.from_json(env_spec.to_json())
+    except (TypeError, ValueError):  # a class, or another object, is among its arguments
+        return None
+
+
+class MinariWriter:
+    """Writes a Minari data set through Minari itself; images as they are, not as JPEG.
+
+    Args:
+      dataset_id: `namespace/name-v0`; on this machine, where `MINARI_DATASETS_PATH` says, else in `~/.minari/datasets`.
+      spaces: of the episodes.
+      env_spec: from which `recover_environment` makes their environment again; None: it cannot.
+
+    Raises:
+      UsageError: Minari is not installed, this is no name for a data set, or there is one of this name.
+      RunError: of each method, the disk fails.
+    """
+
+    def __init__(self, dataset_id: str, spaces: Spaces, env_spec: EnvSpec | None = None):
+        extra("minari", "minari", "a Minari data set")
+        from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.storage.datasets_root_dir import get_dataset_path
+
+        try:
+            parse_dataset_id(dataset_id)
+        except (ValueError, TypeError) as error:  # the latter where it has no version
+            raise UsageError(
+                f"{dataset_id!r} is no name of a Minari data set; one looks like namespace/name-v0"
+            ) from error
+        self._id, self._spaces, self._env_spec = dataset_id, spaces, env_spec
+        self._path = get_dataset_path(dataset_id)
+        if self._path.exists():
+            raise UsageError(
+                f"minari:{dataset_id} is there already ({self._path}); choose another name or version, or move that "
+                "one away"
+            )
+        self._making = get_dataset_path() / f".{dataset_id.replace('/', '-')}.{os.getpid()}.tmp"
+        self._data_set: Any = None
+        self._waiting: list[Episode] = []
+        self._num_bytes = 0
+
+    def __enter__(self) -> "MinariWriter":
+        with self._named_errors():
+            self._making.mkdir()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        shutil.rmtree(self._making, ignore_errors=True)
+
+    def add(self, episode: Episode) -> None:
+        """An episode that the validator has passed."""
+        self._waiting.append(episode)
+        self._num_bytes += sum(leaf.nbytes for leaf in nest.leaves((episode.observations, episode.actions)))
+        if self._num_bytes >= SHARD_BYTES:
+            self._write()
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Puts the data set in its place.
+
+        Args:
+          about: of JSON's types, kept in the metadata's entry 'alfish'; 'algorithm', and 'seeds' (one an episode), are
+            put where Minari has a place for them too.
+        """
+        if self._waiting or self._data_set is None:
+            self._write()
+        with self._named_errors():
+            storage = self._data_set.storage
+            if about.get("seeds"):
+                storage.update_episode_metadata([{"seed": seed} for seed in about["seeds"]])
+            named = {"algorithm_name": about["algorithm"]} if "algorithm" in about else {}
+            storage.update_metadata({**named, "alfish": about})
+            self._put_in_place()
+
+    def _write(self) -> None:
+        from minari.data_collector import EpisodeBuffer
+
+        buffers = [
+            EpisodeBuffer(
+                observations=episode.observations,
+                actions=episode.actions,
+                rewards=episode.rewards,  # type: ignore[arg-type]  # arrays are written as lists are
+                terminations=episode.terminated,  # type: ignore[arg-type]
+                truncations=episode.truncated,  # type: ignore[arg-type]
+            )
+            for episode in self._waiting
+        ]
+        with self._named_errors():
+            if self._data_set is None:
+                self._data_set = self._created(buffers)
+            else:
+                self._data_set.update_dataset_from_buffer(buffers)
+        self._waiting, self._num_bytes = [], 0
+
+    def _created(self, buffers: list[Any]) -> Any:
+        """The data set, in a directory that Minari does not list."""
+        import minari
+
+        with _data_sets_in(self._making), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", MINARI_REMARKS, UserWarning)
+            return minari.create_dataset_from_buffers(
+                self._id,
+                buffers,
+                env=self._env_spec,
+                observation_space=self._spaces.observation,
+                action_space=self._spaces.action,
+                description="written by alfish, which says in the entry 'alfish' how it came about",
+                data_format="hdf5",
+                jpeg_encoding=False,
+            )
+
+    def _put_in_place(self) -> None:
+        from minari.namespace import create_namespace, list_local_namespaces
+
+        namespace = self._id.rpartition("/")[0]
+        if namespace and namespace not in list_local_namespaces():
+            create_namespace(namespace)
+        os.replace(self._making / self._id, self._path)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # the latter is HDF5's
+            raise RunError(f"minari:{self._id} cannot be written ({error}); nothing is left of it") from error
+
+
+@contextlib.contextmanager
+def _data_sets_in(directory: Path) -> Iterator[None]:
+    """Minari makes data sets there."""
+    before = os.environ.get(MINARI_VARIABLE)
+    os.environ[MINARI_VARIABLE] = str(directory)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[MINARI_VARIABLE]
+        else:
+            os.environ[MINARI_VARIABLE] = before

@@ -1,0 +1,160 @@
+"""Data sets are written whole or not at all, in alfish's own layout and in Minari's, and read again as they were."""
+
+import importlib.util
+import json
+import os
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
+
+from alfish import nest
+from alfish.errors import RunError, UsageError
+from alfish.offline import MinariWriter, OfflineBuffer, Reading, Spaces, open_writer
+from alfish.offline import outputs as outputs_module
+from alfish.offline.outputs import rebuildable
+
+pytestmark = pytest.mark.usefixtures("home")
+NEEDS_MINARI = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("minari", "h5py")), reason="needs the extra 'minari'"
+)
+
+
+def left_by(directory):
+    """Files, of which Minari keeps none of its own."""
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def assert_same(episodes, others):
+    for one, other in zip(episodes, others, strict=True):
+        for a, b in zip(nest.leaves(tuple(one)[1:]), nest.leaves(tuple(other)[1:]), strict=True):
+            assert a.dtype == b.dtype and np.array_equal(a, b)
+
+
+def read(name):
+    """The episodes, exactly as they were written: the validator finds nothing to mend."""
+    reading = Reading([name])
+    episodes = list(reading)
+    assert reading.report.found("error") == reading.report.found("mended") == {}
+    return episodes
+
+
+def about(name):
+    """What a data set says of itself."""
+    scheme, _, where = name.partition(":")
+    if scheme == "alfish":
+        with open(os.path.join(where, "data_set.json")) as file:
+            return json.load(file)
+    import minari
+
+    return minari.load_dataset(where).storage.metadata["alfish"]
+
+
+def written(output, episodes, of=SPACES, told=None, **options):
+    with open_writer(output, of, **options) as writer:
+        for episode in episodes:
+            writer.add(episode)
+        writer.finish({"remark": "of a test"} if told is None else told)
+    return output if output.startswith("minari:") else f"alfish:{output}"
+
+
+@NEEDS_MINARI
+@pytest.mark.parametrize("shard_bytes", [1, 200, 2**25])
+@pytest.mark.parametrize("continuous", [False, True])
+def test_minari_gives_back_every_row(monkeypatch, shard_bytes, continuous):
+    monkeypatch.setattr(outputs_module, "SHARD_BYTES", shard_bytes)
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    episodes = record(continuous=continuous)
+    name = written("minari:test/set-v0", episodes, of, {"seeds": list(range(50, 61)), "algorithm": "Mine"})
+    buffer = OfflineBuffer([name])
+    assert buffer.spaces == of
+    assert_rows(buffer, episodes, canonical)
+    import minari
+
+    storage = minari.load_dataset("test/set-v0").storage
+    assert [told["seed"] for told in storage.get_episode_metadata(range(11))] == list(range(50, 61))
+    assert storage.metadata["algorithm_name"] == "Mine" and storage.metadata["alfish"]["algorithm"] == "Mine"
+
+
+@NEEDS_MINARI
+def test_images_and_nests_come_back_as_they_are():
+    space = spaces.Dict(
+        image=spaces.Box(0, 255, (40, 40, 3), np.uint8),
+        both=spaces.Tuple([SPACES.observation, spaces.Discrete(9, start=2)]),
+    )
+    generator = np.random.default_rng(0)
+    episodes = [
+        e._replace(
+            observations={
+                "both": (e.observations, e.observations[:, 2].astype(np.int64) + 2),
+                "image": generator.integers(0, 256, (e.length + 1, 40, 40, 3), np.uint8),
+            }
+        )
+        for e in record()
+    ]
+    assert_same(read(written("minari:images-v0", episodes, Spaces(space, SPACES.action))), episodes)
+
+
+@pytest.mark.parametrize("failing", ["add", "finish"])
+def test_a_data_set_appears_when_it_is_whole_or_not_at_all(output, tmp_path, monkeypatch, failing):
+    if failing == "finish":
+        for module in ("alfish.offline.data_set", "alfish.offline.outputs"):
+
+            def fails(*_):
+                raise OSError("No space left on device")
+
+            monkeypatch.setattr(f"{module}.os.replace", fails)
+    expected = RunError if failing == "finish" else ZeroDivisionError
+    with pytest.raises(expected), open_writer(output, SPACES) as writer:
+        monkeypatch.setattr(writer, "_num_bytes", 2**40)  # so that it writes at once
+        writer.add(record()[0])
+        assert left_by(tmp_path)
+        assert all(any(part.startswith(".") for part in path.parts) for path in left_by(tmp_path))
+        if failing == "add":
+            raise ZeroDivisionError
+        writer.finish({})
+    assert [path for path in left_by(tmp_path) if path.name != "namespace_metadata.json"] == []
+
+
+@NEEDS_MINARI
+def test_what_minari_is_told_of_its_place_is_forgotten_again(monkeypatch, home):
+    written("minari:test/set-v0", record())
+    assert os.environ["MINARI_DATASETS_PATH"] == str(home)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("MINARI_DATASETS_PATH")
+    written("minari:test/set-v0", record())
+    assert "MINARI_DATASETS_PATH" not in os.environ
+    assert (home / ".minari/datasets/test/set-v0/data/main_data.hdf5").is_file()
+
+
+@NEEDS_MINARI
+def test_a_name_is_taken_once():
+    written("minari:test/set-v0", record())
+    with pytest.raises(UsageError, match="minari:test/set-v0 is there already .*choose another name or version"):
+        MinariWriter("test/set-v0", SPACES)
+    MinariWriter("test/set-v1", SPACES)
+
+
+class Silent(gymnasium.Wrapper):
+    """Does not record what it was made with, so that gymnasium cannot make it again."""
+
+
+def test_a_spec_is_kept_where_gymnasium_can_make_the_environment_of_it(monkeypatch):
+    def spec(*wrappers):
+        env = gymnasium.make("CartPole-v1")
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return rebuildable(env.spec)
+
+    assert spec().id == "CartPole-v1"
+    kept = spec(lambda env: gymnasium.wrappers.TimeLimit(env, 7), gymnasium.wrappers.FlattenObservation)
+    again = gymnasium.make(kept)
+    assert isinstance(again, gymnasium.wrappers.FlattenObservation) and again.spec.max_episode_steps == 7
+    assert spec(Silent) is None
+    assert spec(lambda env: gymnasium.wrappers.TransformReward(env, abs)) is None  # a function is no JSON
+    monkeypatch.setitem(gymnasium.registry, "Local-v0", EnvSpec("Local-v0", entry_point=lambda: None))
+    assert rebuildable(gymnasium.spec("Local-v0")) is None
+    assert rebuildable(None) is None
