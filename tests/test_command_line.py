@@ -192,7 +192,8 @@ def test_unknown_flags_are_refused(refused, name):
 
 
 @pytest.mark.parametrize(
-    "name, flag", [(n, "--root_dir") for n in ("train", "evaluate", "play")] + [("check-env", "--env_id")]
+    "name, flag",
+    [(n, "--root_dir") for n in ("train", "evaluate", "play", "record")] + [("check-env", "--env_id")],
 )
 def test_a_missing_flag_is_asked_for(refused, name, flag):
     assert f"{flag} is missing" in refused(name)

@@ -1,0 +1,170 @@
+"""Records whole episodes of a run's policy as a data set.
+
+  alfish record --root_dir=runs/sac --num_episodes=100 --output=data/pendulum
+  alfish record --root_dir=runs/sac --num_episodes=100 --output=minari:pendulum/expert-v0
+  alfish record --root_dir=runs/sac --output=data/good --sample --min_return=-200
+
+A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
+
+Episode k is seeded with `seed + k`, every episode that starts is run to its end, and what is recorded does not depend
+on --num_envs. Observations are raw, the true final one included; actions are those that were executed, in the
+environment's own units: in an environment reset with the episode's seed they give the same observations and rewards.
+
+The data set says what made it: the algorithm, the configuration with every default, the checkpoint (its steps and its
+sha256), the seed of each episode, and the mean, least and greatest return of all that were run. An output that is there
+already is refused before anything runs; docs/offline.md tells more.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+import alfish
+from alfish.bin import configuration
+from alfish.bin.evaluate import checkpoint
+from alfish.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+
+    from alfish.environments import Environment
+    from alfish.evaluator import Evaluator
+    from alfish.offline import Validator
+    from alfish.trainer import Trainer
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
+flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", "latest, best, or environment steps.", flag_values=FLAGS)
+flags.DEFINE_integer("num_episodes", 100, "Whole episodes to run.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
+flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
+flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
+flags.DEFINE_float("min_return", None, "Of the episodes run, write those that return as much.", flag_values=FLAGS)
+flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    check_arguments(flag_values.root_dir, flag_values.output)
+    which = checkpoint(flag_values.checkpoint)
+    num_episodes, least = flag_values.num_episodes, flag_values.min_return
+    from alfish.bin.run import open_run
+    from alfish.offline import Report, Spaces, Validator, open_writer
+    from alfish.offline.outputs import rebuildable
+
+    with open_run(flag_values.root_dir, flag_values.device) as trainer:
+        about = origin(trainer, which)
+        env_steps = trainer.load_policy(about["checkpoint"]["steps"])
+        with contextlib.closing(trainer.evaluator(num_episodes, flag_values.num_envs)) as evaluator:
+            environment = evaluator.environment
+            spaces = Spaces(environment.observation_space, environment.action_space)
+            env_spec = rebuildable(env_spec_of(environment))
+            report = Report(f"{flag_values.root_dir} at {env_steps:,} env steps")
+            validator = Validator(spaces, report=report)
+            with open_writer(flag_values.output, spaces, env_spec) as writer:
+                returns, seeds = _record(evaluator, validator, writer, flag_values)
+                validator.finish()
+                about |= {
+                    "env_spec": as_json(env_spec),
+                    "seed": flag_values.seed,
+                    "seeds": seeds if environment.seeds_rows else None,  # else one seed resets all environments
+                    "sample": flag_values.sample,
+                    "min_return": least,
+                    "reference_scores": {
+                        "num_episodes": num_episodes,
+                        "mean": math.fsum(returns) / num_episodes,
+                        "min": min(returns),
+                        "max": max(returns),
+                    },
+                    "report": report.as_dict(),
+                }
+                writer.finish(about)
+    print(report)
+    left_out = f"; {num_episodes - len(seeds):,} returned less than {least:g}" if least is not None else ""
+    print(f"{num_episodes:,} episodes were run, from seed {flag_values.seed}, and {len(seeds):,} are written{left_out}")
+    print(written(flag_values.output))
+    return 0
+
+
+def _record(
+    evaluator: "Evaluator", validator: "Validator", writer: Any, flag_values: flags.FlagValues
+) -> tuple[list[float], list[int]]:
+    """Runs all episodes and writes those that are wanted; the returns of all, and the seeds of those written."""
+    least, report = flag_values.min_return, validator.report
+    returns: list[float] = []
+    seeds: list[int] = []
+    for episode in evaluator.test_episodes(flag_values.num_episodes, flag_values.seed, flag_values.sample):
+        returns.append(float(episode.rewards.sum(dtype="float64")))
+        if least is not None and returns[-1] < least:
+            continue
+        for _ in validator.check(episode):
+            writer.add(episode)  # what was executed, to the last bit, and not what mending makes of it
+            seeds.append(flag_values.seed + int(episode.id))
+        if report.num_bad:
+            raise RunError(f"{report.sentences('error')}; mend the environment, nothing is written")
+    if not seeds:
+        raise UsageError(
+            f"none of {len(returns):,} episodes returned --min_return={least:g} or more, the best returned "
+            f"{max(returns):g}; nothing is written"
+        )
+    return returns, seeds
+
+
+def check_arguments(root_dir: str | None, output: str | None) -> None:
+    """Raises UsageError where the run or the output is not said, or something is there already."""
+    if not root_dir:
+        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    if not output:
+        raise UsageError("--output is missing: name a directory to make, or a data set as minari:namespace/name-v0")
+    from alfish.offline import open_writer
+
+    open_writer(output)
+
+
+def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
+    """What a data set tells of the run that made it, of JSON's types.
+
+    Args:
+      trainer: of the run.
+      which: its checkpoint: 'latest', 'best' or steps.
+
+    Raises:
+      UsageError: there is no such checkpoint.
+    """
+    steps, state = trainer.checkpoints.load(which)
+    path = trainer.root_dir / "checkpoints" / f"checkpoint-{steps:012d}.pt"
+    return {
+        "alfish_version": alfish.__version__,
+        "algorithm": type(trainer.algorithm).__name__,
+        "config": state["config"].get(configuration.OPERATIVE_FILE),
+        "checkpoint": {"steps": steps, "env_steps": state["counters"]["env_steps"], "sha256": sha256(path)},
+    }
+
+
+def sha256(path: Path) -> str:
+    """Of a file, as `sha256sum` prints it."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def env_spec_of(environment: "Environment") -> "EnvSpec | None":
+    """gymnasium's spec of the single environments; None where they have none, or there are none."""
+    envs = getattr(getattr(environment, "env", None), "envs", None)
+    return envs[0].spec if envs else None
+
+
+def as_json(env_spec: "EnvSpec | None") -> Any:
+    return None if env_spec is None else json.loads(env_spec.to_json())
+
+
+def written(output: str) -> str:
+    source = output if output.startswith("minari:") else f"alfish:{output}"
+    return f"written to {output}; read it with OfflineBuffer.sources = ['{source}']"
