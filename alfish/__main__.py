@@ -11,6 +11,7 @@ SUBCOMMANDS = {
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "play": "play episodes of a run's policy, and film them",
     "record": "record episodes of a run's policy as a data set",
+    "export": "write what a run keeps in replay as a data set",
     "import": "read data made elsewhere, check them, and keep them",
     "confs": "list the shipped configurations",
     "check-env": "say whether alfish can train on an environment",

@@ -193,7 +193,7 @@ def test_unknown_flags_are_refused(refused, name):
 
 @pytest.mark.parametrize(
     "name, flag",
-    [(n, "--root_dir") for n in ("train", "evaluate", "play", "record")] + [("check-env", "--env_id")],
+    [(n, "--root_dir") for n in ("train", "evaluate", "play", "record", "export")] + [("check-env", "--env_id")],
 )
 def test_a_missing_flag_is_asked_for(refused, name, flag):
     assert f"{flag} is missing" in refused(name)

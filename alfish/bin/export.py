@@ -1,0 +1,41 @@
+"""Writes what a run keeps in replay as a data set: everything that it tried while it learned, good and bad.
+
+  alfish export --root_dir=runs/sac --output=data/replay
+  alfish export --root_dir=runs/sac --output=minari:pendulum/replay-v0
+
+A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
+
+The run is one of an off-policy algorithm, with ReplayBatches.save as it is. Its rows become episodes in the
+environment's own units; the oldest of each environment may have lost its beginning, and the newest, where it is under
+way, is truncated. What the data set says of the run is what `alfish record` writes. An output that is there already is
+refused before anything runs.
+"""
+
+from absl import flags
+
+from alfish.bin.record import as_json, check_arguments, env_spec_of, origin, written
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
+flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    root_dir, output = flag_values.root_dir, flag_values.output
+    check_arguments(root_dir, output)
+    from alfish.bin.run import open_run
+    from alfish.offline import Reading, Spaces, open_writer
+    from alfish.offline.outputs import rebuildable
+
+    with open_run(root_dir) as trainer:
+        spaces = Spaces(trainer.environment.observation_space, trainer.environment.action_space)
+        env_spec = rebuildable(env_spec_of(trainer.environment))
+        reading = Reading([f"run:{root_dir}"], spaces)
+        about = origin(trainer, "latest")
+    with open_writer(output, spaces, env_spec) as writer:
+        for episode in reading:
+            writer.add(episode)
+        writer.finish(about | {"env_spec": as_json(env_spec), "report": reading.report.as_dict()})
+    print(reading.report)
+    print(written(output))
+    return 0

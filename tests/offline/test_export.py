@@ -1,0 +1,71 @@
+"""What a run has kept becomes a data set, row by row."""
+
+import hashlib
+
+import pytest
+from recorded import SPACES, assert_rows, record
+from test_outputs import about, assert_same, left_by
+from test_run import STAMPED, TOY, trained
+
+from alfish.__main__ import main
+from alfish.bin import run as run_module
+from alfish.offline import OfflineBuffer, Reading, open_source, open_writer
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_a_runs_replay_is_exported_row_by_row(tmp_path, output, truncates, capsys):
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=truncates, steps=200))
+    kept = [episode for episode in open_source(name, SPACES).episodes() if episode.length]
+    capsys.readouterr()
+    assert main(["export", f"--root_dir={tmp_path}/run", f"--output={output}"]) == 0
+    exported = output if output.startswith("minari:") else f"alfish:{output}"
+    words = capsys.readouterr().out
+    assert f"{len(kept)} kept" in words and f"OfflineBuffer.sources = ['{exported}']" in words
+    assert_same(list(Reading([exported])), kept)
+    buffer = OfflineBuffer([exported])
+    assert buffer.spaces == SPACES
+    assert_rows(buffer, kept)
+    told = about(exported)
+    assert told["algorithm"] == "DQN" and told["env_spec"] is None
+    assert told["config"] == (tmp_path / "run" / "operative_config.gin").read_text()
+    [path] = (tmp_path / "run" / "checkpoints").glob("*.pt")
+    assert told["checkpoint"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert told["report"]["num_kept"] == len(kept)
+
+
+def test_a_run_without_replay_says_so(tmp_path, output, refused):
+    (tmp_path / "conf.gin").write_text("include 'ppo_cartpole.gin'\nTrainer.num_env_steps = 300\nMLP.layers = (4,)\n")
+    assert main(["train", f"--gin_file={tmp_path}/conf.gin", f"--root_dir={tmp_path}/run"]) == 0
+    before = left_by(tmp_path)
+    words = refused("export", f"--root_dir={tmp_path}/run", f"--output={output}")
+    assert "has no replay/checkpoint-*.pt: an on-policy run keeps no rows" in words
+    assert left_by(tmp_path) == before
+
+
+def test_an_output_that_is_there_is_refused_before_anything_runs(output, tmp_path, monkeypatch, refused):
+    with open_writer(output, SPACES) as writer:
+        writer.add(record()[0])
+        writer.finish({})
+    before = {path: path.read_bytes() for path in left_by(tmp_path)}
+
+    def opened(*_):
+        raise AssertionError("the run was opened")
+
+    monkeypatch.setattr(run_module, "open_run", opened)
+    words = refused("export", "--root_dir=nowhere", f"--output={output}")
+    assert "is there already" in words or "is not empty" in words
+    assert {path: path.read_bytes() for path in left_by(tmp_path)} == before
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--output=x"], "--root_dir is missing"),
+        (["--root_dir=x"], "--output is missing: name a directory to make, or a data set as minari:"),
+        (["--root_dir=nowhere", "--output=x"], "nowhere is not a run"),
+    ],
+)
+def test_mistakes_are_one_sentence(flags, words, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in refused("export", *flags)
+    assert left_by(tmp_path) == []
