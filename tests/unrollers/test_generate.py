@@ -1,6 +1,9 @@
 """Collecting by program: batches that go on from one another, and whole episodes of which none is favoured."""
 
 import functools
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +27,9 @@ from test_sync import (
     unroller_of,
 )
 
+import alfish
 from alfish import nest
+from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.data import AlgStep
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
@@ -33,6 +38,7 @@ from alfish.errors import RunError, UsageError
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 
+PAGE = Path(alfish.__file__).parent.parent / "docs" / "collecting.md"
 MODES = [NEXT_STEP, SAME_STEP, DISABLED]
 
 
@@ -300,3 +306,23 @@ def test_an_unroller_that_collects_for_a_trainer_refuses(method):
     with pytest.raises(UsageError, match=f"AsyncUnroller has no {method}: .*; build a SyncUnroller"):
         getattr(unroller, method)(3)
     unroller.close()
+
+
+# The page.
+
+
+def test_the_page_runs(tmp_path, monkeypatch, capsys):
+    """docs/collecting.md, block by block, in its order; what a block prints stands behind it as comments."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    blocks = re.findall(r"^```(python|sh)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert {language for language, _ in blocks} == {"python", "sh"}
+    for language, text in blocks:
+        if language == "python":
+            capsys.readouterr()
+            exec(compile(text, "collecting.md", "exec"), names)
+            printed = capsys.readouterr().out.splitlines()
+            assert [line for line in printed if f"# {line}" not in text] == []
+            assert text.count("print(") == 0 or printed
+        for line in text.splitlines() if language == "sh" else ():
+            assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
