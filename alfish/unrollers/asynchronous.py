@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import gin
 import numpy as np
@@ -25,26 +25,16 @@ from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.transforms import Transforms
+from alfish.unrollers.messages import Died, EnvironmentReplaced, Fill, FromWorker, Seconds, Segment, Setup, Started
 from alfish.unrollers.remote import EnvironmentMaker, to_bytes
 from alfish.unrollers.shared import Block, WeightBoard, state_tensors
 from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Arrivals, Unroller
-from alfish.unrollers.worker import Setup
 from alfish.unrollers.workers import LOOK_SECONDS, Worker, Workers
 
 MODES = ("lockstep", "free")
 OFF_POLICY_LENGTH = 8  # rows of a segment, where nothing asks for more
 WARN_SECONDS = 30.0  # of waiting without a word
-
-
-class Segment(NamedTuple):
-    """What a worker has told of a slot that it filled."""
-
-    worker: int
-    slot: int
-    version: int
-    num_arrivals: int
-    infos: list[tuple[int, dict[str, Any]]]
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -141,7 +131,7 @@ class AsyncUnroller(Unroller):
         self._free: list[list[int]] = [list(range(i * slots, (i + 1) * slots)) for i in range(num_workers)]
         self._ready: deque[Segment] = deque()
         self._in_use: list[Segment] = []
-        self._expected = [0] * num_workers  # number of each worker's next segment
+        self._next_sequence = [0] * num_workers  # `Segment.sequence` that is to come from each worker
         self._at_random = False
         self.num_env_errors = 0
         self._stats = _Stats()
@@ -273,7 +263,7 @@ class AsyncUnroller(Unroller):
         generation = self._first_generation + worker.generation
         header, board = self._board.fds
         return Setup(
-            worker=worker.index,
+            worker_index=worker.index,
             make_environment=self._maker,
             num_envs=self._given_envs,
             # Neither the trainer's, nor that of another worker, or of an earlier generation.
@@ -304,14 +294,16 @@ class AsyncUnroller(Unroller):
         """Gives workers what they may fill now: all free slots, in lockstep one each."""
         for worker in self._workers.all:
             free = self._free[worker.index]
-            filling = self._slots - len(free) - sum(s.worker == worker.index for s in (*self._ready, *self._in_use))
+            filling = (
+                self._slots - len(free) - sum(s.worker_index == worker.index for s in (*self._ready, *self._in_use))
+            )
             while worker.started and worker.alive and free and not (self._lockstep and filling):
-                if self._lockstep and any(segment.worker == worker.index for segment in self._ready):
+                if self._lockstep and any(segment.worker_index == worker.index for segment in self._ready):
                     break
                 slot = free.pop()
                 publication = self._board.newest if self._lockstep else None
                 try:
-                    worker.channel.send("fill", slot, self._at_random, publication)
+                    worker.channel.send(Fill(slot, self._at_random, publication))
                 except OSError:  # it has died, and the next wait will say so
                     free.append(slot)
                     break
@@ -319,7 +311,7 @@ class AsyncUnroller(Unroller):
 
     def _release(self, segments: list[Segment]) -> None:
         for segment in segments:
-            self._free[segment.worker].append(segment.slot)
+            self._free[segment.worker_index].append(segment.slot)
         self._in_use = []
 
     def _enough(self) -> bool:
@@ -329,7 +321,7 @@ class AsyncUnroller(Unroller):
 
     def _take(self) -> list[Segment]:
         if self._lockstep:
-            return sorted(_popped(self._ready), key=lambda segment: segment.worker)
+            return sorted(_popped(self._ready), key=lambda segment: segment.worker_index)
         if self._on_policy:
             return list(itertools.islice(_popped(self._ready), self._per_unroll))
         assert self._length is not None
@@ -339,8 +331,8 @@ class AsyncUnroller(Unroller):
         left: list[Segment] = []
         counts = [0] * self._num_workers
         for segment in _popped(self._ready):
-            counts[segment.worker] += 1
-            (taken if counts[segment.worker] <= most else left).append(segment)
+            counts[segment.worker_index] += 1
+            (taken if counts[segment.worker_index] <= most else left).append(segment)
         self._ready.extend(left)
         return taken
 
@@ -350,24 +342,23 @@ class AsyncUnroller(Unroller):
         began = warned = time.monotonic()
         while not self._enough():
             for worker, message in self._workers.wait(LOOK_SECONDS):
-                self._hear(worker, *message)
+                self._hear(worker, message)
             self._grant()
             if time.monotonic() - warned > WARN_SECONDS:
                 warned = time.monotonic()
                 self.log(f"Waiting for rows for {warned - began:.0f} s: {self._workers.activities()}")
         # What else has come is taken in, so that nothing is older than it needs to be.
         for worker, message in self._workers.wait(0):
-            self._hear(worker, *message)
+            self._hear(worker, message)
 
-    def _hear(self, worker: Worker, kind: str, *content: Any) -> None:
-        if kind == "ready":
-            slot, sequence, version, num_arrivals, times, infos = content
-            assert sequence == self._expected[worker.index], "a segment was lost or doubled"
-            self._expected[worker.index] += 1
-            self._stats.filled(times)
-            self._ready.append(Segment(worker.index, slot, version, num_arrivals, infos))
-        elif kind == "environment_error":
-            env_id, text = content
+    def _hear(self, worker: Worker, message: FromWorker) -> None:
+        if isinstance(message, Segment):
+            assert message.sequence == self._next_sequence[worker.index], "a segment was lost or doubled"
+            self._next_sequence[worker.index] += 1
+            self._stats.filled(message.seconds)
+            self._ready.append(message)
+        elif isinstance(message, EnvironmentReplaced):
+            env_id, text = message
             self.num_env_errors += 1
             assert self._max_env_errors is not None
             if self.num_env_errors > self._max_env_errors:
@@ -376,17 +367,17 @@ class AsyncUnroller(Unroller):
                     f"AsyncUnroller.max_env_errors = {self._max_env_errors}:\n{text.rstrip()}"
                 )
             self.log(f"environment {env_id} failed, and is built anew:\n{text.rstrip()}")
-        elif kind == "started":
-            if content[0] != self._envs:
+        elif isinstance(message, Started):
+            if message.num_envs != self._envs:
                 raise UsageError(
-                    f"the environment factory made {content[0]} environments in a worker, and {self._envs} here; it "
-                    "must always make the same number, or take the keyword num_envs (AsyncUnroller.envs_per_worker)"
+                    f"the environment factory made {message.num_envs} environments in a worker, and {self._envs} here; "
+                    "it must always make the same number, or take the keyword num_envs (AsyncUnroller.envs_per_worker)"
                 )
-        elif kind == "died":
+        elif isinstance(message, Died):
             own = range(worker.index * self._slots, (worker.index + 1) * self._slots)
             kept = {segment.slot for segment in (*self._ready, *self._in_use)}
             self._free[worker.index] = [slot for slot in own if slot not in kept]
-            self._expected[worker.index] = 0
+            self._next_sequence[worker.index] = 0
             if self._on_policy and self._workers.num_left * self._slots < self._per_unroll:
                 raise RunError(
                     f"{self._workers.num_left} workers of {self._slots} slots are left, and an iteration takes "
@@ -410,7 +401,7 @@ class AsyncUnroller(Unroller):
 
     def _join_rows(self, segments: list[Segment]) -> Experience:
         """A column for each environment: what each worker gave, one after the other."""
-        by_worker = [[s for s in segments if s.worker == i] for i in range(self._num_workers)]
+        by_worker = [[s for s in segments if s.worker_index == i] for i in range(self._num_workers)]
         columns = [
             _closed_up(_join([self._experience(s) for s in own], rows_dim=0)) if own else None for own in by_worker
         ]
@@ -421,7 +412,7 @@ class AsyncUnroller(Unroller):
         return _join([_padded(part, most, template) for part in columns], rows_dim=1)
 
     def _join_arrivals(self, segments: list[Segment]) -> Arrivals:
-        by_worker = [[s for s in segments if s.worker == i] for i in range(self._num_workers)]
+        by_worker = [[s for s in segments if s.worker_index == i] for i in range(self._num_workers)]
         most = max(sum(segment.num_arrivals for segment in own) for own in by_worker)
         step_type = np.full((most, self.num_envs), StepType.PAD, np.int32)
         reward = np.zeros((most, self.num_envs, *self._algorithm.reward_spec.shape), np.float32)
@@ -458,8 +449,8 @@ class _Stats:
         self._masked = 0
         self._began = time.perf_counter()
 
-    def filled(self, times: tuple[float, float, float, float]) -> None:
-        self._times += times
+    def filled(self, seconds: Seconds) -> None:
+        self._times += seconds
 
     def waited(self, seconds: float) -> None:
         self._waited += seconds

@@ -43,18 +43,18 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, *message: Any) -> None:
+    def send(self, message: tuple) -> None:
         """Raises OSError where the peer is gone."""
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._socket.sendall(LENGTH.pack(len(body)) + body)
 
-    def receive(self) -> tuple:
+    def receive(self) -> Any:
         """The next message, waited for. Raises EOFError where the peer is gone."""
         while (message := self._take()) is None:
             self._fill()
         return message
 
-    def drain(self) -> tuple[list[tuple], bool]:
+    def drain(self) -> tuple[list[Any], bool]:
         """The messages that are there, and whether the peer is gone; a message it had begun is dropped."""
         self._socket.setblocking(False)
         gone = False

@@ -8,6 +8,7 @@ trainer holds the other end of the lifeline.
 import contextlib
 import ctypes
 import faulthandler
+import itertools
 import math
 import os
 import random
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,35 +28,26 @@ from alfish.data import TimeStep
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
-from alfish.unrollers.remote import Channel, EnvironmentMaker, from_bytes
+from alfish.unrollers.messages import (
+    EnvironmentFailed,
+    EnvironmentReplaced,
+    Failed,
+    Fill,
+    FromWorker,
+    Refused,
+    Seconds,
+    Segment,
+    Setup,
+    Started,
+)
+from alfish.unrollers.remote import Channel, from_bytes
 from alfish.unrollers.shared import Block, SharedMemory, WeightBoard, state_tensors
 from alfish.unrollers.sync import SyncUnroller
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>; the signal comes when the thread that started this process ends
 DUMP_SIGNAL = signal.SIGUSR1
+PULSE_BYTES = 64  # from one worker's words to the next one's, a cache line
 GRACE_SECONDS = 5.0  # for closing environments after the trainer has died
-
-
-class Setup(NamedTuple):
-    """What a worker is told when it starts."""
-
-    worker: int
-    make_environment: EnvironmentMaker
-    num_envs: int | None  # None: as many as the factory makes
-    seed: int
-    first_env_id: int
-    starts: list[int]  # vector steps after which each environment's first episode is broken off; 0: never
-    modules: bytes  # the algorithm and the transforms
-    forms: list  # shape and dtype of each leaf of a segment
-    num_slots: int
-    fds: dict[str, int]  # of the shared memories
-    length: int  # rows a segment
-    step_interval: float  # seconds
-    numpy_after: int | None
-    overwrites: bool
-    keeps_infos: bool
-    tolerates_errors: bool
-    cpu: int | None
 
 
 class Pulse:
@@ -208,11 +200,11 @@ def main() -> None:
         except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
             pass  # the trainer has closed
         except EnvironmentFailure as failure:
-            _tell(channel, "environment_failed", traceback.format_exception(failure.__cause__))
+            _end(channel, EnvironmentFailed("".join(traceback.format_exception(failure.__cause__))))
         except UsageError as error:
-            _tell(channel, "refused", [str(error)])
+            _end(channel, Refused(str(error)))
         except Exception as error:
-            _tell(channel, "failed", traceback.format_exception(error))
+            _end(channel, Failed("".join(traceback.format_exception(error))))
 
 
 def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> None:
@@ -223,7 +215,7 @@ def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> 
       environments: closes what is built.
     """
     pulse_memory = SharedMemory(setup.fds["pulse_size"], setup.fds["pulse"])
-    pulse = Pulse(pulse_memory.tensor(setup.worker * 64, (4,), torch.int64).numpy())
+    pulse = Pulse(pulse_memory.tensor(setup.worker_index * PULSE_BYTES, (4,), torch.int64).numpy())
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, os.fdopen(setup.fds["stacks"], "w"), all_threads=True, chain=False)
     if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
@@ -238,17 +230,13 @@ def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> 
     arguments: dict[str, Any] = {} if setup.num_envs is None else {"num_envs": setup.num_envs}
     environment: Environment = make_environment(seed=setup.seed, **arguments)
     environments.callback(_close, environment)
-    _work(setup, channel, pulse, environment, algorithm, transforms)
-
-
-def _work(
-    setup: Setup, channel: Channel, pulse: Pulse, environment: Environment, algorithm: Any, transforms: Any
-) -> None:
     environment.env_id.add_(setup.first_env_id)
     if not setup.keeps_infos:
         environment.ignore_infos()
-    board = WeightBoard(state_tensors(algorithm, transforms), setup.fds["board_header"], setup.fds["board"])
-    slots = Block(setup.forms, setup.num_slots, setup.fds["slots"]).copies
+
+    def tolerate(env_id: int, text: str) -> None:
+        channel.send(EnvironmentReplaced(env_id, text))
+
     unroller = WorkerUnroller(
         environment,
         algorithm,
@@ -257,35 +245,41 @@ def _work(
         setup.overwrites,
         pulse=pulse,
         step_interval=setup.step_interval,
-        tolerate=(lambda *error: channel.send("environment_error", *error)) if setup.tolerates_errors else None,
+        tolerate=tolerate if setup.tolerates_errors else None,
         starts=setup.starts,
     )
+    board = WeightBoard(state_tensors(algorithm, transforms), setup.fds["board_header"], setup.fds["board"])
     board.read()  # a curriculum resets by how far training is
     unroller.start()  # the first reset: an error in it is raised in the trainer
-    channel.send("started", environment.num_envs)
-    sequence = 0
-    while True:
+    channel.send(Started(environment.num_envs))
+    _fill_segments(setup, channel, pulse, board, unroller)
+
+
+def _fill_segments(setup: Setup, channel: Channel, pulse: Pulse, board: WeightBoard, unroller: WorkerUnroller) -> None:
+    slots = Block(setup.forms, setup.num_slots, setup.fds["slots"]).copies
+    for sequence in itertools.count():
         pulse.set(Pulse.IDLE)
-        waiting = time.perf_counter()
-        _, slot, at_random, publication = channel.receive()
+        idle = time.perf_counter()
+        fill: Fill = channel.receive()
         pulse.set(Pulse.ACTING)
         began = time.perf_counter()
-        version = board.read(publication)
+        version = board.read(fill.publication)
         unroller.env_seconds = 0.0
-        experience = unroller.unroll(setup.length, at_random)
-        unrolled = time.perf_counter()
-        arrivals: Any = unroller.arrivals
+        experience = unroller.unroll(setup.length, fill.at_random)
+        arrivals = unroller.arrivals
+        assert arrivals is not None
+        unrolled, env_seconds = time.perf_counter(), unroller.env_seconds
         count = len(arrivals.step_type)
         rows = experience._replace(policy_version=None)
-        *targets, step_type, reward = slots[slot]
+        *targets, step_type, reward = slots[fill.slot]
         for target, leaf in zip(targets, nest.leaves(rows), strict=True):
             target.copy_(leaf)
         step_type[:count] = torch.from_numpy(arrivals.step_type)
         reward[:count] = torch.from_numpy(arrivals.reward)
-        ended = time.perf_counter()
-        times = began - waiting, unroller.env_seconds, unrolled - began - unroller.env_seconds, ended - unrolled
-        channel.send("ready", slot, sequence, version, count, times, arrivals.infos if setup.keeps_infos else [])
-        sequence += 1
+        written = time.perf_counter()
+        seconds = Seconds(began - idle, env_seconds, unrolled - began - env_seconds, written - unrolled)
+        infos = arrivals.infos if setup.keeps_infos else []
+        channel.send(Segment(setup.worker_index, fill.slot, sequence, version, count, infos, seconds))
 
 
 def _close(environment: Environment) -> None:
@@ -293,9 +287,9 @@ def _close(environment: Environment) -> None:
         environment.close()
 
 
-def _tell(channel: Channel, kind: str, lines: list[str]) -> None:
+def _end(channel: Channel, message: FromWorker) -> None:
     with contextlib.suppress(OSError):  # nobody is there to be told
-        channel.send(kind, "".join(lines))
+        channel.send(message)
     sys.exit(1)
 
 

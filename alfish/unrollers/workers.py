@@ -17,14 +17,14 @@ import torch
 from absl import logging
 
 from alfish.errors import RunError, UsageError
+from alfish.unrollers.messages import Died, EnvironmentFailed, Failed, FromWorker, Refused, Segment, Setup, Started
 from alfish.unrollers.remote import Channel, to_bytes
 from alfish.unrollers.shared import SharedMemory
-from alfish.unrollers.worker import DUMP_SIGNAL, Pulse, Setup
+from alfish.unrollers.worker import DUMP_SIGNAL, PULSE_BYTES, Pulse
 
 STACK_BYTES = 1 << 16
 # Each of these would start threads of its own in every worker.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-PULSE_BYTES = 64
 LOOK_SECONDS = 0.5  # between two looks at what workers are doing
 MAX_DELAY = 10.0  # seconds before a worker is started again
 
@@ -100,15 +100,23 @@ class Worker:
 
 @gin.configurable(module="alfish.unrollers")
 class Workers:
-    """Args:
-    count: how many.
-    start_timeout: seconds to import, build environments and reset them for the first time.
-    step_timeout: seconds that one vector step may take, or acting.
-    close_timeout: seconds to close environments at the end.
-    max_deaths: so many within `death_window` seconds are answered by a new process; one more by `on_failure`.
-    death_window: see above.
-    on_failure: 'raise' ends the run; 'shrink' goes on with the other workers.
-    cpus: numbers of the processor cores to keep workers on, in turn; None: anywhere.
+    """Worker processes: starts them, hears what they tell, kills what hangs, and starts anew what has died.
+
+    Args:
+      count: how many.
+      start_timeout: seconds to import, build environments and reset them for the first time.
+      step_timeout: seconds that one vector step may take, or acting.
+      close_timeout: seconds to close environments at the end.
+      max_deaths: so many within `death_window` seconds are answered by a new process; one more by `on_failure`.
+      death_window: see above.
+      on_failure: 'raise' ends the run; 'shrink' goes on with the other workers.
+      cpus: numbers of the processor cores to keep workers on, in turn; None: anywhere.
+
+    Attributes:
+      all: a `Worker` for each index.
+      shrinks: whether the run goes on with fewer of them, see `on_failure`.
+      num_restarts: processes that took the place of dead ones.
+      log: takes a line for the user.
     """
 
     def __init__(
@@ -132,7 +140,7 @@ class Workers:
             Pulse.ACTING: step_timeout,
         }
         self._close_timeout, self._max_deaths, self._death_window = close_timeout, max_deaths, death_window
-        self._shrinks, self._cpus = on_failure == "shrink", cpus
+        self.shrinks, self._cpus = on_failure == "shrink", cpus
         self.pulses = SharedMemory(PULSE_BYTES * count)
         self._stacks = [SharedMemory(STACK_BYTES) for _ in range(count)]
         words = [self.pulses.tensor(PULSE_BYTES * i, (4,), torch.int64).numpy() for i in range(count)]
@@ -143,10 +151,6 @@ class Workers:
         self._selector = selectors.DefaultSelector()
         self._make_setup: Callable[[Worker, dict[str, int], int | None], Setup]
         self.log: Callable[[str], None] = logging.warning
-
-    @property
-    def shrinks(self) -> bool:
-        return self._shrinks
 
     @property
     def num_left(self) -> int:
@@ -164,10 +168,10 @@ class Workers:
         for worker in self.all:
             self._spawn(worker)
 
-    def wait(self, timeout: float) -> Iterator[tuple[Worker, tuple]]:
+    def wait(self, timeout: float) -> Iterator[tuple[Worker, FromWorker]]:
         """Messages of the workers, once there are any, or once `timeout` seconds are over.
 
-        A death is a message of its own, ('died',), after the last of the worker's others. What has to be restarted is.
+        A death is a message of its own, `Died`, after the last of the worker's others. What has to be restarted is.
 
         Raises:
           RunError: what makes no sense to try again, with the worker's traceback; or too many deaths.
@@ -214,27 +218,26 @@ class Workers:
         worker.spawn(self._make_setup(worker, fds, cpu), [*self._fds, fds["pulse"], fds["stacks"]])
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
-    def _hear(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
+    def _hear(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
         ended = worker.process.poll() is not None  # a process that it has started may hold its socket on
         messages, gone = worker.channel.drain()
         for message in messages:
-            kind = message[0]
-            if kind == "refused":
-                raise UsageError(message[1])
-            if kind == "failed" or (kind == "environment_failed" and not worker.started):
-                raise RunError(f"worker {worker.index} failed:\n{message[1].rstrip()}")
-            if kind == "environment_failed":
-                worker.last_words = f":\n{message[1].rstrip()}"
+            if isinstance(message, Refused):
+                raise UsageError(message.sentence)
+            if isinstance(message, Failed) or (isinstance(message, EnvironmentFailed) and not worker.started):
+                raise RunError(f"worker {worker.index} failed:\n{message.traceback.rstrip()}")
+            if isinstance(message, EnvironmentFailed):
+                worker.last_words = f":\n{message.traceback.rstrip()}"
                 continue
-            if kind == "started":
+            if isinstance(message, Started):
                 worker.started = True
-            elif kind == "ready":
+            elif isinstance(message, Segment):
                 worker.fruitless = 0
             yield worker, message
         if gone or ended:
             yield from self._bury(worker)
 
-    def _look(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
+    def _look(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
         """Buries a worker that has ended, and kills one that has been at one thing for too long, in two looks: the
         trainer may have been stopped with it, or not have read what it sent."""
         if worker.process.poll() is not None:
@@ -253,7 +256,7 @@ class Workers:
         worker.kill()
         yield from self._bury(worker)
 
-    def _bury(self, worker: Worker) -> Iterator[tuple[Worker, tuple]]:
+    def _bury(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
         self._selector.unregister(worker.channel)
         worker.retry_at = 0.0
         code = worker.end(self._close_timeout)
@@ -265,7 +268,7 @@ class Workers:
         text = f"worker {worker.index} ended {how}{worker.last_words}"
         count = len(self._deaths)
         if count > self._max_deaths:
-            if not self._shrinks or not self.num_left:
+            if not self.shrinks or not self.num_left:
                 raise RunError(
                     f"{text}\nThat is death {count} of workers within {self._death_window:g} s, more than "
                     f"Workers.max_deaths = {self._max_deaths}"
@@ -276,4 +279,4 @@ class Workers:
             self.log(f"{text}\nIt is started again")
             worker.retry_at = now + min(0.1 * 2.0 ** min(worker.fruitless, 10), MAX_DELAY)
             worker.fruitless += 1
-        yield worker, ("died",)
+        yield worker, Died()

@@ -24,7 +24,7 @@ from alfish.replay import RingBuffer
 from alfish.trainer import Trainer
 from alfish.transforms import Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
-from alfish.unrollers.asynchronous import Segment
+from alfish.unrollers.messages import Died, Seconds, Segment
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 QUICK = functools.partial(Workers, close_timeout=2.0)
@@ -59,6 +59,11 @@ def made(request):
     yield make
     for unroller in unrollers:
         unroller.close()
+
+
+def filled(worker_index, slot, version, num_arrivals=5):
+    """What a worker tells of a slot that it filled."""
+    return Segment(worker_index, slot, 0, version, num_arrivals, [], Seconds(0, 0, 0, 0))
 
 
 def processes(unroller):
@@ -273,16 +278,15 @@ def test_only_the_columns_of_segments_that_are_too_old_are_masked(made):
         experience = nest.map(torch.clone, unroller.unroll(4))
         assert experience.time_step.step_type.shape == (5, 4)
     unroller.policy_version = 3
-    segments = [Segment(worker, 0, version, 5, []) for worker, version in ((0, 2), (1, 1))]
-    unroller._mask_old(experience, segments)
+    unroller._mask_old(experience, [filled(0, 0, version=2), filled(1, 2, version=1)])
     assert (experience.time_step.step_type[:, :2] != PAD).all() and (experience.time_step.step_type[:, 2:] == PAD).all()
     assert unroller.stats()["masked_rows"] == 8
 
 
 def test_in_lockstep_segments_are_in_the_order_of_workers(made):
     unroller = made(num_workers=2, mode="lockstep")
-    unroller._ready.extend(Segment(worker, 2 * worker, 0, 5, []) for worker in (1, 0))
-    assert [segment.worker for segment in unroller._take()] == [0, 1]
+    unroller._ready.extend(filled(worker_index, 2 * worker_index, version=0) for worker_index in (1, 0))
+    assert [segment.worker_index for segment in unroller._take()] == [0, 1]
 
 
 @pytest.mark.parametrize("algorithm", [worker_parts.Remembering, worker_parts.RememberingOnPolicy])
@@ -571,7 +575,7 @@ def test_a_worker_that_was_stopped_with_the_trainer_is_not_killed(made):
     os.kill(process.pid, signal.SIGSTOP)
     time.sleep(1.5)
     unroller._workers._looked = 0.0
-    assert [message for _, message in unroller._workers.wait(0) if message[0] == "died"] == []
+    assert [message for _, message in unroller._workers.wait(0) if isinstance(message, Died)] == []
     os.kill(process.pid, signal.SIGCONT)
     for _ in range(4):
         unroller.unroll(4)
@@ -826,12 +830,8 @@ def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generat
             seeds.add(unroller._setup(worker, {}, None).seed)
     for seed in (1, 2):
         other = made(num_workers=3, seed=seed)
-        other._block, other._board, other._modules, other._forms = (
-            unroller._block,
-            unroller._board,
-            unroller._modules,
-            unroller._forms,
-        )
+        for name in ("_block", "_board", "_modules", "_forms"):
+            setattr(other, name, getattr(unroller, name))
         for worker in other._workers.all:
             worker.generation = 0
             seeds.add(other._setup(worker, {}, None).seed)

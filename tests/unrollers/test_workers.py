@@ -10,6 +10,7 @@ import torch
 
 from alfish.errors import RunError
 from alfish.unrollers import Workers
+from alfish.unrollers.messages import Died, EnvironmentFailed, Seconds, Segment, Started
 from alfish.unrollers.remote import Channel
 from alfish.unrollers.shared import Block, WeightBoard
 from alfish.unrollers.worker import Pulse
@@ -77,6 +78,13 @@ def test_copies_in_a_block_do_not_overlap():
     assert [(tuple(leaf.shape), leaf.dtype) for leaf in block.copies[1]] == forms
 
 
+SEGMENT = Segment(0, 0, 0, 0, 5, [], Seconds(0, 0, 0, 0))
+
+
+def kinds(messages):
+    return [type(message) for _, message in messages]
+
+
 @pytest.fixture
 def one():
     """Workers of which there is one, that is no process."""
@@ -111,7 +119,7 @@ def one():
 
 def die(workers, worker):
     """What a death is answered by: seconds until the next start."""
-    assert [message for _, message in workers._bury(worker)] == [("died",)]
+    assert kinds(workers._bury(worker)) == [Died]
     workers._selector.register(worker.channel, 1, worker)
     return worker.retry_at - time.monotonic()
 
@@ -120,8 +128,8 @@ def test_a_worker_that_gives_nothing_is_started_ever_later(one):
     workers, worker = one(max_deaths=5000)
     delays = [die(workers, worker) for _ in range(9)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10], abs=0.05)
-    worker.peer.send("ready")
-    assert [message for _, message in workers._hear(worker)] == [("ready",)]
+    worker.peer.send(SEGMENT)
+    assert list(workers._hear(worker)) == [(worker, SEGMENT)]
     assert die(workers, worker) == pytest.approx(0.1, abs=0.05)
     worker.fruitless = 3000
     assert die(workers, worker) == pytest.approx(10, abs=0.05)
@@ -152,7 +160,7 @@ def test_each_activity_has_its_limit(one, activity, is_limited):
     worker.pulse.set(activity)
     time.sleep(0.02)
     assert list(workers._look(worker)) == [] and worker.killed == 0  # it is looked at twice
-    assert [message for _, message in workers._look(worker)] == [("died",)] * is_limited
+    assert kinds(workers._look(worker)) == [Died] * is_limited
     assert worker.killed == is_limited
 
 
@@ -169,12 +177,12 @@ def test_a_message_that_comes_in_pieces_is_one_and_a_torn_one_is_none():
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     whole, torn = socket.socketpair()
-    Channel(whole).send("ready", b"x" * 100)
+    Channel(whole).send(SEGMENT)
     data = torn.recv(1000)
     theirs.send(data[:5])
     assert channel.drain() == ([], False)
     theirs.send(data[5:] + data + data[:50])
-    assert channel.drain() == ([("ready", b"x" * 100)] * 2, False)
+    assert channel.drain() == ([SEGMENT] * 2, False)
     theirs.close()
     assert channel.drain() == ([], True)
     for end in (ours, whole, torn):
@@ -185,10 +193,10 @@ def test_what_a_worker_said_before_it_died_is_heard_first(one):
     workers, worker = one()
     lines = []
     workers.log = lines.append
-    for message in (("started", 1), ("ready", 0), ("environment_failed", "for this reason\n")):
-        worker.peer.send(*message)
+    for message in (Started(1), SEGMENT, EnvironmentFailed("for this reason\n")):
+        worker.peer.send(message)
     worker.peer.close()
-    assert [message[0] for _, message in workers.wait(1.0)] == ["started", "ready", "died"]
+    assert kinds(workers.wait(1.0)) == [Started, Segment, Died]
     assert "worker 0 ended by SIGKILL:\nfor this reason\nIt is started again" in lines
     assert worker.started and worker.fruitless == 1
 
@@ -196,5 +204,5 @@ def test_what_a_worker_said_before_it_died_is_heard_first(one):
 def test_a_worker_that_has_ended_is_buried_though_its_socket_is_open(one):
     workers, worker = one()
     worker.process.poll = lambda: -9
-    worker.peer.send("ready", 0)
-    assert [message[0] for _, message in workers._look(worker)] == ["ready", "died"]
+    worker.peer.send(SEGMENT)
+    assert kinds(workers._look(worker)) == [Segment, Died]
