@@ -41,7 +41,8 @@ from alfish.unrollers.messages import (
     Started,
 )
 from alfish.unrollers.remote import Channel, from_bytes
-from alfish.unrollers.shared import Block, SharedMemory, WeightBoard, state_tensors
+from alfish.unrollers.shared import SharedMemory, WeightBoard, state_tensors
+from alfish.unrollers.slots import Slots
 from alfish.unrollers.sync import SyncUnroller
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>; the signal comes when the thread that started this process ends
@@ -256,7 +257,7 @@ def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> 
 
 
 def _fill_segments(setup: Setup, channel: Channel, pulse: Pulse, board: WeightBoard, unroller: WorkerUnroller) -> None:
-    slots = Block(setup.forms, setup.num_slots, setup.fds["slots"]).copies
+    slots = Slots(setup.forms, setup.num_slots, fd=setup.fds["slots"])
     for sequence in itertools.count():
         pulse.set(Pulse.IDLE)
         idle = time.perf_counter()
@@ -269,16 +270,11 @@ def _fill_segments(setup: Setup, channel: Channel, pulse: Pulse, board: WeightBo
         arrivals = unroller.arrivals
         assert arrivals is not None
         unrolled, env_seconds = time.perf_counter(), unroller.env_seconds
-        count = len(arrivals.step_type)
-        rows = experience._replace(policy_version=None)
-        *targets, step_type, reward = slots[fill.slot]
-        for target, leaf in zip(targets, nest.leaves(rows), strict=True):
-            target.copy_(leaf)
-        step_type[:count] = torch.from_numpy(arrivals.step_type)
-        reward[:count] = torch.from_numpy(arrivals.reward)
+        slots.write(fill.slot, experience, arrivals)
         written = time.perf_counter()
         seconds = Seconds(began - idle, env_seconds, unrolled - began - env_seconds, written - unrolled)
         infos = arrivals.infos if setup.keeps_infos else []
+        count = len(arrivals.step_type)
         channel.send(Segment(setup.worker_index, fill.slot, sequence, version, count, infos, seconds))
 
 

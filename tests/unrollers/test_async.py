@@ -830,7 +830,7 @@ def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generat
             seeds.add(unroller._setup(worker, {}, None).seed)
     for seed in (1, 2):
         other = made(num_workers=3, seed=seed)
-        for name in ("_block", "_board", "_modules", "_forms"):
+        for name in ("_slots", "_num_slots", "_board", "_modules", "_forms"):
             setattr(other, name, getattr(unroller, name))
         for worker in other._workers.all:
             worker.generation = 0
