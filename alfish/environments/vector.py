@@ -123,6 +123,8 @@ class VectorEnvironment(Environment):
             self.env.gathers_infos = False
 
     def set_progress(self, progress: float) -> None:
+        if self._sequential is not None:
+            self._sequential.progress = progress
         for set_progress in _curricula(self.env):
             set_progress(progress)
 
@@ -274,6 +276,7 @@ class SequentialVectorEnv(SyncVectorEnv):
       report: told of the index and the error of an environment that raised, which is then built anew; None: errors are
         raised.
       replaced: indices of the environments that were built anew in the last step; it returned their first observations.
+      progress: what an environment that is built anew is told by its `set_progress`; None: nothing.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
@@ -282,6 +285,7 @@ class SequentialVectorEnv(SyncVectorEnv):
         self.gathers_infos = True
         self.report: Callable[[int, Exception], None] | None = None
         self.replaced: list[int] = []
+        self.progress: float | None = None
         self._one_array = isinstance(self._observations, np.ndarray)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -364,9 +368,12 @@ class SequentialVectorEnv(SyncVectorEnv):
     def _build_anew(self, i: int) -> tuple[Any, dict[str, Any]]:
         with contextlib.suppress(Exception):  # what is broken may not close either
             self.envs[i].close()
-        self.envs = [*self.envs[:i], self.env_fns[i](), *self.envs[i + 1 :]]
+        env = self.env_fns[i]()
+        self.envs = [*self.envs[:i], env, *self.envs[i + 1 :]]
+        if self.progress is not None and env.has_wrapper_attr("set_progress"):
+            env.get_wrapper_attr("set_progress")(self.progress)
         # numpy's own generator, which whoever started this process has seeded.
-        return self.envs[i].reset(seed=int(np.random.randint(2**31)))
+        return env.reset(seed=int(np.random.randint(2**31)))
 
     def _batch(self, observations: list[Any]) -> Any:
         if not self._one_array:

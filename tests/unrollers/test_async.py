@@ -888,6 +888,16 @@ def test_a_curriculum_is_told_before_its_first_episode_too(made):
     assert unroller.unroll(4).time_step.observation[0, 0, 0] == 0.75
 
 
+@pytest.mark.parametrize("kind", ["raise", "nan", "shape"])
+def test_an_environment_that_is_built_anew_is_told_how_far_training_is(made, kind, tmp_path):
+    faulty = functools.partial(worker_parts.FaultyCurriculum, kind, at=1, episode=0, once=str(tmp_path / "once"))
+    unroller = made(functools.partial(make_environment, faulty, num_envs=2))
+    unroller._algorithm.progress.fill_(0.5)
+    step = unroller.unroll(4).time_step  # it breaks within these rows
+    assert (step.step_type[1] == FIRST).sum() == unroller.num_env_errors == 1
+    assert (step.observation[:, :, 0] == 0.5).all()
+
+
 @pytest.mark.parametrize("kinds", [(SyncUnroller, AsyncUnroller), (AsyncUnroller, SyncUnroller)])
 def test_a_run_goes_on_with_another_unroller(root, kinds):
     def trainer(kind, iterations):

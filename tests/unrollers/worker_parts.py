@@ -138,6 +138,20 @@ class Curriculum(Stamped):
         return np.array([self._progress, self._episode, self._step], np.float32)
 
 
+class FaultyCurriculum(Faulty):
+    """Goes wrong, and its observation's first entry is the progress that it was told."""
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
+        self._progress = -1.0
+
+    def set_progress(self, progress):
+        self._progress = progress
+
+    def _observation(self):
+        return np.array([self._progress, self._episode, self._step], np.float32)
+
+
 def same_step_vector(num_envs):
     makers = [lambda of=of: Stamped(of) for of in ((3, 5, 1), (2, 2, 7), (4,))[:num_envs]]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
