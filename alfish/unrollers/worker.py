@@ -126,7 +126,8 @@ class WorkerUnroller(SyncUnroller):
     def _reset(self) -> TimeStep:
         self._pulse.set(Pulse.RESETTING)
         try:
-            return super()._reset()
+            time_step, _ = self._replace_nonfinite(super()._reset())
+            return time_step
         finally:
             self._pulse.set(Pulse.ACTING)
 
@@ -144,10 +145,12 @@ class WorkerUnroller(SyncUnroller):
             raise EnvironmentFailure from error
         self.env_seconds += time.perf_counter() - began
         self._num_steps += 1
-        if self._tolerate is not None and self.environment.can_replace:
-            self._replace_nonfinite()
+        assert self._time_step is not None
+        self._time_step, replaced = self._replace_nonfinite(self._time_step)
+        if replaced is not None:
+            broken = self.environment.broken
+            self.environment.broken = replaced if broken is None else replaced | broken
         if (self._starts == self._num_steps).any():
-            assert self._time_step is not None
             self._time_step = self.environment.break_off(self._time_step, self._starts == self._num_steps)
         self._pulse.set(Pulse.ACTING)
 
@@ -158,18 +161,24 @@ class WorkerUnroller(SyncUnroller):
         except RunError as error:
             raise EnvironmentFailure from error
 
-    def _replace_nonfinite(self) -> None:
-        assert self._time_step is not None
-        bad = nonfinite_rows(self._time_step)
-        if bad is None:
-            return
-        for column in np.flatnonzero(bad):
-            row = self._time_step.reward, self._time_step.observation
-            reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
-            text = f"it returned a value that is not finite: reward {reward}, observation {observation}\n"
-            self._tolerate(int(self.environment.env_id[column]), text)
-        self._time_step = self.environment.replace(self._time_step, bad)
-        self.environment.broken = bad if self.environment.broken is None else bad | self.environment.broken
+    def _replace_nonfinite(self, time_step: TimeStep) -> tuple[TimeStep, np.ndarray | None]:
+        """Builds environments anew whose rows hold what is not finite, until none does.
+
+        Returns:
+          The time step with FIRST rows in their places, and `[B]` bool where these are; None: nowhere.
+        """
+        replaced: np.ndarray | None = None
+        if self._tolerate is None or not self.environment.can_replace:
+            return time_step, replaced
+        while (bad := nonfinite_rows(time_step)) is not None:  # the trainer counts, and ends what has no end
+            for column in np.flatnonzero(bad):
+                row = time_step.reward, time_step.observation
+                reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
+                text = f"it returned a value that is not finite: reward {reward}, observation {observation}\n"
+                self._tolerate(int(self.environment.env_id[column]), text)
+            time_step = self.environment.replace(time_step, bad)
+            replaced = bad if replaced is None else replaced | bad
+        return time_step, replaced
 
 
 def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:

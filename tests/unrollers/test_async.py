@@ -360,7 +360,7 @@ def test_a_blocked_worker_burns_no_processor_time(made):
 # Failures.
 
 
-@pytest.mark.parametrize("kind", ["raise", "reset", "nan", "inf_reward", "shape"])
+@pytest.mark.parametrize("kind", ["raise", "reset", "nan", "nan_reset", "inf_reward", "shape"])
 @pytest.mark.parametrize("algorithm", [Seeing, SeeingOffPolicy])
 def test_an_environment_that_fails_is_built_anew_and_its_episode_ends_before_that(made, kind, algorithm, tmp_path):
     once = str(tmp_path / "once")
@@ -369,7 +369,7 @@ def test_an_environment_that_fails_is_built_anew_and_its_episode_ends_before_tha
     unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(12)]
     assert unroller.num_env_errors == 1 and unroller.stats()["env_errors"] == 1
     (text,) = LOG
-    words = {"nan": "not finite", "inf_reward": "not finite", "shape": "shape"}
+    words = {"shape": "shape"} | dict.fromkeys(("nan", "nan_reset", "inf_reward"), "not finite")
     assert words.get(kind, "broken on purpose") in text and "built anew" in text
     if algorithm.on_policy:
         unrolls = [unroll._replace(time_step=nest.at(unroll.time_step, slice(0, 4))) for unroll in unrolls]
@@ -415,6 +415,26 @@ def test_too_many_errors_of_environments_end_the_run_with_the_traceback(made):
         for _ in range(10):
             unroller.unroll(4)
     assert "error 4 of environments" in str(raised.value) and "worker_parts.py" in str(raised.value)
+
+
+def test_a_first_reset_that_is_not_finite_is_an_error_of_its_environment(made, tmp_path):
+    faulty = functools.partial(Faulty, "nan_reset", episode=0, once=str(tmp_path / "once"))
+    unroller = made(functools.partial(make_environment, faulty, num_envs=3))
+    step = unroller.unroll(4).time_step
+    assert (step.step_type[0] == FIRST).all() and (step.step_type[1:] == MID).all()
+    assert torch.isfinite(step.observation).all() and (step.observation[:, :, 2] == torch.arange(5)[:, None]).all()
+    stats = unroller.stats()
+    assert (stats["env_errors"], stats["restarts"]) == (1, 0) and "not finite" in LOG[0]
+
+
+@pytest.mark.parametrize("episode", [0, 1])
+def test_an_environment_that_is_not_finite_however_often_it_is_built_ends_the_run(made, episode, tmp_path):
+    infinite = functools.partial(worker_parts.Infinite, str(tmp_path / "infinite"), episode)
+    unroller = made(functools.partial(make_environment, infinite), max_env_errors=3)
+    with pytest.raises(RunError, match=r"error 4 of environments .*\n.* not finite"):
+        for _ in range(10):
+            unroller.unroll(4)
+    assert unroller.stats()["restarts"] == 0
 
 
 def test_without_tolerance_the_worker_ends_and_is_started_again(made, tmp_path):

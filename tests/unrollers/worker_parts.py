@@ -75,7 +75,8 @@ class Faulty(Stamped):
     """Goes wrong at step `at` of its `episode`, once for all environments that share the file `once`.
 
     Args:
-      kind: 'raise', 'reset', 'hang', 'nan', 'inf_reward', 'shape', 'exit', 'none'.
+      kind: 'raise', 'hang', 'nan', 'inf_reward', 'shape', 'exit', or at the reset that begins the episode, 'reset' and
+        'nan_reset'.
       once: a path that exists after the first time; None: every time.
     """
 
@@ -86,11 +87,15 @@ class Faulty(Stamped):
     def reset(self, **arguments):
         if self._kind == "reset" and self._episode + 1 == self._fault_episode and self._now():
             raise RuntimeError("broken on purpose")
-        return super().reset(**arguments)
+        observation, info = super().reset(**arguments)
+        if self._kind == "nan_reset" and self._episode == self._fault_episode and self._now():
+            observation = np.full(3, np.nan, np.float32)
+        return observation, info
 
     def step(self, action):
         observation, reward, terminated, truncated, info = super().step(action)
-        if self._step == self._at and self._episode == self._fault_episode and self._kind != "reset" and self._now():
+        at_reset = self._kind in ("reset", "nan_reset")
+        if self._step == self._at and self._episode == self._fault_episode and not at_reset and self._now():
             if self._kind == "raise":
                 raise RuntimeError("broken on purpose")
             if self._kind == "hang":
@@ -113,6 +118,24 @@ class Faulty(Stamped):
         except FileExistsError:
             return False
         return True
+
+
+class Infinite(Stamped):
+    """From its `episode` on, the first observations are infinite, of whatever is built in its place too.
+
+    Args:
+      path: of a file that tells of this.
+    """
+
+    def __init__(self, path, episode):
+        super().__init__((3,))
+        self._path, self._fault_episode = path, episode
+
+    def reset(self, **arguments):
+        observation, info = super().reset(**arguments)
+        if self._episode == self._fault_episode:
+            open(self._path, "w").close()
+        return np.full(3, np.inf, np.float32) if os.path.exists(self._path) else observation, info
 
 
 class Unbuildable(gymnasium.Env):
