@@ -113,7 +113,8 @@ class ObservationNormalizer(Transform):
 class RewardNormalizer(Transform):
     """Divides rewards by the standard deviation of discounted returns-so-far, and clips. Vector rewards: per entry.
 
-    The return-so-far of a column is R <- gamma R + r, and starts at 0 with each episode. The mean is not subtracted.
+    The return-so-far of an environment is R <- gamma R + r, and starts at 0 with each episode. From unroll to unroll it
+    follows the environment's `env_id`, in whichever columns that comes. The mean is not subtracted.
 
     Args:
       observation_spec, reward_spec: of the rows that come in.
@@ -135,7 +136,7 @@ class RewardNormalizer(Transform):
         super().__init__(observation_spec, reward_spec)
         self._gamma, self._clip, self._epsilon = gamma, clip, epsilon
         self._moments = RunningMoments(reward_spec.shape)
-        # Of each environment, at the last row observed; sized by the first rows, hence not a buffer.
+        # By `env_id`, at the last row observed; as many as have been seen, hence not a buffer.
         self._return: torch.Tensor | None = None
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
@@ -149,11 +150,13 @@ class RewardNormalizer(Transform):
         decay = torch.where(arrives, self._gamma, (step_type == StepType.PAD).double())
         decay = decay.unsqueeze(-1) if reward.ndim > decay.ndim else decay
         increment = torch.where(_like(arrives, reward), reward, 0)
-        # Columns that were recorded elsewhere are not those that come after them; both begin with FIRST rows.
-        if self._return is not None and self._return.shape == increment[0].shape:
-            increment[0] += decay[0] * self._return.to(reward.device)
-        so_far = reverse_scan(decay.flip(0), increment.flip(0)).flip(0)
-        self._return = so_far[-1].clone()
+        so_far, env_id = torch.zeros_like(increment), time_step.env_id[0].long()
+        returns = self._returns(int(env_id.max()) + 1, increment)
+        for columns in _turns(env_id, step_type[0] != StepType.PAD):
+            increment[0, columns] += decay[0, columns] * returns[env_id[columns]]
+            so_far[:, columns] = reverse_scan(decay[:, columns].flip(0), increment[:, columns].flip(0)).flip(0)
+            returns[env_id[columns]] = so_far[-1, columns]
+        self._return = returns
         self._moments.update(so_far.flatten(0, 1), arrives.reshape(-1), self._epsilon)
 
     def get_extra_state(self) -> dict[str, torch.Tensor | None]:
@@ -161,6 +164,27 @@ class RewardNormalizer(Transform):
 
     def set_extra_state(self, state: dict[str, torch.Tensor | None]) -> None:
         self._return = state["return"]
+
+    def _returns(self, num_envs: int, like: torch.Tensor) -> torch.Tensor:
+        """A copy of the returns so far of `num_envs` environments, or more; 0 of those that are new."""
+        new = like.new_zeros(num_envs, *like.shape[2:])
+        return new if self._return is None else torch.cat([self._return.to(like.device), new[len(self._return) :]])
+
+
+def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[torch.Tensor]:
+    """Groups of columns in which no environment comes twice, to be gone through one after the other.
+
+    An asynchronous unroll may hold several columns of an environment, each of which goes on from the one before.
+
+    Args:
+      env_id: `[B]` int64.
+      is_real: `[B]` bool, columns that are in a group; the id of one that holds PAD rows alone means nothing.
+    """
+    columns = is_real.nonzero().squeeze(1)
+    ordered, order = env_id[columns].sort(stable=True)
+    turn = torch.empty_like(order)
+    turn[order] = torch.arange(len(order), device=order.device) - torch.searchsorted(ordered, ordered)
+    return [columns[turn == k] for k in turn.unique()]
 
 
 def _like(rows: torch.Tensor, example: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,8 @@ def _rows(observation=None, reward=None, step_type=None):
     step_type = torch.full(leading, MID, dtype=torch.int32) if step_type is None else step_type
     reward = torch.zeros(leading) if reward is None else reward
     observation = torch.zeros(*leading, 3) if observation is None else observation
-    return TimeStep(step_type, reward, torch.ones(leading), observation, torch.zeros(leading), torch.zeros(leading))
+    env_id = torch.arange(leading[1], dtype=torch.int32).expand(leading)
+    return TimeStep(step_type, reward, torch.ones(leading), observation, torch.zeros(leading), env_id)
 
 
 def _random_step_types(num_rows, num_envs, seed=0):
@@ -198,6 +199,32 @@ class TestRewardNormalizer:
         out = normalizer.transform(_rows(reward=reward), None).reward
         expected_out = (reward * torch.as_tensor(expected, dtype=torch.float32)).clamp(-10, 10)
         torch.testing.assert_close(out, expected_out, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("num_rewards", [None, 2])
+    def test_what_is_carried_follows_the_environment_whatever_its_columns(self, num_rewards):
+        reward = torch.randn((40, 3) if num_rewards is None else (40, 3, num_rewards))
+        rows = _rows(
+            step_type=_random_step_types(40, 3).masked_fill(torch.arange(40)[:, None] > 25, MID), reward=reward
+        )
+        straight, moved = (RewardNormalizer(VECTOR, specs.reward_spec(num_rewards)) for _ in range(2))
+        straight.observe(rows)
+        # Ten rows at a time of (environment, which ten of its own) in each column, as they come from unequal workers.
+        for unroll in ([(1, 0), (1, 1)], [(2, 0), (0, 0)], [(1, 2), (0, 1), (1, 3), (0, 2)], [(0, 3), (2, 1)],
+                       [(2, 2), (2, 3)]):  # fmt: skip
+            tens = [nest.map(lambda leaf, b=b, k=k: leaf[10 * k : 10 * k + 10, b], rows) for b, k in unroll]
+            moved.observe(nest.stack(tens, dim=1))
+        torch.testing.assert_close(moved._return, straight._return)
+        torch.testing.assert_close(moved._moments.state_dict(), straight._moments.state_dict())
+
+    def test_environments_that_are_not_there_keep_theirs(self):
+        normalizer = RewardNormalizer(VECTOR, SCALAR, gamma=0.5)
+        normalizer.observe(_rows(reward=torch.tensor([[8.0, 4.0, 2.0]])))
+        normalizer.observe(_rows(reward=torch.ones(1, 2)))
+        assert normalizer._return.tolist() == [5, 3, 2]
+        absent = _rows(reward=torch.ones(2, 5), step_type=torch.tensor([[MID, PAD, MID, PAD, FIRST]] * 2))
+        normalizer.observe(absent._replace(env_id=torch.tensor([[1, 0, 2, 0, 4]] * 2)))
+        assert normalizer._return.tolist() == [5, 2.25, 2, 0, 0]
+        assert normalizer._moments.count == 9
 
     @pytest.mark.parametrize("garbage", [1e6, math.nan])
     def test_rewards_of_first_and_padding_rows_are_never_read(self, garbage):

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import worker_parts
@@ -22,7 +23,7 @@ from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.replay import RingBuffer
 from alfish.trainer import Trainer
-from alfish.transforms import Transforms
+from alfish.transforms import RewardNormalizer, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
 from alfish.unrollers.messages import Died, Seconds, Segment
 
@@ -355,6 +356,37 @@ def test_a_blocked_worker_burns_no_processor_time(made):
     before = seconds()
     time.sleep(1.0)
     assert seconds() - before <= 0.02
+
+
+def test_statistics_follow_environments_whose_columns_change(made):
+    unroller = made(num_workers=2)
+    normalizer = RewardNormalizer((), unroller._algorithm.reward_spec, gamma=0.9)
+    running, so_far = [0.0] * 4, []
+
+    def observe_until(wanted):
+        env_ids, began = None, time.monotonic()
+        while env_ids is None or not wanted(env_ids):
+            step = nest.at(unroller.unroll(4).time_step, slice(1, None))
+            normalizer.observe(step)
+            env_ids = step.env_id[0].tolist()
+            for column, i in enumerate(env_ids):
+                for kind, reward in zip(step.step_type[:, column].tolist(), step.reward[:, column].tolist()):
+                    running[i] = 0.0 if kind == FIRST else 0.9 * running[i] + reward
+                    so_far.extend([running[i]] * (kind != FIRST))
+            assert time.monotonic() - began < 60
+        return env_ids
+
+    observe_until(lambda env_ids: 2 in env_ids)
+    other = unroller._workers.all[1].process.pid
+    os.kill(other, signal.SIGSTOP)
+    assert observe_until(lambda env_ids: 2 not in env_ids) == [0, 1, 0, 1]  # both segments are one worker's
+    os.kill(other, signal.SIGCONT)
+    observe_until(lambda env_ids: 2 in env_ids)
+    moments = normalizer._moments
+    assert int(moments.count) == len(so_far)
+    assert (moments.mean.item(), moments.squares.item()) == pytest.approx(
+        (np.mean(so_far), np.var(so_far) * len(so_far))
+    )
 
 
 # Failures.
