@@ -26,6 +26,7 @@ from alfish.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
 from alfish.unrollers.messages import Died, Seconds, Segment
+from alfish.unrollers.worker import Pulse
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 QUICK = functools.partial(Workers, close_timeout=2.0)
@@ -69,6 +70,14 @@ def filled(worker_index, slot, version, num_arrivals=5):
 
 def processes(unroller):
     return [worker.process for worker in unroller._workers.all if worker.alive]
+
+
+def wait_until_slots_are_full(unroller):
+    (worker,) = unroller._workers.all
+    began = time.monotonic()
+    while worker.pulse.get()[0] != Pulse.IDLE or worker.pulse.get()[1] < 0.5:
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
 
 
 def columns_of(unrolls, num_envs):
@@ -344,10 +353,11 @@ def test_workers_in_excess_of_others_fill_up_with_pad_rows(made):
         check_stamps(rows)
 
 
-def test_a_blocked_worker_burns_no_processor_time(made):
-    unroller = made()
+@pytest.mark.parametrize("algorithm", [Seeing, SeeingOffPolicy])
+def test_a_worker_from_which_nobody_takes_rows_burns_no_processor_time(made, algorithm):
+    unroller = made(algorithm=algorithm)
     unroller.unroll(4)
-    time.sleep(0.3)
+    wait_until_slots_are_full(unroller)
     (process,) = processes(unroller)
 
     def seconds():
