@@ -166,6 +166,9 @@ class AsyncUnroller(Unroller):
         least one and, up to `max_unroll_length` rows, all that are ready: a column for each environment, filled up with
         PAD rows where a worker has given less than another.
 
+        On-policy, leaves may lie in the workers' own memory, which is written again after the next call: clone what is
+        to be kept for longer (`nest.map(torch.clone, experience)`).
+
         Args:
           length: not read; a segment's length is a setting.
           at_random: segments granted from now on execute uniformly random actions.

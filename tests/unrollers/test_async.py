@@ -143,6 +143,15 @@ def test_on_policy_an_unroll_has_the_row_after_it_and_the_next_begins_with_that(
         check_stamps(rows)
 
 
+def test_an_unroll_stays_as_it_is_until_the_next_one(made):
+    unroller = made()
+    for _ in range(4):
+        unroll = unroller.unroll(4)
+        before = nest.map(torch.clone, unroll)
+        wait_until_slots_are_full(unroller)
+        assert all(map(torch.equal, nest.leaves(unroll), nest.leaves(before)))
+
+
 @pytest.mark.parametrize("on_policy", [True, False])
 def test_environments_that_reset_in_the_same_step_lose_no_row(made, on_policy):
     environment = functools.partial(make_environment, worker_parts.same_step_vector, num_envs=3)
