@@ -156,6 +156,7 @@ def alfish() -> Library:
 
 
 def alfish_push(ring: Any) -> Callable[[int], None]:
+    """What fills a ring by a vector step a call."""
     import torch
 
     from alfish.data import Experience, TimeStep
@@ -285,11 +286,13 @@ def torchrl() -> Library:
     import torch
     import torchrl
     from tensordict import TensorDict
-    from torchrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-    def push_into(replay: Any, num_envs: int) -> Callable[[int], None]:
+    def make(num_envs: int) -> Buffer:
         observation, action, reward = (torch.from_numpy(rows) for rows in transitions(num_envs))
         done = [torch.full((num_envs, 1), last) for last in (False, True)]
+        storage = LazyTensorStorage(CAPACITY)
+        replay = TensorDictReplayBuffer(storage=storage, batch_size=BATCH_SIZE)
 
         def push(t: int) -> None:
             at, after, last = t % 1000, (t + 1) % 1000, done[is_last(t)]
@@ -297,24 +300,10 @@ def torchrl() -> Library:
             rows = {"observation": observation[at], "action": action[at], "next": following}
             replay.extend(TensorDict(rows, batch_size=[num_envs]))
 
-        return push
+        return Buffer(push, replay.sample)
 
-    def make(num_envs: int) -> Buffer:
-        replay = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH_SIZE)
-        return Buffer(push_into(replay, num_envs), replay.sample)
-
-    def make_prioritized(num_envs: int) -> Buffer:
-        sampler = PrioritizedSampler(CAPACITY, ALPHA, BETA)
-        replay = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, batch_size=BATCH_SIZE)
-        priority = itertools.cycle(torch.from_numpy(priorities()))
-
-        def sample() -> None:
-            batch = replay.sample()
-            replay.update_priority(batch["index"], next(priority))
-
-        return Buffer(push_into(replay, num_envs), sample)
-
-    return Library(make, f"torchrl {torchrl.__version__}", make_prioritized)
+    # Its prioritized sampler needs a part in C++ that it does not find beside this torch.
+    return Library(make, f"torchrl {torchrl.__version__}")
 
 
 def _microseconds(function: Callable[[int], Any], count: int) -> float:

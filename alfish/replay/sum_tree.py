@@ -40,7 +40,7 @@ class SumTree:
 
         Args:
           index: `[N]` int64 in [0, size).
-          weight: `[N]` float64, finite and at least 0.
+          weight: `[N]` float64, finite, and 0 or no less than 1e-300.
         """
         self._levels[0][index] = weight
         for families, sums in zip(self._families, self._levels[1:]):
@@ -62,13 +62,14 @@ class SumTree:
           `[N]` int64. The total must be positive.
         """
         reached = _running_sum(self._levels[-1])
-        point = np.minimum(fraction * reached[-1], np.nextafter(reached[-1], 0))
+        point = fraction * reached[-1]  # less than the total, however it is rounded
         index = np.searchsorted(reached, point, side="right")
         rest = point - reached[index] + self._levels[-1][index]
         for families in reversed(self._families[:-1]):
             family = families.take(index, axis=0)
             reached = _running_sum(family)  # [N, FAN_OUT]
-            # A point that rounding has put beside its family goes to the family's edge.
+            # A point that rounding has put beside its family goes to the family's edge: the sum that its parent has
+            # was made in another order.
             point = np.minimum(np.maximum(rest, 0), np.nextafter(reached[:, -1], 0))
             # The first child beyond the point: the running sum steps over it there, so its weight is positive.
             child = (reached > point[:, None]).argmax(axis=1)

@@ -178,9 +178,9 @@ def test_after_a_reload_draws_go_on_bit_for_bit(make, seed, num_ignored):
     sampler = bound(make(), recording.ring, 3)
     for count in (12, 9, 4):
         recording.push(count, count - 1, count)
-        window = sampler.draw(30, 0.0)
+        window = sampler.draw(31, 0.0)
         if sampler.uses_priorities:
-            sampler.update(window, torch.rand(30))
+            sampler.update(window, torch.rand(31))
     recording.push(2)  # the sampler has not seen these
     ring, other = recording.ring, reloaded(recording, sampler, make(), 3)
     rows = experience_of(torch.tensor([[MID, MID, MID], [LAST, MID, LAST], [FIRST, MID, FIRST]], dtype=torch.int32))
@@ -196,6 +196,19 @@ def test_after_a_reload_draws_go_on_bit_for_bit(make, seed, num_ignored):
     for a, b in zip(*drawn):
         assert pairs(a) == pairs(b)
         assert a.weight is b.weight is None or torch.equal(a.weight, b.weight)
+
+
+def test_a_state_is_not_changed_by_what_happens_afterwards(make):
+    recording = Recording()
+    recording.push(30)
+    sampler = bound(make(), recording.ring)
+    window = sampler.draw(10, 0.0)
+    state, before = sampler.state_dict(), saved(sampler)
+    if sampler.uses_priorities:
+        sampler.update(window, torch.full((10,), 5.0))
+    recording.push(7)
+    sampler.draw(13, 0.0)
+    assert all(torch.equal(one, before[name]) for name, one in state.items())
 
 
 @pytest.mark.parametrize("kind", ["prioritized", "epochs"])
@@ -424,6 +437,18 @@ def test_an_update_of_rows_that_are_gone_changes_no_other_row(num_rows, clears, 
         sampler.check_valid()
 
 
+def test_rows_count_from_the_first_one_on_whatever_lay_in_their_places_before_it():
+    """Where the storage of a column that is empty yet looks like a row within an episode."""
+    recording = Recording(2, 20, num_ignored=3)
+    recording.push(5, 0)
+    recording.ring._step_type.view(20, 2)[0, 1] = MID
+    sampler = bound(Prioritized(), recording.ring)
+    sampler.draw(1, 0.0)
+    recording.push(1, 9)
+    assert set(pairs(sampler.draw(1000, 0.0))) == set(recording.starts(2))
+    sampler.check_valid()
+
+
 def test_an_update_of_rows_to_come_changes_no_other_row():
     recording = Recording(2, 20)
     recording.push(20)
@@ -601,8 +626,9 @@ def test_a_seed_of_the_ring_means_what_it_always_has():
         missing = 100 - len(expected)
         tickets = torch.randint(2 * 29, (missing + missing // 8 + 4,)).tolist()
         expected += [start for start in (divmod(ticket, 29) for ticket in tickets) if start in starts][:missing]
+    after = torch.get_rng_state()
     torch.manual_seed(3)
-    assert pairs(recording.ring.draw(100)) == expected
+    assert pairs(recording.ring.draw(100)) == expected and torch.equal(torch.get_rng_state(), after)
 
 
 @pytest.mark.parametrize("share", [0.25, 1 / 3, 0.1, 1.0])
@@ -665,6 +691,15 @@ def test_where_no_recent_row_may_start_a_window_all_rows_may():
     assert set(sampler.draw(200, 0.0).position.tolist()) == {0, 1, 2, 4, 5, 6}
     ring.push(experience_of(torch.tensor([[MID]], dtype=torch.int32)))
     assert set(sampler.draw(200, 0.0).position.tolist()) == {8}
+
+
+def test_one_recent_row_that_may_start_a_window_is_found_among_many_that_may_not():
+    torch.manual_seed(0)
+    ring = RingBuffer(200, 1)
+    step_type = [FIRST, MID, MID, LAST] * 10 + [FIRST] * 30 + [MID]
+    ring.push(experience_of(torch.tensor(step_type, dtype=torch.int32)[:, None]))
+    sampler = bound(Uniform(1.0, recent_rows=30), ring)
+    assert [sampler.draw(1, 0.0).position.item() for _ in range(20)] == [69] * 20
 
 
 def test_recent_windows_start_where_a_state_is_stored():

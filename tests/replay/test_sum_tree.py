@@ -75,6 +75,18 @@ def test_a_weight_of_0_is_never_found_however_the_sums_are_rounded(size):
         assert found.min() >= 0 and found.max() < size and (weight[found] > 0).all()
 
 
+def test_a_family_found_at_its_very_end_gives_a_child_of_weight():
+    """Where the sum that the parent has, made in another order, is more than the running sum comes to."""
+    rng, num_more = np.random.default_rng(0), 0
+    for _ in range(200):
+        weight = np.zeros(MAX_TOP_SIZE + 1)
+        weight[33:48] = rng.random(15)  # of the third family all but the first
+        tree = tree_of(weight)
+        assert weight[tree.find(np.array([np.nextafter(1, 0)]))] > 0
+        num_more += np.nextafter(tree.total, 0) >= weight.cumsum()[-1]
+    assert num_more > 10
+
+
 def test_one_weight_alone_is_found_at_any_fraction():
     for size in (1, 17, 5000):
         for at in {0, size // 2, size - 1}:
