@@ -44,7 +44,8 @@ class EpisodeRows:
 class StartedEpisodes:
     """The first episodes that start, in environments that step together, each kept to its end.
 
-    The first that end would be the short ones: 8 environments of 10 or 500 steps give a mean length of 138, not 255.
+    The first that end would be the short ones: of lengths 10 and 500, equally likely, the first 10 to end in 8
+    environments have a mean of 138, not 255.
 
     Args:
       num_envs: B; each begins with a FIRST row.

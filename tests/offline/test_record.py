@@ -14,7 +14,7 @@ from test_outputs import NEEDS_MINARI, about, assert_same, left_by, read
 import alfish
 from alfish.__main__ import main
 from alfish.bin import run as run_module
-from alfish.bin.record import env_spec_of
+from alfish.bin.record import env_spec_of, sha256
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, TensorPointMass
 from alfish.offline import OfflineBuffer, open_source, open_writer
@@ -35,7 +35,7 @@ TINY = {
 def run(request, tmp_path_factory):
     """A finished run, and the id of its environment."""
     root_dir = tmp_path_factory.mktemp("runs") / "run"
-    parameters = [*TINY[request.param], "Evaluate.num_episodes=1"]
+    parameters = [*TINY[request.param], "Evaluate.num_episodes=1", "CheckpointSaver.period=300"]
     command = ["train", f"--gin_file={request.param}", f"--root_dir={root_dir}"]
     assert main([*command, *(f"--gin_param={one}" for one in parameters)]) == 0
     return root_dir, ENV_IDS[request.param]
@@ -89,7 +89,7 @@ def test_a_data_set_says_what_made_it(run, output, capsys):
     root_dir, env_id = run
     name = recorded(root_dir, output, "--num_episodes=4", "--checkpoint=latest")
     told = about(name)
-    [path] = (root_dir / "checkpoints").glob("*.pt")
+    *_, path = sorted((root_dir / "checkpoints").glob("*.pt"))
     assert told["algorithm"] == {"CartPole-v1": "PPO", "Pendulum-v1": "SAC"}[env_id]
     assert told["config"] == (root_dir / "operative_config.gin").read_text()
     assert told["alfish_version"] == alfish.__version__
@@ -188,6 +188,20 @@ def test_mistakes_are_one_sentence(flags, words, refused, tmp_path, monkeypatch)
     assert left_by(tmp_path) == []
 
 
+def test_an_older_checkpoint_is_recorded_and_no_other(run, tmp_path, capsys):
+    first, *others = sorted(int(path.stem.partition("-")[2]) for path in (run[0] / "checkpoints").glob("*.pt"))
+    assert others
+    name = recorded(run[0], str(tmp_path / "set"), "--num_episodes=3", f"--checkpoint={first}")
+    assert about(name)["checkpoint"]["steps"] == first
+    means = []
+    for which in (first, "latest"):
+        capsys.readouterr()
+        assert main(["evaluate", f"--root_dir={run[0]}", "--num_episodes=3", f"--checkpoint={which}", "--json"]) == 0
+        means.append(json.loads(capsys.readouterr().out)["mean"])
+    assert means[0] != means[1] or run[1] == "CartPole-v1"  # whose returns are few
+    assert about(name)["reference_scores"]["mean"] == pytest.approx(means[0])
+
+
 def test_a_checkpoint_that_is_not_there_is_refused(run, tmp_path, refused):
     words = refused("record", f"--root_dir={run[0]}", f"--output={tmp_path}/set", "--checkpoint=7")
     assert "There is no checkpoint at 7 steps" in words and left_by(tmp_path) == []
@@ -283,3 +297,9 @@ def test_spaces_and_spec_are_those_of_single_environments():
     assert env_spec_of(make_environment("CartPole-v1", 2, evaluation=True)).id == "CartPole-v1"
     assert env_spec_of(make_environment(OneState)) is None
     assert env_spec_of(make_environment(TensorPointMass)) is None
+
+
+def test_a_checkpoint_of_any_size_has_its_own_checksum(tmp_path):
+    content = np.random.default_rng(0).bytes(3_000_000)
+    (tmp_path / "file").write_bytes(content)
+    assert sha256(tmp_path / "file") == hashlib.sha256(content).hexdigest()
