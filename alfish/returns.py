@@ -8,12 +8,9 @@ bootstraps from the value of its LAST row, a terminated one is stopped by its di
 Rewards and values may be `[T, B]` or `[T, B, R]`; discounts are `[T, B]` or `[T, B, R]`.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from alfish.data import trainable
-from alfish.errors import UsageError
 from alfish.losses import masked_mean
 
 
@@ -53,8 +50,8 @@ def lambda_return(
 
     Source: Sutton & Barto, 2018, ch. 12.3.
     """
-    _check(reward, discount, value, step_type)
-    trains = _like(trainable(step_type), reward)
+    check_shapes(reward, discount, value, step_type)
+    trains = widened(trainable(step_type), reward)
     return torch.where(trains, _advantage(reward, discount, value, trains, lambda_) + value[:-1], 0)
 
 
@@ -73,122 +70,8 @@ def gae(
 
     Source: Schulman et al., 2016, eq. 16.
     """
-    _check(reward, discount, value, step_type)
-    return _advantage(reward, discount, value, _like(trainable(step_type), reward), lambda_)
-
-
-class VTrace(NamedTuple):
-    """Both `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train."""
-
-    target: torch.Tensor  # vs, what the value should be
-    advantage: torch.Tensor  # q - V, for a policy loss that has a ratio of its own
-
-
-def vtrace(
-    reward: torch.Tensor,
-    discount: torch.Tensor,
-    value: torch.Tensor,
-    step_type: torch.Tensor,
-    ratio: torch.Tensor,
-    lambda_: float,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
-) -> VTrace:
-    """Value targets and advantages of one policy, from rows that another one made.
-
-        rho_t = min(rho_bar, ratio_t),   c_t = min(c_bar, ratio_t)
-        delta_t = rho_t (r_{t+1} + g_{t+1} V_{t+1} - V_t)
-        A_t = delta_t + g_{t+1} lambda c_t A_{t+1},   with A = 0 on rows that do not train
-        vs_t = V_t + A_t
-        q_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda A_{t+1})
-
-    q - V is not weighed by rho_t: how likely the action is now is the policy loss's own business. At ratio 1 it is
-    `gae`, and vs is `lambda_return`.
-
-    Args and raises: as `lambda_return`, and
-      ratio: `[T, B]`, pi / mu of the action at row t: its probability now over that at rollout. Read where rows train.
-      rho_bar: largest weight of a step's own error. Where it binds, targets lead to the value of a policy between the
-        two, the one proportional to min(rho_bar mu, pi).
-      c_bar: largest weight of what follows: how fast targets lead there.
-
-    Source: Espeholt et al., 2018, section 4.1; lambda as in its remark 2.
-    """
-    _check(reward, discount, value, step_type)
-    if ratio.shape != step_type.shape:
-        raise ValueError(f"shapes differ: ratio {tuple(ratio.shape)}, step_type {tuple(step_type.shape)}")
-    discount, ratio = _like(discount[1:], reward), _like(ratio[:-1], reward)
-    valid = _like(trainable(step_type), reward)
-    td_error = torch.where(valid, reward[1:] + discount * value[1:] - value[:-1], 0)
-    decay = torch.where(valid, discount * lambda_, 0)
-    ratio = torch.where(valid, ratio, 0)
-    correction = reverse_scan(decay * ratio.clamp(max=c_bar), td_error * ratio.clamp(max=rho_bar))
-    following = torch.cat([correction[1:], torch.zeros_like(correction[:1])])
-    return VTrace(torch.where(valid, correction + value[:-1], 0), td_error + decay * following)
-
-
-def retrace(
-    reward: torch.Tensor,
-    discount: torch.Tensor,
-    q: torch.Tensor,
-    value: torch.Tensor,
-    step_type: torch.Tensor,
-    trace: torch.Tensor,
-    lambda_: float,
-) -> torch.Tensor:
-    """Targets for the action values of one policy, from rows that another one made.
-
-        G_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda c_{t+1} (G_{t+1} - Q_{t+1})),   without the last term where row t+1
-                                                                                 does not train
-
-    Where c = min(1, pi / mu), G leads to the values of pi, whatever mu is: Retrace. It takes any c in [0, pi / mu];
-    c = 0 is the one-step return. With c = 1 and Q = V it is `lambda_return`.
-
-    Args and raises: as `lambda_return`, and
-      q: like `reward`, of the action at each row. Read where rows train, but for row 0.
-      value: like `reward`, what rows are worth under pi: the mean of its action values. Row 0 is not read.
-      trace: `[T, B]` in [0, 1], c of the action at each row. Read where `q` is.
-
-    Source: Munos et al., 2016, eq. 4, https://arxiv.org/abs/1606.02647.
-    """
-    _check(reward, discount, value, step_type)
-    if q.shape != reward.shape or trace.shape != step_type.shape:
-        raise ValueError(
-            f"shapes differ: q {tuple(q.shape)}, reward {tuple(reward.shape)}, trace {tuple(trace.shape)}, step_type "
-            f"{tuple(step_type.shape)}"
-        )
-    valid = _like(trainable(step_type), reward)
-    one_step = torch.where(valid, reward[1:] + _like(discount[1:], reward) * value[1:], 0)
-    decay = torch.where(valid, _like(discount[1:], reward) * lambda_, 0)
-    trace = torch.where(valid, _like(trace[:-1], reward), 0)
-    correction = reverse_scan(trace * decay, trace * torch.where(valid, one_step - q[:-1], 0))  # c_t (G_t - Q_t)
-    return one_step + decay * torch.cat([correction[1:], torch.zeros_like(correction[:1])])
-
-
-def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:
-    """max(target, return) where the return is known.
-
-    What was once earned from a row on, the best policy earns too: where environment and rewards know no chance, a
-    return is a lower bound of the optimal value, and carries rewards back over a whole episode at once. Of a truncated
-    episode, whose return lacks what would have followed, that is so only where rewards are not negative.
-
-    Args:
-      target: `[T-1, B]` float.
-      return_to_go: `[T, B]` float, nan where it is not known; the last row is not read.
-
-    Returns:
-      `[T-1, B]`.
-
-    Raises:
-      UsageError: there are no returns.
-
-    Source: He et al., 2017, eq. 5, https://arxiv.org/abs/1611.01606, as a target in place of a penalty.
-    """
-    if return_to_go is None:
-        raise UsageError(
-            "these batches have no returns of whole episodes (Experience.return_to_go), which lower_bound takes; train "
-            "from replay that keeps them, or set lower_bound to False"
-        )
-    return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # nan is not greater
+    check_shapes(reward, discount, value, step_type)
+    return _advantage(reward, discount, value, widened(trainable(step_type), reward), lambda_)
 
 
 def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -223,18 +106,18 @@ def reverse_scan(decay: torch.Tensor, increment: torch.Tensor) -> torch.Tensor:
 def _advantage(
     reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, trains: torch.Tensor, lambda_: float
 ) -> torch.Tensor:
-    discount = _like(discount[1:], reward)
+    discount = widened(discount[1:], reward)
     delta = torch.where(trains, reward[1:] + discount * value[1:] - value[:-1], 0)
     decay = torch.where(trains, discount * lambda_, 0)
     return reverse_scan(decay, delta)
 
 
-def _like(rows: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
+def widened(rows: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
     """`[T, B]` seen as `[T, B, 1]` where rewards are vectors: aligned on the left only, never on R."""
     return rows.unsqueeze(-1) if rows.ndim < reward.ndim else rows
 
 
-def _check(reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor) -> None:
+def check_shapes(reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor) -> None:
     if len(reward) < 2:
         raise ValueError(f"returns need at least 2 rows, got {len(reward)}")
     rows = reward.shape[:2]

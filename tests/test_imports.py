@@ -16,7 +16,7 @@ FLOORS = [
     (0, ["errors", "nest", "schedules", "checkpoint", "summary", "provenance", "compiled", "recorder",
          "numpy_operations", "numpy_program"]),
     (1, ["data", "specs"]),
-    (2, ["losses", "returns", "distributions", "optimizers"]),
+    (2, ["losses", "returns", "corrections", "distributions", "optimizers"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
     (3, ["algorithms"]),
     (4, ["batches", "updates", "compiled_updates", "learner", "unrollers", "evaluator", "policy"]),

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from alfish import returns
+from alfish import corrections, returns
 from alfish.data import StepType, trainable
 from alfish.errors import UsageError
 
@@ -16,10 +16,10 @@ FUNCTIONS = {
     "lambda_return": lambda *rows: returns.lambda_return(*rows, 0.7),
     "gae": lambda *rows: returns.gae(*rows, 0.7),
     # A ratio that each row brings along, however rows are cut apart: about half of them are clipped.
-    "vtrace targets": lambda *rows: returns.vtrace(*rows, rows[2].exp(), 0.7).target,
-    "vtrace advantages": lambda *rows: returns.vtrace(*rows, rows[2].exp(), 0.7).advantage,
+    "vtrace targets": lambda *rows: corrections.vtrace(*rows, rows[2].exp(), 0.7).target,
+    "vtrace advantages": lambda *rows: corrections.vtrace(*rows, rows[2].exp(), 0.7).advantage,
     # Action values and traces that each row brings along, likewise.
-    "retrace": lambda reward, discount, value, step_type: returns.retrace(
+    "retrace": lambda reward, discount, value, step_type: corrections.retrace(
         reward, discount, value.cos(), value, step_type, value.sigmoid(), 0.7
     ),
 }
@@ -156,7 +156,7 @@ def _ratio(num_rows, num_envs, seed=0):
 def test_vtrace_is_the_plain_sum_on_random_streams(num_rewards, lambda_, rho_bar, c_bar):
     rows, ratio = _stream(21, 4, num_rewards, seed=9), _ratio(21, 4)
     expected = _plain_vtrace(*rows, ratio, lambda_, rho_bar, c_bar)
-    result = returns.vtrace(*rows, ratio, lambda_, rho_bar, c_bar)
+    result = corrections.vtrace(*rows, ratio, lambda_, rho_bar, c_bar)
     torch.testing.assert_close(tuple(result), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -164,7 +164,7 @@ def test_vtrace_is_the_plain_sum_on_random_streams(num_rewards, lambda_, rho_bar
 @pytest.mark.parametrize("num_rewards", [None, 4])
 def test_vtrace_of_the_policys_own_rows_is_gae_and_the_lambda_return(num_rewards, lambda_):
     rows = _stream(37, 4, num_rewards, seed=10)
-    result = returns.vtrace(*rows, torch.ones(37, 4), lambda_)
+    result = corrections.vtrace(*rows, torch.ones(37, 4), lambda_)
     torch.testing.assert_close(result.advantage, returns.gae(*rows, lambda_), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(result.target, returns.lambda_return(*rows, lambda_), atol=1e-5, rtol=1e-5)
 
@@ -174,10 +174,10 @@ def test_the_ratio_is_read_where_rows_train_and_nowhere_else(garbage):
     rows, ratio = _stream(30, 6, seed=11), _ratio(30, 6)
     unread = torch.ones(30, 6, dtype=torch.bool)
     unread[:-1] = ~trainable(rows[-1])  # LAST, PAD, what stands before FIRST, and the last row
-    expected = returns.vtrace(*rows, ratio, 0.7)
-    result = returns.vtrace(*rows, ratio.masked_fill(unread, garbage), 0.7)
+    expected = corrections.vtrace(*rows, ratio, 0.7)
+    result = corrections.vtrace(*rows, ratio.masked_fill(unread, garbage), 0.7)
     assert all(torch.equal(a, b) for a, b in zip(result, expected))
-    other = returns.vtrace(*rows, torch.where(unread, ratio, ratio / 8), 0.7)
+    other = corrections.vtrace(*rows, torch.where(unread, ratio, ratio / 8), 0.7)
     assert not any(torch.equal(a, b) for a, b in zip(other, expected))
 
 
@@ -310,7 +310,7 @@ class TestVTraceByHand:
         return reward, discount, value, _column(FIRST, MID, end)
 
     def _vtrace(self, *settings, ratio=(4.0, 0.5, 9.0), **end):
-        result = returns.vtrace(*self._rows(**end), torch.tensor(ratio)[:, None], *settings)
+        result = corrections.vtrace(*self._rows(**end), torch.tensor(ratio)[:, None], *settings)
         return [column[:, 0].tolist() for column in result]
 
     # Errors of a step: 1 + 0.5 20 - 10 = 1, and 2 + 0.5 30 - 20 = -3, or 2 - 20 = -18 where the episode terminates.
@@ -372,7 +372,7 @@ class TestVTraceOfAnotherPolicy:
     def test_unclipped_targets_are_of_the_new_policy_and_uncorrected_ones_are_not(self, lambda_, c_bar):
         value = self._value(self.NEW)
         corrected = self._expectations(
-            lambda rows, ratio: returns.vtrace(*rows, ratio, lambda_, math.inf, c_bar)[0], value
+            lambda rows, ratio: corrections.vtrace(*rows, ratio, lambda_, math.inf, c_bar)[0], value
         )
         torch.testing.assert_close(corrected, value)
         uncorrected = self._expectations(lambda rows, ratio: returns.lambda_return(*rows, lambda_), value)
@@ -381,7 +381,7 @@ class TestVTraceOfAnotherPolicy:
     def test_clipped_ones_are_of_the_policy_between(self):
         between = torch.minimum(self.OLD, self.NEW)
         value = self._value(between / between.sum(1, keepdim=True))
-        clipped = self._expectations(lambda rows, ratio: returns.vtrace(*rows, ratio, 0.9)[0], value)
+        clipped = self._expectations(lambda rows, ratio: corrections.vtrace(*rows, ratio, 0.9)[0], value)
         torch.testing.assert_close(clipped, value)
         old, new = self._value(self.OLD), self._value(self.NEW)
         assert ((old < value) & (value < new)).all()
@@ -389,7 +389,9 @@ class TestVTraceOfAnotherPolicy:
     def test_weighed_by_the_ratio_advantages_are_the_policy_gradient(self):
         """sum_a mu(a) ratio(a) E[q - V | a] is what the new policy gains by its actions: nothing, of its own value."""
         value = self._value(self.NEW)
-        gain = self._expectations(lambda rows, ratio: ratio[0] * returns.vtrace(*rows, ratio, 0.9, math.inf)[1], value)
+        gain = self._expectations(
+            lambda rows, ratio: ratio[0] * corrections.vtrace(*rows, ratio, 0.9, math.inf)[1], value
+        )
         torch.testing.assert_close(gain, torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
@@ -429,20 +431,20 @@ class TestRetrace:
     def test_it_is_the_plain_sum_on_random_streams(self, num_rewards, lambda_):
         rows = self._rows(num_rewards)
         torch.testing.assert_close(
-            returns.retrace(*rows, lambda_), _plain_retrace(*rows, lambda_), atol=1e-5, rtol=1e-5
+            corrections.retrace(*rows, lambda_), _plain_retrace(*rows, lambda_), atol=1e-5, rtol=1e-5
         )
 
     @pytest.mark.parametrize("num_rewards", [None, 4])
     def test_without_a_trace_it_is_the_one_step_return(self, num_rewards):
         reward, discount, q, value, step_type, trace = self._rows(num_rewards)
         one_step = returns.lambda_return(reward, discount, value, step_type, 0.0)
-        result = returns.retrace(reward, discount, q, value, step_type, torch.zeros_like(trace), 0.9)
+        result = corrections.retrace(reward, discount, q, value, step_type, torch.zeros_like(trace), 0.9)
         torch.testing.assert_close(result, one_step)
 
     @pytest.mark.parametrize("num_rewards", [None, 4])
     def test_with_a_whole_trace_and_the_policys_own_values_it_is_the_lambda_return(self, num_rewards):
         reward, discount, _, value, step_type, trace = self._rows(num_rewards)
-        result = returns.retrace(reward, discount, value, value, step_type, torch.ones_like(trace), 0.9)
+        result = corrections.retrace(reward, discount, value, value, step_type, torch.ones_like(trace), 0.9)
         expected = returns.lambda_return(reward, discount, value, step_type, 0.9)
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
@@ -452,15 +454,15 @@ class TestRetrace:
         unread = torch.ones_like(step_type, dtype=torch.bool)
         unread[:-1] = ~trainable(step_type)
         unread[0] = True
-        expected = returns.retrace(reward, discount, q, value, step_type, trace, 0.7)
+        expected = corrections.retrace(reward, discount, q, value, step_type, trace, 0.7)
         dirty = q.masked_fill(unread, garbage), value, step_type, trace.masked_fill(unread, garbage)
-        assert torch.equal(returns.retrace(reward, discount, *dirty, 0.7), expected)
+        assert torch.equal(corrections.retrace(reward, discount, *dirty, 0.7), expected)
         first = torch.arange(len(value))[:, None] == 0
         dirty = q, value.masked_fill(first, garbage), step_type, trace
-        assert torch.equal(returns.retrace(reward, discount, *dirty, 0.7), expected)
+        assert torch.equal(corrections.retrace(reward, discount, *dirty, 0.7), expected)
         for other in ((torch.where(unread, q, q + 1), trace), (q, torch.where(unread, trace, trace / 2))):
             assert not torch.equal(
-                returns.retrace(reward, discount, other[0], value, step_type, other[1], 0.7), expected
+                corrections.retrace(reward, discount, other[0], value, step_type, other[1], 0.7), expected
             )
 
     # Three steps, rewards 1, 2 and 4, gamma 0.5, lambda 0.8.
@@ -477,7 +479,7 @@ class TestRetrace:
     def test_by_hand(self, kinds, discount, expected):
         reward, q, value = (torch.tensor(row)[:, None] for row in ([9.0, 1, 2, 4], [7.0, 6, 5, 7], [7.0, 4, 8, 12]))
         discounts, trace = (torch.tensor(row)[:, None] for row in ([0.5, 0.5, 0.5 * discount, 0.5], [7.0, 0.5, 1, 7]))
-        result = returns.retrace(reward, discounts, q, value, _column(*kinds), trace, 0.8)
+        result = corrections.retrace(reward, discounts, q, value, _column(*kinds), trace, 0.8)
         assert result[:, 0].tolist() == pytest.approx(expected)
 
     @pytest.mark.parametrize(
@@ -487,7 +489,7 @@ class TestRetrace:
         shapes = dict.fromkeys(("reward", "discount", "q", "value", "step_type", "trace"), (5, 3)) | change
         rows = {name: torch.zeros(shape) for name, shape in shapes.items()}
         with pytest.raises(ValueError, match="shapes differ: q"):
-            returns.retrace(**rows | {"step_type": rows["step_type"].int()}, lambda_=1.0)
+            corrections.retrace(**rows | {"step_type": rows["step_type"].int()}, lambda_=1.0)
 
     def test_repeated_it_leads_to_the_new_policys_action_values_and_uncorrected_returns_do_not(self):
         """On the two states of `TestVTraceOfAnotherPolicy`: expectations over all that the old policy may do."""
@@ -512,7 +514,7 @@ class TestRetrace:
         value = torch.linalg.solve(torch.eye(2) - gamma * new, (new * reward_of).sum(1))
         expected = reward_of + gamma * value  # [state, action], for the action is the next state
         trace = (new / old)[state, action].clamp(max=1)
-        corrected = fixed_point(lambda q, value: returns.retrace(*rows, q, value, step_type, trace, 1.0))
+        corrected = fixed_point(lambda q, value: corrections.retrace(*rows, q, value, step_type, trace, 1.0))
         torch.testing.assert_close(corrected, expected, atol=1e-4, rtol=1e-4)
         uncorrected = fixed_point(lambda q, value: returns.lambda_return(*rows, value, step_type, 1.0))
         assert (uncorrected < expected - 0.5).all(), "as the old one's, which gains less"
@@ -521,12 +523,12 @@ class TestRetrace:
 def test_a_target_is_no_less_than_the_return_where_that_is_known():
     target = torch.tensor([[1.0, 1.0, 1.0, -2.0]])
     known = torch.tensor([[3.0, 0.5, math.nan, -1.0], [9.0, 9.0, 9.0, 9.0]])
-    assert returns.bounded_below(target, known).tolist() == [[3, 1, 1, -1]]
+    assert corrections.bounded_below(target, known).tolist() == [[3, 1, 1, -1]]
 
 
 def test_without_returns_there_is_no_bound():
     with pytest.raises(UsageError, match="set lower_bound to False"):
-        returns.bounded_below(torch.zeros(1, 4), None)
+        corrections.bounded_below(torch.zeros(1, 4), None)
 
 
 def test_all_rows_but_the_last_train_and_the_last_one_bootstraps():
@@ -612,7 +614,7 @@ def test_wrong_shapes_are_refused(function, change):
 def test_a_ratio_of_another_shape_is_refused(shape):
     rows = [torch.zeros(5, 3)] * 3
     with pytest.raises(ValueError, match="shapes differ: ratio"):
-        returns.vtrace(*rows, torch.zeros(5, 3, dtype=torch.int32), torch.ones(shape), 0.9)
+        corrections.vtrace(*rows, torch.zeros(5, 3, dtype=torch.int32), torch.ones(shape), 0.9)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -25,7 +25,7 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, returns
+from alfish import corrections, losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
@@ -130,7 +130,7 @@ class APPO(RLAlgorithm):
         (policy, value), _ = self.network(step, experience.state)
         log_prob = behaviour.log_prob(experience.action)
         ratio = (policy.log_prob(experience.action) - log_prob).exp()
-        target, advantage = returns.vtrace(
+        target, advantage = corrections.vtrace(
             step.reward, self._gamma * step.discount, value, step.step_type, ratio,
             self._lambda, self._rho_bar, self._c_bar,
         )  # fmt: skip

@@ -17,7 +17,7 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, nest, returns
+from alfish import corrections, losses, nest, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
@@ -142,9 +142,9 @@ class DQN(RLAlgorithm):
             target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
         else:
             rows = step.reward, discount, info.next_q, info.next_value, step.step_type, info.trace
-            target = returns.retrace(*rows, self._lambda)
+            target = corrections.retrace(*rows, self._lambda)
         if self.return_gamma is not None:
-            target = returns.bounded_below(target, experience.return_to_go)
+            target = corrections.bounded_below(target, experience.return_to_go)
         error = target[: info.q.shape[0]] - info.q
         loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
         extra = {"q": info.q.detach(), "td_error": error.detach().abs()}

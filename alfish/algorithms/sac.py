@@ -27,7 +27,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import losses, nest, returns
+from alfish import corrections, losses, nest, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import sum_of
@@ -260,9 +260,9 @@ class SAC(RLAlgorithm):
             target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
         else:
             rows = step.reward, discount, info.next_q, info.next_value, step.step_type, info.trace
-            target = returns.retrace(*rows, self._lambda)
+            target = corrections.retrace(*rows, self._lambda)
         if self.return_gamma is not None:
-            target = returns.bounded_below(target, experience.return_to_go)
+            target = corrections.bounded_below(target, experience.return_to_go)
         error = target[: info.expected_q.shape[0]] - info.q  # [E, T', N]
         actor_loss = -info.expected_q
         alpha_loss = torch.zeros_like(actor_loss)

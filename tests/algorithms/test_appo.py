@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from alfish import losses, nest, returns, specs
+from alfish import corrections, losses, nest, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
@@ -155,7 +155,7 @@ class TestWithLag:
         assert ((ratio - 1).abs() > 0.2).float().mean() > 0.3, "it has hardly moved"
         with torch.no_grad():
             value = appo.network.value(step, experience.state)
-        expected = returns.vtrace(step.reward, 0.9 * step.discount, value, step.step_type, ratio, 0.8, 1.5, 0.9)
+        expected = corrections.vtrace(step.reward, 0.9 * step.discount, value, step.step_type, ratio, 0.8, 1.5, 0.9)
         info = _prepared(appo, experience).info
         torch.testing.assert_close(info.target, expected.target)
         advantage = expected.advantage if num_rewards is None else expected.advantage.sum(-1)
