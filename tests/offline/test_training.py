@@ -263,13 +263,20 @@ def test_episodes_held_out_are_whole_spread_and_never_trained_on(tmp_path):
         wanted = trainer.algorithm.calc_loss(last.experience, trainer.algorithm.train_step(last.experience, None).info)
     num_held = sum(e.length for e in record() if e.id in held)
     assert last.mask.shape == (1, num_held) and last.mask.all()
+    assert {tuple(row[:2].tolist()) for row in last.experience.time_step.observation.reshape(-1, 3)} == stamps
     assert float(rows[-1]["holdout/loss/not"]) == pytest.approx(float(wanted.loss["not"].mean()), rel=1e-5)
+
+
+class Noisy(Regressor):
+    def train_step(self, experience, state):
+        first, second = super().train_step(experience, state).info
+        return AlgStep(info=(first + 0.1 * torch.randn_like(first), second))
 
 
 def test_looking_at_what_is_held_out_changes_nothing(tmp_path):
     found = []
     for period in (5, 1000):
-        trainer = offline(tmp_path / str(period), buffer=data(holdout_share=0.2), summary_period=period)
+        trainer = offline(tmp_path / str(period), Noisy, data(holdout_share=0.2), summary_period=period)
         trainer.train()
         found.append(parameters(trainer))
     assert torch.equal(*found)
