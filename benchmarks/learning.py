@@ -4,6 +4,9 @@
   python -m benchmarks.learning --confs=ppo_cartpole --seeds=0,1    some of it
   python -m benchmarks.learning --table                             only the table, from the runs that are there
 
+Those offline read `data/`, which `python -m benchmarks.data_sets` records; they are run when they are named, not by
+default, and so are variants (`--confs=dqn_lunarlander-prioritized`).
+
 Writes `docs/results/CONF.csv` (a row a seed: the figures, and what it took) and `docs/results/CONF-curve.csv` (every
 evaluation during training), and prints the table for `docs/results.md`. Runs are kept under --root, and a finished one
 is not trained again.
@@ -32,6 +35,17 @@ class Goal:
     bar: float  # of the mean return
     every_seed: bool  # whether each seed has to pass the bar, or their mean
     num_episodes: int = 100
+    settings: tuple[str, ...] = ()  # bindings beside the conf's
+    variant: str = ""  # what these make of it
+
+    @property
+    def name(self) -> str:
+        return f"{self.conf}-{self.variant}" if self.variant else self.conf
+
+
+def _on(kind: str) -> dict:
+    """Trained on one of the data sets of Pendulum."""
+    return {"settings": (f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/pendulum/{kind}']",), "variant": kind}
 
 
 GOALS = [
@@ -57,22 +71,45 @@ GOALS = [
     Goal("appo_recall", (0, 1, 2), 0.95, True),
     Goal("dqn_recall", (0, 1, 2), 0.95, True),
     Goal("sac_recall", (0, 1, 2), 0.95, True),
+    Goal("dqn_bitflip", (0, 1, 2), -7.5, True),
+]
+OFFLINE = [
+    Goal("bc_pendulum", (0, 1, 2), -140, True, **_on("expert")),
+    Goal("bc_pendulum", (0, 1, 2), -300, True, **_on("medium-replay")),
+    Goal("iql_pendulum", (0, 1, 2), -300, True, **_on("medium-replay")),
+    Goal("td3_bc_pendulum", (0, 1, 2), -300, True, **_on("medium-replay")),
+    Goal("rlpd_pendulum", (0, 1, 2), -155, True, **_on("medium-replay")),
+]
+# What prioritized replay and longer returns are worth.
+ABLATIONS = [
+    Goal(
+        "dqn_lunarlander",
+        (0, 1, 2, 3, 4),
+        150,
+        False,
+        settings=("ReplayBatches.sampler = @Prioritized", "Prioritized.alpha = 0.6", "Prioritized.beta = 0.4"),
+        variant="prioritized",
+    ),
+    Goal(
+        "dqn_lunarlander", (0, 1, 2, 3, 4), 150, False, settings=("ReplayBatches.window_length = 2",), variant="1-step"
+    ),
+    Goal("dqn_bitflip", (0, 1, 2), -15, True, settings=("HindsightReplay.share = 0.0",), variant="without-hindsight"),
 ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--confs", default=",".join(goal.conf for goal in GOALS))
+    parser.add_argument("--confs", default=",".join(goal.name for goal in GOALS))
     parser.add_argument("--seeds", help="instead of the goal's own")
     parser.add_argument("--root", default="runs/learning")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
-    goals = [goal for goal in GOALS if goal.conf in arguments.confs.split(",")]
+    goals = [goal for goal in GOALS + OFFLINE + ABLATIONS if goal.name in arguments.confs.split(",")]
     if not arguments.table:
         for goal in goals:
             seeds = [int(seed) for seed in arguments.seeds.split(",")] if arguments.seeds else goal.seeds
             for seed in seeds:
-                run(goal, seed, Path(arguments.root) / goal.conf / f"seed{seed}")
+                run(goal, seed, Path(arguments.root) / goal.name / f"seed{seed}")
     print(table(goals))
 
 
@@ -85,7 +122,7 @@ def run(goal: Goal, seed: int, root_dir: Path) -> None:
         "train",
         f"--gin_file={goal.conf}.gin",
         f"--root_dir={root_dir}",
-        f"--gin_param=Trainer.seed={seed}",
+        *(f"--gin_param={one}" for one in (f"Trainer.seed={seed}", *goal.settings)),
     ]
     began = time.perf_counter()
     subprocess.run(train, check=True, env=environment, cwd=PROJECT)
@@ -95,14 +132,14 @@ def run(goal: Goal, seed: int, root_dir: Path) -> None:
     result = json.loads(finished.stdout)
     row = {"seed": seed} | {name: result[name] for name in ("env_steps", "num_episodes", "mean", "ci_low", "ci_high")}
     row |= {name: result[name] for name in ("std", "min", "max")} | {"command_seconds": round(seconds, 1)}
-    print(f"{goal.conf} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
-    _merge(RESULTS / f"{goal.conf}.csv", [row], ("seed",))
+    print(f"{goal.name} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
+    _merge(RESULTS / f"{goal.name}.csv", [row], ("seed",))
     curve = []
     for path in sorted((PROJECT / root_dir / "eval").glob("evaluation-*.csv")):
         returns = [float(episode["return"]) for episode in csv.DictReader(path.open())]
         env_steps = int(path.stem.removeprefix("evaluation-"))
         curve.append({"seed": seed, "env_steps": env_steps, "mean": float(np.mean(returns)), "episodes": len(returns)})
-    _merge(RESULTS / f"{goal.conf}-curve.csv", curve, ("seed", "env_steps"))
+    _merge(RESULTS / f"{goal.name}-curve.csv", curve, ("seed", "env_steps"))
 
 
 def table(goals: list[Goal]) -> str:
@@ -111,9 +148,9 @@ def table(goals: list[Goal]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for goal in goals:
-        path = RESULTS / f"{goal.conf}.csv"
+        path = RESULTS / f"{goal.name}.csv"
         if not path.is_file():
-            lines.append(f"| {goal.conf} | | | not run | | {goal.bar:g} | |")
+            lines.append(f"| {goal.name} | | | not run | | {goal.bar:g} | |")
             continue
         rows = list(csv.DictReader(path.open()))
         means = [float(row["mean"]) for row in rows]
@@ -123,7 +160,7 @@ def table(goals: list[Goal]) -> str:
         steps = f"{max(int(row['env_steps']) for row in rows):,}"
         wanted = f"{goal.bar:g} {'every seed' if goal.every_seed else 'in the mean'}"
         met = "yes" if judged >= goal.bar else "no"
-        lines.append(f"| {goal.conf} | {steps} | {seeds} | {np.mean(means):.1f} | {each} | {wanted} | {met} |")
+        lines.append(f"| {goal.name} | {steps} | {seeds} | {np.mean(means):.1f} | {each} | {wanted} | {met} |")
     return "\n".join(lines)
 
 

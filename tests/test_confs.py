@@ -5,12 +5,15 @@ import json
 import re
 
 import gin
+import gymnasium
+import numpy as np
 import pytest
 
 import alfish
 from alfish.__main__ import main
 from alfish.bin.configuration import confs_directory
 from alfish.bin.confs import FIELDS, describe
+from alfish.offline import DataSetWriter, Episode, Spaces
 
 # Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
@@ -22,10 +25,11 @@ NEEDS = {
     r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|Swimmer|Reacher|Inverted\w+)-v\d": "mujoco",
     r"(LunarLander|BipedalWalker|CarRacing)": "Box2D",
     r"ALE/": "ale_py",
-    r"CartPole|Pendulum|Acrobot|MountainCar|Recall": "gymnasium",
+    r"CartPole|Pendulum|Acrobot|MountainCar|Recall|BitFlip": "gymnasium",
 }
 TINY = [
     "Trainer.num_env_steps=None",
+    "Trainer.num_updates=None",
     "Trainer.num_iterations=2",
     "Trainer.unroll_length=8",
     "make_environment.num_envs=2",
@@ -42,6 +46,7 @@ TINY_WHERE = {
         "ReplayBatches.batch_size=8",
         "ReplayBatches.capacity=64",
     ],
+    "@OfflineBatches": ["OfflineBatches.batch_size=8", "OfflineBatches.updates_per_iteration=2"],
     # A window of stacks reaches further back.
     "dqn_atari.gin": ["ReplayBatches.warmup_env_steps=10"],
     # A state every so many rows of an environment: windows start no more often.
@@ -85,18 +90,37 @@ def names(paths):
     return [path.stem for path in paths]
 
 
-def tiny(path):
+def tiny(path, tmp_path):
     """What makes a run of this conf short."""
     text = "".join(one.read_text() for one in with_included(path))
     chosen = [one for where, more in TINY_WHERE.items() if where in text for one in more]
+    if "@OfflineBuffer" in text:
+        chosen.append(f"OfflineBuffer.sources=['alfish:{recorded(text, tmp_path / 'data')}']")
     return [f"--gin_param={one}" for one in TINY + chosen]
+
+
+def recorded(text, directory):
+    """Three short episodes of the conf's environment, at random."""
+    env = gymnasium.make(re.search(r"make_environment.env_id = '([^']+)'", text)[1], max_episode_steps=20)
+    env.action_space.seed(0)
+    with DataSetWriter(directory, Spaces(env.observation_space, env.action_space)) as writer:
+        for k in range(3):
+            observations, actions, rewards, terminated, truncated = [env.reset(seed=k)[0]], [], [], [], []
+            while not (terminated and (terminated[-1] or truncated[-1])):
+                actions.append(env.action_space.sample())
+                for rows, value in zip((observations, rewards, terminated, truncated), env.step(actions[-1])):
+                    rows.append(value)
+            writer.add(Episode(str(k), *map(np.array, (observations, actions, rewards, terminated, truncated))))
+        writer.finish({})
+    env.close()
+    return directory
 
 
 @pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
 def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path):
     skip_where_an_extra_is_missing(path)
     # Also: whatever it binds is read, or the command would refuse.
-    assert main(["train", f"--gin_file={path.name}", f"--root_dir={tmp_path / 'run'}", *tiny(path)]) == 0
+    assert main(["train", f"--gin_file={path.name}", f"--root_dir={tmp_path / 'run'}", *tiny(path, tmp_path)]) == 0
     done = json.loads((tmp_path / "run" / "done").read_text())
     assert done["iterations"] == 2
     assert done["updates"] > 0
@@ -108,7 +132,7 @@ def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path):
 def test_an_addition_changes_a_conf_and_it_trains_still(tmp_path, addition, name):
     path = confs_directory() / f"{name}.gin"
     files = [f"--gin_file={path.name}", f"--gin_file={addition.name}"]
-    assert main(["train", *files, f"--root_dir={tmp_path / 'run'}", *tiny(path)]) == 0
+    assert main(["train", *files, f"--root_dir={tmp_path / 'run'}", *tiny(path, tmp_path)]) == 0
     assert "AsyncUnroller" in (tmp_path / "run" / "operative_config.gin").read_text()
     assert json.loads((tmp_path / "run" / "done").read_text())["iterations"] == 2
 

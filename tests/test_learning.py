@@ -71,3 +71,28 @@ def test_and_without_memory_they_cannot(tmp_path, capsys, gin_file):
 
 def test_the_example_algorithm_learns_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "examples/reinforce_cartpole.gin", 0) >= 400
+
+
+def test_hindsight_finds_goals_that_chance_does_not(tmp_path, capsys):
+    """15 bits: -6.5 is the best there is, -15 what a policy reaches that never saw a goal."""
+    assert trained_return(tmp_path, capsys, "dqn_bitflip.gin", 0, num_episodes=100) >= -7.5
+
+
+def offline_return(tmp_path, capsys, gin_file: str, data) -> float:
+    settings = [f"OfflineBuffer.sources = ['alfish:{data}']"]
+    return trained_return(tmp_path / "offline", capsys, gin_file, 0, num_episodes=100, changes=settings)
+
+
+def test_cloning_does_what_the_recorded_policy_did(tmp_path, capsys):
+    expert = trained_return(tmp_path, capsys, "sac_pendulum.gin", 100, num_episodes=100)
+    recorded = [f"--root_dir={tmp_path / 'run'}", f"--output={tmp_path / 'data'}"]
+    assert main(["record", *recorded, "--num_episodes=100", "--seed=10000"]) == 0
+    assert offline_return(tmp_path, capsys, "bc_pendulum.gin", tmp_path / "data") >= 1.05 * expert
+
+
+def test_offline_learning_is_better_than_most_of_what_it_was_shown(tmp_path, capsys):
+    """As `benchmarks.data_sets` makes the replay of a slow learner, whose episodes return -1200 in the mean."""
+    slow = ["Trainer.num_env_steps = 16_000", "ReplayBatches.capacity = 16_000"]
+    trained_return(tmp_path, capsys, "sac_pendulum.gin", 100, 1, [*slow, "ReplayBatches.updates_per_env_step = 0.15"])
+    assert main(["export", f"--root_dir={tmp_path / 'run'}", f"--output={tmp_path / 'data'}"]) == 0
+    assert offline_return(tmp_path, capsys, "iql_pendulum.gin", tmp_path / "data") >= -276

@@ -1,0 +1,95 @@
+"""Records the data sets that results offline are of, with the shipped commands.
+
+  python -m benchmarks.data_sets --task=pendulum          data/pendulum/{random,medium,medium-replay,expert}
+  python -m benchmarks.data_sets --task=halfcheetah       data/halfcheetah/{random,medium,medium-replay}
+
+expert          whole episodes of a trained SAC, deterministic
+medium          whole episodes, sampled, of a SAC that was stopped early
+medium-replay   everything that the early one had seen until then
+random          uniform actions
+
+None of it is kept in the repository: the command makes it again, from fixed seeds. What is there is not made again.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+PROJECT = Path(__file__).parent.parent
+
+
+class Task(NamedTuple):
+    conf: str
+    expert: list[str] | None  # settings of the runs; None: there is none
+    medium: list[str]
+    num_episodes: int  # of expert and medium
+    num_random_steps: int
+
+
+TASKS = {
+    "pendulum": Task(
+        conf="sac_pendulum",
+        expert=[],
+        # Learns seven times slower, so that replay holds all of the way from random to half good.
+        medium=[
+            "Trainer.num_env_steps = 16_000",
+            "ReplayBatches.capacity = 16_000",
+            "ReplayBatches.updates_per_env_step = 0.15",
+        ],
+        num_episodes=100,
+        num_random_steps=20_000,
+    ),
+    "halfcheetah": Task(
+        conf="sac_halfcheetah",
+        expert=None,
+        medium=[],
+        num_episodes=20,
+        num_random_steps=20_000,
+    ),
+}
+SEED = 100  # of training; results use others
+EPISODES_SEED = 10_000  # of the first episode recorded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", required=True, choices=TASKS)
+    parser.add_argument("--root", default="data")
+    arguments = parser.parse_args()
+    task, data = TASKS[arguments.task], Path(arguments.root) / arguments.task
+    runs = data / "runs"
+    random = [
+        f"Trainer.num_env_steps = {task.num_random_steps}",
+        f"ReplayBatches.capacity = {task.num_random_steps}",
+        f"ReplayBatches.warmup_env_steps = {task.num_random_steps}",
+    ]
+    kinds = {"random": random, "medium": task.medium, "expert": task.expert}
+    for name, settings in kinds.items():
+        if settings is not None and not (runs / name / "done").is_file():
+            chosen = [f"--gin_param={one}" for one in (f"Trainer.seed = {SEED}", *settings)]
+            _alfish("train", f"--gin_file={task.conf}.gin", f"--root_dir={runs / name}", *chosen)
+    episodes = [f"--num_episodes={task.num_episodes}", f"--seed={EPISODES_SEED}"]
+    _make(data / "random", "export", f"--root_dir={runs / 'random'}")
+    _make(data / "medium-replay", "export", f"--root_dir={runs / 'medium'}")
+    _make(data / "medium", "record", f"--root_dir={runs / 'medium'}", "--sample", *episodes)
+    if task.expert is not None:
+        _make(data / "expert", "record", f"--root_dir={runs / 'expert'}", *episodes)
+    for directory in sorted(data.glob("*/data_set.json")):
+        _alfish("import", f"--source=alfish:{directory.parent}")
+
+
+def _make(directory: Path, command: str, *options: str) -> None:
+    if not directory.is_dir():
+        _alfish(command, *options, f"--output={directory}")
+
+
+def _alfish(*arguments: str) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
+    subprocess.run([sys.executable, "-m", "alfish", *arguments], check=True, env=environment)
+
+
+if __name__ == "__main__":
+    main()
