@@ -9,10 +9,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from recorded import record, source
+from recorded import SPACES, record, source
 from torch import nn
 
 from alfish import nest
+from alfish.algorithms.bc import BC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import OfflineBatches, ReplayBatches
 from alfish.data import AlgStep, LossInfo
@@ -21,7 +22,7 @@ from alfish.environments.toy import Bandit, Stamped
 from alfish.errors import UsageError
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Evaluate, Summaries
-from alfish.offline import OfflineBuffer
+from alfish.offline import OfflineBuffer, open_writer
 from alfish.replay import Epochs, HindsightReplay, Prioritized, Uniform
 from alfish.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer, RewardNormalizer
@@ -535,3 +536,18 @@ def test_hindsight_and_stacks_of_frames_do_not_go_together(tmp_path):
     hindsight = functools.partial(HindsightReplay, lambda achieved, goal: achieved)
     with pytest.raises(UsageError, match="a transform looks at rows before them"):
         offline(tmp_path, Stacked, transforms=[FrameStack], batches={"hindsight": hindsight}).train()
+
+
+def test_cloning_from_minaris_file_is_cloning_from_memory_to_the_bit(tmp_path, home):
+    pytest.importorskip("minari")
+    with open_writer("minari:stamped/recorded-v0", SPACES) as writer:
+        for episode in record():
+            writer.add(episode)
+        writer.finish({})
+    sources = [source(record())], ["minari:stamped/recorded-v0"]
+    runs = []
+    for k, each in enumerate(sources):
+        runs.append(offline(tmp_path / str(k), BC, functools.partial(OfflineBuffer, each), num_updates=40))
+        runs[-1].train()
+    assert torch.equal(parameters(runs[0]), parameters(runs[1]))
+    assert parameters(runs[0]).isfinite().all()
