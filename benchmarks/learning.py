@@ -43,9 +43,9 @@ class Goal:
         return f"{self.conf}-{self.variant}" if self.variant else self.conf
 
 
-def _on(kind: str) -> dict:
-    """Trained on one of the data sets of Pendulum."""
-    return {"settings": (f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/pendulum/{kind}']",), "variant": kind}
+def _on(kind: str, task: str = "pendulum") -> dict:
+    """Trained on one of the data sets of a task."""
+    return {"settings": (f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/{task}/{kind}']",), "variant": kind}
 
 
 GOALS = [
@@ -79,6 +79,9 @@ OFFLINE = [
     Goal("iql_pendulum", (0, 1, 2), -300, True, **_on("medium-replay")),
     Goal("td3_bc_pendulum", (0, 1, 2), -300, True, **_on("medium-replay")),
     Goal("rlpd_pendulum", (0, 1, 2), -155, True, **_on("medium-replay")),
+    Goal("bc_halfcheetah", (0, 1, 2), 0, False, num_episodes=20, **_on("medium-replay", "halfcheetah")),
+    Goal("iql_halfcheetah", (0, 1, 2), 0, False, num_episodes=20, **_on("medium-replay", "halfcheetah")),
+    Goal("td3_bc_halfcheetah", (0, 1, 2), 0, False, num_episodes=20, **_on("medium-replay", "halfcheetah")),
 ]
 # What prioritized replay and longer returns are worth.
 ABLATIONS = [
