@@ -17,7 +17,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.offline.episode import ends
-from alfish.offline.sources.run import in_its_own_units
+from alfish.offline.spaces import in_its_own_units
 from alfish.specs import ActionUnits
 from alfish.transforms import Transforms
 from alfish.unrollers.actor import as_array, in_eval_mode

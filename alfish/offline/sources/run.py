@@ -7,17 +7,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from gymnasium import spaces
 
 from alfish import nest
 from alfish.checkpoint import Checkpoints
 from alfish.data import StepType
 from alfish.errors import UsageError
-from alfish.nest import Nest
 from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import existing_directory
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.spaces import NO_SPACES, Spaces, in_its_own_units
 from alfish.replay import RingBuffer
 from alfish.specs import ActionUnits
 
@@ -70,14 +68,3 @@ class RunSource(EpisodeSource):
             assert self.spaces.action is not None
             actions = ActionUnits(self.spaces.action).stretch(executed)
             yield from rows.episodes(str(column), step.step_type, step.reward, step.discount, observation, actions)
-
-
-def in_its_own_units(values: Nest, space: spaces.Space | None) -> Nest:
-    """Where the stream counts from 0, the space's own start."""
-    if isinstance(space, spaces.Dict):
-        return {key: in_its_own_units(values[key], child) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(in_its_own_units(value, child) for value, child in zip(values, space.spaces))
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return values + space.start
-    return values
