@@ -6,7 +6,10 @@ import pytest
 
 from alfish.__main__ import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # where torch's compiler is imported
+]
 
 
 def trained_return(tmp_path, capsys, gin_file: str, seed: int, num_episodes: int = 20, changes=()) -> float:
