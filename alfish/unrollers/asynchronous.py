@@ -128,9 +128,9 @@ class AsyncUnroller(Unroller):
             raise UsageError(
                 "Workers.on_failure = 'shrink' takes AsyncUnroller.mode = 'free': lockstep waits for each worker"
             )
-        self._given_envs, self._own_envs = envs_per_worker, envs_per_worker or environment.num_envs
-        self.num_envs = num_workers * self._own_envs
-        self.num_columns = self._segments_per_unroll * self._own_envs if self._on_policy else self.num_envs
+        self._given_envs, self._envs_per_worker = envs_per_worker, envs_per_worker or environment.num_envs
+        self.num_envs = num_workers * self._envs_per_worker
+        self.num_columns = self._segments_per_unroll * self._envs_per_worker if self._on_policy else self.num_envs
         self._given_length = unroll_length
         self._max_length, self._max_lag = max_unroll_length, max_policy_lag
         self._update_period, self._interval, self._stagger = parameter_update_period, worker_step_interval, stagger
@@ -139,8 +139,8 @@ class AsyncUnroller(Unroller):
         self._first_generation = 0
         self._running = self._closed = False
         self._at_random = False
-        self._own_slots = [list(range(i * slots, (i + 1) * slots)) for i in range(num_workers)]
-        self._free = [list(own) for own in self._own_slots]
+        self._slots_of = [list(range(i * slots, (i + 1) * slots)) for i in range(num_workers)]  # by worker index
+        self._free = [list(own) for own in self._slots_of]
         self._ready: list[Segment] = []
         self._in_use: list[Segment] = []
         self._next_sequence = [0] * num_workers  # `Segment.sequence` that is to come from each worker
@@ -229,10 +229,10 @@ class AsyncUnroller(Unroller):
         self._workers.log = self.log
         ragged = self.environment.ragged
         self.environment.close()
-        example = example_row(self.environment, self._algorithm, self._transforms, self._own_envs)
+        example = example_row(self.environment, self._algorithm, self._transforms, self._envs_per_worker)
         num_rows = self._length + (1 if self._on_policy or ragged else 0)
         self._forms = slot_forms(example, num_rows, 2 * self._length + 3 if ragged else self._length + 1)
-        self._num_slots = sum(map(len, self._own_slots))
+        self._num_slots = sum(map(len, self._slots_of))
         self._slots = Slots(self._forms, self._num_slots, nest.flatten(example)[1])
         self._board = WeightBoard(state_tensors(self._algorithm, self._transforms))
         self._board.publish(self.policy_version)
@@ -240,8 +240,8 @@ class AsyncUnroller(Unroller):
         self._workers.start(self._setup, [*self._board.fds, self._slots.fd])
 
     def _setup(self, worker: Worker, fds: dict[str, int], cpu: int | None) -> Setup:
-        first = worker.index * self._own_envs
-        columns = range(first, first + self._own_envs)
+        first = worker.index * self._envs_per_worker
+        columns = range(first, first + self._envs_per_worker)
         # Neither the trainer's seed, nor that of another worker, or of an earlier generation.
         key = (1, worker.index, self._first_generation + worker.generation)
         header, board = self._board.fds
@@ -270,10 +270,10 @@ class AsyncUnroller(Unroller):
     def _grant(self) -> None:
         """Gives workers what they may fill now: all free slots, in lockstep one each."""
         for worker in self._workers.all:
-            free, own = self._free[worker.index], self._own_slots[worker.index]
+            free, num_slots = self._free[worker.index], len(self._slots_of[worker.index])
             in_use = sum(segment.worker_index == worker.index for segment in self._in_use)
             while worker.started and worker.alive and free:
-                if self._lockstep and len(free) + in_use < len(own):
+                if self._lockstep and len(free) + in_use < num_slots:
                     break  # it has a slot to fill, or has filled one that nobody has taken yet
                 publication = self._board.newest if self._lockstep else None
                 try:
@@ -319,10 +319,11 @@ class AsyncUnroller(Unroller):
 
     def _mask_old(self, experience: Experience, segments: list[Segment]) -> None:
         """Leaves nothing to train on of segments that are older than `max_policy_lag`."""
+        num_envs = self._envs_per_worker
         for i, segment in enumerate(segments):
             if self._max_lag is not None and self.policy_version - segment.version > self._max_lag:
-                experience.time_step.step_type[:, i * self._own_envs : (i + 1) * self._own_envs] = StepType.PAD
-                self._stats.masked(self._length * self._own_envs)
+                experience.time_step.step_type[:, i * num_envs : (i + 1) * num_envs] = StepType.PAD
+                self._stats.masked(self._length * num_envs)
 
     # Hearing workers.
 
@@ -353,10 +354,10 @@ class AsyncUnroller(Unroller):
         elif isinstance(message, EnvironmentReplaced):
             self._count_error(message)
         elif isinstance(message, Started):
-            if message.num_envs != self._own_envs:
+            if message.num_envs != self._envs_per_worker:
                 raise UsageError(
-                    f"the environment factory made {message.num_envs} environments in a worker, and {self._own_envs} "
-                    "here; it must always make the same number, or take the keyword num_envs "
+                    f"the environment factory made {message.num_envs} environments in a worker, and "
+                    f"{self._envs_per_worker} here; it must always make the same number, or take the keyword num_envs "
                     "(AsyncUnroller.envs_per_worker)"
                 )
         elif isinstance(message, Died):
@@ -375,9 +376,9 @@ class AsyncUnroller(Unroller):
     def _bury(self, worker: Worker) -> None:
         """Takes back the slots that a dead worker has not filled."""
         kept = {segment.slot for segment in (*self._ready, *self._in_use)}
-        self._free[worker.index] = [slot for slot in self._own_slots[worker.index] if slot not in kept]
+        self._free[worker.index] = [slot for slot in self._slots_of[worker.index] if slot not in kept]
         self._next_sequence[worker.index] = 0
-        num_left, slots = self._workers.num_left, len(self._own_slots[worker.index])
+        num_left, slots = self._workers.num_left, len(self._slots_of[worker.index])
         if self._on_policy and num_left * slots < self._segments_per_unroll:
             raise RunError(
                 f"{num_left} workers of {slots} slots are left, and an iteration takes "

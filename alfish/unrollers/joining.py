@@ -20,15 +20,15 @@ def side_by_side(parts: list[Experience]) -> Experience:
     if len(parts) == 1:
         return parts[0]
     rows, starts = zip(*map(_taken_apart, parts))
-    return _experience(
-        nest.map(lambda *leaves: torch.cat(leaves, dim=1), *rows), nest.map(lambda *leaves: torch.cat(leaves), *starts)
-    )
+    joined = nest.map(lambda *leaves: torch.cat(leaves, dim=1), *rows)
+    return _experience(joined, nest.map(lambda *leaves: torch.cat(leaves), *starts))
 
 
 def one_after_another(parts: list[Experience]) -> Experience:
     """A copy of parts `[T, B, ...]` as one `[T + T + ..., B, ...]`, whose PAD rows are all at the ends of columns."""
     rows, starts = zip(*map(_taken_apart, parts))
-    return _closed_up(_experience(nest.map(lambda *leaves: torch.cat(leaves), *rows), nest.map(torch.clone, starts[0])))
+    joined = nest.map(lambda *leaves: torch.cat(leaves), *rows)
+    return _closed_up(_experience(joined, nest.map(torch.clone, starts[0])))
 
 
 def in_columns(parts: list[list[Experience]]) -> Experience:

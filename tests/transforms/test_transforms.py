@@ -11,7 +11,7 @@ from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.transforms import ObservationNormalizer, RewardClip, RewardNormalizer, RewardScale, Transforms
-from alfish.transforms.normalizers import RunningMoments
+from alfish.transforms.normalizers import RunningMoments, _turns
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -225,6 +225,14 @@ class TestRewardNormalizer:
         normalizer.observe(absent._replace(env_id=torch.tensor([[1, 0, 2, 0, 4]] * 2)))
         assert normalizer._return.tolist() == [5, 2.25, 2, 0, 0]
         assert normalizer._moments.count == 9
+
+    def test_columns_of_an_environment_are_gone_through_in_turn(self):
+        env_id = torch.tensor([1, 0, 1, 2, 0, 1])
+        turns = _turns(env_id, torch.ones(6, dtype=torch.bool))
+        assert [columns.tolist() for columns in turns] == [[0, 1, 3], [2, 4], [5]]
+        turns = _turns(env_id, torch.tensor([True, False, True, True, True, False]))
+        assert [columns.tolist() for columns in turns] == [[0, 3, 4], [2]]
+        assert _turns(env_id, torch.zeros(6, dtype=torch.bool)) == []
 
     @pytest.mark.parametrize("garbage", [1e6, math.nan])
     def test_rewards_of_first_and_padding_rows_are_never_read(self, garbage):

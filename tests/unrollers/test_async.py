@@ -514,6 +514,15 @@ def test_a_worker_that_is_killed_is_replaced_and_no_row_is_doubled(made, mode):
     assert any("SIGKILL" in text for text in LOG)
 
 
+def test_of_a_dead_workers_slots_those_that_it_filled_stay_taken(made):
+    unroller = made(algorithm=SeeingOffPolicy, num_workers=2, slots=4)
+    unroller._free[0] = [3]
+    unroller._ready.append(filled(0, 2, version=0))
+    unroller._in_use.append(filled(0, 1, version=0))
+    unroller._hear(unroller._workers.all[0], Died())
+    assert unroller._free == [[0, 3], [4, 5, 6, 7]]
+
+
 def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
     unroller = unroller_of(algorithm=SeeingOffPolicy, unroll_length=5)
     ring = RingBuffer(400, 2)
@@ -995,7 +1004,7 @@ def test_first_episodes_can_be_staggered(made):
     environment = functools.partial(make_environment, functools.partial(OneState, length=50), num_envs=4)
     algorithm = worker_parts.SeeingOffPolicy
     unroller = made(environment, algorithm, unroll_length=48, stagger=40)
-    types = unroller.unroll().time_step.step_type
+    types = unroller.unroll().time_step.step_type[:48]  # a slow machine may have more segments ready
     ends = [(types[:, b] == LAST).nonzero().flatten().tolist() for b in range(4)]
     assert ends == [[], [10], [20], [30]]
     (worker,) = unroller._workers.all
