@@ -74,7 +74,7 @@ class LossInfo(NamedTuple):
     loss: torch.Tensor | dict[str, torch.Tensor]  # [T', N] a parameter group; a bare tensor where there is one group
     scalar: dict[str, torch.Tensor] | None = None  # a parameter group's additional 0-d loss
     extra: dict[str, torch.Tensor] | None = None  # for summaries: [T', N] (averaged over trained rows) or 0-d
-    priority: torch.Tensor | None = None  # [N], what prioritized replay should remember
+    priority: torch.Tensor | None = None  # [T', N], how much a row deserves to be drawn again: |TD error|
     stop: torch.Tensor | None = None  # 0-d bool: skip this update and the rest of the iteration
 
 

@@ -17,6 +17,10 @@ from alfish.errors import UsageError
 from alfish.losses import masked_mean
 from alfish.optimizers import Optimizer
 
+# Of the priority of a window with memory, the part that is its largest row's; the rest is the mean's (Kapturowski et
+# al., 2019, section 2.3).
+LARGEST_SHARE = 0.9
+
 
 class Record(NamedTuple):
     """What summaries need of one update, still on the device."""
@@ -97,15 +101,22 @@ class Updates:
         return self._reduce(loss_info, batch), loss_info
 
     def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:
-        """`[N]` for the replay that weighed the batch; None where it did not, or the algorithm has none."""
+        """`[N]`, of windows, for the replay that weighed the batch: that of the row a window starts with or, where
+        memory replays it whole, of all its rows that train. None where replay did not, or the algorithm has none."""
         if batch.weight is None or loss_info.priority is None:
             return None
-        if loss_info.priority.shape != batch.weight.shape:
+        rows = loss_info.priority.detach()
+        mask = batch.mask[: len(rows)] if rows.ndim else batch.mask
+        if rows.shape != mask.shape:
             raise UsageError(
-                f"LossInfo.priority of {type(self.algorithm).__name__} has shape {tuple(loss_info.priority.shape)}; it "
-                f"must be one number for each of the {len(batch.weight)} windows"
+                f"LossInfo.priority of {type(self.algorithm).__name__} has shape {tuple(rows.shape)}; it must be one "
+                f"number for each row of {tuple(mask.shape)}"
             )
-        return loss_info.priority.detach()
+        if not self.algorithm.replays_state:
+            return rows[0]
+        rows = torch.where(mask, rows, 0)
+        mean = rows.sum(0) / mask.sum(0).clamp(min=1)
+        return LARGEST_SHARE * rows.amax(0) + (1 - LARGEST_SHARE) * mean
 
     def measure(self, losses: dict[str, torch.Tensor], parameters: Mapping[str, list[Any]]) -> Measured:
         """Gradients of each group's loss by the group's `parameters`."""

@@ -10,6 +10,7 @@ from alfish import specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk, take
 from alfish.data import AlgStep, Batch, Experience, LossInfo, TimeStep
+from alfish.errors import UsageError
 from alfish.optimizers import Adam
 from alfish.updates import Updates, extra_sums
 
@@ -100,3 +101,38 @@ def test_nothing_is_summed_up_where_no_summary_is_wanted():
     updates = Updates(Distance(), Adam, max_grad_norm=None)
     record = updates(Chunk(batch_of(torch.ones(2, 3)), None), None, {"all": 0.1}, summarize=False)
     assert record.extra == {} and record.groups == ["all"] and record.total.shape == (2,)
+
+
+class TestPriority:
+    PRIORITY = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
+    WEIGHT = torch.ones(3)
+
+    def of_windows(self, priority, replays_state, weight=WEIGHT):
+        algorithm = Distance()
+        algorithm.replays_state = replays_state
+        updates = Updates(algorithm, Adam, max_grad_norm=None)
+        batch = batch_of(torch.zeros(2, 3))._replace(weight=weight)
+        return updates.priority(LossInfo(torch.zeros(2, 3), priority=priority), batch)
+
+    def test_without_memory_it_is_that_of_the_first_row(self):
+        assert self.of_windows(self.PRIORITY, False).tolist() == [1, 2, 4]
+
+    def test_with_memory_the_largest_and_the_mean_of_rows_that_train_are_mixed(self):
+        expected = [0.9 * 1 + 0.1 * 1, 0.9 * 16 + 0.1 * 16, 0.9 * 32 + 0.1 * 18]
+        assert self.of_windows(self.PRIORITY, True).tolist() == pytest.approx(expected)
+
+    @pytest.mark.parametrize("poison", [math.nan, math.inf])
+    def test_with_memory_rows_that_do_not_train_may_be_anything(self, poison):
+        found = self.of_windows(torch.where(MASK, self.PRIORITY, poison), True)
+        assert found.tolist() == pytest.approx([1, 16, 0.9 * 32 + 0.1 * 18])
+
+    def test_of_fewer_rows_the_masks_first_ones_count(self):
+        assert self.of_windows(self.PRIORITY[:1], True).tolist() == [1, 0, 4]
+
+    def test_nobody_asks_where_windows_were_not_weighed(self):
+        assert self.of_windows(self.PRIORITY, False, weight=None) is None
+
+    @pytest.mark.parametrize("wrong", [torch.ones(3), torch.ones(()), torch.ones(2, 2)])
+    def test_another_shape_is_refused(self, wrong):
+        with pytest.raises(UsageError, match="priority of Distance has shape .* one number for each row of"):
+            self.of_windows(wrong, False)

@@ -147,8 +147,8 @@ class DQN(RLAlgorithm):
             target = corrections.bounded_below(target, experience.return_to_go)
         error = target[: info.q.shape[0]] - info.q
         loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
-        extra = {"q": info.q.detach(), "td_error": error.detach().abs()}
-        return LossInfo(loss, extra=extra, priority=None if self.replays_state else error.detach().abs()[0])
+        td_error = error.detach().abs()
+        return LossInfo(loss, extra={"q": info.q.detach(), "td_error": td_error}, priority=td_error)
 
     def after_update(self) -> None:
         self.target.follow(self.q_network)

@@ -168,7 +168,7 @@ class IQL(RLAlgorithm):
             "weight": weight,
             "log_prob": info.log_prob.detach(),
         }
-        return LossInfo(loss, extra=extra, priority=error.detach().abs().mean(0)[0])
+        return LossInfo(loss, extra=extra, priority=extra["td_error"])
 
     def after_update(self) -> None:
         self.target_critic.follow(self.critic)

@@ -276,8 +276,7 @@ class SAC(RLAlgorithm):
         loss = {"critic": losses.squared(error).sum(0), "actor": actor_loss, "alpha": alpha_loss}
         if not any(p.requires_grad for p in self.log_alpha.values()):
             del loss["alpha"]
-        priority = None if self.replays_state else error.detach().abs().mean(0)[0]
-        return LossInfo(loss, extra=extra, priority=priority)
+        return LossInfo(loss, extra=extra, priority=extra["td_error"])
 
     def after_update(self) -> None:
         self.target_critic.follow(self.critic)

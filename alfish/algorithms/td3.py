@@ -169,8 +169,8 @@ class DDPG(RLAlgorithm):
         loss = {"critic": losses.squared(error).sum(0)}
         if info.policy_q is not None and info.policy_action is not None:
             loss["actor"] = self.actor_loss(info.policy_q, info.policy_action, info.action)
-        extra = {"q": info.q.detach().mean(0), "td_error": error.detach().abs().mean(0)}
-        return LossInfo(loss, extra=extra, priority=error.detach().abs().mean(0)[0])
+        td_error = error.detach().abs().mean(0)
+        return LossInfo(loss, extra={"q": info.q.detach().mean(0), "td_error": td_error}, priority=td_error)
 
     def after_update(self) -> None:
         self.target_actor.follow(self.actor)

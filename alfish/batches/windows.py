@@ -50,9 +50,9 @@ class Windows:
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
         self._progress, self._device = algorithm.progress, algorithm.progress.device
 
-    def draw(self, num_windows: int) -> tuple[Batch, Window]:
-        """Raw rows `[L, N]` on the algorithm's device, and where they begin."""
-        start = self.sampler.draw(num_windows, float(self._progress))
+    def draw(self, num_windows: int, num_batches: int) -> tuple[Batch, Window]:
+        """Raw rows `[L, N]` of so many minibatches together, on the algorithm's device, and where they begin."""
+        start = self.sampler.draw(num_windows, float(self._progress), num_batches)
         return self.at(start), start
 
     def at(self, start: Window) -> Batch:
@@ -113,7 +113,7 @@ class WindowBatches(Batches):
         """
         batches, starts, remember = [], [], None
         for windows, count in parts:
-            batch, start = windows.draw(num_updates * count)
+            batch, start = windows.draw(num_updates * count, num_updates)
             batches.append(batch)
             starts.append(start)
             if windows.sampler.uses_priorities:

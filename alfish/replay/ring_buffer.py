@@ -210,7 +210,9 @@ class RingBuffer:
 
     def may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
         """`[N]` bool: whether the rows at these positions of these columns (`[N]` int64 both), which must still be
-        there, may start a window: they train."""
+        there, may start a window: they train or, in a ring that keeps states, have one."""
+        if self._state_period is not None:
+            return self._state_position[position // self._state_period % self._num_slots, column] == position
         return self._startable[position % self._length, column]
 
     def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
@@ -403,8 +405,6 @@ class RingBuffer:
 
     def _holds_start(self, low: np.ndarray, high: np.ndarray) -> bool:
         """Whether a window may start at any position of `[low, high)` (`[B]` both)."""
-        if self._state_period is not None:
-            return bool(((self._state_position >= low) & (self._state_position < high)).any())
         return bool(self.may_start(*rows_between(low, high)).any())
 
     def _windows(self, column: np.ndarray, position: np.ndarray, window_length: int) -> Batch:

@@ -25,7 +25,6 @@ class Sampler(abc.ABC):
     """
 
     uses_priorities: ClassVar[bool] = False  # whether `update` must hear of what an update made of its windows
-    serves_states: ClassVar[bool] = False  # whether it draws from rings that start windows where a state is stored
     _buffer: RingBuffer  # after `bind`
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
@@ -36,27 +35,24 @@ class Sampler(abc.ABC):
           window_length: L, rows of every window.
 
         Raises:
-          UsageError: it serves a ring already, or cannot serve this one.
+          UsageError: it serves a ring already.
         """
         name = type(self).__name__
         if hasattr(self, "_buffer"):
             raise UsageError(f"{name} serves a replay already; make another {name} for this one")
-        if buffer.state_period is not None and not self.serves_states:
-            raise UsageError(
-                f"{name} starts windows at any row, and policies with memory only where a state is stored; use Uniform"
-            )
         self._buffer, self._window_length = buffer, window_length
 
     @abc.abstractmethod
-    def draw(self, num_windows: int, progress: float) -> Window:
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> Window:
         """Where some windows start.
 
         Args:
-          num_windows: N.
+          num_windows: N, of all minibatches together.
           progress: of the run, in [0, 1].
+          num_batches: how many minibatches they are cut into, one after another.
 
         Returns:
-          `[N]` each, on the ring's device. Any part of them, in a row, is a fair draw: a chunk is cut into minibatches.
+          `[N]` each, on the ring's device. Any part of them, in a row, is a fair draw.
 
         Raises:
           UsageError: no row can start a window yet.
@@ -90,8 +86,6 @@ class Uniform(Sampler):
       recent_rows: how many rows of all environments together are the newest; each has its part of them.
     """
 
-    serves_states = True
-
     def __init__(self, recent_share: float = 0.0, recent_rows: int | None = None):
         if not 0 <= recent_share <= 1:
             raise UsageError(f"Uniform.recent_share is {recent_share}; it is a share of the windows, in [0, 1]")
@@ -114,7 +108,7 @@ class Uniform(Sampler):
                 f"environments, and windows take {needed}; raise it to {needed * buffer.num_envs}"
             )
 
-    def draw(self, num_windows: int, progress: float) -> Window:
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> Window:
         if self._share == 0:
             return self._buffer.draw(num_windows, self._window_length)
         # Window k of the run is recent where the share of k + 1 windows holds one more than that of k.
@@ -151,7 +145,7 @@ class Prioritized(Sampler):
       alpha: how much priorities matter, in [0, 1]: a number, or a schedule of progress. All p^alpha are made anew where
         alpha has moved by 0.01 or more, and in between it stands still.
       beta: how much of the bias is made up for, in [0, 1]: 1 is all; a number, or a schedule of progress.
-      normalize: divide a draw's weights by their largest, so that they only ever shrink a step.
+      normalize: divide a minibatch's weights by their largest, so that they only ever shrink a step.
       epsilon: is added to every priority, so that no row is lost for good; positive.
 
     Source: Schaul et al., 2016, Prioritized Experience Replay, section 3.
@@ -183,7 +177,7 @@ class Prioritized(Sampler):
         # Positions of each column that the last draw could start at, as far as `RingBuffer.start_range` goes.
         self._low, self._high = np.zeros(buffer.num_envs, np.int64), np.zeros(buffer.num_envs, np.int64)
 
-    def draw(self, num_windows: int, progress: float) -> Window:
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> Window:
         beta = self._share("beta", self._beta_schedule, progress)
         alpha = self._share("alpha", self._alpha_schedule, progress)
         if abs(alpha - self._alpha) >= ALPHA_STEP:
@@ -199,7 +193,8 @@ class Prioritized(Sampler):
         position = low + (row - low) % self._buffer.length
         weight = (self._tree.weights(leaf) * (self._count / self._tree.total)) ** -beta
         if self._normalize:
-            weight /= weight.max()
+            of_batches = weight.reshape(num_batches, -1)  # a view
+            of_batches /= of_batches.max(1, keepdims=True)
         window = column, position, weight.astype(np.float32)
         return Window(*(torch.from_numpy(leaf).to(self._buffer.device) for leaf in window))
 
@@ -330,7 +325,7 @@ class Epochs(Sampler):
         super().bind(buffer, window_length)
         self._column = self._position = np.zeros(0, np.int64)  # what is left of the pass
 
-    def draw(self, num_windows: int, progress: float) -> Window:
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> Window:
         low, count = self._buffer.start_range(self._window_length)
         columns, positions, missing = [], [], num_windows
         while missing:

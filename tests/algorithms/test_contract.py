@@ -261,7 +261,7 @@ def test_windows_give_a_loss_for_each_row_that_the_mask_speaks_of(name, kind, le
             assert value.shape in ((num_rows, 8), ()), key
             assert not value.requires_grad, key
         if loss_info.priority is not None:
-            assert loss_info.priority.shape == (8,) and not loss_info.priority.requires_grad
+            assert loss_info.priority.shape == (num_rows, 8) and not loss_info.priority.requires_grad
         algorithm.after_update()
 
 

@@ -65,7 +65,7 @@ def learn(dqn, experience):
 
 def one_step_target(dqn, experience):
     """With every online value of row 0 at zero, the error is the target."""
-    return float(learn(dqn, experience).priority[0])
+    return float(learn(dqn, experience).priority)
 
 
 # Targets.
@@ -188,7 +188,7 @@ def test_only_row_0_trains_and_only_the_action_that_was_taken():
     dqn = make(ONLINE, TARGET, huber_delta=None)
     rows = window([1, 2, 3], [FIRST, MID, MID], [JUNK, 1.0, 1.0], action=2)
     info = learn(dqn, rows)
-    assert info.loss.shape == (1, 1) and info.priority.shape == (1,)
+    assert info.loss.shape == (1, 1) and info.priority.shape == (1, 1)
     error = (1 + 0.5 * 1 + 0.25 * 3) - 2.0
     assert float(info.loss.detach()) == 0.5 * error**2
     info.loss.sum().backward()

@@ -116,7 +116,7 @@ def test_the_three_losses_by_hand(name, step_type, discount):
     for group, loss in expected.items():
         assert found.loss[group].shape == (1, 6)
         torch.testing.assert_close(found.loss[group].detach()[0], loss, msg=group)
-    torch.testing.assert_close(found.priority, (target - q).abs().mean(0))
+    torch.testing.assert_close(found.priority[0], (target - q).abs().mean(0))
 
 
 def test_longer_windows_give_n_step_targets():

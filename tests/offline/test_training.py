@@ -82,7 +82,7 @@ class Regressor(RLAlgorithm):
     def calc_loss(self, experience, info):
         step = experience.time_step
         errors = [(value - step.reward[1:2]).square() for value in info]
-        return LossInfo(dict(zip(("weighed", "not"), errors)), priority=step.observation[0, :, 2] + 1)
+        return LossInfo(dict(zip(("weighed", "not"), errors)), priority=step.observation[:1, :, 2] + 1)
 
 
 def data(episodes=None, **options):
@@ -454,7 +454,7 @@ class Recording(Uniform):
         super().__init__()
         self.updates = []
 
-    def draw(self, num_windows, progress):
+    def draw(self, num_windows, progress, num_batches=1):
         start = super().draw(num_windows, progress)
         return start._replace(weight=1.0 + start.position % 3)
 
@@ -500,11 +500,21 @@ def test_weights_multiply_the_losses_that_the_algorithm_names(tmp_path):
     assert not torch.allclose(losses["weighed"], plain["weighed"]) and torch.equal(losses["not"], plain["not"])
 
 
+@pytest.mark.parametrize("size", [1, 5])
+def test_weights_are_normalized_in_each_minibatch_however_many_a_chunk_has(tmp_path, size):
+    trainer = offline(tmp_path, batches={"sampler": Prioritized, "updates_per_iteration": size})
+    trainer.train()
+    [chunk] = trainer.batches.chunks(20)
+    weights = chunk.batch.weight[None] if chunk.index is None else chunk.batch.weight[chunk.index]
+    assert weights.shape == (size, 4) and weights.unique().numel() > size
+    assert (weights.amax(1) == 1).all()
+
+
 def test_an_update_that_was_skipped_leaves_priorities_as_they_were(tmp_path):
     class Broken(Regressor):
         def calc_loss(self, experience, info):
             loss_info = super().calc_loss(experience, info)
-            bad = experience.time_step.observation[0, :, 2] == 2
+            bad = experience.time_step.observation[:1, :, 2] == 2
             return loss_info._replace(priority=torch.where(bad, torch.nan, loss_info.priority))
 
     trainer = offline(tmp_path, Broken, batches={"sampler": Recording}, num_updates=60)
@@ -526,9 +536,9 @@ def test_a_priority_of_another_shape_is_named(tmp_path):
     class Wrong(Regressor):
         def calc_loss(self, experience, info):
             loss_info = super().calc_loss(experience, info)
-            return loss_info._replace(priority=loss_info.priority[:1])
+            return loss_info._replace(priority=loss_info.priority[0])
 
-    with pytest.raises(UsageError, match=r"priority of Wrong has shape \(1,\)"):
+    with pytest.raises(UsageError, match=r"priority of Wrong has shape \(4,\); it must be one number for each row of"):
         offline(tmp_path, Wrong, batches={"sampler": Prioritized}).train()
 
 

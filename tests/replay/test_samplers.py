@@ -23,7 +23,8 @@ class Recording:
 
     def __init__(self, num_envs=1, length=40, num_ignored=0, seed=0, state_period=None):
         self.make = lambda: RingBuffer(num_envs * length, num_envs, "cpu", None, num_ignored, state_period)
-        self.ring, self.length, self.num_ignored = self.make(), length, num_ignored
+        self.ring, self.length, self.num_ignored, self.state_period = self.make(), length, num_ignored, state_period
+        self.states = [[] for _ in range(num_envs)]  # positions where one is kept, of each column
         self.history, self.cleared_at = [[] for _ in range(num_envs)], [0] * num_envs
         self.rng = np.random.default_rng(seed)
 
@@ -33,6 +34,10 @@ class Recording:
         step_type = np.full((max(counts), len(counts)), PAD, np.int32)
         state = torch.tensor([len(rows) for rows in self.history]).float()
         for column, count in enumerate(counts):
+            if self.state_period is not None and count:
+                here, kept = len(self.history[column]), [p for p in self.states[column] if p >= self.cleared_at[column]]
+                if not kept or kept[-1] // self.state_period != here // self.state_period:
+                    self.states[column].append(here)
             for t in range(count):
                 step_type[t, column] = self._next(self.history[column])
         self.ring.push(experience_of(torch.from_numpy(step_type))._replace(state=state))
@@ -42,14 +47,15 @@ class Recording:
         self.cleared_at = [len(rows) for rows in self.history]
 
     def starts(self, window_length, newest=None):
-        """Every (column, position) that may start a window, worked out from the rows themselves."""
+        """Every (column, position) that may start a window, worked out from what was pushed."""
         found = []
         for column, rows in enumerate(self.history):
             oldest = max(len(rows) - self.length, self.cleared_at[column])
             low = oldest + (self.num_ignored if oldest else 0)
             low = low if newest is None else max(low, len(rows) - newest)
             for position in range(low, len(rows) - window_length + 1):
-                if rows[position] in (FIRST, MID) and rows[position + 1] in (MID, LAST):
+                trains = rows[position] in (FIRST, MID) and rows[position + 1] in (MID, LAST)
+                if trains if self.state_period is None else position in self.states[column]:
                     found.append((column, position))
         return found
 
@@ -159,16 +165,28 @@ def test_only_samplers_that_use_priorities_take_them(make):
             sampler.update(window, torch.ones(5))
 
 
-def test_only_uniform_serves_rings_that_keep_states(make):
-    recording = Recording(2, state_period=4)
-    for _ in range(9):
-        recording.push(4)
-    if isinstance(make(), Uniform):
-        sampler = bound(make(), recording.ring)
-        assert all(position % 4 == 0 for _, position in pairs(sampler.draw(60, 0.0)))
-    else:
-        with pytest.raises(UsageError, match="policies with memory only where a state is stored; use Uniform"):
-            make().bind(recording.ring, 2)
+@pytest.mark.parametrize("num_ignored", [0, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_windows_of_rings_that_keep_states_start_where_one_is_stored(make, seed, num_ignored):
+    torch.manual_seed(seed)
+    recording = Recording(3, 60, num_ignored, seed, state_period=3)
+    sampler = bound(make(), recording.ring, 5)
+    for i in range(60):
+        counts = recording.rng.integers(0, 6, 3)
+        counts[i % 3] = 4
+        recording.push(*counts.tolist())
+        if i == 35:
+            recording.clear()
+        expected = set(recording.starts(5))
+        if expected and i % 5 == 0:
+            window = sampler.draw(200, 0.0)
+            assert set(pairs(window)) <= expected
+            if sampler.uses_priorities:
+                sampler.update(window, torch.ones(200))
+            recording.ring.windows(window, 5)
+            recording.ring.check_valid()
+            sampler.check_valid()
+    assert set(pairs(sampler.draw(1000, 0.0))) == set(recording.starts(5))
 
 
 @pytest.mark.parametrize("num_ignored", [0, 3])
@@ -365,16 +383,18 @@ def test_at_beta_1_the_weighted_mean_is_that_of_all_rows():
     assert window.weight.mean() == pytest.approx(1, abs=0.02)
 
 
-def test_normalized_weights_are_divided_by_the_largest_of_the_draw():
+@pytest.mark.parametrize("num_batches", [1, 4, 20])
+def test_normalized_weights_are_divided_by_the_largest_of_their_minibatch(num_batches):
     torch.manual_seed(0)
     recording = Recording(2)
     recording.push(40)
     sampler, starts, p = with_priorities(recording, beta=0.5)
-    window = sampler.draw(20, 0.0)
+    window = sampler.draw(20, 0.0, num_batches)
     p = dict(zip(starts, p))
-    share = np.array([p[start] for start in pairs(window)]) ** 0.6
-    assert window.weight.dtype == torch.float32 and window.weight.max() == 1
-    np.testing.assert_allclose(window.weight, (share / share.min()) ** -0.5, rtol=1e-5)
+    share = np.array([p[start] for start in pairs(window)]).reshape(num_batches, -1) ** 0.6
+    expected = (share / share.min(1, keepdims=True)) ** -0.5
+    assert window.weight.dtype == torch.float32
+    np.testing.assert_allclose(window.weight.reshape(num_batches, -1), expected, rtol=1e-5)
 
 
 def test_a_new_row_has_the_largest_priority_so_far_and_1_at_first():
