@@ -136,13 +136,13 @@ def run(goal: Goal, seed: int, root_dir: Path) -> None:
     row = {"seed": seed} | {name: result[name] for name in ("env_steps", "num_episodes", "mean", "ci_low", "ci_high")}
     row |= {name: result[name] for name in ("std", "min", "max")} | {"command_seconds": round(seconds, 1)}
     print(f"{goal.name} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
-    _merge(RESULTS / f"{goal.name}.csv", [row], ("seed",))
+    _merge(RESULTS / f"{goal.name}.csv", [row])
     curve = []
     for path in sorted((PROJECT / root_dir / "eval").glob("evaluation-*.csv")):
         returns = [float(episode["return"]) for episode in csv.DictReader(path.open())]
         env_steps = int(path.stem.removeprefix("evaluation-"))
         curve.append({"seed": seed, "env_steps": env_steps, "mean": float(np.mean(returns)), "episodes": len(returns)})
-    _merge(RESULTS / f"{goal.name}-curve.csv", curve, ("seed", "env_steps"))
+    _merge(RESULTS / f"{goal.name}-curve.csv", curve)
 
 
 def table(goals: list[Goal]) -> str:
@@ -167,12 +167,13 @@ def table(goals: list[Goal]) -> str:
     return "\n".join(lines)
 
 
-def _merge(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
-    """Writes `rows` into a CSV, in place of those with the same key."""
+def _merge(path: Path, rows: list[dict]) -> None:
+    """Writes a seed's rows into a CSV, in place of all that it has of this seed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = list(csv.DictReader(path.open())) if path.is_file() else []
-    by_key = {tuple(str(row[name]) for name in key): row for row in [*kept, *rows]}
-    ordered = sorted(by_key.values(), key=lambda row: tuple(int(row[name]) for name in key))
+    seeds = {str(row["seed"]) for row in rows}
+    there = list(csv.DictReader(path.open())) if path.is_file() else []
+    ordered = [*(row for row in there if row["seed"] not in seeds), *rows]
+    ordered.sort(key=lambda row: (int(row["seed"]), int(row["env_steps"])))
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
