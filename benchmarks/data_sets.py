@@ -29,15 +29,17 @@ class Task(NamedTuple):
     num_random_steps: int
 
 
+WIDE = ["MLP.layers = (256, 256)", "CriticEnsemble.layers = (256, 256)"]
 TASKS = {
     "pendulum": Task(
         conf="sac_pendulum",
-        expert=[],
+        expert=WIDE,
         # Learns seven times slower, so that replay holds all of the way from random to half good.
         medium=[
             "Trainer.num_env_steps = 16_000",
             "ReplayBatches.capacity = 16_000",
             "ReplayBatches.updates_per_env_step = 0.15",
+            *WIDE,
         ],
         num_episodes=100,
         num_random_steps=20_000,

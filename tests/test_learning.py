@@ -81,13 +81,16 @@ def test_hindsight_finds_goals_that_chance_does_not(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "dqn_bitflip.gin", 0, num_episodes=100) >= -7.5
 
 
+WIDE = ["MLP.layers = (256, 256)", "CriticEnsemble.layers = (256, 256)"]  # of who records
+
+
 def offline_return(tmp_path, capsys, gin_file: str, data) -> float:
     settings = [f"OfflineBuffer.sources = ['alfish:{data}']"]
     return trained_return(tmp_path / "offline", capsys, gin_file, 0, num_episodes=100, changes=settings)
 
 
 def test_cloning_does_what_the_recorded_policy_did(tmp_path, capsys):
-    expert = trained_return(tmp_path, capsys, "sac_pendulum.gin", 100, num_episodes=100)
+    expert = trained_return(tmp_path, capsys, "sac_pendulum.gin", 100, 100, WIDE)
     recorded = [f"--root_dir={tmp_path / 'run'}", f"--output={tmp_path / 'data'}"]
     assert main(["record", *recorded, "--num_episodes=100", "--seed=10000"]) == 0
     assert offline_return(tmp_path, capsys, "bc_pendulum.gin", tmp_path / "data") >= 1.05 * expert
@@ -96,6 +99,7 @@ def test_cloning_does_what_the_recorded_policy_did(tmp_path, capsys):
 def test_offline_learning_is_better_than_most_of_what_it_was_shown(tmp_path, capsys):
     """As `benchmarks.data_sets` makes the replay of a slow learner, whose episodes return -1200 in the mean."""
     slow = ["Trainer.num_env_steps = 16_000", "ReplayBatches.capacity = 16_000"]
-    trained_return(tmp_path, capsys, "sac_pendulum.gin", 100, 1, [*slow, "ReplayBatches.updates_per_env_step = 0.15"])
+    slow += ["ReplayBatches.updates_per_env_step = 0.15", *WIDE]
+    trained_return(tmp_path, capsys, "sac_pendulum.gin", 100, 1, slow)
     assert main(["export", f"--root_dir={tmp_path / 'run'}", f"--output={tmp_path / 'data'}"]) == 0
     assert offline_return(tmp_path, capsys, "iql_pendulum.gin", tmp_path / "data") >= -276
