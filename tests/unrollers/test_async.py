@@ -615,13 +615,14 @@ def test_or_the_run_goes_on_with_fewer_workers(made, tmp_path):
     unroller = made(algorithm=SeeingOffPolicy, num_workers=2, workers=workers)
     unroller.unroll()
     os.kill(processes(unroller)[0].pid, signal.SIGKILL)
-    for _ in range(20):
+    while len(processes(unroller)) > 1:  # whenever that is noticed
+        unroller.unroll()
+    for _ in range(5):  # the first of which may have rows that were ready
         step_type = unroller.unroll().time_step.step_type
-    assert (step_type[:, :2] == PAD).all() and (step_type[:, 2:] != PAD).all()
-    assert len(processes(unroller)) == 1 and "goes on without" in LOG[0]
+    assert (step_type[:, :2] == PAD).all() and (step_type[:, 2:] != PAD).all() and "goes on without" in LOG[0]
     os.kill(processes(unroller)[0].pid, signal.SIGKILL)
     with pytest.raises(RunError, match="death"):
-        for _ in range(20):
+        while True:
             unroller.unroll()
 
 
