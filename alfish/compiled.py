@@ -17,13 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
-
-PRECISIONS = ("float32", "bfloat16")
-# Below so many multiply-adds a product is no faster elsewhere.
-LARGE_PRODUCT = 1 << 21
-
-aten = torch.ops.aten
-PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+from alfish.products import PRECISIONS, rewrite_products
 
 
 def is_checked(count: int) -> bool:
@@ -70,8 +64,7 @@ class CompiledFunction:
         except Exception as error:
             raise NotCompilable(f"{_line_of(error)}: {_first_line(error)}") from error
         if all(leaf.device.type == "cpu" for leaf in leaves):
-            _write_out_vector_products(graph)
-            _use_fast_products(graph, precision)
+            rewrite_products(graph, precision)
         self._call = _compile(graph, leaves)
 
     def __call__(self, arguments: Nest) -> Nest:
@@ -121,93 +114,6 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor]) -> Callabl
     # What torch puts round the graph is for inputs and results that alias one another, and costs as much as a kernel
     # for each of some twenty tensors.
     return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
-
-
-def _write_out_vector_products(graph: torch.fx.GraphModule) -> None:
-    """Rewrites products whose result has one column, or whose sums have one term, for which libraries are slow.
-
-    As multiplications and sums they become part of the loops before and after them.
-    """
-    call = graph.graph.call_function
-
-    def written_out(a: torch.fx.Node, b: torch.fx.Node) -> torch.fx.Node | None:
-        inner, num_columns = b.meta["val"].shape[-2:]
-        if inner == 1:
-            return call(aten.mul.Tensor, (a, b))
-        if num_columns == 1:
-            row = call(aten.transpose.int, (b, -2, -1))
-            return call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
-        return None
-
-    _rewrite_products(graph, written_out)
-
-
-def _use_fast_products(graph: torch.fx.GraphModule, precision: str) -> None:
-    """Rewrites large float32 products."""
-    if precision == "float32" and not _onednn_multiplies():
-        return
-    call = graph.graph.call_function
-
-    def fast(a: torch.fx.Node, b: torch.fx.Node) -> torch.fx.Node | None:
-        left, right = a.meta["val"], b.meta["val"]
-        if left.dtype != torch.float32 or left.shape.numel() * right.shape[-1] < LARGE_PRODUCT:
-            return None
-        if precision == "float32":
-            return call(torch.ops.alfish.product.default, (a, b))
-        low = tuple(call(aten._to_copy.default, (x,), {"dtype": torch.bfloat16}) for x in (a, b))
-        product = call(aten.bmm.default if left.ndim == 3 else aten.mm.default, low)
-        return call(aten._to_copy.default, (product,), {"dtype": torch.float32})
-
-    _rewrite_products(graph, fast)
-
-
-def _rewrite_products(
-    graph: torch.fx.GraphModule, rewritten: Callable[[torch.fx.Node, torch.fx.Node], torch.fx.Node | None]
-) -> None:
-    """Puts `rewritten(a, b)`, where it is not None, in the place of each product of a and b; biases are added to it."""
-    for node in list(graph.graph.nodes):
-        if node.op != "call_function" or node.target not in PRODUCTS or node.kwargs:
-            continue
-        *bias, a, b = node.args
-        with graph.graph.inserting_before(node):
-            product = rewritten(a, b)
-            if product is None:
-                continue
-            for addend in bias:
-                product = graph.graph.call_function(aten.add.Tensor, (product, addend))
-        product.meta["val"] = node.meta["val"]
-        node.replace_all_uses_with(product)
-        graph.graph.erase_node(node)
-    graph.recompile()
-
-
-# `torch.matmul` in float32 through oneDNN, which takes half the time of MKL's for matrices of some hundred rows.
-_LIBRARY = torch.library.Library("alfish", "FRAGMENT")
-_LIBRARY.define("product(Tensor a, Tensor b) -> Tensor")
-
-
-@torch.library.impl(_LIBRARY, "product", "CPU")
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    multiply = torch.ops.mkldnn._linear_pointwise.default
-    if a.ndim == 2:
-        return multiply(a, b.t(), None, "none", [], "")
-    return torch.stack([multiply(x, y.t(), None, "none", [], "") for x, y in zip(a, b)])
-
-
-@torch.library.register_fake("alfish::product", lib=_LIBRARY)
-def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.new_empty(*a.shape[:-1], b.shape[-1])
-
-
-def _onednn_multiplies() -> bool:
-    """Whether this build has oneDNN's product, which is no public operation, and it is right."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    try:
-        a, b = torch.arange(12.0).reshape(3, 4), torch.arange(8.0).reshape(4, 2)
-        return torch.equal(torch.ops.alfish.product(a, b), a @ b)
-    except (AttributeError, RuntimeError):
-        return False
 
 
 def _line_of(error: BaseException) -> str:

@@ -17,11 +17,12 @@ from absl import logging
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk
 from alfish.checkpoint import rng_state, set_rng_state
-from alfish.compiled import PRECISIONS, NotCompilable
+from alfish.compiled import NotCompilable
 from alfish.compiled_updates import CompiledUpdates
 from alfish.data import Batch
 from alfish.errors import RunError, UsageError
 from alfish.optimizers import Adam, Optimizer
+from alfish.products import PRECISIONS
 from alfish.schedules import Schedule, as_schedule
 from alfish.updates import Record, Updates, extra_sums
 

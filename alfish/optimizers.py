@@ -90,21 +90,21 @@ class Adam(_Flat):
     def coefficients(self, learning_rate: float) -> list[float]:
         # Bias corrections on the host: powers of a 0-d tensor are slow, and lose digits in compiled code.
         size, root = (1 - beta ** (self._num_steps + 1) for beta in self._betas)
-        return [learning_rate / size, math.sqrt(root), learning_rate * self._weight_decay]
+        return [learning_rate / size, 1 / math.sqrt(root), learning_rate * self._weight_decay]
 
     def count(self) -> None:
         self._num_steps += 1
 
     def apply(self, parameters, gradients, tensors, coefficients, keep):
-        size, root, decay = coefficients
+        size, inverse_root, decay = coefficients
         first_rate, second_rate = (1 - beta if keep is None else (1 - beta) * keep for beta in self._betas)
         for p, gradient, m, v in zip(parameters, gradients, tensors, tensors[len(parameters) :]):
             gradient = _silenced(gradient, keep)
-            m.lerp_(gradient, first_rate)
-            v.lerp_(gradient.square_(), second_rate)
+            _approach(m, gradient, first_rate)
+            _approach(v, gradient.square_(), second_rate)
             if self._weight_decay:
                 p.mul_(1 - decay * (1 if keep is None else keep))
-            denominator = v.sqrt().div_(root).add_(self._eps)
+            denominator = v.sqrt().mul_(inverse_root).add_(self._eps)
             if keep is None:
                 p.addcdiv_(m, denominator, value=-size)
             else:
@@ -144,7 +144,7 @@ class RMSprop(_Flat):
         rate = (1 - self._decay) if keep is None else (1 - self._decay) * keep
         for p, gradient, v in zip(parameters, gradients, tensors):
             gradient = _silenced(gradient, keep)
-            v.lerp_(gradient.square(), rate)
+            _approach(v, gradient.square(), rate)
             if keep is None:
                 p.addcdiv_(gradient, v.sqrt().add_(self._eps), value=-coefficients[0])
             else:
@@ -188,6 +188,14 @@ def _silenced(gradient: torch.Tensor | None, keep: torch.Tensor | None) -> torch
     """The gradient, or zeros where `keep` is 0: a rate of 0 alone does not silence a nan."""
     assert gradient is not None
     return gradient if keep is None else torch.where(keep > 0, gradient, 0)
+
+
+def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:
+    """`average.lerp_(value, rate)`. Where the rate is a tensor, torch's is two formulas, and a graph does both."""
+    if isinstance(rate, torch.Tensor):
+        average.add_((value - average) * rate)
+    else:
+        average.lerp_(value, rate)
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import compiled, nest, specs
+from alfish import compiled, nest, products, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
@@ -780,97 +780,13 @@ def test_summaries_are_made_where_they_are_wanted(interpreted, summarize):
     assert_close(*runs)
 
 
-# Products.
-
-
-def large(size=128):
-    torch.manual_seed(0)
-    return torch.randn(size, size), torch.randn(size, size), torch.randn(size)
-
-
-def graph_of(function, arguments, precision):
-    """The operations of the graph that is compiled."""
-    targets, compile_ = [], compiled._compile
-
-    def spy(graph, leaves):
-        targets.extend(str(node.target) for node in graph.graph.nodes)
-        return lambda leaves: graph(*leaves)
-
-    compiled._compile = spy
-    try:
-        return targets, CompiledFunction(function, arguments, precision)
-    finally:
-        compiled._compile = compile_
-
-
-PRODUCTS = {
-    "mm": lambda a, b, bias: a @ b,
-    "addmm": lambda a, b, bias: torch.addmm(bias, a, b.T),
-    "linear": lambda a, b, bias: nn.functional.linear(a, b, bias),
-    "bmm": lambda a, b, bias: torch.bmm(torch.stack([a, b]), torch.stack([b, a])),
-    "baddbmm": lambda a, b, bias: torch.baddbmm(bias, torch.stack([a, b]), torch.stack([b, a]).mT),
-}
-
-
-@pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("size", [128, 64])
-def test_large_products_are_rewritten_and_small_ones_are_not(name, size):
-    arguments = large(size)
-    assert (size**3 >= compiled.LARGE_PRODUCT) == (size == 128)
-    expected = PRODUCTS[name](*arguments)
-    for precision in ("float32", "bfloat16"):
-        targets, function = graph_of(lambda given: PRODUCTS[name](*given), arguments, precision)
-        found = function(arguments)
-        assert found.dtype == torch.float32
-        error = ((found - expected).abs().max() / expected.abs().max()).item()
-        low = [target for target in targets if "_to_copy" in target]
-        own = [target for target in targets if "alfish.product" in target]
-        if size == 64:
-            assert not low and not own and error == 0
-        elif precision == "float32":
-            assert not low and error < 1e-5
-            assert bool(own) == compiled._onednn_multiplies()
-        else:
-            assert len(low) == 3 and not own and 1e-4 < error < 2e-2
-
-
-VECTORS = {  # of a [2, 5, 4], b [2, 4, 1], c [2, 1, 3] and biases
-    "a column": lambda a, b, c, bias: a[0] @ b[0],
-    "columns": lambda a, b, c, bias: a @ b,
-    "a column and a bias": lambda a, b, c, bias: torch.addmm(bias, a[0], b[0]),
-    "columns and biases": lambda a, b, c, bias: torch.baddbmm(bias[None], a, b),
-    "an outer product": lambda a, b, c, bias: b[0] @ c[0],
-    "outer products": lambda a, b, c, bias: torch.bmm(b, c),
-    "of a transpose": lambda a, b, c, bias: a[0].T @ (a[0] @ b[0]),
-}
-
-
-@pytest.mark.parametrize("name", VECTORS)
-def test_products_with_vectors_are_written_out(name):
-    arguments = torch.randn(2, 5, 4), torch.randn(2, 4, 1), torch.randn(2, 1, 3), torch.randn(1)
-    targets, function = graph_of(lambda given: VECTORS[name](*given), arguments, "float32")
-    torch.testing.assert_close(function(arguments), VECTORS[name](*arguments))
-    assert not {str(target) for target in compiled.PRODUCTS} & set(targets)
-
-
-def test_one_product_after_another_is_rewritten():
-    a, b, _ = large()
-    for precision in ("float32", "bfloat16"):
-        _, function = graph_of(lambda given: given[0] @ given[1] @ given[0], (a, b), precision)
-        assert function((a, b)).shape == a.shape
-
-
-def test_products_with_factors_and_of_float64_are_left_alone():
-    a, b, bias = large()
-    targets, _ = graph_of(lambda given: torch.addmm(given[2], given[0], given[1], beta=2), (a, b, bias), "bfloat16")
-    assert not any("_to_copy" in target for target in targets)
-    targets, _ = graph_of(lambda given: given[0] @ given[1], (a.double(), b.double()), "bfloat16")
-    assert not any("_to_copy" in target for target in targets)
+# Wide networks.
 
 
 @slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_wide_network_trains_alike(precision, caplog):
+def test_a_wide_network_trains_alike(precision, caplog, monkeypatch):
+    monkeypatch.setattr(products, "LARGE_PRODUCT", 128**3)
     iterations = [chunks_of("wide dqn", 10, 128, seed=k) for k in range(2)]
     runs = []
     for settings in ({}, {"compile": True, "precision": precision}):

@@ -1,0 +1,132 @@
+"""Products of matrices in a graph, each done by what is fastest on a CPU.
+
+- With a vector: multiplied and summed, which becomes part of the loops before and after.
+- Small in float32: `alfish/products.cpp`, which needs neither a library's preparations nor its packing.
+- Large: through oneDNN, which takes half the time of MKL on some processors; in bfloat16 if asked.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from absl import logging
+from torch.fx import GraphModule, Node
+
+PRECISIONS = ("float32", "bfloat16")
+# Multiply-adds of one product from which a library, and bfloat16, are worth their preparations.
+LARGE_PRODUCT = 1 << 23
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+# The same numbers in another order.
+REARRANGED = {aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default}
+
+_LIBRARY = torch.library.Library("alfish", "FRAGMENT")
+_LIBRARY.define("small_product(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.define("large_product(Tensor a, Tensor b) -> Tensor")
+
+
+def rewrite_products(graph: GraphModule, precision: str) -> None:
+    """Rewrites the graph's products; the results are the same to float error, or to that of the precision.
+
+    Args:
+      graph: whose nodes know their values' shapes (`meta["val"]`).
+      precision: of large products: 'float32', or 'bfloat16' with sums in float32.
+    """
+    call = graph.graph.call_function
+    low: dict[Node, Node] = {}  # values in bfloat16, each made once
+
+    def in_bfloat16(x: Node) -> Node:
+        if x not in low:
+            if x.target in REARRANGED:
+                low[x] = call(x.target, (in_bfloat16(x.args[0]), *x.args[1:]))  # type: ignore[arg-type]
+            else:
+                low[x] = call(aten._to_copy.default, (x,), {"dtype": torch.bfloat16})
+        return low[x]
+
+    def product(a: Node, b: Node) -> Node | None:
+        left, right = a.meta["val"], b.meta["val"]
+        (num_rows, inner), num_columns = left.shape[-2:], right.shape[-1]
+        if inner == 1:
+            return call(aten.mul.Tensor, (a, b))
+        if num_columns == 1:
+            row = call(aten.transpose.int, (b, -2, -1))
+            return call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
+        if left.dtype != torch.float32:
+            return None
+        if num_rows * inner * num_columns < LARGE_PRODUCT:
+            return call(torch.ops.alfish.small_product.default, (a, b)) if has_small_products() else None
+        if precision == "float32":
+            return call(torch.ops.alfish.large_product.default, (a, b)) if has_large_products() else None
+        multiply = aten.bmm.default if left.ndim == 3 else aten.mm.default
+        result = call(multiply, (in_bfloat16(a), in_bfloat16(b)))
+        return call(aten._to_copy.default, (result,), {"dtype": torch.float32})
+
+    for node in list(graph.graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target._schema.is_mutable:
+            low.clear()
+        if node.target in PRODUCTS and not node.kwargs:
+            _replace(graph, node, product)
+    graph.recompile()
+
+
+def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Node | None]) -> None:
+    """Puts `product(a, b)`, where it is not None, in the place of a product; the bias of one is added to it."""
+    *bias, a, b = node.args
+    with graph.graph.inserting_before(node):
+        result = product(a, b)  # type: ignore[arg-type]
+        if result is None:
+            return
+        for addend in bias:
+            result = graph.graph.call_function(aten.add.Tensor, (result, addend))
+    result.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(result)
+    graph.graph.erase_node(node)
+
+
+@functools.cache
+def has_small_products() -> bool:
+    """Whether `products.cpp` is compiled, and right. Torch's cache keeps what it was compiled to."""
+    from torch._inductor.codecache import CppCodeCache  # here, because it takes a second
+
+    source = Path(__file__).with_name("products.cpp").read_text()
+    try:
+        CppCodeCache.load(source)
+        return _is_right(torch.ops.alfish.small_product)
+    except (RuntimeError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        logging.warning("small products are left to torch, because products.cpp could not be compiled: %s", reason)
+        return False
+
+
+@functools.cache
+def has_large_products() -> bool:
+    """Whether this build of torch has oneDNN's product, which is no public operation, and it is right."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        return _is_right(torch.ops.alfish.large_product)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _is_right(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> bool:
+    a, b = torch.arange(7 * 5.0).reshape(7, 5), torch.arange(5 * 19.0).reshape(5, 19)
+    return torch.equal(product(a, b), a @ b)  # exact, being whole numbers
+
+
+@torch.library.impl(_LIBRARY, "large_product", "CPU")
+def _large_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    if a.ndim == 2:
+        return multiply(a, b.t(), None, "none", [], "")
+    return torch.stack([multiply(x, y.t(), None, "none", [], "") for x, y in zip(a, b)])
+
+
+@torch.library.register_fake("alfish::small_product", lib=_LIBRARY)
+@torch.library.register_fake("alfish::large_product", lib=_LIBRARY)
+def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.new_empty(*a.shape[:-1], b.shape[-1])

@@ -1,0 +1,196 @@
+"""Products in graphs: which way each is done, and that it is right.
+
+The first of these tests compiles `products.cpp`, which takes ten seconds, or one where torch's cache knows it.
+"""
+
+import itertools
+import logging
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from alfish import compiled, products
+from alfish.compiled import CompiledFunction
+
+pytestmark = [
+    # Torch's compiler, at import.
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++, which is not installed"),
+]
+SMALL, LARGE = "alfish.small_product", "alfish.large_product"
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch):
+    """Large from 128 x 128 x 128."""
+    monkeypatch.setattr(products, "LARGE_PRODUCT", 128**3)
+
+
+def graph_of(function, arguments, precision="float32"):
+    """The operations of the graph that is compiled, and the rewritten graph as a function."""
+    targets, compile_ = [], compiled._compile
+
+    def spy(graph, leaves):
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return lambda leaves: graph(*leaves)
+
+    compiled._compile = spy
+    try:
+        return targets, CompiledFunction(function, arguments, precision)
+    finally:
+        compiled._compile = compile_
+
+
+def count(targets, *names):
+    return sum(name in target for target in targets for name in names)
+
+
+def square(size=128):
+    torch.manual_seed(0)
+    return torch.randn(size, size), torch.randn(size, size), torch.randn(size)
+
+
+PRODUCTS = {
+    "mm": lambda a, b, bias: a @ b,
+    "addmm": lambda a, b, bias: torch.addmm(bias, a, b.T),
+    "linear": lambda a, b, bias: nn.functional.linear(a, b, bias),
+    "bmm": lambda a, b, bias: torch.bmm(torch.stack([a, b]), torch.stack([b, a])),
+    "baddbmm": lambda a, b, bias: torch.baddbmm(bias, torch.stack([a, b]), torch.stack([b, a]).mT),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("precision", products.PRECISIONS)
+@pytest.mark.parametrize("size", [128, 64])
+def test_a_product_is_done_by_what_suits_its_size(name, precision, size):
+    arguments = square(size)
+    expected = PRODUCTS[name](*arguments)
+    targets, function = graph_of(lambda given: PRODUCTS[name](*given), arguments, precision)
+    found = function(arguments)
+    assert found.dtype == torch.float32
+    error = ((found - expected).abs().max() / expected.abs().max()).item()
+    low = count(targets, "_to_copy")
+    assert products.has_small_products()
+    if size == 64:
+        assert count(targets, SMALL) == 1 and not low and error < 1e-5
+    elif precision == "float32":
+        assert count(targets, LARGE) == products.has_large_products() and not low and error < 1e-5
+    else:
+        assert not count(targets, SMALL, LARGE) and low == 3 and 1e-4 < error < 2e-2
+
+
+SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33, 48, 64, 67)
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)], ids=str)
+def test_small_products_are_right_in_every_shape_and_stride(transposed):
+    assert products.has_small_products()
+    torch.manual_seed(0)
+    for rows, inner, columns in itertools.product(SIZES, repeat=3):
+        a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+        a, b = (x.T.contiguous().T if turn else x for x, turn in zip((a, b), transposed))
+        found = torch.ops.alfish.small_product(a, b)
+        assert found.is_contiguous()
+        torch.testing.assert_close(found, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_small_products_of_several_matrices_and_of_parts_of_them():
+    assert products.has_small_products()
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 7, 20), torch.randn(3, 20, 30)
+    last = [x.permute(1, 2, 0).contiguous().permute(2, 0, 1) for x in (a, b)]
+    cases = {
+        "of a few rows and columns": (a[:, 1:6, 3:14], b[:, 3:14, 2:25]),
+        "one matrix for all": (a[:1].expand(3, 7, 20), b),
+        "members last": last,
+        "every other column": (a[..., ::2], b[:, ::2, ::3]),
+        "no rows": (a[:, :0], b),
+        "no inner dimension": (a[..., :0], b[:, :0]),
+    }
+    for name, (left, right) in cases.items():
+        torch.testing.assert_close(torch.ops.alfish.small_product(left, right), left @ right, msg=name)
+
+
+def test_small_products_carry_what_is_not_finite_on():
+    assert products.has_small_products()
+    a, b = torch.ones(7, 5), torch.ones(5, 19)
+    a[3, 2], b[1, 17] = torch.nan, torch.inf
+    found = torch.ops.alfish.small_product(a, b)
+    assert torch.equal(found.isnan(), (a @ b).isnan()) and torch.equal(found.isinf(), (a @ b).isinf())
+
+
+VECTORS = {  # of a [2, 5, 4], b [2, 4, 1], c [2, 1, 3] and biases
+    "a column": lambda a, b, c, bias: a[0] @ b[0],
+    "columns": lambda a, b, c, bias: a @ b,
+    "a column and a bias": lambda a, b, c, bias: torch.addmm(bias, a[0], b[0]),
+    "columns and biases": lambda a, b, c, bias: torch.baddbmm(bias[None], a, b),
+    "an outer product": lambda a, b, c, bias: b[0] @ c[0],
+    "outer products": lambda a, b, c, bias: torch.bmm(b, c),
+    "of a transpose": lambda a, b, c, bias: a[0].T @ (a[0] @ b[0]),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_products_with_vectors_are_written_out(name):
+    arguments = torch.randn(2, 5, 4), torch.randn(2, 4, 1), torch.randn(2, 1, 3), torch.randn(1)
+    targets, function = graph_of(lambda given: VECTORS[name](*given), arguments)
+    torch.testing.assert_close(function(arguments), VECTORS[name](*arguments))
+    assert not count(targets, SMALL, *(str(target) for target in products.PRODUCTS))
+
+
+@pytest.mark.parametrize("precision", products.PRECISIONS)
+def test_one_product_after_another_is_rewritten(precision):
+    a, b, _ = square()
+    _, function = graph_of(lambda given: given[0] @ given[1] @ given[0], (a, b), precision)
+    assert function((a, b)).shape == a.shape
+
+
+def test_what_several_products_take_becomes_bfloat16_once():
+    a, b, _ = square()
+    targets, function = graph_of(lambda given: given[0] @ given[1] + given[0].T @ given[1].mT, (a, b), "bfloat16")
+    assert count(targets, "_to_copy") == 4  # a, b and two results
+    torch.testing.assert_close(function((a, b)), a @ b + a.T @ b.T, rtol=0.02, atol=0.3)
+
+
+def test_what_is_written_between_products_becomes_bfloat16_again():
+    def function(given):
+        a, b = given
+        view = a.T
+        before = view @ b
+        a.mul_(2)
+        return before, view @ b
+
+    a, b, _ = square()
+    _, rewritten = graph_of(function, (a, b), "bfloat16")
+    before, after = rewritten((a.clone(), b))
+    torch.testing.assert_close(after, 2 * before)
+
+
+def test_products_with_factors_and_of_float64_are_left_alone():
+    a, b, bias = square()
+    targets, _ = graph_of(lambda given: torch.addmm(given[2], given[0], given[1], beta=2), (a, b, bias), "bfloat16")
+    assert not count(targets, "_to_copy", SMALL, LARGE)
+    for size in (64, 128):
+        a, b, _ = square(size)
+        targets, _ = graph_of(lambda given: given[0] @ given[1], (a.double(), b.double()), "bfloat16")
+        assert not count(targets, "_to_copy", SMALL, LARGE)
+
+
+def test_without_a_compiler_small_products_are_torchs(monkeypatch, caplog):
+    from torch._inductor.codecache import CppCodeCache
+
+    def refuse(source):
+        raise RuntimeError("no C++ compiler\nand a long report")
+
+    monkeypatch.setattr(CppCodeCache, "load", refuse)
+    products.has_small_products.cache_clear()
+    try:
+        a, b, _ = square(64)
+        targets, function = graph_of(lambda given: given[0] @ given[1], (a, b))
+        assert count(targets, "aten.mm") == 1 and torch.equal(function((a, b)), a @ b)
+    finally:
+        products.has_small_products.cache_clear()
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage().endswith("could not be compiled: no C++ compiler")
