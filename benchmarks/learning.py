@@ -83,7 +83,8 @@ OFFLINE = [
     Goal("iql_halfcheetah", (0, 1, 2), 0, False, num_episodes=20, **_on("medium-replay", "halfcheetah")),
     Goal("td3_bc_halfcheetah", (0, 1, 2), 0, False, num_episodes=20, **_on("medium-replay", "halfcheetah")),
 ]
-# What prioritized replay and longer returns are worth.
+_BFLOAT16 = {"settings": ("Learner.compile = True", "Learner.precision = 'bfloat16'"), "variant": "bfloat16"}
+# What prioritized replay, longer returns and hindsight are worth, and what bfloat16 costs.
 ABLATIONS = [
     Goal(
         "dqn_lunarlander",
@@ -97,6 +98,8 @@ ABLATIONS = [
         "dqn_lunarlander", (0, 1, 2, 3, 4), 150, False, settings=("ReplayBatches.window_length = 2",), variant="1-step"
     ),
     Goal("dqn_bitflip", (0, 1, 2), -15, True, settings=("HindsightReplay.share = 0.0",), variant="without-hindsight"),
+    Goal("sac_halfcheetah", (0, 1, 2, 3, 4), 4500, False, **_BFLOAT16),
+    Goal("td3_halfcheetah", (0, 1, 2, 3, 4), 4500, False, **_BFLOAT16),
 ]
 
 
