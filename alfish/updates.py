@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from alfish import flat
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk, take
 from alfish.data import Batch, LossInfo
@@ -84,8 +85,8 @@ class Updates:
         self.kept += keep
         self.skipped_in_row.add_(1).mul_(1 - keep)
         for name, gradients in measured.gradients.items():
-            for flat, gradient in zip(self.groups[name].flat, gradients):
-                flat.grad = gradient
+            for vector, gradient in zip(self.groups[name].flat, gradients):
+                vector.grad = gradient
             if not self.on_cpu:
                 self.optimizers[name].step(learning_rate[name], keep)
             elif keep:
@@ -188,16 +189,11 @@ class Group:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
         self.parameters = [parameter for same in by_dtype.values() for parameter in same]
         self._members = list(by_dtype.values())
-        self.flat = []
-        for same in self._members:
-            flat = torch.cat([parameter.detach().reshape(-1) for parameter in same])
-            for parameter, view in zip(same, _views(flat, same)):
-                parameter.data = view
-            self.flat.append(flat)
+        self.flat = [flat.lay_side_by_side(same) for same in self._members]
 
-    def views(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+    def views(self, vectors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Vectors like `self.flat` as tensors like `self.parameters`."""
-        return [view for vector, same in zip(flat, self._members) for view in _views(vector, same)]
+        return [view for vector, same in zip(vectors, self._members) for view in flat.views(vector, same)]
 
     def gradients(self, loss: torch.Tensor, parameters: list[Any], retain_graph: bool) -> list[torch.Tensor]:
         gradients = torch.autograd.grad(
@@ -205,11 +201,6 @@ class Group:
         )
         remaining = iter(gradients)
         return [torch.cat([next(remaining).reshape(-1) for _ in same]) for same in self._members]
-
-
-def _views(flat: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    parts = flat.split([parameter.numel() for parameter in parameters])
-    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters)]
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:

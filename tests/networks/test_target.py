@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from alfish.errors import UsageError
+from alfish.flat import lay_side_by_side, vector_of
 from alfish.networks import Target
 
 
@@ -68,6 +69,59 @@ def test_rate_and_period_together():
         target.follow(online)
         seen.append(float(target.network.weight[0]))
     assert seen == [0, 4, 4, 6]
+
+
+def layers(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def state(module):
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+def test_it_follows_wherever_parameters_lie(rate):
+    """Side by side in one vector, then each by itself, and another network's."""
+    online, other = layers(0), layers(1)
+    target = Target(online, rate)
+    expected = state(online)
+    backwards = list(reversed(list(other.parameters())))
+
+    def part():
+        for parameter in online.parameters():
+            parameter.data = parameter.data.clone()
+
+    for followed, move in [
+        (online, lambda: lay_side_by_side(list(online.parameters()))),
+        (online, part),
+        (online, lambda: None),
+        (other, lambda: None),
+        (other, lambda: lay_side_by_side(backwards)),
+        (online, lambda: None),
+    ]:
+        move()
+        for _ in range(2):
+            with torch.no_grad():
+                for parameter in followed.parameters():
+                    parameter.add_(torch.randn_like(parameter))
+            target.follow(followed)
+            expected = [old.lerp(new, rate) for old, new in zip(expected, followed.parameters())]
+            for found, wanted in zip(state(target), expected, strict=True):
+                torch.testing.assert_close(found, wanted)
+
+
+def test_its_parameters_are_one_vector_and_follow_one():
+    online = layers(0)
+    target = Target(online)
+    assert vector_of(list(target.network.parameters())) is not None
+    assert vector_of(list(online.parameters())) is None
+    vector = lay_side_by_side(list(online.parameters()))
+    assert torch.equal(vector_of(list(online.parameters())), vector)
+    vector.fill_(3.0)
+    target.follow(online)
+    assert all((parameter == 3).all() for parameter in target.parameters())
+    assert vector_of(list(online.parameters())[::2]) is None and vector_of([]) is None
 
 
 def test_following_leaves_the_online_network_alone():
