@@ -31,6 +31,12 @@ def paths(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[str]
     return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
 
 
+def keys(nest: Nest) -> list[tuple[Any, ...]]:
+    """Of the leaves in the order of `leaves`, the keys and positions that lead to each: `nest[0]['camera']`'s are
+    `(0, 'camera')`."""
+    return optree.tree_paths(nest)
+
+
 def stack(nests: list[Nest], dim: int = 0) -> Nest:
     """Nests of one structure, stacked leaf by leaf along a new dimension."""
     return map(lambda *tensors: torch.stack(tensors, dim), *nests)

@@ -48,11 +48,11 @@ def translated(node: torch.fx.Node) -> Callable[..., Any]:
         raise NotTranslatable(f"{node.target} with {dict(node.kwargs)}")
     function = make(node, shape)
     inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
-    if inputs <= {value.dtype} and node.target not in CASTS:
-        return function
     if node.target in COMPARISONS and len(inputs) > 1:
         common = numpy_dtype(torch.result_type(*(x.meta["val"] for x in node.args)))  # type: ignore[union-attr, arg-type]
         return lambda a, b: np.asarray(function(a.astype(common), b.astype(common)))
+    if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE:
+        return function
     # numpy would promote 0-d arrays, and torch does not.
     return lambda *arguments: np.asarray(function(*arguments)).astype(dtype, copy=False)
 
@@ -107,10 +107,10 @@ def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     is_small = size <= (SMALL_PRODUCT if rows > 1 else SMALL_VECTOR_PRODUCT)
     if len(node.args) == 3:
         if is_small:
-            return lambda bias, a, b: np.matmul(a, b) + bias
+            return lambda bias, a, b: a.dot(b) + bias
         return lambda bias, a, b: torch.addmm(_tensor(bias), _tensor(a), _tensor(b)).numpy()
     if is_small:
-        return np.matmul
+        return np.ndarray.dot  # the same numbers as matmul's, in half the time
     return lambda a, b: torch.mm(_tensor(a), _tensor(b)).numpy()
 
 
@@ -138,7 +138,12 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> Any:
-    return np.argmax(x, dim, keepdims=keepdim)
+    return x.argmax(dim, keepdims=keepdim)  # type: ignore[arg-type]
+
+
+def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # which to make of a number takes as long as the rest
+    return lambda x: np.maximum(x, zero)
 
 
 def _over(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,12 +203,18 @@ OUTPUTS_OF_SEVERAL: dict[Any, Callable[..., Any]] = {
 }
 CASTS = {aten._to_copy.default}
 COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
+# Whatever they are given, numpy's results have torch's dtype already.
+OF_ONE_DTYPE = COMPARISONS | {
+    aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar,
+    aten.logical_not.default, aten.argmax.default,
+}  # fmt: skip
 # Keywords that the traced result's dtype says already, for operations that make an array.
 LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 _same, _copied = _ufunc(lambda x: x), _ufunc(lambda x: np.array(x))
 MADE_LIKE = {_filled, _same, _copied}
 TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
+    aten.relu.default: _relu,
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
                      aten.squeeze.dim, aten.squeeze.dims), _reshape),
     aten.expand.default: _broadcast,
@@ -225,7 +236,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
         aten.div.Tensor: np.true_divide, aten.neg.default: np.negative, aten.abs.default: np.abs,
         aten.exp.default: np.exp, aten.log.default: np.log, aten.sqrt.default: np.sqrt, aten.tanh.default: np.tanh,
         aten.pow.Tensor_Scalar: np.power, aten.sigmoid.default: _sigmoid,
-        aten.relu.default: lambda x: np.maximum(x, 0), aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
+        aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
         aten.silu.default: lambda x: x * _sigmoid(x), aten.rsub.Scalar: lambda x, y, alpha=1: y - alpha * x,
         aten.softplus.default: _softplus,
         aten.clamp_min.default: np.maximum, aten.clamp_max.default: np.minimum,

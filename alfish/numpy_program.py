@@ -101,11 +101,17 @@ class NumpyProgram:
                 return f"[{', '.join(map(written, argument))}]"
             return constant(argument)
 
+        needed = _needed(graph)
         for node in graph.nodes:
             if node.op == "output":
                 (results,) = node.args
             elif node.op == "call_function":
-                line = f"{node.name} = {constant(translated(node))}({', '.join(map(written, node.args))})"
+                function = translated(node)
+                if node not in needed:
+                    continue
+                # Of a tensor, a draw takes the shape alone, which it knows.
+                arguments = [None if is_random(node) and isinstance(x, torch.fx.Node) else x for x in node.args]
+                line = f"{node.name} = {constant(function)}({', '.join(map(written, arguments))})"
                 if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not is_random(node):
                     fixed.append(node)
                     first.append(line)
@@ -117,6 +123,16 @@ class NumpyProgram:
         made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
         self._first = _function(fixed[: self._num_fixed], first, [node.name for node in fixed], constants)
         self._rest = _function([*fixed, *inputs], rest, made, constants)
+
+
+def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Whose values the results depend on; and every draw, since the next one depends on it."""
+    needed: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in needed or is_random(node):
+            needed.add(node)
+            needed.update(() if is_random(node) else node.all_input_nodes)
+    return needed
 
 
 def _function(

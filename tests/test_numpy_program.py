@@ -515,3 +515,10 @@ def test_random_numbers_like_a_fixed_argument_are_drawn_at_every_call():
     torch.manual_seed(4)
     for each in found:
         torch.testing.assert_close(each, w.exp() + torch.randn(3) + x)
+
+
+def test_what_only_gives_a_draw_its_shape_is_not_worked_out(monkeypatch):
+    lines, function = [], numpy_program._function
+    monkeypatch.setattr(numpy_program, "_function", lambda a, b, *rest: lines.extend(b) or function(a, b, *rest))
+    assert_same(lambda x: torch.randn_like(x.exp().log()) + x.tanh(), f32(2, 3))
+    assert len(lines) == 3  # tanh, the draw, the sum
