@@ -83,8 +83,10 @@ class VectorEnvironment(Environment):
         observation, reward, terminated, truncated, self.infos = self.env.step(handed)
         if self._reads_executed:
             executed = self._reported(executed)
-        done = terminated | truncated
-        something_ended = bool(done.any())
+        if self._sequential is not None:
+            something_ended = self._sequential.something_ended
+        else:
+            something_ended = bool((terminated | truncated).any())
         time_step = self._read(observation)
         if self.broken is not None:
             self.broken = None
@@ -94,9 +96,9 @@ class VectorEnvironment(Environment):
             self._was_done = self._was_done | self.broken
         elif self._nothing_began and not something_ended:
             return _row(self._mid, np.array(reward, np.float32), self._ones, time_step, executed, self._env_ids)
-        first = self._was_done
+        first, done = self._was_done, terminated | truncated
         if self._mode == AutoresetMode.NEXT_STEP:
-            self._was_done, self._nothing_began = done.copy(), not something_ended
+            self._was_done, self._nothing_began = done.copy(), not done.any()
         elif self._autoreset:
             time_step = self._split_resets(observation, time_step, done)
         return self._with_ends(time_step, np.array(reward, np.float32), terminated, done, first, executed)
@@ -277,6 +279,7 @@ class SequentialVectorEnv(SyncVectorEnv):
         raised.
       replaced: indices of the environments that were built anew in the last step; it returned their first observations.
       progress: what an environment that is built anew is told by its `set_progress`; None: nothing.
+      something_ended: whether an episode did in the last step.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
@@ -286,6 +289,7 @@ class SequentialVectorEnv(SyncVectorEnv):
         self.report: Callable[[int, Exception], None] | None = None
         self.replaced: list[int] = []
         self.progress: float | None = None
+        self.something_ended = False
         self._one_array = isinstance(self._observations, np.ndarray)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -323,6 +327,7 @@ class SequentialVectorEnv(SyncVectorEnv):
                 rewards[i], terminations[i], truncations[i] = 0.0, False, False
             batch = self._batch(observations)
         self._env_obs = observations
+        self.something_ended = any(terminations) or any(truncations)
         self._terminations, self._truncations = np.array(terminations, bool), np.array(truncations, bool)
         self._autoreset_envs = self._terminations | self._truncations
         gathered: dict[str, Any] = {}

@@ -384,8 +384,11 @@ class RingBuffer:
         for _ in range(1000):
             # torch's generator, which the trainer seeds and saves.
             ticket = torch.randint(total, (missing + missing // 8 + 4,)).numpy()
-            drawn = np.searchsorted(ends, ticket, side="right") if self.num_envs > 1 else np.zeros_like(ticket)
-            at = ticket - (ends - count)[drawn] + low[drawn]
+            if self.num_envs == 1:
+                drawn, at = np.zeros_like(ticket), ticket + low
+            else:
+                drawn = np.searchsorted(ends, ticket, side="right")
+                at = ticket + (low - ends + count)[drawn]
             if self._state_period is None:
                 fits = self.may_start(drawn, at)
             else:
