@@ -16,6 +16,8 @@ from torch.fx import GraphModule, Node
 PRECISIONS = ("float32", "bfloat16")
 # Multiply-adds of one product from which a library, and bfloat16, are worth their preparations.
 LARGE_PRODUCT = 1 << 23
+# Vectors with which `products.cpp` was measured; with others torch's own may be faster.
+MEASURED = ("AVX2", "AVX512")
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
@@ -89,7 +91,12 @@ def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Nod
 
 @functools.cache
 def has_small_products() -> bool:
-    """Whether `products.cpp` is compiled, and right. Torch's cache keeps what it was compiled to."""
+    """Whether `products.cpp` suits this processor, could be compiled, and is right.
+
+    Torch's cache keeps what it was compiled to.
+    """
+    if torch.backends.cpu.get_cpu_capability() not in MEASURED:
+        return False
     from torch._inductor.codecache import CppCodeCache  # here, because it takes a second
 
     source = Path(__file__).with_name("products.cpp").read_text()

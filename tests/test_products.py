@@ -178,19 +178,29 @@ def test_products_with_factors_and_of_float64_are_left_alone():
         assert not count(targets, "_to_copy", SMALL, LARGE)
 
 
-def test_without_a_compiler_small_products_are_torchs(monkeypatch, caplog):
+@pytest.fixture
+def forgotten():
+    products.has_small_products.cache_clear()
+    yield
+    products.has_small_products.cache_clear()
+
+
+def test_without_a_compiler_small_products_are_torchs(monkeypatch, caplog, forgotten):
     from torch._inductor.codecache import CppCodeCache
 
     def refuse(source):
         raise RuntimeError("no C++ compiler\nand a long report")
 
     monkeypatch.setattr(CppCodeCache, "load", refuse)
-    products.has_small_products.cache_clear()
-    try:
-        a, b, _ = square(64)
-        targets, function = graph_of(lambda given: given[0] @ given[1], (a, b))
-        assert count(targets, "aten.mm") == 1 and torch.equal(function((a, b)), a @ b)
-    finally:
-        products.has_small_products.cache_clear()
+    a, b, _ = square(64)
+    targets, function = graph_of(lambda given: given[0] @ given[1], (a, b))
+    assert count(targets, "aten.mm") == 1 and torch.equal(function((a, b)), a @ b)
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.getMessage().endswith("could not be compiled: no C++ compiler")
+
+
+def test_on_a_processor_where_nobody_measured_small_products_are_torchs(monkeypatch, forgotten):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    a, b, _ = square(64)
+    targets, _ = graph_of(lambda given: given[0] @ given[1], (a, b))
+    assert count(targets, "aten.mm") == 1
