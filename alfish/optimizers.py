@@ -90,13 +90,13 @@ class Adam(_Flat):
     def coefficients(self, learning_rate: float) -> list[float]:
         # Bias corrections on the host: powers of a 0-d tensor are slow, and lose digits in compiled code.
         size, root = (1 - beta ** (self._num_steps + 1) for beta in self._betas)
-        return [learning_rate / size, 1 / math.sqrt(root), learning_rate * self._weight_decay]
+        return [learning_rate / size, math.sqrt(root), learning_rate * self._weight_decay]
 
     def count(self) -> None:
         self._num_steps += 1
 
     def apply(self, parameters, gradients, tensors, coefficients, keep):
-        size, inverse_root, decay = coefficients
+        size, root, decay = coefficients
         first_rate, second_rate = (1 - beta if keep is None else (1 - beta) * keep for beta in self._betas)
         for p, gradient, m, v in zip(parameters, gradients, tensors, tensors[len(parameters) :]):
             gradient = _silenced(gradient, keep)
@@ -104,7 +104,7 @@ class Adam(_Flat):
             _approach(v, gradient.square_(), second_rate)
             if self._weight_decay:
                 p.mul_(1 - decay * (1 if keep is None else keep))
-            denominator = v.sqrt().mul_(inverse_root).add_(self._eps)
+            denominator = v.sqrt().div_(root).add_(self._eps)
             if keep is None:
                 p.addcdiv_(m, denominator, value=-size)
             else:
