@@ -106,12 +106,11 @@ class NumpyProgram:
             if node.op == "output":
                 (results,) = node.args
             elif node.op == "call_function":
-                function = translated(node)
                 if node not in needed:
                     continue
                 # Of a tensor, a draw takes the shape alone, which it knows.
                 arguments = [None if is_random(node) and isinstance(x, torch.fx.Node) else x for x in node.args]
-                line = f"{node.name} = {constant(function)}({', '.join(map(written, arguments))})"
+                line = f"{node.name} = {constant(translated(node))}({', '.join(map(written, arguments))})"
                 if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not is_random(node):
                     fixed.append(node)
                     first.append(line)
