@@ -19,6 +19,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++, which is not installed"),
 ]
+kernel = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in products.MEASURED,
+    reason="small products are torch's on processors without AVX2 or AVX-512",
+)
 SMALL, LARGE = "alfish.small_product", "alfish.large_product"
 
 
@@ -61,6 +65,7 @@ PRODUCTS = {
 }
 
 
+@kernel
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("precision", products.PRECISIONS)
 @pytest.mark.parametrize("size", [128, 64])
@@ -84,6 +89,7 @@ def test_a_product_is_done_by_what_suits_its_size(name, precision, size):
 SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33, 48, 64, 67)
 
 
+@kernel
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)], ids=str)
 def test_small_products_are_right_in_every_shape_and_stride(transposed):
     assert products.has_small_products()
@@ -96,6 +102,7 @@ def test_small_products_are_right_in_every_shape_and_stride(transposed):
         torch.testing.assert_close(found, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-4)
 
 
+@kernel
 def test_small_products_of_several_matrices_and_of_parts_of_them():
     assert products.has_small_products()
     torch.manual_seed(0)
@@ -113,6 +120,7 @@ def test_small_products_of_several_matrices_and_of_parts_of_them():
         torch.testing.assert_close(torch.ops.alfish.small_product(left, right), left @ right, msg=name)
 
 
+@kernel
 def test_small_products_carry_what_is_not_finite_on():
     assert products.has_small_products()
     a, b = torch.ones(7, 5), torch.ones(5, 19)
@@ -185,6 +193,7 @@ def forgotten():
     products.has_small_products.cache_clear()
 
 
+@kernel
 def test_without_a_compiler_small_products_are_torchs(monkeypatch, caplog, forgotten):
     from torch._inductor.codecache import CppCodeCache
 
