@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from alfish import nest
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.products import PRECISIONS, rewrite_products
 
@@ -62,7 +62,7 @@ class CompiledFunction:
             with fake:
                 graph = make_fx(flat)(*[fake.from_tensor(leaf) for leaf in leaves])
         except Exception as error:
-            raise NotCompilable(f"{_line_of(error)}: {_first_line(error)}") from error
+            raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
         if all(leaf.device.type == "cpu" for leaf in leaves):
             rewrite_products(graph, precision)
         self._call = _compile(graph, leaves)
@@ -110,7 +110,7 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor]) -> Callabl
         with torch.no_grad(), context, outer, config.patch(fallback_random=True, size_asserts=False):
             outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
-        raise NotCompilable(f"torch's compiler failed: {_first_line(error)}") from error
+        raise NotCompilable(f"torch's compiler failed: {first_line(error)}") from error
     # What torch puts round the graph is for inputs and results that alias one another, and costs as much as a kernel
     # for each of some twenty tensors.
     return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
@@ -123,7 +123,3 @@ def _line_of(error: BaseException) -> str:
     own = [frame for frame in frames if not any(part in frame.filename for part in skipped)]
     frame = own[-1] if own else frames[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}, `{frame.line}`"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -13,6 +13,8 @@ import torch
 from absl import logging
 from torch.fx import GraphModule, Node
 
+from alfish.errors import first_line
+
 PRECISIONS = ("float32", "bfloat16")
 # Multiply-adds of one product from which a library, and bfloat16, are worth their preparations.
 LARGE_PRODUCT = 1 << 23
@@ -104,8 +106,9 @@ def has_small_products() -> bool:
         CppCodeCache.load(source)
         return _is_right(torch.ops.alfish.small_product)
     except (RuntimeError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        logging.warning("small products are left to torch, because products.cpp could not be compiled: %s", reason)
+        logging.warning(
+            "small products are left to torch, because products.cpp could not be compiled: %s", first_line(error)
+        )
         return False
 
 
