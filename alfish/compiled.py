@@ -49,23 +49,28 @@ class CompiledFunction:
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, precision: str = "float32"):
         if precision not in PRECISIONS:
             raise UsageError(f"the precision is {precision!r}; it is one of {PRECISIONS}")
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here, because it takes half a second
+
         leaves, structure = nest.flatten(arguments)
-        # Each a tensor of its own: what stands in two places would be traced as one argument.
-        leaves = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in leaves]
+        # The cache on disk wants a place for symbolic shapes, though there are none, nor numbers taken out of tensors.
+        symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        fake = FakeTensorMode(shape_env=symbols, static_shapes=True)
+        with fake:
+            # Each a tensor of its own: what stands in two places would be traced as one argument.
+            leaves = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in leaves]
 
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
             results, self._structure = nest.flatten(function(nest.unflatten(structure, leaves)))
             return _without_aliases(results, leaves)
 
-        fake = FakeTensorMode()
         try:
             with fake:
-                graph = make_fx(flat)(*[fake.from_tensor(leaf) for leaf in leaves])
+                graph = make_fx(flat)(*leaves)
         except Exception as error:
             raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
         if all(leaf.device.type == "cpu" for leaf in leaves):
             rewrite_products(graph, precision)
-        self._call = _compile(graph, leaves)
+        self._call = _compile(graph, leaves, fake)
 
     def __call__(self, arguments: Nest) -> Nest:
         return self.call_flat(nest.leaves(arguments))
@@ -87,18 +92,21 @@ def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]
     return own
 
 
-def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], Any]:
-    """The compiled graph as a function of a list, which it empties. No result of the graph may alias another tensor."""
+def _compile(
+    graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: FakeTensorMode
+) -> Callable[[list[torch.Tensor]], Any]:
+    """The compiled graph as a function of a list, which it empties. No result of the graph may alias another tensor.
+
+    Args:
+      leaves: of the mode `fake`. Of real ones, torch's compiler would take sizes for variables, and make slower loops.
+    """
     from torch._functorch import config as functorch_config
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # here, because it takes a second
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
-    # The cache on disk wants a place for symbolic shapes, though there are none; and of its two caches the outer one
-    # hides the innermost callable.
-    context = tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)))
-    outer = functorch_config.patch(enable_autograd_cache=False)
+    context = tracing(TracingContext(fake))
+    outer = functorch_config.patch(enable_autograd_cache=False)  # this cache would hide the innermost callable
 
     def compile_inner(inner_graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         compiled = compile_fx_inner(inner_graph, inputs, **options)

@@ -586,7 +586,7 @@ def test_random_numbers_are_those_of_the_plain_update():
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    def interpret(graph, leaves):
+    def interpret(graph, *_):
         def call(leaves):
             arguments = leaves[:]
             leaves.clear()  # as what is compiled does
@@ -804,6 +804,26 @@ def test_a_wide_network_trains_alike(precision, caplog, monkeypatch):
 
 
 # A function alone.
+
+
+@slow
+def test_sizes_are_fixed_in_a_graph(monkeypatch):
+    """Variable ones would cost Python a look at each of them, and loops their known ends."""
+    from torch._inductor import compile_fx
+
+    sizes, real = [], compile_fx.compile_fx_inner
+
+    def spy(graph, inputs, **options):
+        sizes.extend(size for leaf in inputs for size in (*leaf.shape, *leaf.stride()))
+        return real(graph, inputs, **options)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", spy)
+    function = CompiledFunction(lambda given: (given[0][:, given[1]] + 1, given[0] @ given[2]),
+                                (torch.rand(5, 7), torch.randint(7, (9,)), torch.rand(7, 3)))  # fmt: skip
+    assert sizes == [5, 7, 7, 1, 9, 1, 7, 3, 3, 1] and all(type(size) is int for size in sizes)
+    x, index, y = torch.rand(5, 7), torch.randint(7, (9,)), torch.rand(7, 3)
+    found, product = function((x, index, y))
+    assert torch.equal(found, x[:, index] + 1) and torch.allclose(product, x @ y)
 
 
 @slow
