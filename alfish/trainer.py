@@ -39,7 +39,13 @@ from alfish.unrollers import SyncUnroller, Unroller
 
 # With a budget of seconds, what pays in long runs alone starts from here.
 LONG_RUN_SECONDS = 300
-BUDGETS = ("num_env_steps", "num_iterations", "num_updates", "wall_seconds")
+# Each budget, and the attribute that is counted against it.
+BUDGETS = {
+    "num_env_steps": "env_steps",
+    "num_iterations": "iterations",
+    "num_updates": "updates",
+    "wall_seconds": "wall_seconds",
+}
 
 
 @gin.configurable(module="alfish")
@@ -444,8 +450,7 @@ class Trainer:
         return Report(*counters, self.progress, finished)
 
     def _spent(self) -> float:
-        spent = (self.env_steps, self.iterations, self.updates, self.wall_seconds)
-        return dict(zip(BUDGETS, spent))[self._budget_name]
+        return getattr(self, BUDGETS[self._budget_name])
 
     def _mark_done(self) -> None:
         counters = {"env_steps": self.env_steps, "iterations": self.iterations, "updates": self.updates}

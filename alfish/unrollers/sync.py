@@ -376,7 +376,8 @@ class _Rows:
 def check_finite(time_step: TimeStep) -> None:
     """Raises RunError that names the environment, the row and the leaf of the first value that is not finite."""
     leaves = [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
-    suspects = [leaf.is_floating_point() and not _has_finite_sum(leaf) for leaf in leaves]
+    with np.errstate(all="ignore"):
+        suspects = [leaf.is_floating_point() and not _has_finite_sum(leaf) for leaf in leaves]
     if not any(suspects):
         return
     paths = nest.paths(time_step.observation)
@@ -398,8 +399,7 @@ def _has_finite_sum(leaf: torch.Tensor) -> bool:
     """One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at)."""
     if leaf.device.type != "cpu" or leaf.dtype == torch.bfloat16:
         return math.isfinite(leaf.sum())
-    with np.errstate(all="ignore"):
-        return math.isfinite(leaf.numpy().sum())  # in half of torch's time
+    return math.isfinite(leaf.numpy().sum())  # in half of torch's time
 
 
 def _select(row: Nest, columns: torch.Tensor) -> Nest:
