@@ -202,7 +202,9 @@ def test_the_rings_rows_are_not_written():
     for _ in range(3):
         start = buffer.draw(300, 4)
         hindsight.relabel(buffer.windows(start, 4), start.column, start.position)
-    assert all(torch.equal(a, b) for a, b in zip(rows, nest.leaves(buffer.state_dict()["rows"])))
+    # Of a shorter column, some are not written yet, and may be anything.
+    found = nest.leaves(buffer.state_dict()["rows"])
+    torch.testing.assert_close(rows, found, rtol=0, atol=0, equal_nan=True)
 
 
 def test_returns_under_another_goal_are_not_known():
