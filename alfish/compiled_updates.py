@@ -1,6 +1,7 @@
 """A learner's updates as graphs: from the hooks to the optimizer, one graph for each layout of batches."""
 
 from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,9 @@ from alfish import nest
 from alfish.batches import Chunk, take
 from alfish.checkpoint import rng_state, set_rng_state
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
+from alfish.data import Batch
 from alfish.nest import Nest
+from alfish.replay import StoredRows
 from alfish.updates import Record, Updates, extra_sums
 
 
@@ -30,8 +33,9 @@ class CompiledUpdates:
         self._plain, self._precision = updates, precision
         self._tolerance = 1e-3 if precision == "float32" else 0.1
         self._made: dict[Hashable, _Graph] = {}
-        self._chunk: Chunk | None = None  # the last one, whose leaves and layout are known
-        self._rows: list[torch.Tensor] = []
+        self._source: Any = None  # of the last chunk
+        self._rows: list[torch.Tensor] = []  # its leaves
+        self._layout: Hashable = None
         algorithm, groups, optimizers = updates.algorithm, updates.groups, updates.optimizers
         names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
         self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
@@ -46,27 +50,27 @@ class CompiledUpdates:
         }
         self._leaves = nest.leaves(self._tensors)
 
-    def __call__(
-        self, chunk: Chunk, columns: torch.Tensor | None, learning_rate: Mapping[str, float], summarize: bool
-    ) -> Record | None:
+    def __call__(self, chunk: Chunk, index: Nest, learning_rate: Mapping[str, float], summarize: bool) -> Record | None:
         """See `Updates`; the graph sums up in any case.
 
         Raises:
           NotCompilable: what is to be done has to be done by the plain updates; nothing has changed.
         """
         plain = self._plain
-        if columns is not None and not chunk.is_steady:
-            chunk, columns = Chunk(take(chunk.batch, columns), None), None
-        if chunk is not self._chunk:
-            self._chunk, self._rows = chunk, nest.leaves(chunk.batch)
+        if not chunk.is_steady:
+            chunk, index = Chunk(take(chunk.source, index), None), None
+        source = chunk.source
+        if source is not self._source:
+            self._source, self._rows = source, nest.leaves(source)
             self._layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
-        key = (plain.algorithm.update_kind(), None if columns is None else len(columns), self._layout)
+        at = nest.leaves(index)
+        key = (plain.algorithm.update_kind(), *[leaf.shape for leaf in at], self._layout)
         graph = self._made.get(key)
         if graph is None:
-            graph = self._made[key] = self._make(chunk, columns)
-        rows = self._rows if columns is None else [columns, *self._rows]
+            graph = self._made[key] = self._make(source, index)
+        rows = [*at, *self._rows]
         if is_checked(graph.num_calls):
-            self._compare(graph, chunk, columns, rows)
+            self._compare(graph, take(source, index), rows)
         graph.num_calls += 1
         coefficients: list[float] = []
         for name, optimizer in plain.optimizers.items():
@@ -79,11 +83,12 @@ class CompiledUpdates:
                 plain.optimizers[name].count()  # type: ignore[attr-defined]
         return Record(graph.trained, result["total"], result["extra"], result["priority"])
 
-    def forget_chunk(self) -> None:
-        """Lets go of the last chunk's memory."""
-        self._chunk, self._rows = None, []
+    def forget_batch(self) -> None:
+        """Lets go of the last chunk's memory, unless it is a ring's."""
+        if isinstance(self._source, Batch):
+            self._source, self._rows = None, []
 
-    def _make(self, chunk: Chunk, columns: torch.Tensor | None) -> "_Graph":
+    def _make(self, source: Batch | StoredRows, index: Nest) -> "_Graph":
         plain, algorithm = self._plain, self._plain.algorithm
         for name, optimizer in plain.optimizers.items():
             if not hasattr(optimizer, "apply"):
@@ -92,9 +97,8 @@ class CompiledUpdates:
         trained: list[str] = []
 
         def update(arguments: Nest) -> Nest:
-            tensors, coefficients, columns, batch = arguments
-            if columns is not None:
-                batch = take(batch, columns)
+            tensors, coefficients, index, source = arguments
+            batch = take(source, index)
             parameters, of_module = {}, dict(tensors["others"])
             for name, group in plain.groups.items():
                 views = group.views(tensors["parameters"][name])
@@ -122,13 +126,13 @@ class CompiledUpdates:
                 priority = plain.priority(loss_info, batch)
             return {"total": measured.total, "stop": loss_info.stop, "extra": extra, "priority": priority}
 
-        arguments = self._tensors, self._tensor([0.0] * self._num_coefficients()), columns, chunk.batch
+        arguments = self._tensors, self._tensor([0.0] * self._num_coefficients()), index, source
         return _Graph(CompiledFunction(update, arguments, self._precision), trained)
 
-    def _compare(self, graph: "_Graph", chunk: Chunk, columns: torch.Tensor | None, rows: list[torch.Tensor]) -> None:
+    def _compare(self, graph: "_Graph", batch: Batch, rows: list[torch.Tensor]) -> None:
         plain = self._plain
         generators = rng_state()
-        losses, _ = plain.losses(chunk.batch if columns is None else take(chunk.batch, columns))
+        losses, _ = plain.losses(batch)
         expected = torch.stack([loss.detach() for loss in losses.values()])
         set_rng_state(generators)
         copies = [leaf.clone() for leaf in self._leaves]
@@ -153,7 +157,7 @@ class CompiledUpdates:
 
 class _Graph:
     """Attributes:
-    function: of (tensors, coefficients, columns, batch).
+    function: of (tensors, coefficients, index, source).
     trained: the groups that have a loss, in order.
     num_calls: so far.
     """

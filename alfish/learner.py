@@ -21,6 +21,7 @@ from alfish.compiled import NotCompilable
 from alfish.compiled_updates import CompiledUpdates
 from alfish.data import Batch
 from alfish.errors import RunError, UsageError
+from alfish.nest import Nest
 from alfish.optimizers import Adam, Optimizer
 from alfish.products import PRECISIONS
 from alfish.schedules import Schedule, as_schedule
@@ -111,7 +112,7 @@ class Learner:
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
         records = list(self._updates(chunks, summarize))
         if self._compiled is not None:
-            self._compiled.forget_chunk()
+            self._compiled.forget_batch()
         return self._finish(records, summarize)
 
     @torch.no_grad()
@@ -147,8 +148,8 @@ class Learner:
     def _updates(self, chunks: Iterable[Chunk], summarize: bool) -> Iterator[Record]:
         for chunk in chunks:
             priorities: list[torch.Tensor] = []
-            for columns in (None,) if chunk.index is None else chunk.index.unbind():
-                record = self._update(chunk, columns, summarize)
+            for index in chunk.minibatches():
+                record = self._update(chunk, index, summarize)
                 if record is None:  # the algorithm asked to stop
                     return
                 if chunk.remember is not None:
@@ -157,16 +158,16 @@ class Learner:
             if chunk.remember is not None:
                 chunk.remember(priorities)
 
-    def _update(self, chunk: Chunk, columns: torch.Tensor | None, summarize: bool) -> Record | None:
+    def _update(self, chunk: Chunk, index: Nest, summarize: bool) -> Record | None:
         if self._compiled is not None:
             try:
-                record = self._compiled(chunk, columns, self._learning_rate, summarize)
+                record = self._compiled(chunk, index, self._learning_rate, summarize)
             except NotCompilable as error:
                 logging.warning("%s cannot be compiled, and runs as it is: %s", type(self._algorithm).__name__, error)
                 self._compiled, self._fell_back = None, True
-                return self._update(chunk, columns, summarize)
+                return self._update(chunk, index, summarize)
         else:
-            record = self._plain(chunk, columns, self._learning_rate, summarize)
+            record = self._plain(chunk, index, self._learning_rate, summarize)
         if record is not None:
             self.updates += 1
             with torch.no_grad():

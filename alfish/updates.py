@@ -16,6 +16,7 @@ from alfish.batches import Chunk, take
 from alfish.data import Batch, LossInfo
 from alfish.errors import UsageError
 from alfish.losses import masked_mean
+from alfish.nest import Nest
 from alfish.optimizers import Optimizer
 
 # Of the priority of a window with memory, the part that is its largest row's; the rest is the mean's (Kapturowski et
@@ -62,21 +63,19 @@ class Updates:
         self.kept = torch.zeros((), dtype=torch.float64, device=device)
         self.skipped_in_row = torch.zeros((), device=device)
 
-    def __call__(
-        self, chunk: Chunk, columns: torch.Tensor | None, learning_rate: Mapping[str, float], summarize: bool
-    ) -> Record | None:
-        """Updates on the chunk's minibatch of these columns.
+    def __call__(self, chunk: Chunk, index: Nest, learning_rate: Mapping[str, float], summarize: bool) -> Record | None:
+        """Updates on a minibatch.
 
         Args:
           chunk: of batches.
-          columns: `[N]` int64; None: all of them.
+          index: one of its `minibatches`.
           learning_rate: a group's.
           summarize: whether the record's `extra` is wanted.
 
         Returns:
           None where the algorithm asked to stop, and nothing has changed.
         """
-        batch = chunk.batch if columns is None else take(chunk.batch, columns)
+        batch = take(chunk.source, index)
         losses, loss_info = self.losses(batch)
         if loss_info.stop is not None and bool(loss_info.stop):
             return None

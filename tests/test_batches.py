@@ -36,7 +36,7 @@ def _bind(source, unroll_length=4, num_envs=3, has_state=False, again=False, pre
 def _minibatches(source, experience, **options):
     num_rows, num_envs = experience.time_step.step_type.shape
     _bind(source, num_rows - 1, num_envs, **options).add(experience)
-    return [take(chunk.batch, columns) for chunk in source.chunks(0) for columns in chunk.index]
+    return [take(chunk.source, columns) for chunk in source.chunks(0) for columns in chunk.index]
 
 
 @pytest.mark.parametrize(("num_epochs", "size"), [(1, None), (3, 4), (2, 12), (4, 1)])

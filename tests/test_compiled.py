@@ -25,14 +25,17 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
-from alfish.batches import Chunk, EpochBatches, take
+from alfish.batches import Chunk, EpochBatches, ReplayBatches, take
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
+from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
 from alfish.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
 from alfish.optimizers import Adam, RMSprop, TorchOptimizer
+from alfish.replay import Prioritized, StoredRows, Uniform
 from alfish.schedules import Linear, Steps
+from alfish.trainer import Trainer
 from alfish.transforms import Transforms
 
 pytestmark = [
@@ -215,8 +218,8 @@ def warnings_in(caplog):
 def test_sac_is_compiled_to_what_it_was(caplog):
     """Three groups, random numbers, importance weights, clipping, schedules, a batch that is not finite."""
     iterations = [chunks_of("sac box", 10, seed=k, weighted=True) for k in range(5)]
-    iterations[2][0].batch.experience.time_step.reward[:, 30] = math.nan  # in the third update of the third iteration
-    iterations[2][0].batch.mask[:, 30] = True
+    iterations[2][0].source.experience.time_step.reward[:, 30] = math.nan  # in the third update of the third iteration
+    iterations[2][0].source.mask[:, 30] = True
     rates = {"critic": Linear(1e-2, 1e-3), "actor": 3e-3, "alpha": Steps([0.0, 1e-2], [0.5])}
     plain, made = both("sac box", iterations, learning_rate=rates, max_grad_norm=0.5, optimizer=ADAM)
     assert_alike(plain, made)
@@ -614,7 +617,7 @@ def columns_of(seed=0, num_updates=3, size=4, length=2, as_columns=True, weighte
 
 def one_by_one(chunk):
     """A chunk for each of its minibatches."""
-    return [Chunk(take(chunk.batch, columns), None) for columns in chunk.index]
+    return [Chunk(take(chunk.source, columns), None) for columns in chunk.index]
 
 
 def extras(self, loss, experience):
@@ -681,7 +684,7 @@ def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):
     alone, plain, made = in_three_ways(iterations)
     assert_alike(plain, made)
     assert_alike(alone, made)
-    assert {key[1] for key in made[1]._compiled._made} == {4, 6, None} and len(made[1]._compiled._made) == 3
+    assert sorted(key[1:-1] for key in made[1]._compiled._made) == [(), ((4,),), ((6,),)]
 
 
 def test_chunks_of_another_layout_have_a_graph_of_their_own(interpreted):
@@ -725,7 +728,7 @@ def test_a_stop_amid_a_chunk_ends_the_iteration(interpreted):
         for k in range(3):
             chunks = columns_of(k, num_updates=4, as_columns=True) + columns_of(9, num_updates=4, as_columns=True)
             if k == 1:  # in the third minibatch
-                chunks[0].batch.experience.time_step.reward[:, chunks[0].index[2, 0]] = 1000
+                chunks[0].source.experience.time_step.reward[:, chunks[0].index[2, 0]] = 1000
             yield chunks if as_columns else [part for chunk in chunks for part in one_by_one(chunk)]
 
     alone, plain, made = in_three_ways(iterations, hook)
@@ -741,8 +744,8 @@ def test_what_is_not_finite_in_one_minibatch_skips_that_alone(interpreted):
         for k in range(2):
             [chunk] = columns_of(k, num_updates=4)
             column = chunk.index[2, 0]
-            chunk.batch.mask[0, column] = True
-            chunk.batch.experience.time_step.reward[0, column] = math.nan
+            chunk.source.mask[0, column] = True
+            chunk.source.experience.time_step.reward[0, column] = math.nan
             yield [chunk] if as_columns else one_by_one(chunk)
 
     def hook(self, loss, experience):
@@ -759,7 +762,7 @@ def test_what_is_not_finite_in_one_minibatch_skips_that_alone(interpreted):
 def test_a_chunk_is_let_go_of_after_training(interpreted, is_compiled):
     learner = Learner(Regression(extras), compile=is_compiled)
     chunks = columns_of() + columns_of(1)
-    references = [weakref.ref(leaf) for chunk in chunks for leaf in nest.leaves((chunk.batch, chunk.index))]
+    references = [weakref.ref(leaf) for chunk in chunks for leaf in nest.leaves((chunk.source, chunk.index))]
     learner.train(chunks)
     assert learner.is_plain != is_compiled
     chunks.clear()
@@ -767,6 +770,31 @@ def test_a_chunk_is_let_go_of_after_training(interpreted, is_compiled):
     assert len(references) > 8 and not any(reference() is not None for reference in references)
     learner.train(columns_of(2))
     assert learner.updates == 9
+
+
+@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
+def test_a_run_from_replay_trains_alike_by_one_graph_that_gathers_its_windows(tmp_path, interpreted, sampler):
+    networks = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,))))
+    replay = {"capacity": 200, "batch_size": 8, "warmup_env_steps": 20, "updates_per_env_step": 0.5}
+    runs = []
+    for is_compiled in (False, True):
+        trainer = Trainer(
+            tmp_path / str(is_compiled),
+            algorithm=functools.partial(DQN, q_network=networks, target_period=10),
+            environment=functools.partial(make_environment, "CartPole-v1", num_envs=2),
+            batches=functools.partial(ReplayBatches, sampler=sampler, **replay),
+            learner=functools.partial(Learner, compile=is_compiled),
+            listeners=[],
+            unroll_length=4,
+            num_env_steps=600,
+            device="cpu",
+        )
+        trainer.train()
+        runs.append((trainer.updates, trainer.algorithm.state_dict()))
+    assert_close(*runs)
+    assert runs[0][0] > 250 and not trainer.learner.is_plain
+    made = trainer.learner._compiled
+    assert len(made._made) == 1 and isinstance(made._source, StoredRows)
 
 
 @pytest.mark.parametrize("summarize", [True, False])

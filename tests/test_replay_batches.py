@@ -15,11 +15,14 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import EpochBatches, ReplayBatches, take
 from alfish.data import AlgStep, LossInfo, StepType
 from alfish.environments import make_environment
+from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
 from alfish.errors import UsageError
+from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Evaluate, Summaries
+from alfish.replay import HindsightReplay, Prioritized, StoredRows, Uniform
 from alfish.trainer import Trainer
-from alfish.transforms import FrameStack
+from alfish.transforms import FrameStack, RewardScale
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
@@ -103,7 +106,7 @@ def test_the_update_ratio_is_exact_after_every_iteration(tmp_path, ratio, unroll
 
 
 def minibatches(chunk):
-    return [chunk.batch] if chunk.index is None else [take(chunk.batch, columns) for columns in chunk.index]
+    return [take(chunk.source, index) for index in chunk.minibatches()]
 
 
 @pytest.mark.parametrize(("unroll_length", "num_envs"), [(4, 3), (0.5, 1), (1, 2)])
@@ -143,17 +146,115 @@ def test_how_updates_are_chunked_does_not_change_what_is_trained(tmp_path):
     assert counts[0] == counts[1] == counts[2] and counts[0][1] > 100
 
 
+@pytest.mark.parametrize("for_graph", [False, True])
 @pytest.mark.parametrize(("max_chunk_size", "sizes"), [(1, [1] * 12), (5, [5, 5, 2]), (64, [12])])
-def test_a_chunk_is_at_most_so_many_updates(tmp_path, max_chunk_size, sizes):
+def test_a_chunk_is_at_most_so_many_updates(tmp_path, max_chunk_size, sizes, for_graph):
     trainer = make(tmp_path, replay={"max_chunk_size": max_chunk_size}, num_env_steps=10)
     list(run(trainer))
+    trainer.batches.for_graph = for_graph
     chunks = list(trainer.batches.chunks(22))
     assert [len(minibatches(chunk)) for chunk in chunks] == sizes
     for chunk, size in zip(chunks, sizes):  # windows of their own for every update
-        assert chunk.batch.mask.shape[1] == 4 * size
+        assert isinstance(chunk.source, StoredRows) == for_graph
         positions = torch.cat([batch.position for batch in minibatches(chunk)])
-        assert torch.equal(positions, chunk.batch.position)
+        drawn = chunk.index.position.flatten() if for_graph else chunk.source.position
+        assert positions.shape == (4 * size,) and torch.equal(positions, drawn)
     assert list(trainer.batches.chunks(22)) == []
+
+
+# Windows that a graph gathers by itself.
+
+
+def in_both_ways(source, num_updates):
+    """The minibatches of one draw, as they are handed to plain updates and to graphs; and the latter's chunk."""
+    made = []
+    for source.for_graph in (False, True):
+        torch.manual_seed(0)
+        chunk = source._chunk([(source._collected, 20)], num_updates)
+        made.append(minibatches(chunk))
+    return *made, chunk
+
+
+def assert_same(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others):
+        leaves, found = nest.leaves(batch), nest.leaves(other)
+        assert nest.paths(batch) == nest.paths(other) and len(leaves) > 10
+        torch.testing.assert_close(leaves, found, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("num_updates", [1, 3])
+@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
+@pytest.mark.parametrize("window_length", [2, 4])
+@pytest.mark.parametrize(("num_envs", "num_env_steps"), [(1, 60), (3, 60), (1, 300), (3, 330)])
+def test_a_graph_gathers_what_plain_updates_are_handed(
+    tmp_path, num_envs, num_env_steps, window_length, sampler, num_updates
+):
+    """Of 100 rows: those of one and of several columns, of a ring that is not full and of one that has wrapped."""
+    replay = {"capacity": 100, "window_length": window_length, "warmup_env_steps": 40, "updates_per_env_step": 0.1}
+    trainer = make(
+        tmp_path, num_envs=num_envs, num_env_steps=num_env_steps, replay=replay, env_kwargs={"length": 7}
+    )  # fmt: skip
+    list(run(trainer))
+    source = trainer.batches
+    source._collected.sampler = sampler()
+    source._collected.sampler.bind(source.buffer, window_length)
+    handed, gathered, chunk = in_both_ways(source, num_updates)
+    assert_same(handed, gathered)
+    assert any(not batch.mask.all() for batch in handed) or window_length == 2
+    assert (
+        isinstance(chunk.source, StoredRows) and chunk.is_steady and (handed[0].weight is None) == (sampler is Uniform)
+    )
+    assert (chunk.remember is None) == (sampler is Uniform)
+    assert source._chunk([(source._collected, 20)], num_updates).source is chunk.source
+    store = source.buffer._rows[1]
+    store += 1  # nothing is a copy
+    assert torch.equal(minibatches(chunk)[0].experience.time_step.reward, handed[0].experience.time_step.reward + 1)
+
+
+class Preprocessing(Recorder):
+    def preprocess_experience(self, experience):
+        return experience._replace(info=experience.time_step.reward * 2)
+
+
+class Returning(Recorder):
+    return_gamma = 0.9
+
+
+class Flipping(Recorder):
+    replay_info = ()
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(torch.zeros(len(time_step.step_type), dtype=torch.int64), state)
+
+
+HINDSIGHT = functools.partial(HindsightReplay, bit_flip_reward, terminated_fn=bit_flip_reached)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": Preprocessing},
+        {"algorithm": Returning},
+        {"transforms": [functools.partial(FrameStack, num_frames=2)]},
+        {"transforms": [functools.partial(RewardScale, scale=2.0)]},
+        {"env_id": BitFlip, "algorithm": Flipping, "replay": {"hindsight": HINDSIGHT}},
+    ],
+    ids=["preprocessed", "with returns", "stacked", "transformed", "relabelled"],
+)
+def test_windows_of_which_more_is_made_are_handed_to_graphs_too(tmp_path, options):
+    trainer = make(tmp_path, **options)
+    list(run(trainer))
+    handed, given, chunk = in_both_ways(trainer.batches, 3)
+    assert_same(handed, given)
+    assert not chunk.is_steady
+
+
+@pytest.mark.parametrize("compile", [True, False, "auto"])
+def test_the_trainer_says_whether_updates_are_graphs(tmp_path, compile):
+    trainer = make(tmp_path, learner=functools.partial(Learner, compile=compile))
+    assert trainer.batches.for_graph == (compile is True) == (not trainer.learner.is_plain)
+    trainer.close()
 
 
 def test_training_goes_on_at_the_same_pace_after_interaction_has_ended(tmp_path):

@@ -89,7 +89,7 @@ def test_an_update_trains_on_the_minibatch_of_its_columns():
         if by_columns:
             parts = [(chunk, columns) for columns in chunk.index]
         else:
-            parts = [(Chunk(take(chunk.batch, columns), None), None) for columns in chunk.index]
+            parts = [(Chunk(take(chunk.source, columns), None), None) for columns in chunk.index]
         records = [updates(*part, {"all": 0.1}, summarize=True) for part in parts]
         runs.append((algorithm.weight.item(), [record.extra["seen"].tolist() for record in records], algorithm.seen))
     assert runs[0][:2] == runs[1][:2] and runs[0][0] != 0

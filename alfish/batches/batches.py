@@ -10,16 +10,29 @@ from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
+from alfish.nest import Nest
+from alfish.replay import StoredRows
 from alfish.transforms import Transforms
 
 
 class Chunk(NamedTuple):
-    batch: Batch  # [T', M] rows
-    # [K, N] int64: K minibatches, each N of the M columns; None: all columns are one
-    index: torch.Tensor | None  # type: ignore[assignment]
-    is_steady: bool = True  # whether the source's other chunks have as many rows, so that a graph may gather by itself
+    """K minibatches, and what they are taken from."""
+
+    source: Batch | StoredRows  # [T', M] rows, or those of a ring
+    # [K, N] int64, of the M columns; where windows of a ring begin, a `Window` of [K, N]; None: all columns are one
+    index: Nest  # type: ignore[assignment]
+    is_steady: bool = True  # whether other chunks have sources like this one, so that a graph may gather by itself
     # Takes `LossInfo.priority` of the minibatches that were trained, in their order; None: nobody asks.
     remember: Callable[[list[torch.Tensor]], None] | None = None
+
+    def minibatches(self) -> Iterator[Nest]:
+        """What `take` takes of the source for each."""
+        if self.index is None:
+            yield None
+            return
+        leaves, structure = nest.flatten(self.index)
+        for parts in zip(*[leaf.unbind() for leaf in leaves]):
+            yield nest.unflatten(structure, parts)
 
 
 class Batches(abc.ABC):
@@ -29,12 +42,14 @@ class Batches(abc.ABC):
       acts: whether it is fed by environments at all.
       updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
       rows_per_update: that one of them trains; known after `bind`.
+      for_graph: whether updates are graphs, which gather a minibatch faster than it can be handed to them.
     """
 
     on_policy: ClassVar[bool]
     acts: ClassVar[bool] = True
     updates_per_iteration = 1.0
     rows_per_update = 1
+    for_graph = False
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         """Takes what it works with; raises UsageError where the settings do not fit one another."""
@@ -99,8 +114,14 @@ class Batches(abc.ABC):
             return self._algorithm.preprocess_experience(experience)
 
 
-def take(batch: Batch, columns: torch.Tensor) -> Batch:
-    """The minibatch of these columns (`[N]` int64)."""
+def take(source: Batch | StoredRows, index: Nest) -> Batch:
+    """A minibatch, from one of `Chunk.minibatches`."""
+    if isinstance(source, StoredRows):
+        return source.windows(index)
+    return source if index is None else _columns(source, index)
+
+
+def _columns(batch: Batch, columns: torch.Tensor) -> Batch:
     experience = batch.experience
     rows = experience._replace(state=None, policy_version=None, transform_state=None), batch.mask
     rows, mask = nest.map(lambda leaf: leaf.index_select(1, columns), rows)

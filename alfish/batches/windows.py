@@ -13,7 +13,7 @@ from alfish.data import Batch, StepType
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer
-from alfish.replay import HindsightReplay, RingBuffer, Sampler, Window
+from alfish.replay import HindsightReplay, RingBuffer, Sampler, StoredRows, Window
 from alfish.transforms import Transforms
 
 OBSERVED_ROWS = 1024  # of each column at a time
@@ -49,11 +49,20 @@ class Windows:
             self._hindsight.bind(buffer, transforms.raw_observation_spec)
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
         self._progress, self._device = algorithm.progress, algorithm.progress.device
+        self._stored: StoredRows | None = None
 
-    def draw(self, num_windows: int, num_batches: int) -> tuple[Batch, Window]:
-        """Raw rows `[L, N]` of so many minibatches together, on the algorithm's device, and where they begin."""
-        start = self.sampler.draw(num_windows, float(self._progress), num_batches)
-        return self.at(start), start
+    def draw(self, num_windows: int, num_batches: int) -> Window:
+        """Where the windows of so many minibatches together begin, `[N]`."""
+        return self.sampler.draw(num_windows, float(self._progress), num_batches)
+
+    def in_place(self) -> StoredRows | None:
+        """What `at` takes its windows from, the same object every time; None where it makes something else of them."""
+        if self._stored is None:
+            relabels = self._hindsight is not None
+            elsewhere = self.buffer.device != self._device
+            if not relabels and not elsewhere and not self._transforms and not self._algorithm.replays_state:
+                self._stored = self.buffer.in_place(self._num_rows)
+        return self._stored
 
     def at(self, start: Window) -> Batch:
         """Raw rows `[L, N]` of the windows that begin there."""
@@ -100,6 +109,7 @@ class WindowBatches(Batches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
+        self._preprocesses = type(algorithm).preprocess_experience is not RLAlgorithm.preprocess_experience
         if self._burn_in and not algorithm.replays_state:
             raise UsageError(
                 f"{type(self).__name__}.burn_in is {self._burn_in}, and {type(algorithm).__name__} has no memory to "
@@ -111,13 +121,16 @@ class WindowBatches(Batches):
         parts: rings, and how many windows of each an update takes.
         num_updates: K.
         """
-        batches, starts, remember = [], [], None
-        for windows, count in parts:
-            batch, start = windows.draw(num_updates * count, num_updates)
-            batches.append(batch)
-            starts.append(start)
-            if windows.sampler.uses_priorities:
-                remember = functools.partial(_remember, parts, starts)
+        starts = [windows.draw(num_updates * count, num_updates) for windows, count in parts]
+        remember = None
+        if any(windows.sampler.uses_priorities for windows, _ in parts):
+            remember = functools.partial(_remember, parts, starts)
+        if self.for_graph and len(parts) == 1 and not self._preprocesses:
+            stored = parts[0][0].in_place()
+            if stored is not None:
+                index = nest.map(lambda leaf: leaf.view(num_updates, -1), starts[0])
+                return Chunk(stored, index, remember=remember)
+        batches = [windows.at(start) for (windows, _), start in zip(parts, starts)]
         batch = self._seen(batches[0] if len(batches) == 1 else _side_by_side(batches))
         if num_updates == 1:
             return Chunk(batch, None, remember=remember)

@@ -30,6 +30,25 @@ class Window(NamedTuple):
     weight: torch.Tensor | None = None  # [N] float32, importance weight; None: all 1
 
 
+class StoredRows(NamedTuple):
+    """A ring's rows where they lie, for a graph that gathers windows by itself. They change as the ring does."""
+
+    rows: Nest  # what `_kept` keeps; leaves [length * B, ...], row (pos % length) * B + column
+    env_id: torch.Tensor  # [B]
+    offset: torch.Tensor  # [L, 1] int64, of a window's rows from its first: 0 to L - 1
+
+    def windows(self, start: Window) -> Batch:
+        """As `RingBuffer.windows`."""
+        num_envs = len(self.env_id)
+        length = len(nest.leaves(self.rows)[0]) // num_envs
+        index = (start.position + self.offset) % length * num_envs + start.column
+        step_type, reward, discount, observation, prev_action, action, info = nest.at(self.rows, index)
+        env_id = self.env_id[start.column]
+        time_step = TimeStep(step_type, reward, discount, observation, prev_action, env_id.expand_as(index))
+        mask = trainable(step_type)
+        return Batch(Experience(time_step, action, info, None), mask, env_id, start.position, start.weight)
+
+
 class RingBuffer:
     """Keeps the newest rows of B environments.
 
@@ -184,6 +203,16 @@ class RingBuffer:
         """The rows of windows that start there, and the weights of these."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         return batch._replace(weight=start.weight)
+
+    def in_place(self, window_length: int) -> StoredRows | None:
+        """The rows themselves, for windows of so many.
+
+        None where windows are more than rows that lie there: before the first push, on a GPU, with states or returns.
+        """
+        keeps_returns = self._book is not None and self._book.keeps_returns
+        if self._rows is None or self._device.type != "cpu" or self._state_period is not None or keeps_returns:
+            return None
+        return StoredRows(self._rows, torch.from_numpy(self._env_id), torch.arange(window_length).unsqueeze(1))
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Where windows may start as far as the rows around them are concerned; `may_start` has the last word.

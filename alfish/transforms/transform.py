@@ -97,6 +97,10 @@ class Transforms(nn.Module):
             self._chain.append(transform)
             self.observation_spec, self.reward_spec = transform.observation_spec, transform.reward_spec
 
+    def __len__(self) -> int:
+        """How many there are; an empty chain changes nothing."""
+        return len(self._chain)
+
     def initial_state(self, batch_size: int) -> Nest:
         return tuple(transform.initial_state(batch_size) for transform in self._chain)
 

@@ -95,7 +95,7 @@ def test_the_loss_is_policy_value_and_entropy():
     a2c = _a2c(value_coef=0.7, entropy_coef=Linear(0.2, 0.0))
     a2c.progress.fill_(0.5)
     (chunk,) = _chunks(a2c, _unroll(a2c, _column(MID, MID, MID, num_envs=4)), 1)
-    experience = chunk.batch.experience
+    experience = chunk.source.experience
     info = a2c.train_step(experience, None).info
     policy_loss = -info.policy.log_prob(experience.action) * experience.info.advantage
     value_loss = 0.5 * (info.value - experience.info.target).square()

@@ -79,7 +79,7 @@ def _ratio(algorithm, experience):
 def _batch(algorithm, experience):
     """The whole unroll as one minibatch, not shuffled."""
     (chunk,) = _chunks(algorithm, experience, 1)
-    return chunk.batch
+    return chunk.source
 
 
 def _loss(algorithm, batch):

@@ -66,7 +66,7 @@ def _chunks(ppo, experience, *settings):
 def _batch(ppo, experience):
     """The whole unroll as one minibatch, not shuffled."""
     (chunk,) = _chunks(ppo, experience, 1)
-    return chunk.batch
+    return chunk.source
 
 
 def _ratio(ppo, batch):
@@ -90,7 +90,7 @@ class TestRatio:
         if trained:  # a policy with an opinion
             learner.train(_chunks(ppo, _unroll(ppo, 64), 10, 64))
         (chunk,) = _chunks(ppo, _unroll(ppo, 64), 1, 64)
-        first, second = (take(chunk.batch, columns) for columns in chunk.index[:2])
+        first, second = (take(chunk.source, columns) for columns in chunk.index[:2])
         assert (_ratio(ppo, first) - 1).abs().max() < 1e-6
         learner.train([chunk._replace(index=chunk.index[:1])])
         assert (_ratio(ppo, second) - 1).abs().max() > 1e-3

@@ -12,7 +12,7 @@ from torch import nn
 
 from alfish import corrections, nest, specs
 from alfish.algorithms.sac import SAC
-from alfish.batches import Chunk, ReplayBatches
+from alfish.batches import Chunk, ReplayBatches, take
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.distributions import SquashedNormal
 from alfish.environments import make_environment
@@ -436,7 +436,7 @@ def test_replay_keeps_what_retrace_asks_and_knows_nothing_of_random_actions(acti
     source.add(unroller.unroll(30))
     assert unroller._actor._program is not None, "it acts through torch"
     (chunk,) = source.chunks(201)
-    batch = chunk.batch
+    [batch] = [take(chunk.source, index) for index in chunk.minibatches()]
     trace = sac.train_step(batch.experience, None).info.trace[1:]
     own = (batch.position + torch.arange(1, 4)[:, None]) >= 30
     assert own.any() and not own.all()

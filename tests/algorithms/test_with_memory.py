@@ -113,7 +113,7 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
         if algorithm is PPO:
             log_prob = unroll.info.policy.log_prob(unroll.action)[:-1]
             for columns in chunk.index:
-                batch = take(chunk.batch, columns)
+                batch = take(chunk.source, columns)
                 info = made.train_step(batch.experience, batch.experience.state).info
                 trains = batch.mask
                 found = info.policy.log_prob(batch.experience.action)
@@ -121,11 +121,11 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
         # Values of whole unrolls are those of the minibatches' rows, carried on by the same memory.
         with torch.no_grad():
             whole = made.network.value(unroll.time_step, unroll.state)
-            (_, value), _ = made.network(chunk.batch.experience.time_step, chunk.batch.experience.state)
+            (_, value), _ = made.network(chunk.source.experience.time_step, chunk.source.experience.state)
         torch.testing.assert_close(value, whole[:-1])
-        step, info = unroll.time_step, chunk.batch.experience.info
+        step, info = unroll.time_step, chunk.source.experience.info
         target = returns.lambda_return(step.reward, 0.99 * step.discount, whole, step.step_type, made._lambda)
-        torch.testing.assert_close(info.target[chunk.batch.mask], target[chunk.batch.mask])
+        torch.testing.assert_close(info.target[chunk.source.mask], target[chunk.source.mask])
     assert unroller._actor._program is not None and begun_within > 3
     assert unroll.state is not None and any(leaf.any() for leaf in nest.leaves(unroll.state))
 
@@ -137,7 +137,7 @@ def test_an_update_of_ppo_moves_the_memory():
     source.bind(ppo, transforms, 6, B)
     source.add(unroller.unroll(6))
     (chunk,) = source.chunks(0)
-    batch = chunk.batch
+    batch = chunk.source
     loss = ppo.calc_loss(batch.experience, ppo.train_step(batch.experience, batch.experience.state).info).loss
     gradients = torch.autograd.grad(loss[batch.mask].sum(), list(ppo.network.actor_torso.memory.parameters()))
     assert all(gradient.any() for gradient in gradients)
@@ -168,7 +168,7 @@ def test_the_memory_in_training_saw_what_it_saw_while_acting(kind, mode, burn_in
     assert unroller._actor._program is not None
     begun_within = begun_while_warming = 0
     for chunk in source.chunks(62):
-        for batch in [chunk.batch] if chunk.index is None else [take(chunk.batch, index) for index in chunk.index]:
+        for batch in [take(chunk.source, index) for index in chunk.minibatches()]:
             experience = batch.experience
             step, kept = experience.time_step, experience.info["q"]
             assert len(step.reward) == 6 and (experience.burn_in is None) == (burn_in == 0)

@@ -15,7 +15,7 @@ from torch import nn
 from alfish import nest
 from alfish.algorithms.bc import BC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import OfflineBatches, ReplayBatches
+from alfish.batches import OfflineBatches, ReplayBatches, take
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped
@@ -23,7 +23,7 @@ from alfish.errors import UsageError
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Evaluate, Summaries
 from alfish.offline import OfflineBuffer, open_writer
-from alfish.replay import Epochs, HindsightReplay, Prioritized, Uniform
+from alfish.replay import Epochs, HindsightReplay, Prioritized, StoredRows, Uniform
 from alfish.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer, RewardNormalizer
 from alfish.unrollers import AsyncUnroller
@@ -490,7 +490,7 @@ def test_weights_multiply_the_losses_that_the_algorithm_names(tmp_path):
     trainer = offline(tmp_path, batches={"sampler": Recording})
     trainer.start()
     [chunk] = trainer.batches.chunks(0)
-    batch = chunk.batch
+    batch = chunk.source
     assert batch.weight.unique().tolist() == [1, 2, 3]
     losses, _ = trainer.learner._plain.losses(batch)
     plain, _ = trainer.learner._plain.losses(batch._replace(weight=None))
@@ -505,7 +505,7 @@ def test_weights_are_normalized_in_each_minibatch_however_many_a_chunk_has(tmp_p
     trainer = offline(tmp_path, batches={"sampler": Prioritized, "updates_per_iteration": size})
     trainer.train()
     [chunk] = trainer.batches.chunks(20)
-    weights = chunk.batch.weight[None] if chunk.index is None else chunk.batch.weight[chunk.index]
+    weights = torch.stack([take(chunk.source, index).weight for index in chunk.minibatches()])
     assert weights.shape == (size, 4) and weights.unique().numel() > size
     assert (weights.amax(1) == 1).all()
 
@@ -530,6 +530,29 @@ def test_a_missing_priority_is_named(tmp_path):
 
     with pytest.raises(UsageError, match="calc_loss of Silent returns no LossInfo.priority"):
         offline(tmp_path, Silent, batches={"sampler": Prioritized}).train()
+
+
+class Remembering(Regressor):
+    replays_state = True
+
+    def initial_state(self, batch_size):
+        return torch.zeros(batch_size, 1)
+
+
+@pytest.mark.parametrize("algorithm", [Regressor, Remembering])
+def test_a_graph_gathers_what_was_recorded_unless_memory_begins_with_it(tmp_path, algorithm):
+    trainer = offline(tmp_path, algorithm)
+    trainer.start()
+    made = []
+    for trainer.batches.for_graph in (False, True):
+        torch.manual_seed(0)
+        [chunk] = trainer.batches.chunks(0)
+        made.append([take(chunk.source, index) for index in chunk.minibatches()])
+    assert isinstance(chunk.source, StoredRows) == (algorithm is Regressor)
+    for one, other in zip(*made, strict=True):
+        assert nest.paths(one) == nest.paths(other) and (one.experience.state is None) == (algorithm is Regressor)
+        torch.testing.assert_close(nest.leaves(one), nest.leaves(other), rtol=0, atol=0)
+    trainer.close()
 
 
 def test_a_priority_of_another_shape_is_named(tmp_path):

@@ -96,6 +96,14 @@ def check_windows(batch, window_length, history, allowed):
     assert (here[0] != LAST).all()
 
 
+def check_in_place(buffer, window_length):
+    """What gathers from the rows where they lie gets what the ring hands out."""
+    start = buffer.draw(20, window_length)
+    handed, gathered = buffer.windows(start, window_length), buffer.in_place(window_length).windows(start)
+    assert nest.paths(handed) == nest.paths(gathered)
+    torch.testing.assert_close(nest.leaves(handed), nest.leaves(gathered), rtol=0, atol=0)
+
+
 def reloaded(buffer, fresh):
     file = io.BytesIO()
     torch.save(buffer.state_dict(), file)
@@ -173,6 +181,7 @@ def test_every_window_is_what_one_environment_did_whatever_was_done_to_the_ring(
             if allowed:
                 batch = buffer.sample(NUM_DRAWS, window_length)
                 check_windows(batch, window_length, columns.history, allowed)
+                check_in_place(buffer, window_length)
                 num_drawn += NUM_DRAWS
                 break
             with pytest.raises(UsageError):
@@ -276,6 +285,14 @@ def test_states_are_drawn_uniformly():
     starts, counts = torch.stack([batch.env_id.long() - 10, batch.position]).unique(dim=1, return_counts=True)
     assert [tuple(start) for start in starts.T.tolist()] == sorted(expected) and len(expected) > 15
     assert (counts - 2000).abs().max() < 5 * 2000**0.5
+
+
+@pytest.mark.parametrize("options", [{"state_period": 4}, {"return_gamma": 0.9}, {"keeps_episodes": True}, {}])
+def test_a_window_is_more_than_rows_where_states_or_returns_are_kept(options):
+    columns, states, buffer = Columns(1), States(1, 4), RingBuffer(20, 1, **options)
+    assert buffer.in_place(2) is None  # there are no rows yet
+    push_with_states(buffer, states, columns, [3])
+    assert (buffer.in_place(2) is None) == any(name in options for name in ("state_period", "return_gamma"))
 
 
 def test_a_ring_with_states_is_no_ring_without_them():
