@@ -411,6 +411,10 @@ def _attribute(self, loss, experience):
     return loss * self.held[0]
 
 
+def _picked(self, loss, experience):
+    return loss + 0 * loss[loss.detach() > 0.5].sum()
+
+
 def _printing(self, loss, experience):
     print("loss", float(loss.detach().mean()))
     return loss
@@ -418,7 +422,7 @@ def _printing(self, loss, experience):
 
 UNCOMPILABLE = {
     "looks at a value": _number, "takes a number out": _item, "goes through numpy": _through_numpy,
-    "reads a plain tensor": _attribute, "prints a number": _printing,
+    "reads a plain tensor": _attribute, "picks rows by value": _picked, "prints a number": _printing,
 }  # fmt: skip
 
 
