@@ -1,12 +1,12 @@
 // Products of float32 matrices too small for a library's preparations to pay: `alfish::small_product`.
 //
 // A tile of the result is kept in registers while the inner dimension passes by. Any strides are taken; the rows of b
-// are copied together where they are not contiguous. One thread.
+// are copied together where they are not contiguous. One thread. Through torch's stable interface, because its own headers
+// take three times as long to compile, and twice the memory.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/cpu/vec/vec.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +16,7 @@
 
 namespace {
 
+using Tensor = torch::stable::Tensor;
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t LANES = Vec::size();
 // Registers: ROWS * COLUMNS sums, COLUMNS vectors of b, one number of a. AVX2 has 16 of them, AVX-512 and Neon 32.
@@ -85,14 +86,19 @@ void multiply(Matrix a, Matrix b, float* out, int64_t rows, int64_t columns, int
 }
 
 // `[M, K] x [K, N]`, or `[E, M, K] x [E, K, N]`, of float32.
-at::Tensor small_product(const at::Tensor& a, const at::Tensor& b) {
-  bool batched = a.dim() == 3;
-  int64_t members = batched ? a.size(0) : 1, rows = a.size(-2), inner = a.size(-1), columns = b.size(-1);
-  at::Tensor out = batched ? at::empty({members, rows, columns}, a.options()) : at::empty({rows, columns}, a.options());
-  std::vector<float> copy(b.stride(-1) == 1 ? 0 : inner * columns);
+Tensor small_product(const Tensor& a, const Tensor& b) {
+  auto size = a.sizes(), of_a = a.strides(), of_b = b.strides();
+  int64_t m = a.dim() - 2;  // where the matrix begins among the dimensions
+  int64_t members = m ? size[0] : 1, rows = size[m], inner = size[m + 1], columns = b.size(m + 1);
+  int64_t shape[]{members, rows, columns}, strides[]{rows * columns, columns, 1};
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      m + 2, shape + 1 - m, strides + 1 - m, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &handle));
+  Tensor out(handle);
+  std::vector<float> copy(of_b[m + 1] == 1 ? 0 : inner * columns);
   for (int64_t e = 0; e < members; ++e) {
-    Matrix left{a.const_data_ptr<float>() + (batched ? e * a.stride(0) : 0), a.stride(-2), a.stride(-1)};
-    Matrix right{b.const_data_ptr<float>() + (batched ? e * b.stride(0) : 0), b.stride(-2), b.stride(-1)};
+    Matrix left{a.const_data_ptr<float>() + e * of_a[0], of_a[m], of_a[m + 1]};
+    Matrix right{b.const_data_ptr<float>() + e * of_b[0], of_b[m], of_b[m + 1]};
     if (!copy.empty()) {
       // In blocks that stay in the nearest cache.
       for (int64_t j = 0; j < columns; j += LANES)
@@ -108,4 +114,4 @@ at::Tensor small_product(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(alfish, CPU, library) { library.impl("small_product", small_product); }
+STABLE_TORCH_LIBRARY_IMPL(alfish, CPU, library) { library.impl("small_product", TORCH_BOX(&small_product)); }

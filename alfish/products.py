@@ -20,6 +20,7 @@ PRECISIONS = ("float32", "bfloat16")
 LARGE_PRODUCT = 1 << 23
 # Vectors with which `products.cpp` was measured; with others torch's own may be faster.
 MEASURED = ("AVX2", "AVX512")
+OLDEST_TORCH = "2.10"  # whose stable interface has what `products.cpp` takes of it
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
@@ -93,11 +94,11 @@ def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Nod
 
 @functools.cache
 def has_small_products() -> bool:
-    """Whether `products.cpp` suits this processor, could be compiled, and is right.
+    """Whether `products.cpp` suits this processor and this torch, could be compiled, and is right.
 
     Torch's cache keeps what it was compiled to.
     """
-    if torch.backends.cpu.get_cpu_capability() not in MEASURED:
+    if torch.backends.cpu.get_cpu_capability() not in MEASURED or torch.__version__ < OLDEST_TORCH:
         return False
     from torch._inductor.codecache import CppCodeCache  # here, because it takes a second
 
