@@ -1,8 +1,8 @@
 // Products of float32 matrices too small for a library's preparations to pay: `alfish::small_product`.
 //
 // A tile of the result is kept in registers while the inner dimension passes by. Any strides are taken; the rows of b
-// are copied together where they are not contiguous. One thread. Through torch's stable interface, because its own headers
-// take three times as long to compile, and twice the memory.
+// are copied together where they are not contiguous. One thread. It is made with torch's stable interface, because its
+// other headers take three times as long to compile, and twice the memory.
 
 #include <ATen/cpu/vec/vec.h>
 #include <torch/csrc/stable/library.h>

@@ -92,13 +92,18 @@ def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Nod
     graph.graph.erase_node(node)
 
 
+def suits_small_products() -> bool:
+    """Whether `products.cpp` is for this processor and this torch."""
+    return torch.backends.cpu.get_cpu_capability() in MEASURED and torch.__version__ >= OLDEST_TORCH
+
+
 @functools.cache
 def has_small_products() -> bool:
-    """Whether `products.cpp` suits this processor and this torch, could be compiled, and is right.
+    """Whether `products.cpp` suits this machine, could be compiled, and is right.
 
     Torch's cache keeps what it was compiled to.
     """
-    if torch.backends.cpu.get_cpu_capability() not in MEASURED or torch.__version__ < OLDEST_TORCH:
+    if not suits_small_products():
         return False
     from torch._inductor.codecache import CppCodeCache  # here, because it takes a second
 

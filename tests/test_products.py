@@ -21,8 +21,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++, which is not installed"),
 ]
 kernel = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in products.MEASURED,
-    reason="small products are torch's on processors without AVX2 or AVX-512",
+    not products.suits_small_products(),
+    reason=f"small products are torch's without AVX2 or AVX-512, and before torch {products.OLDEST_TORCH}",
 )
 SMALL, LARGE = "alfish.small_product", "alfish.large_product"
 
