@@ -372,6 +372,7 @@ class Trainer:
         summarize = self.steps >= self._next_summary
         self._modes.switch(training=True)
         self._updating = True
+        self.batches.for_graph = not self.learner.is_plain  # plain, too, once it has fallen back
         learned = self.learner.train(self.batches.chunks(self.steps), summarize)
         if experience is not None:
             with torch.no_grad():
@@ -403,7 +404,7 @@ class Trainer:
         load_model(self.transforms, state["transforms"], f"the transforms configured for {self.root_dir}")
 
     def _plan(self) -> None:
-        """Tells the learner how long the run is to be, for what pays in long runs alone, and batches what it does."""
+        """Tells the learner how long the run is to be, for what pays in long runs alone."""
         updates = self.batches.updates_per_iteration
         iterations = {
             "num_env_steps": self._budget / (self._unroll_length * self.unroller.num_columns),
@@ -412,7 +413,6 @@ class Trainer:
             "wall_seconds": math.inf if self._budget >= LONG_RUN_SECONDS else 0.0,
         }[self._budget_name]
         self.learner.plan(iterations * updates, self.batches.rows_per_update)
-        self.batches.for_graph = not self.learner.is_plain
 
     def _make_batches(self, batches: Callable[[], Batches] | None) -> Batches:
         name, on_policy = type(self.algorithm).__name__, self.algorithm.on_policy
