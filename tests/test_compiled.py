@@ -850,10 +850,9 @@ def test_sizes_are_fixed_in_a_graph(monkeypatch):
         return real(graph, inputs, **options)
 
     monkeypatch.setattr(compile_fx, "compile_fx_inner", spy)
-    function = CompiledFunction(lambda given: (given[0][:, given[1]] + 1, given[0] @ given[2]),
-                                (torch.rand(5, 7), torch.randint(7, (9,)), torch.rand(7, 3)))  # fmt: skip
-    assert sizes == [5, 7, 7, 1, 9, 1, 7, 3, 3, 1] and all(type(size) is int for size in sizes)
     x, index, y = torch.rand(5, 7), torch.randint(7, (9,)), torch.rand(7, 3)
+    function = CompiledFunction(lambda given: (given[0][:, given[1]] + 1, given[0] @ given[2]), (x, index, y))
+    assert sizes == [5, 7, 7, 1, 9, 1, 7, 3, 3, 1] and all(type(size) is int for size in sizes)
     found, product = function((x, index, y))
     assert torch.equal(found, x[:, index] + 1) and torch.allclose(product, x @ y)
 
