@@ -12,10 +12,15 @@ from alfish import nest
 from alfish.batches import Chunk, take
 from alfish.checkpoint import rng_state, set_rng_state
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
+from alfish.cuda_graphs import RecordedFunction
 from alfish.data import Batch
+from alfish.errors import RunError
 from alfish.nest import Nest
 from alfish.replay import StoredRows
 from alfish.updates import Record, Updates, extra_sums
+
+# In these, kernels are loaded and libraries take the memory that they work in.
+CALLS_BEFORE_RECORDING = 3
 
 
 class CompiledUpdates:
@@ -27,15 +32,19 @@ class CompiledUpdates:
     Args:
       updates: the plain ones, whose parameters, optimizers and books these share.
       precision: see `CompiledFunction`.
+      records: whether to record each graph as a CUDA graph too, where it runs on a GPU.
     """
 
-    def __init__(self, updates: Updates, precision: str):
+    def __init__(self, updates: Updates, precision: str, records: bool = False):
         self._plain, self._precision = updates, precision
+        self._records = records and not updates.on_cpu
         self._tolerance = 1e-3 if precision == "float32" else 0.1
         self._made: dict[Hashable, _Graph] = {}
-        self._source: Any = None  # of the last chunk
+        self._last: Any = None  # the last chunk's source
+        self._source: Any = None  # the same, or a copy of it in memory that recorded graphs know
         self._rows: list[torch.Tensor] = []  # its leaves
         self._layout: Hashable = None
+        self._held: dict[Hashable, list[torch.Tensor]] = {}  # such a copy's rows, by layout
         algorithm, groups, optimizers = updates.algorithm, updates.groups, updates.optimizers
         names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
         self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
@@ -59,23 +68,21 @@ class CompiledUpdates:
         plain = self._plain
         if not chunk.is_steady:
             chunk, index = Chunk(take(chunk.source, index), None), None
-        source = chunk.source
-        if source is not self._source:
-            self._source, self._rows = source, nest.leaves(source)
+        if chunk.source is not self._last:
+            self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
+            self._rows = nest.leaves(self._source)
             self._layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
-        at = nest.leaves(index)
+        source, at = self._source, nest.leaves(index)
         key = (plain.algorithm.update_kind(), *[leaf.shape for leaf in at], self._layout)
         graph = self._made.get(key)
         if graph is None:
             graph = self._made[key] = self._make(source, index)
-        rows = [*at, *self._rows]
-        if is_checked(graph.num_calls):
-            self._compare(graph, take(source, index), rows)
+        total = self._compare(graph, take(source, index), at) if is_checked(graph.num_calls) else None
         graph.num_calls += 1
         coefficients: list[float] = []
         for name, optimizer in plain.optimizers.items():
             coefficients += optimizer.coefficients(learning_rate[name])  # type: ignore[attr-defined]
-        result = graph.function.call_flat([*self._leaves, self._tensor(coefficients), *rows])
+        result = self._run(graph, [self._tensor(coefficients), *at], total)
         if result["stop"] is not None and bool(result["stop"]):
             return None
         if not plain.on_cpu or not plain.skipped_in_row:  # on a CPU, a skipped step does not count
@@ -86,7 +93,42 @@ class CompiledUpdates:
     def forget_batch(self) -> None:
         """Lets go of the last chunk's memory, unless it is a ring's."""
         if isinstance(self._source, Batch):
-            self._source, self._rows = None, []
+            self._last, self._source, self._rows = None, None, []
+
+    def _hold(self, source: Nest) -> Nest:
+        """A copy, always in the same memory for the same layout."""
+        rows, structure = nest.flatten(source)
+        layout = tuple((row.dtype, row.shape) for row in rows)
+        held = self._held.get(layout)
+        if held is None:
+            held = [torch.empty(row.shape, dtype=row.dtype, device=row.device) for row in rows]
+            self._held[layout] = held
+        for own, row in zip(held, rows, strict=True):
+            own.copy_(row)
+        return nest.unflatten(structure, held)
+
+    def _run(self, graph: "_Graph", given: list[torch.Tensor], total: torch.Tensor | None) -> Nest:
+        """
+        Args:
+          given: coefficients and index.
+          total: what the result's must be, where this was compared.
+        """
+        rows = self._rows
+
+        def call(given: list[torch.Tensor]) -> Nest:
+            return graph.function.call_flat([*self._leaves, *given, *rows])
+
+        if graph.recorded is None:
+            if not self._records or graph.num_calls <= CALLS_BEFORE_RECORDING:
+                return call(given)
+            graph.recorded = RecordedFunction(call, given)
+        result = graph.recorded(given)
+        if total is not None and not self._is_close(result["total"], total):
+            raise RunError(
+                f"recorded as a CUDA graph, an update's losses and norms are {result['total'].tolist()}, and otherwise "
+                f"{total.tolist()}; set Learner.cuda_graphs = False"
+            )
+        return result
 
     def _make(self, source: Batch | StoredRows, index: Nest) -> "_Graph":
         plain, algorithm = self._plain, self._plain.algorithm
@@ -129,7 +171,8 @@ class CompiledUpdates:
         arguments = self._tensors, self._tensor([0.0] * self._num_coefficients()), index, source
         return _Graph(CompiledFunction(update, arguments, self._precision), trained)
 
-    def _compare(self, graph: "_Graph", batch: Batch, rows: list[torch.Tensor]) -> None:
+    def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
+        """The graph's `total`, found to be the plain update's as to the losses."""
         plain = self._plain
         generators = rng_state()
         losses, _ = plain.losses(batch)
@@ -137,22 +180,25 @@ class CompiledUpdates:
         set_rng_state(generators)
         copies = [leaf.clone() for leaf in self._leaves]
         coefficients = self._tensor([1.0] * self._num_coefficients())
-        total = graph.function.call_flat([*copies, coefficients, *rows])["total"]
+        total = graph.function.call_flat([*copies, coefficients, *at, *self._rows])["total"]
         set_rng_state(generators)
-        if list(losses) != graph.trained or not torch.allclose(
-            total[: len(expected)], expected, self._tolerance, self._tolerance, equal_nan=True
-        ):
+        if list(losses) != graph.trained or not self._is_close(total[: len(expected)], expected):
             raise NotCompilable(
                 f"compiled, the losses {graph.trained} are {total[: len(graph.trained)].tolist()}, and {list(losses)} "
                 f"are {expected.tolist()} as they should be: train_step or calc_loss depends on a value that changes "
                 "between updates; make it a buffer, or tell it by `update_kind`"
             )
+        return total
+
+    def _is_close(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
+        return torch.allclose(found, expected, self._tolerance, self._tolerance, equal_nan=True)
 
     def _num_coefficients(self) -> int:
         return sum(optimizer.num_coefficients for optimizer in self._plain.optimizers.values())  # type: ignore[attr-defined]
 
     def _tensor(self, numbers: list[float]) -> torch.Tensor:
-        return torch.from_numpy(np.array(numbers, np.float32)).to(self._plain.kept.device)
+        # A GPU copies so few numbers before the call returns, so there is nothing to wait for.
+        return torch.from_numpy(np.array(numbers, np.float32)).to(self._plain.kept.device, non_blocking=True)
 
 
 class _Graph:
@@ -160,7 +206,9 @@ class _Graph:
     function: of (tensors, coefficients, index, source).
     trained: the groups that have a loss, in order.
     num_calls: so far.
+    recorded: the function of coefficients and index alone; None: not recorded, or not yet.
     """
 
     def __init__(self, function: CompiledFunction, trained: list[str]):
         self.function, self.trained, self.num_calls = function, trained, 0
+        self.recorded: RecordedFunction | None = None

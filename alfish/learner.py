@@ -7,6 +7,7 @@ for that group's parameters alone, clipping, one step of the optimizer (`alfish.
 What summaries need of an update is kept, and read once an iteration.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -45,6 +46,7 @@ class Learner:
     compile: make one graph of the whole update at its first batch, which takes 15 to 20 seconds of processor time, or
       3 where torch's cache knows it; 'auto': where the run is long enough for it to pay (with a budget of seconds, from
       300). Hooks that cannot be compiled run as they are, after a warning.
+    cuda_graphs: on a GPU, launch a compiled update as one CUDA graph. A chunk's rows are copied for it.
     precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16', whose sums are float32.
 
     Attributes:
@@ -60,6 +62,7 @@ class Learner:
         max_grad_norm: float | None = None,
         max_nonfinite_updates: int = 10,
         compile: bool | str = "auto",
+        cuda_graphs: bool = False,
         precision: str = "float32",
     ):
         if precision not in PRECISIONS:
@@ -68,9 +71,12 @@ class Learner:
             raise UsageError(f"Learner.compile is {compile!r}; it is True, False or 'auto'")
         if precision != "float32" and compile is not True:
             raise UsageError(f"Learner.precision is {precision!r}, which takes Learner.compile = True")
-        self._algorithm, self._precision = algorithm, precision
+        if cuda_graphs and compile is False:
+            raise UsageError("Learner.cuda_graphs takes Learner.compile = True or 'auto'")
+        self._algorithm = algorithm
         self._plain = Updates(algorithm, optimizer, max_grad_norm)
-        self._compiled = CompiledUpdates(self._plain, precision) if compile is True else None
+        self._compile = functools.partial(CompiledUpdates, self._plain, precision, cuda_graphs)
+        self._compiled = self._compile() if compile is True else None
         self._decides = compile == "auto"
         self._learning_rates = self._schedule_per_group(learning_rate)
         self._max_nonfinite_updates = max_nonfinite_updates
@@ -92,7 +98,7 @@ class Learner:
         num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
         work = num_updates * (1 + num_rows * num_parameters / LARGE_UPDATE)
         if self._decides and self._compiled is None and work >= COMPILE_FROM_UPDATES:
-            self._compiled = CompiledUpdates(self._plain, self._precision)
+            self._compiled = self._compile()
 
     def train(self, chunks: Iterable[Chunk], summarize: bool = True) -> dict[str, float]:
         """Updates on every minibatch of the chunks.

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import compiled, nest, products, specs
+from alfish import compiled, cuda_graphs, nest, products, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
@@ -27,6 +27,7 @@ from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
 from alfish.batches import Chunk, EpochBatches, ReplayBatches, take
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
+from alfish.compiled_updates import CALLS_BEFORE_RECORDING
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
@@ -776,25 +777,31 @@ def test_a_chunk_is_let_go_of_after_training(interpreted, is_compiled):
     assert learner.updates == 9
 
 
-@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
-def test_a_run_from_replay_trains_alike_by_one_graph_that_gathers_its_windows(tmp_path, interpreted, sampler):
+def runs_from_replay(root, sampler=Uniform, device="cpu", **settings):
+    """Updates and state, plain and with the learner's settings; and the latter's trainer."""
     networks = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,))))
     replay = {"capacity": 200, "batch_size": 8, "warmup_env_steps": 20, "updates_per_env_step": 0.5}
     runs = []
     for is_compiled in (False, True):
         trainer = Trainer(
-            tmp_path / str(is_compiled),
+            root / str(is_compiled),
             algorithm=functools.partial(DQN, q_network=networks, target_period=10),
             environment=functools.partial(make_environment, "CartPole-v1", num_envs=2),
             batches=functools.partial(ReplayBatches, sampler=sampler, **replay),
-            learner=functools.partial(Learner, compile=is_compiled),
+            learner=functools.partial(Learner, compile=is_compiled, **settings if is_compiled else {}),
             listeners=[],
             unroll_length=4,
             num_env_steps=600,
-            device="cpu",
+            device=device,
         )
         trainer.train()
         runs.append((trainer.updates, trainer.algorithm.state_dict()))
+    return runs, trainer
+
+
+@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
+def test_a_run_from_replay_trains_alike_by_one_graph_that_gathers_its_windows(tmp_path, interpreted, sampler):
+    runs, trainer = runs_from_replay(tmp_path, sampler)
     assert_close(*runs)
     assert runs[0][0] > 250 and not trainer.learner.is_plain
     made = trainer.learner._compiled
@@ -984,3 +991,148 @@ def test_that_it_fell_back_is_saved():
     resumed = Learner(Regression(extras), compile=True)
     resumed.load_state_dict(learner.state_dict())
     assert resumed.is_plain and resumed.state_dict()["fell_back"]
+
+
+# CUDA graphs. Where there is no GPU, recording is imitated, and the rest is as it is.
+
+
+@pytest.fixture
+def recording(monkeypatch):
+    """Makes a learner record on a CPU; what it gives back grows by one entry, its launches, for each graph.
+
+    As on a GPU, to record runs nothing, and each launch reads and writes the memory that was recorded.
+    """
+
+    def begin(learner):
+        updates, launches = learner._compiled, []
+        updates._records = True
+
+        def record(call, device):
+            before, generators = [leaf.clone() for leaf in updates._leaves], torch.get_rng_state()
+            results = call()
+            torch.set_rng_state(generators)
+            for leaf, value in zip(updates._leaves, before):
+                leaf.copy_(value)
+            mine = len(launches)
+            launches.append(0)
+
+            def launch():
+                launches[mine] += 1
+                for own, result in zip(nest.leaves(results), nest.leaves(call())):
+                    own.copy_(result)
+
+            return launch, results
+
+        monkeypatch.setattr(cuda_graphs, "record", record)
+        return launches
+
+    return begin
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac both", "td3", "sac with memory"])
+def test_recorded_updates_are_those_of_the_plain_learner(name, recording, interpreted, caplog):
+    """Minibatches of a chunk, and chunks that are one; two kinds of updates; random numbers; schedules; memory."""
+    settings = {"optimizer": ADAM, "learning_rate": Linear(1e-2), "max_grad_norm": 0.5}
+    runs = []
+    for is_compiled in (False, True):
+        algorithm = make(name)
+        learner = Learner(algorithm, compile=is_compiled, **settings)
+        launches = recording(learner) if is_compiled else None
+        torch.manual_seed(7)
+        iterations = ([chunk] for k in range(3) for chunk in chunks_of(name, 12, seed=k, weighted=True))
+        runs.append((algorithm, learner, train(algorithm, learner, list(iterations)), torch.get_rng_state()))
+    assert_alike(*runs)
+    assert len(launches) == len(learner._compiled._made) == (2 if name == "td3" else 1)
+    assert sum(launches) == learner.updates - CALLS_BEFORE_RECORDING * len(launches)
+    assert warnings_in(caplog) == []
+
+
+def test_recorded_updates_read_the_rows_and_learning_rates_of_their_call(recording, interpreted):
+    """Chunks of two layouts in turns; their memory is written over once they are trained on."""
+
+    def run(is_compiled):
+        algorithm = Regression(extras)
+        learner = Learner(algorithm, compile=is_compiled, learning_rate=Linear(0.05))
+        launches = recording(learner) if is_compiled else None
+        summaries = []
+        for k in range(8):
+            algorithm.progress.fill_(k / 8)
+            chunks, again = (columns_of(k, size=4 + k % 2, weighted=True) for _ in range(2))
+            summaries.append(learner.train(chunks))
+            assert torch.equal(chunks[0].index, again[0].index), "launches write into what they were given"
+            for leaf in nest.leaves(chunks[0].source):
+                leaf.zero_()
+        return (algorithm, learner, summaries, torch.get_rng_state()), launches
+
+    (plain, _), (made, launches) = run(False), run(True)
+    assert_alike(plain, made)
+    assert launches == [9, 9]
+
+
+def test_a_recording_that_does_something_else_ends_the_run(recording, interpreted, monkeypatch):
+    learner = Learner(Regression(extras), compile=True)
+    recording(learner)
+    real = cuda_graphs.record
+
+    def record(call, device):
+        launch, results = real(call, device)
+
+        def wrong():
+            launch()
+            results["total"].add_(1)
+
+        return wrong, results
+
+    monkeypatch.setattr(cuda_graphs, "record", record)
+    with pytest.raises(RunError, match=r"recorded as a CUDA graph, .*; set Learner.cuda_graphs = False"):
+        learner.train(columns_of(num_updates=6))
+    assert learner.updates == CALLS_BEFORE_RECORDING
+
+
+def test_what_cannot_be_recorded_says_what_to_set():
+    """Here because there is no GPU, or because the function looks at a value."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.ones(2, device=device)
+    with pytest.raises(RunError, match=r"cannot be recorded as a CUDA graph \(.+\); set Learner.cuda_graphs = False"):
+        cuda_graphs.RecordedFunction(lambda given: given[0] * float(given[0].sum()), [x])
+    assert (x + 1).tolist() == [2, 2]
+
+
+def test_cuda_graphs_are_of_compiled_updates_on_a_gpu():
+    with pytest.raises(UsageError, match="Learner.cuda_graphs takes Learner.compile = True or 'auto'"):
+        Learner(Regression(extras), compile=False, cuda_graphs=True)
+    learner = Learner(Regression(extras), compile=True, cuda_graphs=True)
+    assert not learner._compiled._records, "there is nothing to record on a CPU"
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@needs_gpu
+@slow
+@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+def test_recorded_updates_on_a_gpu_are_those_of_the_plain_learner(name, caplog):
+    runs = []
+    for is_recorded in (False, True):
+        algorithm = make(name).to("cuda")
+        learner = Learner(algorithm, compile=is_recorded, cuda_graphs=is_recorded, optimizer=ADAM, learning_rate=3e-3)
+        torch.manual_seed(7)
+        iterations = [
+            [chunk._replace(source=nest.to(chunk.source, "cuda"), index=nest.to(chunk.index, "cuda"))]
+            for k in range(5)
+            for chunk in chunks_of(name, 12, seed=k, weighted=True)
+        ]
+        torch.cuda.manual_seed(7)
+        summaries = train(algorithm, learner, iterations)
+        runs.append((algorithm.cpu(), learner, summaries, torch.cuda.get_rng_state()))
+    assert learner.updates == 60 and all(graph.recorded is not None for graph in learner._compiled._made.values())
+    assert_alike(*runs)
+    assert warnings_in(caplog) == []
+
+
+@needs_gpu
+@slow
+def test_a_run_from_replay_on_a_gpu_trains_alike_when_recorded(tmp_path):
+    runs, trainer = runs_from_replay(tmp_path, device="cuda", cuda_graphs=True)
+    assert_close(runs[1][1], nest.to(runs[0][1], "cuda"), 1e-3)
+    assert all(graph.recorded is not None for graph in trainer.learner._compiled._made.values())

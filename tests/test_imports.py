@@ -14,7 +14,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # within a floor the order is as it stands here, but for the algorithms, which are siblings and import only their base.
 FLOORS = [
     (0, ["errors", "nest", "flat", "schedules", "checkpoint", "summary", "provenance", "products", "compiled",
-         "recorder", "numpy_operations", "numpy_program"]),
+         "cuda_graphs", "recorder", "numpy_operations", "numpy_program"]),
     (1, ["data", "specs"]),
     (2, ["losses", "returns", "corrections", "distributions", "optimizers"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
