@@ -65,27 +65,37 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
         raise NotTranslatable(f"numpy has no {dtype}") from error
 
 
-RANDOM: dict[Any, Callable[..., torch.Tensor]] = {
-    aten.rand.default: lambda shape, dtype: torch.rand(shape, dtype=dtype),
-    aten.rand_like.default: lambda shape, dtype: torch.rand(shape, dtype=dtype),
-    aten.randn.default: lambda shape, dtype: torch.randn(shape, dtype=dtype),
-    aten.randn_like.default: lambda shape, dtype: torch.randn(shape, dtype=dtype),
-    aten.exponential.default: lambda shape, dtype: torch.empty(shape, dtype=dtype).exponential_(),
+# What fills a tensor with the numbers that the operation draws.
+RANDOM: dict[Any, Callable[[torch.Tensor], Any]] = {
+    **dict.fromkeys((aten.rand.default, aten.rand_like.default), torch.Tensor.uniform_),
+    **dict.fromkeys((aten.randn.default, aten.randn_like.default), torch.Tensor.normal_),
+    aten.exponential.default: torch.Tensor.exponential_,
 }
 
 
 def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
-    shape, dtype = tuple(value.shape), value.dtype
     if not value.is_contiguous():
         raise NotTranslatable(f"{node.target} in another order than that of rows")
     if node.kwargs.keys() - LAYOUT or (node.target is aten.exponential.default and len(node.args) > 1):
         raise NotTranslatable(f"{node.target} with {node.args[1:]} and {dict(node.kwargs)}")
+    drawn = torch.empty(value.shape, dtype=value.dtype)  # a new tensor and its array would take longer than the numbers
+    array = drawn.numpy()
     if node.target is aten.randint_like.default:
-        return lambda like, high: torch.randint(high, shape, dtype=dtype).numpy()
-    draw = RANDOM.get(node.target)
-    if draw is None:
+
+        def integers(like: None, high: int) -> np.ndarray:
+            drawn.random_(0, high)
+            return array.copy()
+
+        return integers
+    fill = RANDOM.get(node.target)
+    if fill is None:
         raise NotTranslatable(f"{node.target} has no translation")
-    return lambda *arguments: draw(shape, dtype).numpy()
+
+    def numbers(*arguments: Any) -> np.ndarray:
+        fill(drawn)
+        return array.copy()
+
+    return numbers
 
 
 def _ufunc(function: Callable[..., Any]) -> Callable[..., Any]:
