@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from alfish.bin import show
+
 SUBCOMMANDS = {
     "train": "train what a gin file describes, or continue a run",
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
@@ -22,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand; returns its exit status: 2 for a user's mistake, 1 for a run that failed."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help())
+        show(_help())
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         import alfish
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, os.getcwd())  # a gin file may import the user's own modules
     module = importlib.import_module(module_of(name))
     if any(argument in ("-h", "--help") for argument in rest):
-        print(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
+        show(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
         return 0
     return _run(name, module, rest)
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -173,6 +175,24 @@ def test_a_conf_without_an_algorithm_asks_for_one(refused, tmp_path):
 )
 def test_a_value_that_makes_no_sense_is_named(refused, tmp_path, parameter, word):
     assert word in refused(*train(tmp_path / "run", *TINY, parameter))
+
+
+def test_a_setting_that_nothing_reads_is_refused_and_where_it_may_be_is_said(refused, tmp_path):
+    assert "nothing reads RMSprop.decay, bound in ppo_cartpole.gin or --gin_param: no part" in refused(
+        *train(tmp_path / "run", *TINY, "RMSprop.decay=0.9")
+    )
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'ppo_cartpole.gin'\nRMSprop.decay = 0.9\n")
+    assert f"bound in {conf}: no part" in refused(*train(tmp_path / "run", conf=str(conf)))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["confs"]])
+def test_a_reader_who_has_seen_enough_is_no_error(arguments):
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "alfish", *arguments], **pipe) as command:
+        command.stdout.close()
+        words = command.stderr.read()
+    assert command.returncode == 0 and words == b""
 
 
 # Mistakes in flags.

@@ -89,13 +89,13 @@ def operative_text() -> str:
     return gin.operative_config_str()
 
 
-def refuse_unreachable(files: Sequence[str]) -> None:
+def refuse_unreachable(files: Sequence[str], bindings: Sequence[str]) -> None:
     """To be called when everything is built: raises where a bound parameter cannot have been, or ever be, read.
 
     Reachable is what was called while building, and what a reachable binding refers to (`@make_environment`).
 
     Raises:
-      UsageError: names the parameters and the files.
+      UsageError: names the parameters, and where they may have been bound.
     """
     config, operative = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG
     reachable = {(scope, selector) for scope, selector in operative}
@@ -116,8 +116,9 @@ def refuse_unreachable(files: Sequence[str]) -> None:
         name = "/".join(part for part in (scope, selector.rpartition(".")[2]) if part)
         unread += [f"{name}.{parameter}" for parameter in parameters]
     if unread:
+        origins = " or ".join([*files, *(["--gin_param"] if bindings else [])])
         raise UsageError(
-            f"nothing reads {', '.join(sorted(unread))}, bound in {', '.join(files)}: no part of this Trainer uses it; "
+            f"nothing reads {', '.join(sorted(unread))}, bound in {origins}: no part of this Trainer uses it; "
             "remove the binding, or refer to what it configures with @"
         )
 

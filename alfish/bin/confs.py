@@ -9,6 +9,7 @@ from pathlib import Path
 
 from absl import flags
 
+from alfish.bin import show
 from alfish.bin.configuration import confs_directory
 
 FLAGS = flags.FlagValues()
@@ -18,8 +19,8 @@ FIELDS = ("Task", "Algorithm", "Result")
 def main(flag_values: flags.FlagValues) -> int:
     rows = [row for row in (describe(path) for path in sorted(confs_directory().glob("*.gin"))) if row]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip())
+    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
+    show("\n".join(lines))
     return 0
 
 

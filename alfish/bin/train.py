@@ -69,7 +69,7 @@ def main(flag_values: flags.FlagValues) -> int:
     text = configuration.text()
     with configuration.complete():
         trainer = Trainer(root_dir)
-    configuration.refuse_unreachable(files)
+    configuration.refuse_unreachable(files, flag_values.gin_param)
     if flag_values.ceilings:
         from alfish.profiler import ceilings
 
