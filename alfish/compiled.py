@@ -19,6 +19,8 @@ from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.products import PRECISIONS, rewrite_products
 
+WRAPPER_FROM_TORCH = "2.13"  # the oldest with which a graph's kernels are called from C++ was tested
+
 
 def is_checked(count: int) -> bool:
     """Whether the call of this number, from 0, is compared with plain Python: the first 8, then ever fewer.
@@ -104,6 +106,9 @@ def _compile(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # here, because it takes a second
 
+    # From Python the calls of a small update take longer than its kernels.
+    wrapped = torch.__version__ >= WRAPPER_FROM_TORCH and all(leaf.device.type == "cpu" for leaf in leaves)
+    options = {"fallback_random": True, "size_asserts": False, "cpp_wrapper": wrapped}
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
     context = tracing(TracingContext(fake))
     outer = functorch_config.patch(enable_autograd_cache=False)  # this cache would hide the innermost callable
@@ -115,7 +120,7 @@ def _compile(
         return compiled
 
     try:
-        with torch.no_grad(), context, outer, config.patch(fallback_random=True, size_asserts=False):
+        with torch.no_grad(), context, outer, config.patch(options):
             outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {first_line(error)}") from error

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from absl import logging
 from torch.nn.utils.stateless import _reparametrize_module
@@ -43,7 +42,8 @@ class CompiledUpdates:
         self._last: Any = None  # the last chunk's source
         self._source: Any = None  # the same, or a copy of it in memory that recorded graphs know
         self._rows: list[torch.Tensor] = []  # its leaves
-        self._layout: Hashable = None
+        self._layouts: dict[Hashable, int] = {}  # a number for each that was seen: to hash one takes microseconds
+        self._layout = 0
         self._held: dict[Hashable, list[torch.Tensor]] = {}  # such a copy's rows, by layout
         algorithm, groups, optimizers = updates.algorithm, updates.groups, updates.optimizers
         names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
@@ -58,6 +58,9 @@ class CompiledUpdates:
             "others": others | dict(algorithm.named_buffers()),
         }
         self._leaves = nest.leaves(self._tensors)
+        # On the host, written before each call.
+        self._coefficients = torch.zeros(sum(getattr(each, "num_coefficients", 0) for each in optimizers.values()))
+        self._numbers = self._coefficients.numpy()
 
     def __call__(self, chunk: Chunk, index: Nest, learning_rate: Mapping[str, float], summarize: bool) -> Record | None:
         """See `Updates`; the graph sums up in any case.
@@ -71,7 +74,8 @@ class CompiledUpdates:
         if chunk.source is not self._last:
             self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
             self._rows = nest.leaves(self._source)
-            self._layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
+            layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
+            self._layout = self._layouts.setdefault(layout, len(self._layouts))
         source, at = self._source, nest.leaves(index)
         key = (plain.algorithm.update_kind(), *[leaf.shape for leaf in at], self._layout)
         graph = self._made.get(key)
@@ -82,7 +86,8 @@ class CompiledUpdates:
         coefficients: list[float] = []
         for name, optimizer in plain.optimizers.items():
             coefficients += optimizer.coefficients(learning_rate[name])  # type: ignore[attr-defined]
-        result = self._run(graph, [self._tensor(coefficients), *at], total)
+        self._numbers[:] = coefficients
+        result = self._run(graph, [self._here(self._coefficients), *at], total)
         if result["stop"] is not None and bool(result["stop"]):
             return None
         if not plain.on_cpu or not plain.skipped_in_row:  # on a CPU, a skipped step does not count
@@ -168,7 +173,7 @@ class CompiledUpdates:
                 priority = plain.priority(loss_info, batch)
             return {"total": measured.total, "stop": loss_info.stop, "extra": extra, "priority": priority}
 
-        arguments = self._tensors, self._tensor([0.0] * self._num_coefficients()), index, source
+        arguments = self._tensors, self._here(self._coefficients), index, source
         return _Graph(CompiledFunction(update, arguments, self._precision), trained)
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
@@ -179,7 +184,7 @@ class CompiledUpdates:
         expected = torch.stack([loss.detach() for loss in losses.values()])
         set_rng_state(generators)
         copies = [leaf.clone() for leaf in self._leaves]
-        coefficients = self._tensor([1.0] * self._num_coefficients())
+        coefficients = self._here(torch.ones_like(self._coefficients))
         total = graph.function.call_flat([*copies, coefficients, *at, *self._rows])["total"]
         set_rng_state(generators)
         if list(losses) != graph.trained or not self._is_close(total[: len(expected)], expected):
@@ -193,12 +198,9 @@ class CompiledUpdates:
     def _is_close(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
         return torch.allclose(found, expected, self._tolerance, self._tolerance, equal_nan=True)
 
-    def _num_coefficients(self) -> int:
-        return sum(optimizer.num_coefficients for optimizer in self._plain.optimizers.values())  # type: ignore[attr-defined]
-
-    def _tensor(self, numbers: list[float]) -> torch.Tensor:
+    def _here(self, numbers: torch.Tensor) -> torch.Tensor:
         # A GPU copies so few numbers before the call returns, so there is nothing to wait for.
-        return torch.from_numpy(np.array(numbers, np.float32)).to(self._plain.kept.device, non_blocking=True)
+        return numbers if self._plain.on_cpu else numbers.to(self._plain.kept.device, non_blocking=True)
 
 
 class _Graph:

@@ -4,6 +4,7 @@
 are too large for numpy to be faster.
 """
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,9 @@ def translated(node: torch.fx.Node) -> Callable[..., Any]:
     inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
     if node.target in COMPARISONS and len(inputs) > 1:
         common = numpy_dtype(torch.result_type(*(x.meta["val"] for x in node.args)))  # type: ignore[union-attr, arg-type]
-        return lambda a, b: np.asarray(function(a.astype(common), b.astype(common)))
+        return lambda a, b: np.asarray(function(a.astype(common, copy=False), b.astype(common, copy=False)))
+    if node.target is aten.where.self:
+        inputs -= {torch.bool}  # of its condition
     if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE:
         return function
     # numpy would promote 0-d arrays, and torch does not.
@@ -116,6 +119,8 @@ def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     size = rows * inner * right.meta["val"].shape[-1]  # type: ignore[union-attr]
     is_small = size <= (SMALL_PRODUCT if rows > 1 else SMALL_VECTOR_PRODUCT)
     if len(node.args) == 3:
+        if is_small and rows == 1:  # in one shape numpy adds in half of the time
+            return lambda bias, a, b: a.dot(b) + bias.reshape(1, -1)
         if is_small:
             return lambda bias, a, b: a.dot(b) + bias
         return lambda bias, a, b: torch.addmm(_tensor(bias), _tensor(a), _tensor(b)).numpy()
@@ -138,8 +143,14 @@ def _select(x: np.ndarray, dim: int, index: int) -> np.ndarray:
 
 
 def _split(x: np.ndarray, sizes: int | list[int], dim: int = 0) -> list[np.ndarray]:
-    bounds = range(sizes, x.shape[dim], sizes) if isinstance(sizes, int) else np.cumsum(sizes)[:-1]
-    return np.split(x, bounds, dim)
+    if isinstance(sizes, int):
+        starts = [*range(0, max(1, x.shape[dim]), sizes)]
+        ends = [*starts[1:], x.shape[dim]]
+    else:
+        ends = [*itertools.accumulate(sizes)]
+        starts = [0, *ends[:-1]]
+    before = (slice(None),) * (dim % x.ndim)
+    return [x[before + (slice(start, end),)] for start, end in zip(starts, ends)]  # np.split takes three times as long
 
 
 def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:

@@ -137,6 +137,9 @@ class Trainer:
         if not self._unroll_length:
             raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
         self.batches.bind(self.algorithm, self.transforms, self._unroll_length, self.unroller.num_columns)
+        shows_rows = type(self.algorithm).after_iteration is not RLAlgorithm.after_iteration or bool(self.transforms)
+        self._shows_rows = shows_rows  # to others than the batches
+        self.unroller.gives_arrays = self.batches.takes_arrays and self.device.type == "cpu" and not shows_rows
         self.learner = learner(self.algorithm)
         self._modes = _Modes(self.algorithm)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
@@ -363,7 +366,8 @@ class Trainer:
             arrivals = self.unroller.arrivals
             assert arrivals is not None
             self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos)
-            steps = int(((arrivals.step_type == StepType.MID) | (arrivals.step_type == StepType.LAST)).sum())
+            arrived = (arrivals.step_type == StepType.MID) | (arrivals.step_type == StepType.LAST)
+            steps = int(np.count_nonzero(arrived))
             self.env_steps += steps
             if self.device.type != "cpu":  # to walk the nest for nothing takes a tenth of a short unroll
                 experience = nest.to(experience, self.device)
@@ -374,7 +378,7 @@ class Trainer:
         self._updating = True
         self.batches.for_graph = not self.learner.is_plain  # plain, too, once it has fallen back
         learned = self.learner.train(self.batches.chunks(self.steps), summarize)
-        if experience is not None:
+        if experience is not None and self._shows_rows:
             with torch.no_grad():
                 algorithm.after_iteration(experience)
             # On-policy, row 0 was the extra row of the unroll before; statistics count it once.

@@ -175,6 +175,7 @@ SHAPES = {
     "slice": lambda x: (x[1:], x[:, :2], x[..., -2:], x[..., ::2], x[5:], x[..., 1:100], x[:, -2:-1], x[...]),
     "select": lambda x: (x[0], x[:, -1], x[..., 2], x.select(-2, -1), x[0, 0, 0]),
     "split": lambda x: (*x.split(3, -1), *x.split(1), *x.split(9, 1)), "split sizes": lambda x: x.split([1, 0, 3], -1),
+    "split of nothing": lambda x: (x + 1)[:0].split(2),
     "chunk": lambda x: (*x.chunk(2, -1), *x.chunk(2)), "unbind": lambda x: (*x.unbind(-1), *x.unbind()),
     "cat": lambda x: (torch.cat([x, x[:1]]), torch.cat([x, x], -1)), "stack": lambda x: torch.stack([x, x + 1], -1),
     "cat of dtypes": lambda x: torch.cat([x, x.double()], 1),
@@ -515,6 +516,18 @@ def test_random_numbers_like_a_fixed_argument_are_drawn_at_every_call():
     torch.manual_seed(4)
     for each in found:
         torch.testing.assert_close(each, w.exp() + torch.randn(3) + x)
+
+
+def test_numbers_that_were_drawn_stay():
+    x = f32(3)
+    program = NumpyProgram(lambda x: (torch.rand_like(x), torch.randint_like(x, 9)), x)
+    drawn = [program([x.numpy()]) for _ in range(3)]
+    torch.manual_seed(1)
+    again = [nest.map(np.copy, program([x.numpy()])) for _ in range(3)]
+    torch.manual_seed(1)
+    for each, copy in zip([program([x.numpy()]) for _ in range(3)], again):
+        assert all(np.array_equal(a, b) for a, b in zip(each, copy))
+    assert len({each[0].tobytes() for each in drawn}) == 3
 
 
 def test_what_only_gives_a_draw_its_shape_is_not_worked_out(monkeypatch):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -281,3 +282,39 @@ def test_after_an_error_the_rows_are_saved_with_the_weights(tmp_path):
     resumed.start()
     assert resumed.iterations == 9 and resumed.batches.buffer.num_rows == trainer.batches.buffer.num_rows > 0
     resumed.close()
+
+
+@pytest.mark.parametrize("name", ["dqn_episode_boundary", "recurrent_dqn_episode_boundary", "td3_saved_state"])
+def test_rows_go_into_replay_as_arrays_where_nobody_else_sees_them(tmp_path, name):
+    """The run is the same where a hook sees them: tensors."""
+    seen, pushed = [], []
+    factory = ALGORITHMS[SETTINGS[name][0]]
+
+    class Watching(factory.func):
+        def after_iteration(self, experience):
+            seen.extend(nest.leaves(experience))
+
+    class Spying(ReplayBatches):
+        def add(self, experience):
+            pushed.append(experience.time_step.reward)
+            super().add(experience)
+
+    runs = []
+    for algorithm in (factory, functools.partial(Watching, **factory.keywords)):
+        replay = MEMORY if name.startswith("recurrent") else {}
+        batches = functools.partial(Spying, 60, 4, 3, 1.0, 20, **replay)
+        trainer = make(tmp_path / str(len(runs)), name, algorithm=algorithm, batches=batches, transforms=[])
+        trainer.train()
+        runs.append((trainer.algorithm.state_dict(), trainer.batches.buffer.state_dict()))
+    half = len(pushed) // 2
+    gives_arrays = trainer.environment.gives_arrays
+    assert all(isinstance(reward, np.ndarray) == gives_arrays for reward in pushed[:half])
+    assert all(isinstance(leaf, torch.Tensor) for leaf in [*pushed[half:], *seen]) and seen
+    one, other = ([torch.as_tensor(leaf) for leaf in nest.leaves(run)] for run in runs)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_transforms_that_keep_statistics_see_tensors(tmp_path):
+    trainer = make(tmp_path, "dqn_episode_boundary")
+    trainer.train()
+    assert not trainer.unroller.gives_arrays and trainer.transforms.state_dict()

@@ -42,6 +42,7 @@ class Batches(abc.ABC):
       acts: whether it is fed by environments at all.
       updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
       rows_per_update: that one of them trains; known after `bind`.
+      takes_arrays: whether leaves of what `add` takes in may be numpy arrays; known after `bind`.
       for_graph: whether updates are graphs, which gather a minibatch faster than it can be handed to them.
     """
 
@@ -49,6 +50,7 @@ class Batches(abc.ABC):
     acts: ClassVar[bool] = True
     updates_per_iteration = 1.0
     rows_per_update = 1
+    takes_arrays = False
     for_graph = False
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:

@@ -155,6 +155,7 @@ class ReplayBatches(WindowBatches):
             keeps_episodes=self._hindsight is not None,
             return_gamma=algorithm.return_gamma,
         )
+        self.takes_arrays = self.buffer.device.type == "cpu"
         self._collected = Windows(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
 
     def start(self, environment: Environment) -> None:

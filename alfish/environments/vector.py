@@ -328,8 +328,12 @@ class SequentialVectorEnv(SyncVectorEnv):
             batch = self._batch(observations)
         self._env_obs = observations
         self.something_ended = any(terminations) or any(truncations)
-        self._terminations, self._truncations = np.array(terminations, bool), np.array(truncations, bool)
-        self._autoreset_envs = self._terminations | self._truncations
+        if self.something_ended:
+            self._terminations, self._truncations = np.array(terminations, bool), np.array(truncations, bool)
+            self._autoreset_envs = self._terminations | self._truncations
+        else:
+            none = np.zeros((3, len(observations)), bool)
+            self._terminations, self._truncations, self._autoreset_envs = none
         gathered: dict[str, Any] = {}
         if self.gathers_infos:
             for i, info in enumerate(infos):

@@ -44,11 +44,13 @@ class Target(nn.Module):
     def forward(self, *arguments: Any) -> Any:
         return self.network(*arguments)
 
-    @torch.no_grad()
     def follow(self, online: nn.Module) -> None:
         self._num_calls += 1
-        if self._num_calls % self._period:
-            return
+        if self._num_calls % self._period == 0:
+            self._move(online)
+
+    @torch.no_grad()
+    def _move(self, online: nn.Module) -> None:
         self._look_at(online)
         if self._rate == 1:
             torch._foreach_copy_(self._mine, self._theirs)

@@ -141,14 +141,17 @@ class RingBuffer:
         """Appends rows to every column. PAD rows, at the end of a ragged column, are left out.
 
         Args:
-          experience: leaves `[T, B, ...]`; `policy_version` is not kept, `state` once in `state_period`.
+          experience: leaves `[T, B, ...]`, or arrays where rows are kept on the CPU; `policy_version` is not kept,
+            `state` once in `state_period`.
         """
         rows = _kept(experience)
-        if experience.time_step.step_type.device != self._device:
-            rows = nest.to(rows, self._device)
+        step_type: Any = experience.time_step.step_type
+        if isinstance(step_type, torch.Tensor):
+            if step_type.device != self._device:
+                rows = nest.to(rows, self._device)
+            step_type = step_type.cpu().numpy()
         if self._rows is None:
-            self._lay_out(nest.map(lambda leaf: leaf[0], rows))
-        step_type = experience.time_step.step_type.cpu().numpy()
+            self._lay_out(nest.map(lambda leaf: torch.as_tensor(leaf[0]), rows))
         if len(step_type) > self._length:
             raise UsageError(
                 f"an unroll of {len(step_type)} rows does not fit a replay of {self._length} rows an environment"
@@ -156,16 +159,19 @@ class RingBuffer:
         real = step_type != StepType.PAD
         if not self._named.all():
             new = real[0] & ~self._named  # PAD stands at the end of a column, or fills it
-            self._env_id[new] = experience.time_step.env_id[0].cpu().numpy()[new]
+            self._env_id[new] = torch.as_tensor(experience.time_step.env_id[0]).cpu().numpy()[new]
             self._named |= new
-        rows, step_type = self._end_broken(rows, step_type)
+        kinds = np.concatenate([self._newest[None], step_type])
+        is_quiet = bool((kinds == StepType.MID).all())  # nothing begins or ends: the common case
+        if not is_quiet:
+            rows, kinds = self._end_broken(rows, kinds)
         if self._state_period is not None:
             self._push_state(experience.state, real[0])
         level = self.num_envs == 1 or ((self._pos == self._pos[0]).all() and (self._start == self._start[0]).all())
-        if level and real.all():
-            self._push_aligned(rows, step_type)
+        if level and (is_quiet or real.all()):
+            self._push_aligned(rows, kinds, is_quiet)
         else:
-            self._push_ragged(rows, step_type, real)
+            self._push_ragged(rows, kinds, real)
 
     def num_starts(self) -> int:
         """How many rows may start a window of length 2."""
@@ -196,8 +202,10 @@ class RingBuffer:
           newest: start among so many newest rows of each column, at least L, unless no window may start at any of
             these; None: among all.
         """
-        column, position = self._draw(num_windows, window_length, newest)
-        return Window(torch.from_numpy(column).to(self._device), torch.from_numpy(position).to(self._device))
+        column, position = map(torch.from_numpy, self._draw(num_windows, window_length, newest))
+        if self._device.type != "cpu":  # else it would be for nothing, and take as long as drawing some
+            column, position = column.to(self._device), position.to(self._device)
+        return Window(column, position)
 
     def windows(self, start: Window, window_length: int) -> Batch:
         """The rows of windows that start there, and the weights of these."""
@@ -235,14 +243,14 @@ class RingBuffer:
             low = oldest + np.where(misses, self._num_ignored, 0)
         if newest is not None:
             low = np.maximum(low, self._pos - newest)
-        return low, np.maximum(self._pos - window_length - low + 1, 0)
+        return low, np.maximum(self._pos - (window_length - 1) - low, 0)
 
     def may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
         """`[N]` bool: whether the rows at these positions of these columns (`[N]` int64 both), which must still be
         there, may start a window: they train or, in a ring that keeps states, have one."""
         if self._state_period is not None:
             return self._state_position[position // self._state_period % self._num_slots, column] == position
-        return self._startable[position % self._length, column]
+        return self._startable.take(position % self._length * self.num_envs + column)
 
     def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
         """The rows at these positions (`[L, N]`) of these columns (`[N]`), which must still be there."""
@@ -405,16 +413,16 @@ class RingBuffer:
         if self._state_period is not None:
             low = lowest // self._state_period
             count = np.where(count > 0, (end - 1) // self._state_period - low + 1, 0)
-        total = int(count.sum())
+        ends = count if self.num_envs == 1 else np.cumsum(count)
+        total = int(ends[-1])
         if total <= 0:
             raise no_window(window_length)
         columns, positions, missing = [], [], num_windows
-        ends = np.cumsum(count)
         for _ in range(1000):
             # torch's generator, which the trainer seeds and saves.
             ticket = torch.randint(total, (missing + missing // 8 + 4,)).numpy()
             if self.num_envs == 1:
-                drawn, at = np.zeros_like(ticket), ticket + low
+                drawn, at = np.zeros(len(ticket), np.int64), ticket + low
             else:
                 drawn = np.searchsorted(ends, ticket, side="right")
                 at = ticket + (low - ends + count)[drawn]
@@ -423,9 +431,10 @@ class RingBuffer:
             else:
                 at = self._state_position[at % self._num_slots, drawn]
                 fits = (at >= lowest[drawn]) & (at < end[drawn])
-            columns.append(drawn[fits][:missing])
-            positions.append(at[fits][:missing])
-            missing -= len(columns[-1])
+            chosen = fits.nonzero()[0][:missing]
+            columns.append(drawn[chosen])
+            positions.append(at[chosen])
+            missing -= len(chosen)
             if missing == 0:
                 break
             if newest is not None and not fits.any() and not self._holds_start(lowest, end):
@@ -504,9 +513,9 @@ class RingBuffer:
         for store, leaf in zip(nest.leaves(self._states), nest.leaves(state), strict=True):
             store[index.to(self._device)] = leaf[column.to(leaf.device)].to(self._device)
 
-    def _push_aligned(self, rows: Nest, step_type: np.ndarray) -> None:
+    def _push_aligned(self, rows: Nest, kinds: np.ndarray, is_quiet: bool) -> None:
         """All columns have the same pos and start: whole blocks of rows, in two pieces where the ring wraps."""
-        pos, num_rows, done = int(self._pos[0]), len(step_type), 0
+        pos, num_rows, done = int(self._pos[0]), len(kinds) - 1, 0
         leaves = nest.leaves(rows)
         while done < num_rows:
             at = (pos + done) % self._length
@@ -514,54 +523,59 @@ class RingBuffer:
             target = slice(at * self.num_envs, (at + count) * self.num_envs)
             for store, leaf in zip(self._stores, leaves):
                 if isinstance(store, np.ndarray):
-                    store[target] = leaf.numpy()[done : done + count].reshape(-1, *store.shape[1:])
+                    array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
+                    store[target] = array[done : done + count].reshape(-1, *store.shape[1:])
                 else:
                     store[target] = leaf[done : done + count].flatten(0, 1)
             done += count
-        self._mark(slice(None), pos, step_type)
+        self._mark(slice(None), pos, kinds, is_quiet)
         self._pos += num_rows
 
-    def _push_ragged(self, rows: Nest, step_type: np.ndarray, real: np.ndarray) -> None:
+    def _push_ragged(self, rows: Nest, kinds: np.ndarray, real: np.ndarray) -> None:
         """Columns have their own pos, and get as many rows as are real."""
         time, column = np.nonzero(real)
         index = (self._pos[column] + time) % self._length * self.num_envs + column
         source = torch.from_numpy(time * self.num_envs + column).to(self._device)
         for store, leaf in zip(self._stores, nest.leaves(rows)):
-            real_rows = leaf.flatten(0, 1)[source]
+            real_rows = torch.as_tensor(leaf).flatten(0, 1)[source]
             if isinstance(store, np.ndarray):
                 store[index] = real_rows.numpy()
             else:
                 store[torch.from_numpy(index).to(self._device)] = real_rows
         for b in range(self.num_envs):
-            kinds = step_type[real[:, b], b]
-            if len(kinds):
-                self._mark(slice(b, b + 1), int(self._pos[b]), kinds[:, None])
+            own = kinds[np.concatenate([[True], real[:, b]]), b]
+            if len(own) > 1:
+                self._mark(slice(b, b + 1), int(self._pos[b]), own[:, None])
         self._pos += real.sum(0)
 
-    def _end_broken(self, rows: Nest, step_type: np.ndarray) -> tuple[Nest, np.ndarray]:
+    def _end_broken(self, rows: Nest, kinds: np.ndarray) -> tuple[Nest, np.ndarray]:
         """Makes rows LAST, their discounts kept, where the episode was lost and a FIRST row follows: the newest ones,
-        and those within what is pushed, which comes back."""
-        lost = (step_type[:-1] == StepType.MID) & (step_type[1:] == StepType.FIRST)
+        and those within what is pushed.
+
+        Args:
+          rows: T of them.
+          kinds: `[T + 1, B]`, the step types of each column's newest row and of these. Both come back.
+        """
+        lost = (kinds[:-1] == StepType.MID) & (kinds[1:] == StepType.FIRST)
         if lost.any():
-            step_type = step_type.copy()
-            step_type[:-1][lost] = StepType.LAST
-            rows = (torch.from_numpy(step_type).to(self._device), *rows[1:])
-        broken = (step_type[0] == StepType.FIRST) & (self._newest == StepType.MID)
-        if broken.any():
-            columns = np.flatnonzero(broken)
+            kinds[:-1][lost] = StepType.LAST
+            rows = (torch.from_numpy(kinds[1:]).to(self._device), *rows[1:])
+            columns = np.flatnonzero(lost[0])
             index = (self._pos[columns] - 1) % self._length * self.num_envs + columns
             self._step_type[torch.from_numpy(index).to(self._device)] = StepType.LAST
-            self._newest[columns] = StepType.LAST
-        return rows, step_type
+        return rows, kinds
 
-    def _mark(self, columns: slice, pos: int, step_type: np.ndarray) -> None:
+    def _mark(self, columns: slice, pos: int, kinds: np.ndarray, is_quiet: bool = False) -> None:
         """Notes which rows may start a window: those written from `pos` on, and the one before them."""
-        index = np.arange(pos - 1, pos + len(step_type)) % self._length
-        self._startable[index[:-1], columns] = trainable(np.concatenate([self._newest[None, columns], step_type]))
-        self._startable[index[-1], columns] = False  # no successor yet
-        self._newest[columns] = step_type[-1]
+        first, num_rows = (pos - 1) % self._length, len(kinds) - 1
+        at: Any = slice(first, first + num_rows)
+        if first + num_rows >= self._length:
+            at = np.arange(first, first + num_rows) % self._length
+        self._startable[at, columns] = True if is_quiet else trainable(kinds)
+        self._startable[(first + num_rows) % self._length, columns] = False  # no successor yet
+        self._newest[columns] = kinds[-1]
         if self._book is not None:
-            self._book.push(columns, pos, step_type, self._arrivals)
+            self._book.push(columns, pos, kinds[1:], self._arrivals)
 
     def _asked(self, column: torch.Tensor, position: torch.Tensor) -> tuple[EpisodeBook, np.ndarray, np.ndarray]:
         if self._book is None:

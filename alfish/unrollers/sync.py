@@ -89,9 +89,10 @@ class SyncUnroller(Unroller):
             step_type = as_tensor(self._time_step.step_type).to(self._device)
             state = reset_state(state, self._initial_state, step_type)
         unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
-        time_step, action, info = unroll(length, unseen)
-        self._check(time_step)
-        version = torch.full((self.environment.num_envs,), self.policy_version, dtype=torch.int64)
+        rows = unroll(length, unseen)
+        self._check(rows[0])
+        time_step, action, info = rows if self.gives_arrays else nest.map(as_tensor, rows)
+        version = torch.from_numpy(np.full(self.environment.num_envs, self.policy_version))
         return Experience(time_step, action, info, state, version, transform_state)
 
     def generate_batch(self, num_steps: int) -> Experience:
@@ -176,27 +177,28 @@ class SyncUnroller(Unroller):
 
     def _unroll_aligned(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """Every step is one row of all columns."""
-        num_rows = length + self._algorithm.on_policy
-        rows, infos = _Rows(num_rows), []
+        rows, infos = [], []
         for t in range(length):
+            assert self._time_step is not None
+            seen = self._time_step
             step, transform_state = self._act()
-            rows.write(t, (self._time_step, step.output, step.info))
             self._advance(step, transform_state)
             if self.environment.infos:
                 infos.append((t + unseen, self.environment.infos))
-            if self._overwrites:
-                self._overwrite_action(rows, t)
+            action = self._executed(step.output) if self._overwrites else step.output
             if self.environment.broken is not None:
-                self._end_rows(rows, t, self.environment.broken)
+                seen = _ended(seen, self.environment.broken)
+            rows.append((seen, action, step.info))
+        last = self._time_step
+        assert last is not None
         if self._algorithm.on_policy:
             step, _ = self._act()  # of the next unroll's row 0, which acts again: its state is dropped
-            rows.write(length, (self._time_step, step.output, step.info))
-        time_step, action, info = rows.finish()
-        assert self._time_step is not None
+            rows.append((last, step.output, step.info))
+        time_step, action, info = nest.map(_stacked, *rows)
         step_type, reward = as_array(time_step.step_type), as_array(time_step.reward)
         if not self._algorithm.on_policy:  # else it is the extra row
-            last = as_array(self._time_step.step_type), as_array(self._time_step.reward)
-            step_type, reward = (np.concatenate([rows, row[None]]) for rows, row in zip((step_type, reward), last))
+            step_type = np.concatenate([step_type, as_array(last.step_type)[None]])
+            reward = np.concatenate([reward, as_array(last.reward)[None]])
         self.arrivals = Arrivals(step_type[1 - unseen :], reward[1 - unseen :], infos)
         return time_step, action, info
 
@@ -310,19 +312,17 @@ class SyncUnroller(Unroller):
     def _check(self, time_step: TimeStep) -> None:
         check_finite(time_step)
 
-    def _overwrite_action(self, rows: "_Rows", t: int) -> None:
-        """Puts the executed action in the place of the policy's, but where the step was a reset."""
+    def _executed(self, action: Nest) -> Nest:
+        """The action that was executed in the place of the policy's, but where the step was a reset."""
         assert self._time_step is not None
-        executed = as_array(self._time_step.step_type) != StepType.FIRST
-        leaves = nest.leaves(self._time_step.prev_action)
-        at = len(nest.leaves(self._time_step))
-        for target, leaf in zip(rows.written[at : at + len(leaves)], leaves, strict=True):
-            target[t][executed] = as_array(leaf)[executed]
+        acted = as_array(self._time_step.step_type) != StepType.FIRST
 
-    def _end_rows(self, rows: "_Rows", t: int, broken: np.ndarray) -> None:
-        """Rows that were acted from, and of which the environment was then lost: their episodes ended there."""
-        step_type = rows.written[0]
-        step_type[t][broken & (step_type[t] == StepType.MID)] = StepType.LAST
+        def executed(own: Any, other: Any) -> np.ndarray:
+            result = as_array(own).copy()
+            result[acted] = as_array(other)[acted]
+            return result
+
+        return nest.map(executed, action, self._time_step.prev_action)
 
     def _as_given(self, time_step: TimeStep) -> TimeStep:
         """A time step of tensors as the environment's steps give them."""
@@ -337,31 +337,38 @@ def refuse_on_policy(algorithm: RLAlgorithm) -> None:
         )
 
 
+def _stacked(*leaves: Any) -> Any:
+    """One array where all are arrays, which takes a fraction of torch's time; else a tensor."""
+    if {*map(type, leaves)} == {np.ndarray}:
+        return np.array(leaves)
+    return torch.stack([as_tensor(leaf) for leaf in leaves])
+
+
+def _ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
+    """A row that was acted from, where some environments (`[B]` bool) were then lost: their episodes ended there."""
+    step_type = as_array(time_step.step_type).copy()
+    step_type[broken & (step_type == StepType.MID)] = StepType.LAST
+    return time_step._replace(step_type=step_type)  # type: ignore[arg-type]
+
+
 class _Rows:
-    """Storage laid out from the first row; each leaf `[num_rows, B, ...]` on its own device."""
+    """Storage laid out from the first rows; each leaf `[num_rows, B, ...]` on its own device."""
 
     def __init__(self, num_rows: int):
         self._num_rows = num_rows
-        self._targets: list[Any] = []  # arrays where leaves are on the host: a write costs a tenth
+        self._targets: list[Any] = []
 
-    def write(self, index: Any, row: Nest) -> None:
-        leaves, self._structure = nest.flatten(row)
+    def write(self, at: tuple[torch.Tensor, torch.Tensor], rows: Nest) -> None:
+        """Puts leaves `[n, ...]` at these rows of these columns (`[n]` both)."""
+        leaves, self._structure = nest.flatten(rows)
         if not self._targets:
             self._targets = [self._allocate(leaf) for leaf in leaves]
-        host_index = index
-        if isinstance(index, tuple) and any(isinstance(target, np.ndarray) for target in self._targets):
-            # numpy would take a tensor of one element for a number.
-            host_index = tuple(part.cpu().numpy() for part in index)
+        host_at = tuple(part.cpu().numpy() for part in at)  # numpy would take a tensor of one element for a number
         for target, leaf in zip(self._targets, leaves):
             if type(target) is np.ndarray:
-                target[host_index] = leaf if type(leaf) is np.ndarray else as_array(leaf)
+                target[host_at] = as_array(leaf)
             else:
-                target[index] = as_tensor(leaf)
-
-    @property
-    def written(self) -> list[Any]:
-        """The leaves, in place."""
-        return self._targets
+                target[at] = as_tensor(leaf)
 
     def finish(self) -> Nest:
         return nest.unflatten(self._structure, [as_tensor(target) for target in self._targets])
@@ -377,13 +384,14 @@ def check_finite(time_step: TimeStep) -> None:
     """Raises RunError that names the environment, the row and the leaf of the first value that is not finite."""
     leaves = [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
     with np.errstate(all="ignore"):
-        suspects = [leaf.is_floating_point() and not _has_finite_sum(leaf) for leaf in leaves]
+        suspects = [_is_suspect(leaf) for leaf in leaves]
     if not any(suspects):
         return
     paths = nest.paths(time_step.observation)
     names = ["reward", "discount", *(f"observation {path}".rstrip() for path in paths)]
     for name, leaf, suspect in zip(names, leaves, suspects):
         if suspect:
+            leaf = as_tensor(leaf)
             bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
             if not bad.any():
                 continue
@@ -395,11 +403,10 @@ def check_finite(time_step: TimeStep) -> None:
             )
 
 
-def _has_finite_sum(leaf: torch.Tensor) -> bool:
+def _is_suspect(leaf: Any) -> bool:
     """One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at)."""
-    if leaf.device.type != "cpu" or leaf.dtype == torch.bfloat16:
-        return math.isfinite(leaf.sum())
-    return math.isfinite(leaf.numpy().sum())  # in half of torch's time
+    is_floating = leaf.dtype.kind == "f" if type(leaf) is np.ndarray else leaf.is_floating_point()
+    return is_floating and not math.isfinite(leaf.sum())
 
 
 def _select(row: Nest, columns: torch.Tensor) -> Nest:

@@ -36,10 +36,13 @@ class Unroller(abc.ABC):
       arrivals: of the last unroll, for metrics, `num_envs` columns.
       log: takes a line for the user.
       drains: whether `unroll` hands over what others have collected, whatever length it is asked for.
+      gives_arrays: whether leaves of what `unroll` returns may be numpy arrays, where acting made such: whoever wants
+        arrays may set it, and saves their way into tensors and back.
       policy_version: how often weights were published.
     """
 
     drains = False
+    gives_arrays = False
     unroll_length: float  # see `bind`
 
     def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):

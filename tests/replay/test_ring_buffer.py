@@ -153,19 +153,24 @@ def test_every_window_is_what_one_environment_did_whatever_was_done_to_the_ring(
         directory = tmp_path / str(num_made) if mapped else None
         return RingBuffer(length * num_envs + num_envs - 1, num_envs, "cpu", directory, num_ignored)
 
+    def unroll(counts):
+        """Of tensors, or of arrays, as acting makes them."""
+        experience = columns.unroll(counts)
+        return nest.map(torch.Tensor.numpy, experience) if rng.random() < 0.5 else experience
+
     buffer = make()
     buffer.check_valid()
     for _ in range(NUM_OPERATIONS):
         operation = rng.choice(["aligned", "ragged", "reload", "clear"], p=[0.41, 0.42, 0.09, 0.08])
         if operation == "aligned":
-            buffer.push(columns.unroll([int(rng.integers(1, length + 1))] * num_envs))
+            buffer.push(unroll([int(rng.integers(1, length + 1))] * num_envs))
         elif operation == "ragged":
             counts = rng.integers(0, 1 + rng.integers(1, length + 1), num_envs)
             counts[rng.integers(num_envs)] += counts.max() == 0
             if rng.random() < 0.3:  # all columns level again
                 sizes = np.array([len(rows) for rows in columns.history])
                 counts = np.minimum(sizes.max() - sizes + 1, length)
-            buffer.push(columns.unroll(counts.tolist()))
+            buffer.push(unroll(counts.tolist()))
         elif operation == "reload":
             buffer = reloaded(buffer, make())
         else:
