@@ -205,6 +205,7 @@ def test_products(size, dtype):
     assert_same(F.linear, a, w, b)
     assert_same(F.linear, a, w)
     assert_same(lambda a, w: (a @ w.T, a[:2] @ a[:2].T), a, w)
+    assert_same(F.linear, a[:1], w, b)
     assert_same(lambda a, w, b: F.linear(a.view(2, -1, 30), w, b), a, w, b)
     assert_same(lambda row, w: row.expand(size, 30) @ w.T, a[0], w)
     assert_same(F.linear, torch.randn(1, 5 * size, dtype=dtype), torch.randn(20, 5 * size, dtype=dtype))

@@ -31,6 +31,13 @@ def values(target):
     return target.network.weight.tolist() + [float(target.network.count)]
 
 
+def test_it_follows_without_gradients():
+    online = nn.Linear(2, 2)  # whose parameters do not lie side by side
+    target = Target(online, rate=0.5)
+    target.follow(online)
+    assert not any(parameter.requires_grad or parameter.grad_fn for parameter in target.parameters())
+
+
 def test_it_starts_as_a_copy_and_stays_until_it_follows():
     online = Scaled(1)
     target = Target(online)

@@ -570,6 +570,24 @@ def test_a_sample_is_the_windows_of_a_draw(num_envs, window_length):
     assert torch.equal(drawn.position, start.position) and torch.equal(drawn.env_id, 10 + start.column.int())
 
 
+@pytest.mark.parametrize("as_arrays", [False, True])
+def test_an_episode_that_broke_off_ends_with_its_last_row(as_arrays):
+    """In the middle of what is pushed, and where it begins; column 1 goes on."""
+    columns, buffer = Columns(2), RingBuffer(40, 2)
+    kinds = [(FIRST, MID, MID), (FIRST, MID, FIRST, MID, MID)]
+    for broken in kinds:
+        unroll = columns.unroll([len(broken)] * 2)
+        going_on = [MID] * len(broken)
+        step_type = torch.tensor([broken, going_on], dtype=torch.int32).T.contiguous()
+        unroll = unroll._replace(time_step=unroll.time_step._replace(step_type=step_type))
+        buffer.push(nest.map(torch.Tensor.numpy, unroll) if as_arrays else unroll)
+        buffer.check_valid()
+        assert step_type[:, 0].tolist() == [*broken], "the caller's rows were written"
+    stored = buffer.read(torch.arange(2), torch.arange(8)[:, None].expand(-1, 2)).time_step
+    assert stored.step_type[:, 0].tolist() == [FIRST, MID, LAST, FIRST, LAST, FIRST, MID, MID]
+    assert stored.step_type[:, 1].tolist() == [MID] * 8
+
+
 def test_windows_are_copies_of_the_rows():
     columns, buffer = Columns(2), RingBuffer(40, 2)
     buffer.push(with_low(columns.unroll([15, 15])))
