@@ -1,7 +1,7 @@
 """What the trainer asks of a source of batches, and what the learner gets of it."""
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
 from alfish.nest import Nest
-from alfish.replay import StoredRows
+from alfish.replay import StoredRows, Window
 from alfish.transforms import Transforms
 
 
@@ -19,20 +19,17 @@ class Chunk(NamedTuple):
     """K minibatches, and what they are taken from."""
 
     source: Batch | StoredRows  # [T', M] rows, or those of a ring
-    # [K, N] int64, of the M columns; where windows of a ring begin, a `Window` of [K, N]; None: all columns are one
-    index: Nest  # type: ignore[assignment]
+    # [K, N] int64, of the M columns; where K minibatches' windows of a ring begin, [N] each; None: all columns are one
+    index: torch.Tensor | list[Window] | None  # type: ignore[assignment]
     is_steady: bool = True  # whether other chunks have sources like this one, so that a graph may gather by itself
     # Takes `LossInfo.priority` of the minibatches that were trained, in their order; None: nobody asks.
     remember: Callable[[list[torch.Tensor]], None] | None = None
 
-    def minibatches(self) -> Iterator[Nest]:
+    def minibatches(self) -> Sequence[torch.Tensor | Window | None]:
         """What `take` takes of the source for each."""
         if self.index is None:
-            yield None
-            return
-        leaves, structure = nest.flatten(self.index)
-        for parts in zip(*[leaf.unbind() for leaf in leaves]):
-            yield nest.unflatten(structure, parts)
+            return [None]
+        return self.index if isinstance(self.index, list) else self.index.unbind()
 
 
 class Batches(abc.ABC):

@@ -128,8 +128,7 @@ class WindowBatches(Batches):
         if self.for_graph and len(parts) == 1 and not self._preprocesses:
             stored = parts[0][0].in_place()
             if stored is not None:
-                index = nest.map(lambda leaf: leaf.view(num_updates, -1), starts[0])
-                return Chunk(stored, index, remember=remember)
+                return Chunk(stored, _cut(starts[0], num_updates), remember=remember)
         batches = [windows.at(start) for (windows, _), start in zip(parts, starts)]
         batch = self._seen(batches[0] if len(batches) == 1 else _side_by_side(batches))
         if num_updates == 1:
@@ -146,6 +145,15 @@ class WindowBatches(Batches):
         """What the networks see of raw windows."""
         experience = self._prepare(batch.experience, self._burn_in)
         return batch._replace(experience=experience, mask=batch.mask[self._burn_in :])
+
+
+def _cut(start: Window, num_parts: int) -> list[Window]:
+    """So many equal parts."""
+    if num_parts == 1:
+        return [start]
+    leaves, structure = nest.flatten(start)
+    parts = zip(*[leaf.view(num_parts, -1).unbind() for leaf in leaves])
+    return [nest.unflatten(structure, part) for part in parts]
 
 
 def _remember(parts: list[tuple[Windows, int]], starts: list[Window], priorities: list[torch.Tensor]) -> None:

@@ -430,7 +430,7 @@ def _curricula(env: VectorEnv) -> list[Callable[[float], Any]]:
 
 def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The array in memory of its own."""
-    return array.copy() if np.may_share_memory(array, other) else array
+    return array.copy() if array is other or np.may_share_memory(array, other) else array
 
 
 def _row(*leaves: Any, **named: Any) -> TimeStep:

@@ -92,6 +92,7 @@ class RingBuffer:
         self._pos = np.zeros(num_envs, np.int64)  # of the next row of each column
         self._start = np.zeros(num_envs, np.int64)  # the first position since the last `clear`
         self._columns = np.arange(num_envs)
+        self._drawn = torch.empty(0, dtype=torch.int64)  # see `_tickets`
         self._env_id = np.zeros(num_envs, np.int32)
         self._named = np.zeros(num_envs, bool)  # which columns' env_id is known
         # Rows that may start a window as far as their successor is concerned; the last row of a column has none yet.
@@ -419,8 +420,7 @@ class RingBuffer:
             raise no_window(window_length)
         columns, positions, missing = [], [], num_windows
         for _ in range(1000):
-            # torch's generator, which the trainer seeds and saves.
-            ticket = torch.randint(total, (missing + missing // 8 + 4,)).numpy()
+            ticket = self._tickets(missing + missing // 8 + 4, total)
             if self.num_envs == 1:
                 drawn, at = np.zeros(len(ticket), np.int64), ticket + low
             else:
@@ -443,6 +443,13 @@ class RingBuffer:
             raise UsageError("the replay holds hardly a row to start from: its episodes may all have length 0")
         column, position = (parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in (columns, positions))
         return column, position
+
+    def _tickets(self, count: int, total: int) -> np.ndarray:
+        """So many of the numbers below the total, in memory of the next call's; by torch's generator, which the trainer
+        seeds and saves."""
+        if len(self._drawn) != count:
+            self._drawn = torch.empty(count, dtype=torch.int64)  # a new one takes longer than the numbers
+        return self._drawn.random_(total).numpy()
 
     def _holds_start(self, low: np.ndarray, high: np.ndarray) -> bool:
         """Whether a window may start at any position of `[low, high)` (`[B]` both)."""

@@ -51,6 +51,7 @@ class SyncUnroller(Unroller):
         self._unseen = False  # whether no unroll has begun with it yet
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
+        self._carries = bool(nest.leaves((self._state, self._transform_state)))  # something from row to row
         self._actor = Actor(algorithm, transforms, self._initial_state, numpy_after)
 
     def start(self) -> None:
@@ -84,7 +85,9 @@ class SyncUnroller(Unroller):
         self._at_random = at_random
         self._actor.refresh()
         self._tell_progress()
-        state, transform_state = nest.map(as_tensor, (self._state, self._transform_state))
+        state, transform_state = self._state, self._transform_state
+        if self._carries:
+            state, transform_state = nest.map(as_tensor, (state, transform_state))
         if state is not None:
             step_type = as_tensor(self._time_step.step_type).to(self._device)
             state = reset_state(state, self._initial_state, step_type)
