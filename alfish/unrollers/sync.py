@@ -95,7 +95,7 @@ class SyncUnroller(Unroller):
         rows = unroll(length, unseen)
         self._check(rows[0])
         time_step, action, info = rows if self.gives_arrays else nest.map(as_tensor, rows)
-        version = torch.from_numpy(np.full(self.environment.num_envs, self.policy_version))
+        version = torch.from_numpy(np.full(self.environment.num_envs, self.policy_version, np.int64))
         return Experience(time_step, action, info, state, version, transform_state)
 
     def generate_batch(self, num_steps: int) -> Experience:
