@@ -113,10 +113,14 @@ class CompiledUpdates:
         return nest.unflatten(structure, held)
 
     def _run(self, graph: "_Graph", given: list[torch.Tensor], total: torch.Tensor | None) -> Nest:
-        """
+        """What the graph makes of these, by its recording once it has one.
+
         Args:
           given: coefficients and index.
           total: what the result's must be, where this was compared.
+
+        Raises:
+          RunError: the recording made another one.
         """
         rows = self._rows
 

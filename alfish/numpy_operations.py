@@ -69,10 +69,11 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
 
 
 # What fills a tensor with the numbers that the operation draws.
-RANDOM: dict[Any, Callable[[torch.Tensor], Any]] = {
+RANDOM: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.rand.default, aten.rand_like.default), torch.Tensor.uniform_),
     **dict.fromkeys((aten.randn.default, aten.randn_like.default), torch.Tensor.normal_),
     aten.exponential.default: torch.Tensor.exponential_,
+    aten.randint_like.default: torch.Tensor.random_,
 }
 
 
@@ -81,21 +82,15 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
         raise NotTranslatable(f"{node.target} in another order than that of rows")
     if node.kwargs.keys() - LAYOUT or (node.target is aten.exponential.default and len(node.args) > 1):
         raise NotTranslatable(f"{node.target} with {node.args[1:]} and {dict(node.kwargs)}")
-    drawn = torch.empty(value.shape, dtype=value.dtype)  # a new tensor and its array would take longer than the numbers
-    array = drawn.numpy()
-    if node.target is aten.randint_like.default:
-
-        def integers(like: None, high: int) -> np.ndarray:
-            drawn.random_(0, high)
-            return array.copy()
-
-        return integers
     fill = RANDOM.get(node.target)
     if fill is None:
         raise NotTranslatable(f"{node.target} has no translation")
+    bounds = node.args[1:] if node.target is aten.randint_like.default else ()
+    drawn = torch.empty(value.shape, dtype=value.dtype)  # a new tensor and its array would take longer than the numbers
+    array = drawn.numpy()
 
     def numbers(*arguments: Any) -> np.ndarray:
-        fill(drawn)
+        fill(drawn, *bounds)
         return array.copy()
 
     return numbers
