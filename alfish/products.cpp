@@ -1,8 +1,14 @@
-// Products of float32 matrices too small for a library's preparations to pay: `alfish::small_product`.
+// Products of matrices: `alfish::product` of float32, and `alfish::bfloat16_product`, with sums and result in float32.
 //
-// A tile of the result is kept in registers while the inner dimension passes by. Any strides are taken; the rows of b
-// are copied together where they are not contiguous. One thread. It is made with torch's stable interface, because its
-// other headers take three times as long to compile, and twice the memory.
+// The result is made in panels, each so wide as a few vectors. A tile of a panel is kept in registers while the inner
+// dimension passes by; what of b a panel needs is copied together first, unless it lies so already. Any strides are
+// taken. Panels are shared out among OpenMP's threads, and the result does not depend on how many there are.
+//
+// The processor multiplies two bfloat16 that follow one another along the inner dimension at a time. Such a pair is a
+// word of 32 bits, as a float32 is, so tiles and copies serve both.
+//
+// It is made with torch's stable interface, because its other headers take three times as long to compile, and twice
+// the memory.
 
 #include <ATen/cpu/vec/vec.h>
 #include <torch/csrc/stable/library.h>
@@ -11,8 +17,18 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <utility>
-#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// With AMX, a processor has tiles of its own for bfloat16, and torch's library uses them.
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#define MULTIPLIES_BFLOAT16
+#endif
 
 namespace {
 
@@ -22,10 +38,14 @@ constexpr int64_t LANES = Vec::size();
 // Registers: ROWS * COLUMNS sums, COLUMNS vectors of b, one number of a. AVX2 has 16 of them, AVX-512 and Neon 32.
 constexpr int ROWS = 6;
 constexpr int COLUMNS = LANES == 8 ? 2 : 4;
+constexpr int64_t WIDTH = COLUMNS * LANES;  // of a panel
+constexpr int64_t DEPTH = 256;              // of the inner dimension at a time, so that a panel's part of b stays in a cache
+constexpr int64_t WORTH_THREADS = 1 << 19;  // multiply-adds
 
+// Strides in words.
 struct Matrix {
   const float* data;
-  int64_t row, column;  // strides
+  int64_t row, column;
 };
 
 // An array whose elements the compiler can keep in registers, which a loop over default constructors prevents.
@@ -34,84 +54,198 @@ std::array<Vec, sizeof...(I)> zeros(std::index_sequence<I...>) {
   return {((void)I, Vec(0.0f))...};
 }
 
-// R rows and C vectors of columns of the result, the last of these with `last` lanes.
-template <int R, int C>
-void tile(Matrix a, Matrix b, float* out, int64_t out_row, int64_t inner, int64_t last) {
+template <bool PAIRS>
+Vec multiply_add(Vec a, Vec b, Vec sum) {
+#ifdef MULTIPLIES_BFLOAT16
+  if constexpr (PAIRS) return _mm512_dpbf16_ps(sum, (__m512bh)(__m512)a, (__m512bh)(__m512)b);
+#endif
+  return at::vec::fmadd(a, b, sum);
+}
+
+// R rows and C vectors of columns of the result, the last of these with `last` lanes; `adds` to what is there.
+template <bool PAIRS, int R, int C>
+void tile(Matrix a, Matrix b, float* out, int64_t out_row, int64_t inner, int64_t last, bool adds) {
   auto sums = zeros(std::make_index_sequence<R * C>());
-  for (int64_t k = 0; k < inner; ++k) {
-    const float* from = b.data + k * b.row;
+  for (int64_t k = 0; k < inner; ++k, a.data += a.column, b.data += b.row) {
     auto of_b = zeros(std::make_index_sequence<C>());
     #pragma GCC unroll 8
-    for (int c = 0; c < C - 1; ++c) of_b[c] = Vec::loadu(from + c * LANES);
-    of_b[C - 1] = last == LANES ? Vec::loadu(from + (C - 1) * LANES) : Vec::loadu(from + (C - 1) * LANES, last);
+    for (int c = 0; c < C; ++c) of_b[c] = Vec::loadu(b.data + c * LANES);
     #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      Vec of_a(a.data[r * a.row + k * a.column]);
+      Vec of_a(a.data[r * a.row]);
       #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sums[r * C + c] = at::vec::fmadd(of_a, of_b[c], sums[r * C + c]);
+      for (int c = 0; c < C; ++c) sums[r * C + c] = multiply_add<PAIRS>(of_a, of_b[c], sums[r * C + c]);
     }
   }
   #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     #pragma GCC unroll 8
-    for (int c = 0; c < C - 1; ++c) sums[r * C + c].store(out + r * out_row + c * LANES);
-    sums[r * C + C - 1].store(out + r * out_row + (C - 1) * LANES, last);
-  }
-}
-
-// All rows of C vectors of columns.
-template <int C>
-void panel(Matrix a, Matrix b, float* out, int64_t out_row, int64_t rows, int64_t inner, int64_t last) {
-  int64_t i = 0;
-  for (; i + ROWS <= rows; i += ROWS) {
-    tile<ROWS, C>({a.data + i * a.row, a.row, a.column}, b, out + i * out_row, out_row, inner, last);
-  }
-  for (; i < rows; ++i) {
-    tile<1, C>({a.data + i * a.row, a.row, a.column}, b, out + i * out_row, out_row, inner, last);
-  }
-}
-
-void multiply(Matrix a, Matrix b, float* out, int64_t rows, int64_t columns, int64_t inner) {
-  for (int64_t j = 0; j < columns; j += COLUMNS * LANES) {
-    int64_t left = std::min<int64_t>(columns - j, COLUMNS * LANES);
-    int64_t vectors = (left + LANES - 1) / LANES, last = left - (vectors - 1) * LANES;
-    Matrix part{b.data + j, b.row, 1};
-    switch (vectors) {
-      case 1: panel<1>(a, part, out + j, columns, rows, inner, last); break;
-      case 2: panel<2>(a, part, out + j, columns, rows, inner, last); break;
-      case 3: panel<std::min(3, COLUMNS)>(a, part, out + j, columns, rows, inner, last); break;
-      default: panel<COLUMNS>(a, part, out + j, columns, rows, inner, last);
+    for (int c = 0; c < C; ++c) {
+      float* to = out + r * out_row + c * LANES;
+      int64_t lanes = c == C - 1 ? last : LANES;
+      Vec sum = sums[r * C + c];
+      if (lanes == LANES) {
+        (adds ? sum + Vec::loadu(to) : sum).store(to);
+      } else {
+        (adds ? sum + Vec::loadu(to, lanes) : sum).store(to, lanes);
+      }
     }
   }
 }
 
-// `[M, K] x [K, N]`, or `[E, M, K] x [E, K, N]`, of float32.
-Tensor small_product(const Tensor& a, const Tensor& b) {
-  auto size = a.sizes(), of_a = a.strides(), of_b = b.strides();
-  int64_t m = a.dim() - 2;  // where the matrix begins among the dimensions
-  int64_t members = m ? size[0] : 1, rows = size[m], inner = size[m + 1], columns = b.size(m + 1);
+// Tiles of R rows for as many as there are from row i on; returns the row after them.
+template <bool PAIRS, int R, int C>
+int64_t tiles(
+    int64_t i, Matrix a, Matrix b, float* out, int64_t out_row, int64_t rows, int64_t inner, int64_t last, bool adds) {
+  for (; i + R <= rows; i += R) {
+    tile<PAIRS, R, C>({a.data + i * a.row, a.row, a.column}, b, out + i * out_row, out_row, inner, last, adds);
+  }
+  return i;
+}
+
+// All rows of C vectors of columns.
+template <bool PAIRS, int C>
+void panel(Matrix a, Matrix b, float* out, int64_t out_row, int64_t rows, int64_t inner, int64_t last, bool adds) {
+  int64_t i = tiles<PAIRS, ROWS, C>(0, a, b, out, out_row, rows, inner, last, adds);
+  i = tiles<PAIRS, 2, C>(i, a, b, out, out_row, rows, inner, last, adds);
+  tiles<PAIRS, 1, C>(i, a, b, out, out_row, rows, inner, last, adds);
+}
+
+// `from` as `[rows, padded]` in memory without gaps, zeros beyond its columns. `padded` is whole vectors.
+void pack(Matrix from, float* to, int64_t rows, int64_t columns, int64_t padded) {
+  for (int64_t j = 0; j < padded; j += LANES) {
+    const float* first = from.data + j * from.column;
+    int64_t k = 0, lanes = std::min(columns - j, LANES);
+    if (from.column == 1 && lanes == LANES) {
+      for (; k < rows; ++k) Vec::loadu(first + k * from.row).store(to + k * padded + j);
+    } else if (from.column == 1) {
+      for (; k < rows; ++k) Vec::loadu(first + k * from.row, lanes).store(to + k * padded + j);
+    } else if (from.row == 1 && lanes == LANES) {
+      for (; k + LANES <= rows; k += LANES) {
+        at::vec::transpose_mxn<float, LANES, LANES>(first + k, from.column, to + k * padded + j, padded);
+      }
+    }
+    for (; k < rows; ++k) {
+      float* row = to + k * padded + j;
+      Vec(0.0f).store(row);
+      for (int64_t i = 0; i < lanes; ++i) row[i] = first[k * from.row + i * from.column];
+    }
+  }
+}
+
+#ifdef MULTIPLIES_BFLOAT16
+// Strides in numbers.
+struct Halves {
+  const uint16_t* data;
+  int64_t row, column;
+};
+
+// The same of words: rows 2 k and 2 k + 1 of `from` as row k, `[ceil(rows / 2), padded]`; zeros beyond its rows, too.
+void pack_pairs(Halves from, float* to, int64_t rows, int64_t columns, int64_t padded) {
+  if (from.row == 1 && from.column % 2 == 0 && rows % 2 == 0) {  // they lie so already
+    return pack({reinterpret_cast<const float*>(from.data), 1, from.column / 2}, to, rows / 2, columns, padded);
+  }
+  for (int64_t k = 0; k < rows; k += 2, to += padded) {
+    const uint16_t *low = from.data + k * from.row, *high = low + from.row;
+    bool has_high = k + 1 < rows;
+    int64_t j = 0;
+    if (from.column == 1 && has_high) {
+      for (; j + LANES <= columns; j += LANES) {
+        __m512i first = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low + j)));
+        __m512i second = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high + j)));
+        _mm512_storeu_si512(to + j, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+      }
+    }
+    for (; j < padded; ++j) {
+      uint16_t pair[2]{};
+      if (j < columns) pair[0] = low[j * from.column];
+      if (j < columns && has_high) pair[1] = high[j * from.column];
+      std::memcpy(to + j, pair, sizeof(pair));
+    }
+  }
+}
+#endif
+
+// `[M, K] x [K, N]`, or `[E, M, K] x [E, K, N]`.
+template <bool PAIRS>
+Tensor product(const Tensor& left, const Tensor& right) {
+  auto size = left.sizes(), of_left = left.strides(), of_right = right.strides();
+  int64_t m = left.dim() - 2;  // where the matrix begins among the dimensions
+  int64_t members = m ? size[0] : 1, rows = size[m], inner = size[m + 1], columns = right.size(m + 1);
   int64_t shape[]{members, rows, columns}, strides[]{rows * columns, columns, 1};
   AtenTensorHandle handle;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       m + 2, shape + 1 - m, strides + 1 - m, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &handle));
   Tensor out(handle);
-  std::vector<float> copy(of_b[m + 1] == 1 ? 0 : inner * columns);
-  for (int64_t e = 0; e < members; ++e) {
-    Matrix left{a.const_data_ptr<float>() + e * of_a[0], of_a[m], of_a[m + 1]};
-    Matrix right{b.const_data_ptr<float>() + e * of_b[0], of_b[m], of_b[m + 1]};
-    if (!copy.empty()) {
-      // In blocks that stay in the nearest cache.
-      for (int64_t j = 0; j < columns; j += LANES)
-        for (int64_t k = 0; k < inner; ++k)
-          for (int64_t i = j; i < std::min(j + LANES, columns); ++i)
-            copy[k * columns + i] = right.data[k * right.row + i * right.column];
-      right = {copy.data(), columns, 1};
+  float* result = out.mutable_data_ptr<float>();
+
+  int64_t a_member = of_left[0], depth = PAIRS ? (inner + 1) / 2 : inner;  // in words from here
+  Matrix a{static_cast<const float*>(left.const_data_ptr()), of_left[m], of_left[m + 1]};
+  std::unique_ptr<float[]> pairs;
+#ifdef MULTIPLIES_BFLOAT16
+  if (PAIRS && a.column == 1 && a.row % 2 == 0 && a_member % 2 == 0 && inner % 2 == 0) {
+    a.row /= 2, a_member /= 2;
+  } else if (PAIRS) {
+    auto* numbers = static_cast<const uint16_t*>(left.const_data_ptr());
+    int64_t padded = (rows + LANES - 1) / LANES * LANES;
+    pairs.reset(new float[members * depth * padded]);
+    for (int64_t e = 0; e < members; ++e) {
+      pack_pairs({numbers + e * a_member, a.column, a.row}, pairs.get() + e * depth * padded, inner, rows, padded);
     }
-    multiply(left, right, out.mutable_data_ptr<float>() + e * rows * columns, rows, columns, inner);
+    a = {pairs.get(), 1, padded}, a_member = depth * padded;
+  }
+#endif
+
+  int64_t panels = (columns + WIDTH - 1) / WIDTH, parts = 1;  // of the rows
+#ifdef _OPENMP
+  bool shares = members * rows * inner * columns >= WORTH_THREADS;
+  if (shares && members * panels < omp_get_max_threads()) parts = omp_get_max_threads();
+#endif
+  int64_t height = (rows + parts - 1) / parts, tasks = members * panels * parts;
+  #pragma omp parallel for if (shares)
+  for (int64_t task = 0; task < tasks; ++task) {
+    alignas(64) float packed[DEPTH * WIDTH];
+    int64_t e = task / (panels * parts), i = task % parts * height, j = task / parts % panels * WIDTH;
+    int64_t tall = std::min(rows - i, height), wide = std::min(columns - j, WIDTH);
+    int64_t vectors = (wide + LANES - 1) / LANES, last = wide - (vectors - 1) * LANES;
+    float* to = result + (e * rows + i) * columns + j;
+    for (int64_t k = 0; k == 0 || k < depth; k += DEPTH) {
+      int64_t deep = std::min(depth - k, DEPTH);
+      Matrix of_a{a.data + e * a_member + i * a.row + k * a.column, a.row, a.column};
+      Matrix of_b{packed, vectors * LANES, 1};
+      if constexpr (PAIRS) {
+#ifdef MULTIPLIES_BFLOAT16
+        auto* numbers = static_cast<const uint16_t*>(right.const_data_ptr());
+        numbers += e * of_right[0] + 2 * k * of_right[m] + j * of_right[m + 1];
+        Halves from{numbers, of_right[m], of_right[m + 1]};
+        pack_pairs(from, packed, std::min(inner - 2 * k, 2 * DEPTH), wide, vectors * LANES);
+#endif
+      } else {
+        auto* numbers = static_cast<const float*>(right.const_data_ptr());
+        numbers += e * of_right[0] + k * of_right[m] + j * of_right[m + 1];
+        Matrix from{numbers, of_right[m], of_right[m + 1]};
+        if (from.column == 1 && last == LANES) {
+          of_b = from;
+        } else {
+          pack(from, packed, deep, wide, vectors * LANES);
+        }
+      }
+      switch (vectors) {
+        case 1: panel<PAIRS, 1>(of_a, of_b, to, columns, tall, deep, last, k > 0); break;
+        case 2: panel<PAIRS, 2>(of_a, of_b, to, columns, tall, deep, last, k > 0); break;
+        case 3: panel<PAIRS, std::min(3, COLUMNS)>(of_a, of_b, to, columns, tall, deep, last, k > 0); break;
+        default: panel<PAIRS, COLUMNS>(of_a, of_b, to, columns, tall, deep, last, k > 0);
+      }
+    }
   }
   return out;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(alfish, CPU, library) { library.impl("small_product", TORCH_BOX(&small_product)); }
+STABLE_TORCH_LIBRARY_IMPL(alfish, CPU, library) {
+  library.impl("product", TORCH_BOX(&product<false>));
+#ifdef MULTIPLIES_BFLOAT16
+  library.impl("bfloat16_product", TORCH_BOX(&product<true>));
+#endif
+}

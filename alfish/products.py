@@ -1,8 +1,9 @@
 """Products of matrices in a graph, each done by what is fastest on a CPU.
 
 - With a vector: multiplied and summed, which becomes part of the loops before and after.
-- Small in float32: `alfish/products.cpp`, which needs neither a library's preparations nor its packing.
-- Large: through oneDNN, which takes half the time of MKL on some processors; in bfloat16 if asked.
+- Other ones in float32: `alfish/products.cpp`, which needs neither a library's preparations nor copies of transposes.
+- Large ones in bfloat16, if asked: the same, or oneDNN where a processor does not multiply pairs of bfloat16, or has
+  tiles for them.
 """
 
 import functools
@@ -16,7 +17,8 @@ from torch.fx import GraphModule, Node
 from alfish.errors import first_line
 
 PRECISIONS = ("float32", "bfloat16")
-# Multiply-adds of one product from which a library, and bfloat16, are worth their preparations.
+# Multiply-adds of one product from which bfloat16 is worth its preparations. Thin ones, of first and last layers, keep
+# their precision.
 LARGE_PRODUCT = 1 << 23
 # Vectors with which `products.cpp` was measured; with others torch's own may be faster.
 MEASURED = ("AVX2", "AVX512")
@@ -28,8 +30,8 @@ PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 REARRANGED = {aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default}
 
 _LIBRARY = torch.library.Library("alfish", "FRAGMENT")
-_LIBRARY.define("small_product(Tensor a, Tensor b) -> Tensor")
-_LIBRARY.define("large_product(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.define("product(Tensor a, Tensor b) -> Tensor")
+_LIBRARY.define("bfloat16_product(Tensor a, Tensor b) -> Tensor")
 
 
 def rewrite_products(graph: GraphModule, precision: str) -> None:
@@ -60,10 +62,10 @@ def rewrite_products(graph: GraphModule, precision: str) -> None:
             return call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
         if left.dtype != torch.float32:
             return None
-        if num_rows * inner * num_columns < LARGE_PRODUCT:
-            return call(torch.ops.alfish.small_product.default, (a, b)) if has_small_products() else None
-        if precision == "float32":
-            return call(torch.ops.alfish.large_product.default, (a, b)) if has_large_products() else None
+        if precision == "float32" or num_rows * inner * num_columns < LARGE_PRODUCT:
+            return call(torch.ops.alfish.product.default, (a, b)) if has_products() else None
+        if has_bfloat16_products():
+            return call(torch.ops.alfish.bfloat16_product.default, (in_bfloat16(a), in_bfloat16(b)))
         multiply = aten.bmm.default if left.ndim == 3 else aten.mm.default
         result = call(multiply, (in_bfloat16(a), in_bfloat16(b)))
         return call(aten._to_copy.default, (result,), {"dtype": torch.float32})
@@ -92,57 +94,45 @@ def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Nod
     graph.graph.erase_node(node)
 
 
-def suits_small_products() -> bool:
+def suits_products() -> bool:
     """Whether `products.cpp` is for this processor and this torch."""
     return torch.backends.cpu.get_cpu_capability() in MEASURED and torch.__version__ >= OLDEST_TORCH
 
 
 @functools.cache
-def has_small_products() -> bool:
+def has_products() -> bool:
     """Whether `products.cpp` suits this machine, could be compiled, and is right.
 
     Torch's cache keeps what it was compiled to.
     """
-    if not suits_small_products():
+    if not suits_products():
         return False
     from torch._inductor.codecache import CppCodeCache  # here, because it takes a second
 
     source = Path(__file__).with_name("products.cpp").read_text()
     try:
         CppCodeCache.load(source)
-        return _is_right(torch.ops.alfish.small_product)
+        return _is_right(torch.ops.alfish.product, torch.float32)
     except (RuntimeError, OSError) as error:
-        logging.warning(
-            "small products are left to torch, because products.cpp could not be compiled: %s", first_line(error)
-        )
+        logging.warning("products are left to torch, because products.cpp could not be compiled: %s", first_line(error))
         return False
 
 
 @functools.cache
-def has_large_products() -> bool:
-    """Whether this build of torch has oneDNN's product, which is no public operation, and it is right."""
-    if not torch.backends.mkldnn.is_available():
-        return False
+def has_bfloat16_products() -> bool:
+    """Whether `products.cpp` multiplies bfloat16 here, too."""
     try:
-        return _is_right(torch.ops.alfish.large_product)
-    except (AttributeError, RuntimeError):
+        return has_products() and _is_right(torch.ops.alfish.bfloat16_product, torch.bfloat16)
+    except NotImplementedError:
         return False
 
 
-def _is_right(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> bool:
+def _is_right(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
     a, b = torch.arange(7 * 5.0).reshape(7, 5), torch.arange(5 * 19.0).reshape(5, 19)
-    return torch.equal(product(a, b), a @ b)  # exact, being whole numbers
+    return torch.equal(product(a.to(dtype), b.to(dtype)), a @ b)  # exact, being whole numbers
 
 
-@torch.library.impl(_LIBRARY, "large_product", "CPU")
-def _large_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    multiply = torch.ops.mkldnn._linear_pointwise.default
-    if a.ndim == 2:
-        return multiply(a, b.t(), None, "none", [], "")
-    return torch.stack([multiply(x, y.t(), None, "none", [], "") for x, y in zip(a, b)])
-
-
-@torch.library.register_fake("alfish::small_product", lib=_LIBRARY)
-@torch.library.register_fake("alfish::large_product", lib=_LIBRARY)
+@torch.library.register_fake("alfish::product", lib=_LIBRARY)
+@torch.library.register_fake("alfish::bfloat16_product", lib=_LIBRARY)
 def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.new_empty(*a.shape[:-1], b.shape[-1])
+    return a.new_empty(*a.shape[:-1], b.shape[-1], dtype=torch.float32)

@@ -1,11 +1,12 @@
-"""Microseconds of a product of matrices: torch's own (MKL), oneDNN's, and alfish's kernel for small ones; one thread.
+"""Microseconds of a product of matrices: torch's own (MKL), oneDNN's, and alfish's kernels.
 
-  python -m benchmarks.products
+  python -m benchmarks.products --threads=1
 
 Prints a Markdown table. The shapes are those of the benchmarks' networks: forward passes, gradients of inputs and of
 weights. Of the runs of each, the quickest counts.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,9 @@ SHAPES = [
     ("a critic's first layer's input, HalfCheetah", 256, 256, 23, False, True),
     ("a layer of 128 x 128", 256, 128, 128, False, True),
     ("a layer of 256 x 256", 256, 256, 256, False, True),
+    ("its input", 256, 256, 256, False, False),
+    ("its weight", 256, 256, 256, True, False),
+    ("a layer of 1024 x 1024", 256, 1024, 1024, False, True),
 ]
 
 
@@ -39,19 +43,28 @@ def microseconds(function: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    if not (products.has_small_products() and products.has_large_products()):
-        raise SystemExit("one of the kernels is missing here; the warning above says which")
-    print("| product | rows x inner x columns | MKL | oneDNN | alfish |\n|---|---|---|---|---|")
+    if not products.has_products():
+        raise SystemExit("alfish's kernel is missing here; the warning above says why")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    own, own_low = torch.ops.alfish.product, torch.ops.alfish.bfloat16_product
+    linear = torch.ops.mkldnn._linear_pointwise
+    print("| product | rows x inner x columns | MKL | oneDNN | alfish | bfloat16: oneDNN | alfish |")
+    print("|---|---|---|---|---|---|---|")
     for what, rows, inner, columns, *turned in SHAPES:
         a, b = torch.randn(rows, inner), torch.randn(inner, columns)
         a, b = (x.T.contiguous().T if turn else x for x, turn in zip((a, b), turned))
-        out = torch.empty(rows, columns)
+        low_a, low_b = (x.to(torch.bfloat16) for x in (a, b))
         ways = [
-            lambda a=a, b=b, out=out: torch.mm(a, b, out=out),
-            lambda a=a, b=b: torch.ops.alfish.large_product(a, b),
-            lambda a=a, b=b: torch.ops.alfish.small_product(a, b),
+            lambda a=a, b=b: torch.mm(a, b),
+            lambda a=a, b=b: linear(a, b.t(), None, "none", [], ""),
+            lambda a=a, b=b: own(a, b),
+            lambda a=low_a, b=low_b: torch.mm(a, b),
+            lambda a=low_a, b=low_b: own_low(a, b),
         ]
+        if not products.has_bfloat16_products():
+            ways.pop()
         figures = " | ".join(f"{microseconds(way):.1f}" for way in ways)
         print(f"| {what} | {rows} x {inner} x {columns} | {figures} |", flush=True)
 

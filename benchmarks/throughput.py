@@ -2,14 +2,16 @@
 
   python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3,sbx:2,sample-factory:2 --repeats=5
 
+  python -m benchmarks.throughput --recipes=td3_halfcheetah --variants=bfloat16,bfloat16:2 --peers=sb3,sb3:2
+
   python -m benchmarks.throughput --recipes=appo_cartpole,appo_slow --variants=sync,async --peers=sample-factory
 
 Libraries take turns run by run (A B A B ...), each run in a process of its own, start-up left out. alfish runs as it
 is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a virtual environment
-of its own, made from `benchmarks/peers/PEER.txt` when first needed; PEER:N gives it N threads, so that each may have as
-many as serve it best. A recipe that a peer has none of is left blank. Writes the raw runs and a table to
-`benchmarks/results/throughput.{csv,md}`, where recipes that were not run keep their rows. With --busy=N, N processes
-that only count run beside, and the files are `throughput-busyN.{csv,md}`.
+of its own, made from `benchmarks/peers/PEER.txt` when first needed. NAME:N gives it N threads; given several, ratios
+are to a peer with those that serve it best. A recipe that a peer has none of is left blank. Writes the raw runs and a
+table to `benchmarks/results/throughput.{csv,md}`, where recipes that were not run keep their rows. With --busy=N, N
+processes that only count run beside, and the files are `throughput-busyN.{csv,md}`.
 
 The ratio is of medians, its interval a bootstrap over runs. Memory is the most that all processes of a run were seen to
 hold, looked at twice a second, compilers included; a page that several of them map counts once.
@@ -45,33 +47,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", default=",".join(RECIPES))
     parser.add_argument(
-        "--variants", default="plain,compiled", help="of alfish: plain, compiled, bfloat16; of APPO: sync, async"
+        "--variants",
+        default="plain,compiled",
+        help="of alfish, plain, compiled, bfloat16; of APPO, sync, async; as peers",
     )
-    parser.add_argument("--threads", type=int, default=1, help="of alfish")
     parser.add_argument("--peers", default="sb3", help="each PEER or PEER:THREADS; empty: none")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--busy", type=int, default=0, help="processes that compete for the processor")
     arguments = parser.parse_args()
-    libraries = {f"alfish {variant}": arguments.threads for variant in arguments.variants.split(",")}
-    for peer in filter(None, arguments.peers.split(",")):
-        name, _, threads = peer.partition(":")
-        libraries[name] = int(threads or 1)
-    pythons = {name: sys.executable if is_ours(name) else _venv(name) for name in libraries}
+    libraries = [
+        (name, int(threads or 1))
+        for each in (*(f"alfish {variant}" for variant in arguments.variants.split(",")), *arguments.peers.split(","))
+        for name, _, threads in [each.partition(":")]
+        if each
+    ]
+    pythons = {name: sys.executable if is_ours(name) else _venv(name) for name, _ in libraries}
     common = {"machine": machine(), "date": datetime.date.today().isoformat()}
     runs = []
     with busy_processes(arguments.busy):
         for recipe in arguments.recipes.split(","):
-            able = dict(libraries)
+            able = list(libraries)
             for seed in range(arguments.repeats):
-                for library, threads in list(able.items()):
+                for library, threads in list(able):
                     result = _run(pythons[library], library, recipe, seed, threads)
                     if result is None:
-                        del able[library]
+                        able.remove((library, threads))
                         print(f"{recipe} {library} has no such recipe", flush=True)
                         continue
                     run = {"recipe": recipe, "library": library, "threads": threads, "seed": seed} | result | common
                     run["env_steps_per_second"] = run["env_steps"] / run["seconds"]
-                    print(f"{recipe} {library} {run['env_steps_per_second']:,.0f} steps/s", flush=True)
+                    print(f"{recipe} {library}:{threads} {run['env_steps_per_second']:,.0f} steps/s", flush=True)
                     runs.append(run)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / (f"throughput-busy{arguments.busy}.csv" if arguments.busy else "throughput.csv")
@@ -131,7 +136,10 @@ def _other_recipes(path: Path, recipes: set[str]) -> list[dict]:
     """The rows that are there already of recipes that were not run now."""
     rows = list(csv.DictReader(path.open())) if path.is_file() else []
     kept = [row for row in rows if row["recipe"] not in recipes]
-    return [row | {name: float(row[name]) if row.get(name) else "" for name in NUMBERS} for row in kept]
+    return [
+        row | {name: float(row[name]) if row.get(name) else "" for name in NUMBERS} | {"threads": int(row["threads"])}
+        for row in kept
+    ]
 
 
 def _run(python: str, library: str, recipe: str, seed: int, threads: int) -> dict | None:
@@ -172,34 +180,40 @@ def _table(runs: list[dict]) -> str:
     headings = ["recipe", "library", "threads", "steps/s", "updates/s", "return", "MB", *(f"times {p}" for p in peers)]
     lines = [
         f"{machines}. {' to '.join(dict.fromkeys(dates[:1] + dates[-1:]))}. Medians, env steps per second [smallest, "
-        "largest run]; ratio of medians with a 95 % bootstrap interval; updates a second, the return of the last "
-        "training episodes (mean of the runs), the largest memory.",
+        "largest run]; ratio of medians, to the peer with the threads that serve it best, with a 95 % bootstrap "
+        "interval; updates a second, the return of the last training episodes (mean of the runs), the largest memory.",
         "",
         f"| {' | '.join(headings)} |",
         f"|{'---|' * len(headings)}",
     ]
     for recipe in dict.fromkeys(run["recipe"] for run in runs):
-        by_library = {name: [run for run in runs if (run["recipe"], run["library"]) == (recipe, name)]
-                      for name in libraries}  # fmt: skip
-        speeds = {name: np.array([run["env_steps_per_second"] for run in own]) for name, own in by_library.items()}
-        for name, own in by_library.items():
-            if not own:
-                continue
-            speed = speeds[name]
+        of_recipe = [run for run in runs if run["recipe"] == recipe]
+        by_library = {
+            (name, threads): [run for run in of_recipe if (run["library"], run["threads"]) == (name, threads)]
+            for name in libraries
+            for threads in sorted({run["threads"] for run in of_recipe if run["library"] == name})
+        }
+        speeds = {key: np.array([run["env_steps_per_second"] for run in own]) for key, own in by_library.items()}
+        best = {
+            peer: max((speed for (name, _), speed in speeds.items() if name == peer), key=np.median, default=None)
+            for peer in peers
+        }
+        for (name, threads), own in by_library.items():
+            speed = speeds[name, threads]
             updates = np.median([run["updates"] / run["seconds"] for run in own])
             mean = np.mean([run["return"] for run in own])
             memory = max((run["peak_memory_mb"] for run in own if run["peak_memory_mb"]), default="")
             cells = [
                 recipe,
                 own[0]["versions"] + (f" ({name.split()[1]})" if is_ours(name) else ""),
-                own[0].get("threads") or "",
+                threads,
                 f"{np.median(speed):,.0f} [{speed.min():,.0f}, {speed.max():,.0f}]",
                 f"{updates:,.0f}",
                 f"{mean:.1f}",
                 f"{memory:,.0f}" if memory else "",
                 *(
-                    _ratio(speed, speeds[peer]) if is_ours(name) and name != peer and len(speeds[peer]) else ""
-                    for peer in peers
+                    _ratio(speed, of_peer) if is_ours(name) and name != peer and of_peer is not None else ""
+                    for peer, of_peer in best.items()
                 ),
             ]
             lines.append(f"| {' | '.join(map(str, cells))} |")

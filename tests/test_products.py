@@ -21,15 +21,15 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++, which is not installed"),
 ]
 kernel = pytest.mark.skipif(
-    not products.suits_small_products(),
-    reason=f"small products are torch's without AVX2 or AVX-512, and before torch {products.OLDEST_TORCH}",
+    not products.suits_products(),
+    reason=f"products are torch's without AVX2 or AVX-512, and before torch {products.OLDEST_TORCH}",
 )
-SMALL, LARGE = "alfish.small_product", "alfish.large_product"
+OWN, OWN_LOW = "alfish.product", "alfish.bfloat16_product"
 
 
 @pytest.fixture(autouse=True)
 def limit(monkeypatch):
-    """Large from 128 x 128 x 128."""
+    """Large, as to bfloat16, from 128 x 128 x 128."""
     monkeypatch.setattr(products, "LARGE_PRODUCT", 128**3)
 
 
@@ -68,23 +68,44 @@ PRODUCTS = {
 
 @kernel
 @pytest.mark.parametrize("name", PRODUCTS)
-@pytest.mark.parametrize("precision", products.PRECISIONS)
 @pytest.mark.parametrize("size", [128, 64])
-def test_a_product_is_done_by_what_suits_its_size(name, precision, size):
+def test_a_product_in_float32_is_done_by_the_kernel(name, size):
     arguments = square(size)
+    targets, function = graph_of(lambda given: PRODUCTS[name](*given), arguments)
+    assert count(targets, OWN) == 1 and not count(targets, "_to_copy")
+    torch.testing.assert_close(function(arguments), PRODUCTS[name](*arguments), rtol=1e-4, atol=1e-4)
+
+
+@kernel
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_a_large_product_is_in_bfloat16_if_asked(name, has_kernel, monkeypatch):
+    if has_kernel and not products.has_bfloat16_products():
+        pytest.skip("this processor does not multiply pairs of bfloat16, or has tiles for them")
+    monkeypatch.setattr(products, "has_bfloat16_products", lambda: has_kernel)
+    arguments = square()
     expected = PRODUCTS[name](*arguments)
-    targets, function = graph_of(lambda given: PRODUCTS[name](*given), arguments, precision)
+    targets, function = graph_of(lambda given: PRODUCTS[name](*given), arguments, "bfloat16")
     found = function(arguments)
     assert found.dtype == torch.float32
-    error = ((found - expected).abs().max() / expected.abs().max()).item()
-    low = count(targets, "_to_copy")
-    assert products.has_small_products()
-    if size == 64:
-        assert count(targets, SMALL) == 1 and not low and error < 1e-5
-    elif precision == "float32":
-        assert count(targets, LARGE) == products.has_large_products() and not low and error < 1e-5
-    else:
-        assert not count(targets, SMALL, LARGE) and low == 3 and 1e-4 < error < 2e-2
+    assert count(targets, OWN_LOW) == has_kernel and count(targets, "_to_copy") == (2 if has_kernel else 3)
+    assert 1e-4 < ((found - expected).abs().max() / expected.abs().max()).item() < 2e-2
+    targets, _ = graph_of(lambda given: PRODUCTS[name](*given), square(64), "bfloat16")
+    assert count(targets, OWN) == 1 and not count(targets, "_to_copy")
+
+
+def both_kernels():
+    """Each as (function, dtype of what it takes)."""
+    assert products.has_products()
+    yield torch.ops.alfish.product, torch.float32
+    if products.has_bfloat16_products():
+        yield torch.ops.alfish.bfloat16_product, torch.bfloat16
+
+
+def check(kernel, a, b, msg=None):
+    found = kernel(a, b)
+    assert found.is_contiguous() and found.dtype == torch.float32
+    torch.testing.assert_close(found, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-3, msg=msg)
 
 
 SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33, 48, 64, 67)
@@ -92,42 +113,74 @@ SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33, 48, 64, 67)
 
 @kernel
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)], ids=str)
-def test_small_products_are_right_in_every_shape_and_stride(transposed):
-    assert products.has_small_products()
+def test_the_kernels_are_right_in_every_shape_and_stride(transposed):
     torch.manual_seed(0)
-    for rows, inner, columns in itertools.product(SIZES, repeat=3):
-        a, b = torch.randn(rows, inner), torch.randn(inner, columns)
-        a, b = (x.T.contiguous().T if turn else x for x, turn in zip((a, b), transposed))
-        found = torch.ops.alfish.small_product(a, b)
-        assert found.is_contiguous()
-        torch.testing.assert_close(found, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-4)
+    for kernel, dtype in both_kernels():
+        for rows, inner, columns in itertools.product(SIZES, repeat=3):
+            a, b = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
+            check(kernel, *(x.T.contiguous().T if turn else x for x, turn in zip((a, b), transposed)))
 
 
 @kernel
-def test_small_products_of_several_matrices_and_of_parts_of_them():
-    assert products.has_small_products()
+def test_the_kernels_go_through_a_long_inner_dimension_in_parts():
     torch.manual_seed(0)
-    a, b = torch.randn(3, 7, 20), torch.randn(3, 20, 30)
-    last = [x.permute(1, 2, 0).contiguous().permute(2, 0, 1) for x in (a, b)]
-    cases = {
-        "of a few rows and columns": (a[:, 1:6, 3:14], b[:, 3:14, 2:25]),
-        "one matrix for all": (a[:1].expand(3, 7, 20), b),
-        "members last": last,
-        "every other column": (a[..., ::2], b[:, ::2, ::3]),
-        "no rows": (a[:, :0], b),
-        "no inner dimension": (a[..., :0], b[:, :0]),
-    }
-    for name, (left, right) in cases.items():
-        torch.testing.assert_close(torch.ops.alfish.small_product(left, right), left @ right, msg=name)
+    for kernel, dtype in both_kernels():
+        for inner in (255, 256, 257, 511, 512, 513, 514, 1025, 1100):
+            a, b = torch.randn(7, inner).to(dtype), torch.randn(inner, 83).to(dtype)
+            for turned in (b, b.T.contiguous().T):
+                check(kernel, a, turned)
+                check(kernel, a.T.contiguous().T, turned)
 
 
 @kernel
-def test_small_products_carry_what_is_not_finite_on():
-    assert products.has_small_products()
-    a, b = torch.ones(7, 5), torch.ones(5, 19)
-    a[3, 2], b[1, 17] = torch.nan, torch.inf
-    found = torch.ops.alfish.small_product(a, b)
-    assert torch.equal(found.isnan(), (a @ b).isnan()) and torch.equal(found.isinf(), (a @ b).isinf())
+@pytest.mark.parametrize("shape", [(3, 70, 90, 130), (1, 700, 30, 40), (1, 7, 900, 90), (5, 64, 64, 64)], ids=str)
+def test_the_kernels_give_the_same_numbers_on_any_number_of_threads(shape):
+    """Of these, one has more panels than threads, and two have but one or two."""
+    members, rows, inner, columns = shape
+    torch.manual_seed(0)
+    num_threads = torch.get_num_threads()
+    for kernel, dtype in both_kernels():
+        a, b = torch.randn(members, rows, inner).to(dtype), torch.randn(members, inner, columns).to(dtype)
+        found = []
+        try:
+            for count in (1, 2, 5):
+                torch.set_num_threads(count)
+                found.append(kernel(a, b))
+        finally:
+            torch.set_num_threads(num_threads)
+        check(kernel, a, b)
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@kernel
+def test_the_kernels_take_several_matrices_and_parts_of_them():
+    torch.manual_seed(0)
+    for kernel, dtype in both_kernels():
+        a, b = torch.randn(3, 7, 20).to(dtype), torch.randn(3, 20, 30).to(dtype)
+        last = [x.permute(1, 2, 0).contiguous().permute(2, 0, 1) for x in (a, b)]
+        cases = {
+            "of a few rows and columns": (a[:, 1:6, 3:14], b[:, 3:14, 2:25]),
+            "pairs at odd places": (a[:, 1:6, 3:13], b.mT.contiguous().mT[:, 3:13, 2:25]),
+            "odd rows": (a[..., 1:], b[:, 1:]),
+            "members at odd places": (a.flatten()[: 3 * 139].view(3, 139)[:, :120].unflatten(1, (6, 20)), b),
+            "one matrix for all": (a[:1].expand(3, 7, 20), b),
+            "members last": last,
+            "every other column": (a[..., ::2], b[:, ::2, ::3]),
+            "no rows": (a[:, :0], b),
+            "no inner dimension": (a[..., :0], b[:, :0]),
+        }
+        for name, (left, right) in cases.items():
+            check(kernel, left, right, f"{name}, {dtype}")
+
+
+@kernel
+def test_the_kernels_carry_what_is_not_finite_on():
+    for kernel, dtype in both_kernels():
+        for columns in (16, 19):
+            a, b = torch.ones(7, 5, dtype=dtype), torch.ones(5, columns, dtype=dtype)
+            a[3, 2], b[1, 11] = torch.nan, torch.inf
+            found, expected = kernel(a, b), a.float() @ b.float()
+            assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
 
 
 VECTORS = {  # of a [2, 5, 4], b [2, 4, 1], c [2, 1, 3] and biases
@@ -146,7 +199,7 @@ def test_products_with_vectors_are_written_out(name):
     arguments = torch.randn(2, 5, 4), torch.randn(2, 4, 1), torch.randn(2, 1, 3), torch.randn(1)
     targets, function = graph_of(lambda given: VECTORS[name](*given), arguments)
     torch.testing.assert_close(function(arguments), VECTORS[name](*arguments))
-    assert not count(targets, SMALL, *(str(target) for target in products.PRODUCTS))
+    assert not count(targets, OWN, *(str(target) for target in products.PRODUCTS))
 
 
 @pytest.mark.parametrize("precision", products.PRECISIONS)
@@ -159,7 +212,8 @@ def test_one_product_after_another_is_rewritten(precision):
 def test_what_several_products_take_becomes_bfloat16_once():
     a, b, _ = square()
     targets, function = graph_of(lambda given: given[0] @ given[1] + given[0].T @ given[1].mT, (a, b), "bfloat16")
-    assert count(targets, "_to_copy") == 4  # a, b and two results
+    # a and b, and where oneDNN multiplied, two results
+    assert count(targets, "_to_copy") == (2 if products.has_bfloat16_products() else 4)
     torch.testing.assert_close(function((a, b)), a @ b + a.T @ b.T, rtol=0.02, atol=0.3)
 
 
@@ -180,22 +234,22 @@ def test_what_is_written_between_products_becomes_bfloat16_again():
 def test_products_with_factors_and_of_float64_are_left_alone():
     a, b, bias = square()
     targets, _ = graph_of(lambda given: torch.addmm(given[2], given[0], given[1], beta=2), (a, b, bias), "bfloat16")
-    assert not count(targets, "_to_copy", SMALL, LARGE)
+    assert not count(targets, "_to_copy", OWN, OWN_LOW)
     for size in (64, 128):
         a, b, _ = square(size)
         targets, _ = graph_of(lambda given: given[0] @ given[1], (a.double(), b.double()), "bfloat16")
-        assert not count(targets, "_to_copy", SMALL, LARGE)
+        assert not count(targets, "_to_copy", OWN, OWN_LOW)
 
 
 @pytest.fixture
 def forgotten():
-    products.has_small_products.cache_clear()
+    products.has_products.cache_clear()
     yield
-    products.has_small_products.cache_clear()
+    products.has_products.cache_clear()
 
 
 @kernel
-def test_without_a_compiler_small_products_are_torchs(monkeypatch, caplog, forgotten):
+def test_without_a_compiler_products_are_torchs(monkeypatch, caplog, forgotten):
     from torch._inductor.codecache import CppCodeCache
 
     def refuse(source):
@@ -214,7 +268,7 @@ def test_without_a_compiler_small_products_are_torchs(monkeypatch, caplog, forgo
     [(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"), (torch, "__version__", TorchVersion("2.9.1+cpu"))],
     ids=["a processor where nobody measured", "a torch without its interface"],
 )
-def test_on_some_machines_small_products_are_torchs(monkeypatch, caplog, forgotten, where, name, value):
+def test_on_some_machines_products_are_torchs(monkeypatch, caplog, forgotten, where, name, value):
     monkeypatch.setattr(where, name, value)
     a, b, _ = square(64)
     targets, _ = graph_of(lambda given: given[0] @ given[1], (a, b))
