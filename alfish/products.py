@@ -30,8 +30,10 @@ PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 REARRANGED = {aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default}
 
 _LIBRARY = torch.library.Library("alfish", "FRAGMENT")
-_LIBRARY.define("product(Tensor a, Tensor b) -> Tensor")
-_LIBRARY.define("bfloat16_product(Tensor a, Tensor b) -> Tensor")
+# As they take any strides, torch's compiler need not copy what comes in others than those that were traced.
+_TAGS = (torch.Tag.flexible_layout,)
+_LIBRARY.define("product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
+_LIBRARY.define("bfloat16_product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 
 
 def rewrite_products(graph: GraphModule, precision: str) -> None:

@@ -865,6 +865,30 @@ def test_sizes_are_fixed_in_a_graph(monkeypatch):
 
 
 @slow
+@pytest.mark.skipif(not products.suits_products(), reason="products are torch's here")
+@pytest.mark.parametrize(("precision", "num_stored"), [("float32", 2), ("bfloat16", 5)])
+def test_what_products_take_is_stored_once(precision, num_stored, monkeypatch):
+    """However it is turned: `x` and its logarithm; in bfloat16 `w`, `a` and `b`, too."""
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_cpp_code
+
+    if precision == "bfloat16" and not products.has_bfloat16_products():
+        pytest.skip("oneDNN's products are stored as well")
+    monkeypatch.setattr(products, "LARGE_PRODUCT", 64**3)
+
+    def function(given):
+        a, b, w = given
+        x = torch.exp(a @ w.T)
+        return x @ b, x.T @ b, torch.log(x).T @ b
+
+    given = torch.rand(64, 64), torch.rand(64, 64), torch.rand(64, 64) / 64
+    with config.patch(force_disable_caches=True):
+        compiled_function, code = run_and_get_cpp_code(lambda: CompiledFunction(function, given, precision))
+    assert code.count(".store(") == num_stored
+    torch.testing.assert_close(compiled_function(given), function(given), rtol=0.05, atol=0.05)
+
+
+@slow
 def test_a_function_writes_what_it_writes_and_draws_what_it_draws():
     def function(given):
         given["x"].add_(given["y"]).mul_(2)
