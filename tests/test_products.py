@@ -94,6 +94,13 @@ def test_a_large_product_is_in_bfloat16_if_asked(name, has_kernel, monkeypatch):
     assert count(targets, OWN) == 1 and not count(targets, "_to_copy")
 
 
+@kernel
+def test_a_processor_that_multiplies_pairs_of_bfloat16_does():
+    """Else these tests would pass without the kernel that its own check found wrong."""
+    pairs = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.cpu._is_avx512_bf16_supported()
+    assert products.has_bfloat16_products() == (pairs and not torch.cpu._is_amx_tile_supported())
+
+
 def both_kernels():
     """Each as (function, dtype of what it takes)."""
     assert products.has_products()
@@ -162,6 +169,7 @@ def test_the_kernels_take_several_matrices_and_parts_of_them():
             "of a few rows and columns": (a[:, 1:6, 3:14], b[:, 3:14, 2:25]),
             "pairs at odd places": (a[:, 1:6, 3:13], b.mT.contiguous().mT[:, 3:13, 2:25]),
             "odd rows": (a[..., 1:], b[:, 1:]),
+            "rows at odd places": (torch.randn(3, 8, 21).to(dtype)[..., :20], b),
             "members at odd places": (a.flatten()[: 3 * 139].view(3, 139)[:, :120].unflatten(1, (6, 20)), b),
             "one matrix for all": (a[:1].expand(3, 7, 20), b),
             "members last": last,
@@ -181,6 +189,26 @@ def test_the_kernels_carry_what_is_not_finite_on():
             a[3, 2], b[1, 11] = torch.nan, torch.inf
             found, expected = kernel(a, b), a.float() @ b.float()
             assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
+
+
+@kernel
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_kernels_do_not_use_what_lies_beside(turned):
+    for kernel, dtype in both_kernels():
+        a, b = (torch.full((20, 40), torch.nan, dtype=dtype) for _ in range(2))
+        a[:, :11], b[:11, :19] = 1, 2
+        left, right = a[:, :11], b[:11, :19]
+        if turned:
+            left, right = a.T.contiguous().T[:, :11], b.T.contiguous().T[:11, :19]
+        assert torch.equal(kernel(left, right), torch.full((20, 19), 22.0))
+
+
+@kernel
+def test_torchs_compiler_is_told_what_the_kernels_return():
+    for kernel, dtype in both_kernels():
+        for shape in ((5, 6), (3, 5, 6)):
+            a = torch.randn(shape).to(dtype)
+            torch.library.opcheck(kernel.default, (a, a.mT), test_utils="test_faketensor")
 
 
 VECTORS = {  # of a [2, 5, 4], b [2, 4, 1], c [2, 1, 3] and biases
@@ -243,9 +271,26 @@ def test_products_with_factors_and_of_float64_are_left_alone():
 
 @pytest.fixture
 def forgotten():
-    products.has_products.cache_clear()
+    def forget():
+        products.has_products.cache_clear()
+        products.has_bfloat16_products.cache_clear()
+
+    forget()
     yield
-    products.has_products.cache_clear()
+    forget()
+
+
+@kernel
+def test_a_kernel_without_bfloat16_leaves_it_to_torch(monkeypatch, forgotten):
+    real = products._is_right
+
+    def is_right(product, dtype):
+        if dtype == torch.bfloat16:
+            raise NotImplementedError("no kernel for this processor")
+        return real(product, dtype)
+
+    monkeypatch.setattr(products, "_is_right", is_right)
+    assert products.has_products() and not products.has_bfloat16_products()
 
 
 @kernel
