@@ -39,7 +39,7 @@ constexpr int64_t LANES = Vec::size();
 constexpr int ROWS = 6;
 constexpr int COLUMNS = LANES == 8 ? 2 : 4;
 constexpr int64_t WIDTH = COLUMNS * LANES;  // of a panel
-constexpr int64_t DEPTH = 256;              // of the inner dimension at a time, so that a panel's part of b stays in a cache
+constexpr int64_t DEPTH = 256;              // of the inner dimension at a time, for a panel's part of b to stay cached
 constexpr int64_t WORTH_THREADS = 1 << 19;  // multiply-adds
 
 // Strides in words.
@@ -133,7 +133,6 @@ void pack(Matrix from, float* to, int64_t rows, int64_t columns, int64_t padded)
   }
 }
 
-#ifdef MULTIPLIES_BFLOAT16
 // Strides in numbers.
 struct Halves {
   const uint16_t* data;
@@ -149,6 +148,7 @@ void pack_pairs(Halves from, float* to, int64_t rows, int64_t columns, int64_t p
     const uint16_t *low = from.data + k * from.row, *high = low + from.row;
     bool has_high = k + 1 < rows;
     int64_t j = 0;
+#ifdef MULTIPLIES_BFLOAT16
     if (from.column == 1 && has_high) {
       for (; j + LANES <= columns; j += LANES) {
         __m512i first = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low + j)));
@@ -156,6 +156,7 @@ void pack_pairs(Halves from, float* to, int64_t rows, int64_t columns, int64_t p
         _mm512_storeu_si512(to + j, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
       }
     }
+#endif
     for (; j < padded; ++j) {
       uint16_t pair[2]{};
       if (j < columns) pair[0] = low[j * from.column];
@@ -164,7 +165,6 @@ void pack_pairs(Halves from, float* to, int64_t rows, int64_t columns, int64_t p
     }
   }
 }
-#endif
 
 // `[M, K] x [K, N]`, or `[E, M, K] x [E, K, N]`.
 template <bool PAIRS>
@@ -182,8 +182,7 @@ Tensor product(const Tensor& left, const Tensor& right) {
   int64_t a_member = of_left[0], depth = PAIRS ? (inner + 1) / 2 : inner;  // in words from here
   Matrix a{static_cast<const float*>(left.const_data_ptr()), of_left[m], of_left[m + 1]};
   std::unique_ptr<float[]> pairs;
-#ifdef MULTIPLIES_BFLOAT16
-  if (PAIRS && a.column == 1 && a.row % 2 == 0 && a_member % 2 == 0 && inner % 2 == 0) {
+  if (PAIRS && a.column == 1 && a.row % 2 == 0 && a_member % 2 == 0 && inner % 2 == 0) {  // pairs lie side by side
     a.row /= 2, a_member /= 2;
   } else if (PAIRS) {
     auto* numbers = static_cast<const uint16_t*>(left.const_data_ptr());
@@ -194,7 +193,6 @@ Tensor product(const Tensor& left, const Tensor& right) {
     }
     a = {pairs.get(), 1, padded}, a_member = depth * padded;
   }
-#endif
 
   int64_t panels = (columns + WIDTH - 1) / WIDTH, parts = 1;  // of the rows
 #ifdef _OPENMP
@@ -213,13 +211,11 @@ Tensor product(const Tensor& left, const Tensor& right) {
       int64_t deep = std::min(depth - k, DEPTH);
       Matrix of_a{a.data + e * a_member + i * a.row + k * a.column, a.row, a.column};
       Matrix of_b{packed, vectors * LANES, 1};
-      if constexpr (PAIRS) {
-#ifdef MULTIPLIES_BFLOAT16
+      if (PAIRS) {
         auto* numbers = static_cast<const uint16_t*>(right.const_data_ptr());
         numbers += e * of_right[0] + 2 * k * of_right[m] + j * of_right[m + 1];
         Halves from{numbers, of_right[m], of_right[m + 1]};
         pack_pairs(from, packed, std::min(inner - 2 * k, 2 * DEPTH), wide, vectors * LANES);
-#endif
       } else {
         auto* numbers = static_cast<const float*>(right.const_data_ptr());
         numbers += e * of_right[0] + k * of_right[m] + j * of_right[m + 1];
