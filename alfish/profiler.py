@@ -1,6 +1,7 @@
 """Where a run's time goes, part by part, and what to do about it."""
 
 import contextlib
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ SHARES = {
     "worker_copy_share": "copying",
 }
 LISTENERS = "evaluation, checkpoints, summaries"
+LONG_UPDATE = 1000  # microseconds, from which threads can share out what a compiled update does
 
 
 @gin.configurable(module="alfish")
@@ -129,7 +131,7 @@ class Profile(Listener):
 
     def _advice(self, seconds: dict[str, float]) -> Iterator[str]:
         share = defaultdict(float, {part: value / self._total for part, value in seconds.items()})
-        each = 1e6 * seconds.get(ENVIRONMENT, 0) / max(1, self._calls[ENVIRONMENT]) / self._trainer.environment.num_envs
+        each = self._per_call(ENVIRONMENT, seconds) / self._trainer.environment.num_envs
         idle = self._shares.get("worker_wait_share", 0.0)
         if share[WORKERS] > 0.2 and idle < 0.2:
             yield (
@@ -138,8 +140,11 @@ class Profile(Listener):
             )
         elif self._shares and idle > 0.5:
             yield "training is the slower side, and workers wait for it: fewer of them would do"
-        if share[UPDATE] > 0.4 and self._trainer.learner.is_plain and self._trainer.device.type == "cpu":
-            yield "most of it is updates: Learner.compile = True makes one graph of each; longer runs do so anyway"
+        if share[UPDATE] > 0.4 and self._trainer.device.type == "cpu":
+            if self._trainer.learner.is_plain:
+                yield "most of it is updates: Learner.compile = True makes one graph of each; longer runs do so anyway"
+            elif self._per_call(UPDATE, seconds) > LONG_UPDATE and torch.get_num_threads() < (os.cpu_count() or 1):
+                yield "most of it is updates: more of Trainer.num_threads share them out, on an idle machine alone"
         if share[ENVIRONMENT] > 0.4 and each > 50:
             yield (
                 f"most of it is the environment, {each:,.0f} us a step: make_environment.vectorization = 'async', with "
@@ -149,6 +154,9 @@ class Profile(Listener):
             yield "acting is dear: make_environment.num_envs shares one call of the policy between environments"
         if share[LISTENERS] > 0.1:
             yield "listeners take their share: raise Evaluate.period, CheckpointSaver.period or Trainer.summary_period"
+
+    def _per_call(self, part: str, seconds: dict[str, float]) -> float:
+        return 1e6 * seconds.get(part, 0) / max(1, self._calls[part])
 
     def _time(self, owner: Any, name: str, part: str) -> None:
         function: Callable[..., Any] = getattr(owner, name)

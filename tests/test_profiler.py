@@ -75,3 +75,20 @@ def test_it_advises_to_compile_where_updates_are_most_of_it(tmp_path):
     seconds = dict.fromkeys((UPDATE, LOOP), 0.5 * profile._total)
     assert any("Learner.compile = True" in advice for advice in profile._advice(seconds))
     assert not list(profile._advice({LOOP: profile._total}))
+
+
+@pytest.mark.parametrize(
+    ("is_plain", "milliseconds", "cores", "is_advised"),
+    [(False, 2, 2, True), (False, 0.5, 2, False), (False, 2, 1, False), (True, 2, 2, False)],
+)
+def test_it_advises_threads_where_compiled_updates_are_long(
+    tmp_path, monkeypatch, is_plain, milliseconds, cores, is_advised
+):
+    profile = Profile(warmup_updates=4, trace_seconds=0)
+    trainer = train(tmp_path, [profile])
+    monkeypatch.setattr(type(trainer.learner), "is_plain", is_plain)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    seconds = profile._calls[UPDATE] * milliseconds / 1000
+    profile._total = seconds
+    assert any("Trainer.num_threads" in advice for advice in profile._advice({UPDATE: seconds})) == is_advised
