@@ -43,11 +43,13 @@ def microseconds(function: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    if not products.has_products():
-        raise SystemExit("alfish's kernel is missing here; the warning above says why")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
+    if not products.has_products():
+        raise SystemExit(
+            "alfish's kernel is not for this processor or torch, or a warning above says why it is missing"
+        )
     own, own_low = torch.ops.alfish.product, torch.ops.alfish.bfloat16_product
     linear = torch.ops.mkldnn._linear_pointwise
     print("| product | rows x inner x columns | MKL | oneDNN | alfish | bfloat16: oneDNN | alfish |")

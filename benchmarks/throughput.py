@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument(
         "--variants",
         default="plain,compiled",
-        help="of alfish, plain, compiled, bfloat16; of APPO, sync, async; as peers",
+        help="of alfish, each VARIANT or VARIANT:THREADS: plain, compiled, bfloat16; of APPO: sync, async",
     )
     parser.add_argument("--peers", default="sb3", help="each PEER or PEER:THREADS; empty: none")
     parser.add_argument("--repeats", type=int, default=5)
