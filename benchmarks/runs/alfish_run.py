@@ -37,11 +37,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class Clock(Listener):
     """Remembers where the iteration of the eighth update ended (all is compiled by then), and the last one."""
 
+    first: script.Reading | None = None
+
     def after_iteration(self, trainer: Trainer, report: Report) -> None:
-        here = script.read(report.env_steps, report.updates)
-        if report.updates >= 8:
-            self.first = getattr(self, "first", here)
-        self.last = here
+        if report.updates >= 8 and self.first is None:
+            self.first = script.read(report.env_steps, report.updates)
+        if report.finished:
+            self.last = script.read(report.env_steps, report.updates)
         if "metrics/average_return" in report.scalars:
             self.average_return = report.scalars["metrics/average_return"]
 
