@@ -9,6 +9,7 @@ Dims: T time, B environments, N samples; time comes first.
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from alfish import nest
@@ -22,6 +23,9 @@ class StepType:
     MID = 1
     LAST = 2
     PAD = 3  # filler at the end of a column with fewer rows than its neighbours: nothing happened here
+
+
+IS_STEP = np.array([False, True, True, False])  # by step type: whether an environment's step arrived in the row
 
 
 class TimeStep(NamedTuple):

@@ -49,15 +49,30 @@ def translated(node: torch.fx.Node) -> Callable[..., Any]:
         raise NotTranslatable(f"{node.target} with {dict(node.kwargs)}")
     function = make(node, shape)
     inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
-    if node.target in COMPARISONS and len(inputs) > 1:
-        common = numpy_dtype(torch.result_type(*(x.meta["val"] for x in node.args)))  # type: ignore[union-attr, arg-type]
-        return lambda a, b: np.asarray(function(a.astype(common, copy=False), b.astype(common, copy=False)))
     if node.target is aten.where.self:
         inputs -= {torch.bool}  # of its condition
     if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE:
         return function
     # numpy would promote 0-d arrays, and torch does not.
     return lambda *arguments: np.asarray(function(*arguments)).astype(dtype, copy=False)
+
+
+def equalize_compared(graph: torch.fx.Graph) -> None:
+    """Writes it into the graph that what is compared is cast to one dtype first: numpy has other rules for which.
+
+    As an operation of its own, such a cast of what seldom changes is seldom done.
+    """
+    for node in list(graph.nodes):
+        if node.target not in COMPARISONS:
+            continue
+        values = [argument.meta["val"] for argument in node.args]
+        common = torch.result_type(*values)
+        for argument, value in zip(node.args, values):
+            if value.dtype != common:
+                with graph.inserting_before(node):
+                    cast = graph.call_function(aten._to_copy.default, (argument,), {"dtype": common})
+                cast.meta["val"] = value.to(common)
+                node.replace_input_with(argument, cast)
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
@@ -88,10 +103,11 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
     bounds = node.args[1:] if node.target is aten.randint_like.default else ()
     drawn = torch.empty(value.shape, dtype=value.dtype)  # a new tensor and its array would take longer than the numbers
     array = drawn.numpy()
+    may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)  # until the next draw and beyond
 
     def numbers(*arguments: Any) -> np.ndarray:
         fill(drawn, *bounds)
-        return array.copy()
+        return array.copy() if may_stay else array
 
     return numbers
 
@@ -187,6 +203,20 @@ def _softplus(x: np.ndarray, beta: float = 1.0, threshold: float = 20.0) -> np.n
     return np.logaddexp(beta * x, 0) / beta
 
 
+def _where(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    value = node.meta["val"]
+    likes = [argument.meta["val"] for argument in node.args[1:]]  # type: ignore[union-attr]
+    if not shape or any(like.dtype != value.dtype or like.shape != value.shape for like in likes):
+        return np.where
+
+    def choose(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        result = b.copy()  # np.where takes longer: it prepares for any dtypes
+        np.copyto(result, a, where=condition)
+        return result
+
+    return choose
+
+
 def _gather(x: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
     dim %= x.ndim
     kept = tuple(slice(None if axis == dim else size) for axis, size in enumerate(index.shape))
@@ -217,6 +247,12 @@ OUTPUTS_OF_SEVERAL: dict[Any, Callable[..., Any]] = {
     aten.unbind.int: lambda x, dim=0: list(np.moveaxis(x, dim, 0)),
     operator.getitem: lambda parts, index: parts[index],
 }
+# Their results may lie in their arguments' memory.
+VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim,
+    aten.squeeze.dims, aten.expand.default, aten._to_copy.default, aten.alias.default, aten.t.default,
+    aten.transpose.int, aten.permute.default, aten.slice.Tensor, aten.select.int, *OUTPUTS_OF_SEVERAL,
+}  # fmt: skip
 CASTS = {aten._to_copy.default}
 COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
 # Whatever they are given, numpy's results have torch's dtype already.
@@ -231,6 +267,7 @@ MADE_LIKE = {_filled, _same, _copied}
 TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
     aten.relu.default: _relu,
+    aten.where.self: _where,
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
                      aten.squeeze.dim, aten.squeeze.dims), _reshape),
     aten.expand.default: _broadcast,
@@ -256,7 +293,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
         aten.softplus.default: _softplus,
         aten.clamp_min.default: np.maximum, aten.clamp_max.default: np.minimum,
         aten.minimum.default: np.minimum, aten.maximum.default: np.maximum,
-        aten.where.self: np.where,
         aten.lt.Tensor: np.less, aten.lt.Scalar: np.less, aten.le.Tensor: np.less_equal, aten.le.Scalar: np.less_equal,
         aten.gt.Tensor: np.greater, aten.gt.Scalar: np.greater, aten.ge.Tensor: np.greater_equal,
         aten.ge.Scalar: np.greater_equal, aten.eq.Tensor: np.equal, aten.eq.Scalar: np.equal,

@@ -5,6 +5,8 @@ torch. So the function is recorded once on tensors of zeros, and each operation 
 the cost. Arrays share the tensors' memory. Random numbers are torch's own, in the same order.
 """
 
+import contextvars
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 
 from alfish import nest
 from alfish.nest import Nest
-from alfish.numpy_operations import NotTranslatable, numpy_dtype, translated
+from alfish.numpy_operations import NotTranslatable, equalize_compared, numpy_dtype, translated
 from alfish.recorder import is_random, record
 
 
@@ -47,6 +49,7 @@ class NumpyProgram:
 
         try:
             graph = record(flat, zeros)
+            equalize_compared(graph)
         except Exception as error:
             raise NotTranslatable(f"recording failed: {error}") from error
         finally:
@@ -63,7 +66,7 @@ class NumpyProgram:
 
     def __call__(self, leaves: list[np.ndarray]) -> Nest:
         """From the other used leaves of the arguments to the function's nest, of arrays."""
-        return nest.unflatten(self._structure, self._rest(*self._prepared, *leaves))
+        return self._rest(*self._prepared, *leaves)
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
         """Refuses what numpy does not take, or makes another shape or dtype of."""
@@ -71,7 +74,7 @@ class NumpyProgram:
         try:
             zeros = [np.zeros(tuple(leaf.shape), numpy_dtype(leaf.dtype)) for leaf in leaves]
             self.prepare(zeros[: self._num_fixed])
-            found = self._rest(*self._prepared, *zeros[self._num_fixed :])
+            found = nest.leaves(self._rest(*self._prepared, *zeros[self._num_fixed :]))
         except Exception as error:
             raise NotTranslatable(f"in numpy: {error}") from error
         finally:
@@ -84,9 +87,10 @@ class NumpyProgram:
 
     def _translate(self, graph: torch.fx.Graph) -> None:
         """Writes two functions: what depends on fixed leaves alone, and the rest."""
-        constants: dict[str, Any] = {"asarray": np.asarray, "errstate": np.errstate}
+        constants: dict[str, Any] = {"asarray": np.asarray}
         fixed: list[torch.fx.Node] = []
         inputs: list[torch.fx.Node] = []
+        read: set[torch.fx.Node] = set()  # by the rest
         first: list[str] = []
         rest: list[str] = []
 
@@ -116,12 +120,15 @@ class NumpyProgram:
                     first.append(line)
                 else:
                     rest.append(line)
+                    read.update(() if is_random(node) else node.all_input_nodes)
             elif node.users:
                 (fixed if len(fixed) < self._num_fixed and not inputs else inputs).append(node)
         # numpy makes scalars of what has no dimensions.
         made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
-        self._first = _function(fixed[: self._num_fixed], first, [node.name for node in fixed], constants)
-        self._rest = _function([*fixed, *inputs], rest, made, constants)
+        result = _nested(nest.unflatten(self._structure, made), constant)
+        prepared = [node for node in fixed if node in read.union(results)]
+        self._first = _function(fixed[: self._num_fixed], first, f"[{_names(prepared)}]", constants)
+        self._rest = _function([*prepared, *inputs], rest, result, constants)
 
 
 def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
@@ -134,14 +141,42 @@ def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     return needed
 
 
+def _names(nodes: list[torch.fx.Node]) -> str:
+    return ", ".join(node.name for node in nodes)
+
+
+def _nested(results: Nest, constant: Callable[[Any], str]) -> str:
+    """The nest of these expressions as one: to unflatten takes as long as a product.
+
+    Args:
+      results: leaves are expressions.
+      constant: gives a value a name.
+    """
+    if results is None or isinstance(results, str):
+        return str(results)
+    if type(results) is dict:
+        return f"{{{', '.join(f'{constant(key)}: {_nested(part, constant)}' for key, part in results.items())}}}"
+    parts = "".join(f"{_nested(part, constant)}, " for part in results)
+    if type(results) is list:
+        return f"[{parts}]"
+    return f"({parts})" if type(results) is tuple else f"{constant(type(results))}({parts})"
+
+
 def _function(
-    arguments: list[torch.fx.Node], lines: list[str], results: list[str], constants: dict[str, Any]
-) -> Callable[..., list[np.ndarray]]:
+    arguments: list[torch.fx.Node], lines: list[str], result: str, constants: dict[str, Any]
+) -> Callable[..., Any]:
     """A Python function of these lines: an interpreter's loop over them would take a third of the time."""
-    source = [f"def run({', '.join(node.name for node in arguments)}):"]
-    source.append("    with errstate(all='ignore'):")  # torch says nothing of a logarithm of 0 either
-    source += [f"        {line}" for line in lines]
-    source.append(f"        return [{', '.join(results)}]")
+    source = [f"def run({_names(arguments)}):", *[f"    {line}" for line in lines], f"    return {result}"]
     names = dict(constants)
     exec("\n".join(source), names)
-    return names["run"]
+    return quiet(names["run"])
+
+
+def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, without numpy's warnings: torch says nothing of a logarithm of 0 either. For one thread at a time."""
+    context = contextvars.copy_context()
+    with np.errstate():
+        context.run(np.seterr, all="ignore")
+    if context.run(np.geterr)["divide"] == "ignore":  # numpy 2 keeps this in contexts, and to enter one costs nothing
+        return functools.partial(context.run, function)
+    return np.errstate(all="ignore")(function)

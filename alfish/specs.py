@@ -128,6 +128,7 @@ class _LeafUnits:
 
         self._shape = _shape(space)
         self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units, a 0-d Box too
+        self._reshapes = self._is_vector and len(self._shape) != 1
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
         self._rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
         self._low: Any = None
@@ -154,9 +155,11 @@ class _LeafUnits:
             value = value + self._offset
         if self._rounds:
             value = value.round()
-        if len(self._shape) != 1:
+        if self._reshapes:
             value = value.reshape(len(value), *self._shape)
-        return value.to(self._dtype) if isinstance(value, torch.Tensor) else value.astype(self._dtype, copy=False)
+        if value.dtype == self._dtype:
+            return value
+        return value.to(self._dtype) if isinstance(value, torch.Tensor) else value.astype(self._dtype)
 
     def from_environment(self, action: Any) -> Any:
         value = action.reshape(len(action), -1) if self._is_vector else action

@@ -1,5 +1,6 @@
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +40,33 @@ def test_paths_name_the_leaves_in_the_order_of_leaves():
     assert [leaf.shape for leaf in nest.leaves(_nest())] == [(2,), (2, 1), (2, 3)]
     assert nest.paths(torch.zeros(1)) == [""]
     assert nest.paths(None) == []
+
+
+def test_leaves_of_tuples_are_those_that_optree_finds():
+    a, b, c, d = (torch.tensor(i) for i in range(4))
+    nests = [
+        a,
+        (a,),
+        (),
+        _Pair(a, None),
+        (a, (), (b, None, _Pair(c, (d,)))),
+        (None, {"z": a, "y": (b, c)}, [d]),
+        [a, b],
+        None,
+    ]
+    for each in nests:
+        assert [int(leaf) for leaf in nest.leaves(each)] == [int(leaf) for leaf in nest.flatten(each)[0]]
+    assert nest.leaves((np.ones(2), a))[1] is a
+    assert nest.leaves((a, (b, c)), is_leaf=lambda part: isinstance(part, tuple) and part == (b, c)) == [a, (b, c)]
+
+
+def test_a_host_view_shares_memory():
+    number = torch.zeros((), dtype=torch.float64)
+    view = nest.host_view(number)
+    view[...] = 2
+    assert number == 2 and float(view) == 2
+    elsewhere = torch.zeros((), device="meta")
+    assert nest.host_view(elsewhere) is elsewhere
 
 
 def test_stack_then_index_gives_each_nest_back():

@@ -1,6 +1,7 @@
 """Programs of numpy calls: what torch does, to float error and with the same random numbers, or a refusal."""
 
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -529,6 +530,67 @@ def test_numbers_that_were_drawn_stay():
     for each, copy in zip([program([x.numpy()]) for _ in range(3)], again):
         assert all(np.array_equal(a, b) for a, b in zip(each, copy))
     assert len({each[0].tobytes() for each in drawn}) == 3
+
+
+VIEWS_OF_DRAWS = {
+    "unsqueeze": lambda x: x.unsqueeze(0), "view": lambda x: x.view(3, 2), "expand": lambda x: x.expand(2, 2, 3),
+    "transpose": lambda x: x.t(), "select": lambda x: x[1], "slice": lambda x: x[:, 1:],
+    "split": lambda x: x.split(2, 1)[1], "detach": torch.detach, "where": lambda x: torch.where(x > 2, 0, x),
+    "clone": torch.clone,
+    "cast": lambda x: x.to(torch.float32), "clamp": lambda x: x.clamp(0, 1), "relu": torch.relu,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIEWS_OF_DRAWS)
+def test_what_is_seen_of_numbers_that_were_drawn_stays(name):
+    program = NumpyProgram(lambda x: VIEWS_OF_DRAWS[name](torch.rand_like(x)), f32(2, 3))
+    x = [np.zeros((2, 3), np.float32)]
+    first = program(x)
+    kept = first.copy()
+    assert not np.array_equal(program(x), kept)
+    assert np.array_equal(first, kept)
+
+
+class Several(NamedTuple):
+    one: object
+    other: object
+
+
+def test_results_come_in_the_nest_that_the_function_made():
+    def function(x, y):
+        return {"z": (x + y, None), "a": Several([x * y], ()), 3: {"deep": x - y}}
+
+    x, y = f32(2), f32(2)
+    found, expected = run(function, x, y), function(x, y)
+    assert list(found) == list(expected)
+    assert type(found["a"]) is Several and type(found["a"].one) is list and found["a"].other == ()
+    assert found["z"][1] is None
+    torch.testing.assert_close(nest.leaves(found), nest.leaves(expected))
+
+
+def test_a_choice_writes_into_neither_of_what_it_chose_from():
+    condition = torch.tensor([True, False, True])
+    assert_same(lambda c, a, b: torch.where(c, a, b), condition, f32(3), f32(3))
+    assert_same(lambda c, a, b: torch.where(c, a, b), condition[:1], f32(3), f32(3))
+    assert_same(lambda c, a, b: torch.where(c, a, b), condition.expand(2, 3), f32(3), f32(3))
+    assert_same(lambda c, a, b: torch.where(c, a, b), condition[0], f32(), f32())
+    assert_same(lambda c, a, b: torch.where(c, a, b), condition, f32(3), f32(2, 3))
+
+
+def test_what_changes_seldom_is_cast_to_be_compared_where_it_changes(monkeypatch):
+    written, write = [], numpy_program._function
+    monkeypatch.setattr(numpy_program, "_function", lambda a, b, *rest: written.append(len(b)) or write(a, b, *rest))
+    program = NumpyProgram(lambda given: given[1] < given[0], (HALF, f32(3)), num_fixed=1)
+    assert written == [1, 1]  # the cast, and the comparison
+    program.prepare([np.array(0.5)])
+    assert program([np.array([0.25, 0.5, 0.75], np.float32)]).tolist() == [True, False, False]
+
+
+def test_numpy_warns_of_what_others_do_as_before():
+    program = NumpyProgram(lambda x: x.log(), f32(3))
+    program([np.zeros(3, np.float32)])
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        np.log(np.zeros(3))
 
 
 def test_what_only_gives_a_draw_its_shape_is_not_worked_out(monkeypatch):

@@ -1,6 +1,7 @@
 """gymnasium's vector environments, in any autoreset mode, as the stream of time steps."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,6 +58,8 @@ class VectorEnvironment(Environment):
         self._seeds: Sequence[int] | None = list(seeds)
         self._units = ActionUnits(env.single_action_space)
         self._read = observation_reader(env.single_observation_space)
+        # This class makes each batch anew.
+        self._read_step = observation_reader(env.single_observation_space, copies=self._sequential is None)
         self._reads_executed = False
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
@@ -87,7 +90,7 @@ class VectorEnvironment(Environment):
             something_ended = self._sequential.something_ended
         else:
             something_ended = bool((terminated | truncated).any())
-        time_step = self._read(observation)
+        time_step = self._read_step(observation)
         if self.broken is not None:
             self.broken = None
         if self._sequential is not None and self._sequential.replaced:
@@ -95,7 +98,8 @@ class VectorEnvironment(Environment):
             self.broken = np.isin(np.arange(self.num_envs), self._sequential.replaced)
             self._was_done = self._was_done | self.broken
         elif self._nothing_began and not something_ended:
-            return _row(self._mid, np.array(reward, np.float32), self._ones, time_step, executed, self._env_ids)
+            reward = np.array(reward, np.float32)
+            return TimeStep(self._mid, reward, self._ones, time_step, executed, self._env_ids)  # type: ignore[arg-type]
         first, done = self._was_done, terminated | truncated
         if self._mode == AutoresetMode.NEXT_STEP:
             self._was_done, self._nothing_began = done.copy(), not done.any()
@@ -293,13 +297,18 @@ class SequentialVectorEnv(SyncVectorEnv):
         self._one_array = isinstance(self._observations, np.ndarray)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        actions = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
+        actions = actions if isinstance(actions, np.ndarray) else list(iterate(self.action_space, actions))
+        if len(actions) != len(self.envs):
+            raise ValueError(f"got {len(actions)} actions for {len(self.envs)} environments")
+        all_begins = self._autoreset_envs.tolist()
+        was_quiet = not self.something_ended and not any(all_begins)
         observations: list[Any] = []
         rewards, terminations, truncations, infos = [], [], [], []
         reward: Any
         if self.replaced:
             self.replaced = []
-        for env, action, begins in zip(self.envs, actions, self._autoreset_envs.tolist(), strict=True):
+        # The array last: its iterator ends with an error that takes as long as a step of some environments, if asked.
+        for env, begins, action in zip(self.envs, all_begins, actions):
             try:
                 if begins:
                     assert self.autoreset_mode == AutoresetMode.NEXT_STEP, "step after an end without a reset"
@@ -331,9 +340,9 @@ class SequentialVectorEnv(SyncVectorEnv):
         if self.something_ended:
             self._terminations, self._truncations = np.array(terminations, bool), np.array(truncations, bool)
             self._autoreset_envs = self._terminations | self._truncations
-        else:
-            none = np.zeros((3, len(observations)), bool)
-            self._terminations, self._truncations, self._autoreset_envs = none
+        elif not was_quiet:  # else they are all False
+            self._terminations, self._truncations = np.zeros(len(rewards), bool), np.zeros(len(rewards), bool)
+            self._autoreset_envs = np.zeros(len(rewards), bool)
         gathered: dict[str, Any] = {}
         if self.gathers_infos:
             for i, info in enumerate(infos):
@@ -460,16 +469,18 @@ def batch_of_one(observation: Any, space: spaces.Space) -> Any:
     return np.asarray(observation)[None]
 
 
-def observation_reader(space: spaces.Space) -> Callable[[Any], Nest]:
-    """A function from a batch of gymnasium's observations to arrays of the spec's dtypes; always a copy."""
+def observation_reader(space: spaces.Space, copies: bool = True) -> Callable[[Any], Nest]:
+    """A function from a batch of gymnasium's observations to arrays of the spec's dtypes.
+
+    An environment may reuse its observation buffer, so what is kept must be a copy: not so where another made one.
+    """
     if isinstance(space, spaces.Dict):
-        readers = {key: observation_reader(child) for key, child in space.spaces.items()}
+        readers = {key: observation_reader(child, copies) for key, child in space.spaces.items()}
         return lambda observation: {key: read(observation[key]) for key, read in readers.items()}
     if isinstance(space, spaces.Tuple):
-        parts = [observation_reader(child) for child in space.spaces]
+        parts = [observation_reader(child, copies) for child in space.spaces]
         return lambda observation: tuple(read(part) for read, part in zip(parts, observation))
     dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
-    # An environment may reuse its observation buffer, so what is kept must be a copy.
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         return lambda observation: np.asarray(observation, dtype) - space.start
-    return lambda observation: np.array(observation, dtype)
+    return functools.partial(np.array if copies else np.asarray, dtype=dtype)

@@ -1,8 +1,6 @@
 """From a raw row to an action: transforms, memory's reset, `rollout_step`; where possible as a numpy program."""
 
 import contextlib
-import functools
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,7 +40,7 @@ class Actor:
         self.gave_up = False
 
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
-        """An action for each of B rows, and the transforms' state after them.
+        """An action for each of B rows, and the transforms' state after them; no gradient.
 
         Leaves, in and out, are arrays or tensors: arrays come out where it acts through numpy.
         """
@@ -64,8 +62,15 @@ class Actor:
     def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
         assert self._program is not None
         # Most policies read one or two leaves; to flatten the row takes longer than some of their products.
-        return self._program([as_array(functools.reduce(operator.getitem, path, row)) for path in self._used])
+        leaves = []
+        for path in self._used:
+            leaf: Any = row
+            for key in path:
+                leaf = leaf[key]
+            leaves.append(leaf if type(leaf) is np.ndarray else as_array(leaf))
+        return self._program(leaves)
 
+    @torch.no_grad()
     def _act(
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
     ) -> tuple[AlgStep, Nest]:

@@ -13,6 +13,7 @@ from alfish.data import AlgStep, Experience, StepType, TimeStep, reset_state
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
+from alfish.numpy_program import quiet
 from alfish.transforms import Transforms
 from alfish.unrollers.actor import Actor, as_array, as_tensor, in_eval_mode
 from alfish.unrollers.episodes import StartedEpisodes
@@ -45,6 +46,8 @@ class SyncUnroller(Unroller):
             refuse_on_policy(algorithm)
             environment.read_executed_actions()
         self._device = algorithm.progress.device
+        self._ones = np.ones(environment.num_envs, np.int64)
+        self._check_finite = quiet(check_finite)
         # The row to act from, the next unroll's row 0; of arrays where the environment gives them.
         self._time_step: TimeStep | None = None
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
@@ -61,7 +64,6 @@ class SyncUnroller(Unroller):
             self._time_step = self._reset()
             self._unseen = True
 
-    @torch.no_grad()
     def unroll(self, length: int, at_random: bool = False) -> Experience:
         """Acts until there are `length` rows; on-policy, one more follows: row 0 of the next unroll, for its value.
 
@@ -90,12 +92,15 @@ class SyncUnroller(Unroller):
             state, transform_state = nest.map(as_tensor, (state, transform_state))
         if state is not None:
             step_type = as_tensor(self._time_step.step_type).to(self._device)
-            state = reset_state(state, self._initial_state, step_type)
+            with torch.no_grad():
+                state = reset_state(state, self._initial_state, step_type)
         unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
         rows = unroll(length, unseen)
         self._check(rows[0])
         time_step, action, info = rows if self.gives_arrays else nest.map(as_tensor, rows)
-        version = torch.from_numpy(np.full(self.environment.num_envs, self.policy_version, np.int64))
+        version: Any = self._ones * self.policy_version
+        if not self.gives_arrays:
+            version = torch.from_numpy(version)
         return Experience(time_step, action, info, state, version, transform_state)
 
     def generate_batch(self, num_steps: int) -> Experience:
@@ -119,7 +124,6 @@ class SyncUnroller(Unroller):
         with in_eval_mode(self._algorithm):
             return self.unroll(num_steps)
 
-    @torch.no_grad()
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
         """Whole episodes, acted in by `rollout_step`, in eval mode, with the algorithm as it is now.
 
@@ -197,7 +201,11 @@ class SyncUnroller(Unroller):
         if self._algorithm.on_policy:
             step, _ = self._act()  # of the next unroll's row 0, which acts again: its state is dropped
             rows.append((last, step.output, step.info))
-        time_step, action, info = nest.map(_stacked, *rows)
+        # Field by field, as most are bare leaves: to walk through whole rows takes longer than to stack these.
+        time_steps, actions, step_infos = zip(*rows)
+        time_step = TimeStep(*[nest.map(_stacked, *field) for field in zip(*time_steps)])
+        action = nest.map(_stacked, *actions)
+        info = None if step_infos[0] is None else nest.map(_stacked, *step_infos)
         step_type, reward = as_array(time_step.step_type), as_array(time_step.reward)
         if not self._algorithm.on_policy:  # else it is the extra row
             step_type = np.concatenate([step_type, as_array(last.step_type)[None]])
@@ -313,7 +321,7 @@ class SyncUnroller(Unroller):
         return self._as_given(self.environment.reset())
 
     def _check(self, time_step: TimeStep) -> None:
-        check_finite(time_step)
+        self._check_finite(time_step)
 
     def _executed(self, action: Nest) -> Nest:
         """The action that was executed in the place of the policy's, but where the step was a reset."""
@@ -386,18 +394,15 @@ class _Rows:
 def check_finite(time_step: TimeStep) -> None:
     """Raises RunError that names the environment, the row and the leaf of the first value that is not finite."""
     leaves = [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
-    with np.errstate(all="ignore"):
-        suspects = [_is_suspect(leaf) for leaf in leaves]
-    if not any(suspects):
+    # One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at).
+    if math.isfinite(sum([leaf.sum() for leaf in leaves if _is_floating(leaf)])):
         return
     paths = nest.paths(time_step.observation)
     names = ["reward", "discount", *(f"observation {path}".rstrip() for path in paths)]
-    for name, leaf, suspect in zip(names, leaves, suspects):
-        if suspect:
-            leaf = as_tensor(leaf)
-            bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
-            if not bad.any():
-                continue
+    for name, leaf in zip(names, leaves):
+        leaf = as_tensor(leaf)
+        bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
+        if bad.any():
             row, column = (int(i) for i in bad.nonzero()[0])
             env_id = int(time_step.env_id[row, column])
             raise RunError(
@@ -406,10 +411,8 @@ def check_finite(time_step: TimeStep) -> None:
             )
 
 
-def _is_suspect(leaf: Any) -> bool:
-    """One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at)."""
-    is_floating = leaf.dtype.kind == "f" if type(leaf) is np.ndarray else leaf.is_floating_point()
-    return is_floating and not math.isfinite(leaf.sum())
+def _is_floating(leaf: Any) -> bool:
+    return leaf.dtype.kind == "f" if type(leaf) is np.ndarray else leaf.is_floating_point()
 
 
 def _select(row: Nest, columns: torch.Tensor) -> Nest:

@@ -575,6 +575,23 @@ def test_the_sequential_environment_makes_the_same_rows(mode, truncates):
         assert check_stamped(column, lengths, truncates) >= 9
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_actions_of_other_environments_are_refused(count):
+    env = SequentialVectorEnv([lambda: Stamped((4,))] * 2, AutoresetMode.NEXT_STEP)
+    env.reset()
+    with pytest.raises(ValueError, match=f"got {count} actions for 2 environments"):
+        env.step(np.zeros(count, np.int64))
+
+
+def test_an_end_is_told_of_once():
+    env = SequentialVectorEnv([lambda: Stamped((2,)), lambda: Stamped((3,))], AutoresetMode.NEXT_STEP)
+    env.reset()
+    ends = [env.step(np.zeros(2, np.int64))[2:4] for _ in range(8)]
+    terminated = np.array([terminated for terminated, _ in ends])
+    assert np.flatnonzero(terminated[:, 0]).tolist() == [1, 4, 7]
+    assert np.flatnonzero(terminated[:, 1]).tolist() == [2, 6]
+
+
 def test_a_step_of_an_environment_that_ended_and_was_not_reset_is_an_error():
     env = SequentialVectorEnv([Both], AutoresetMode.DISABLED)
     env.reset()
