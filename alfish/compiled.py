@@ -79,8 +79,10 @@ class CompiledFunction:
 
     def call_flat(self, leaves: list[torch.Tensor]) -> Nest:
         """The same from the arguments' leaves."""
-        with torch.no_grad():
-            return nest.unflatten(self._structure, self._call(list(leaves)))
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.call_flat(leaves)
+        return nest.unflatten(self._structure, self._call(list(leaves)))
 
 
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -108,7 +110,8 @@ def _compile(
 
     # From Python the calls of a small update take longer than its kernels.
     wrapped = torch.__version__ >= WRAPPER_FROM_TORCH and all(leaf.device.type == "cpu" for leaf in leaves)
-    options = {"fallback_random": True, "size_asserts": False, "cpp_wrapper": wrapped}
+    # A pool of memory for what is only needed inside, because to allocate takes as long as a small loop.
+    options = {"fallback_random": True, "size_asserts": False, "cpp_wrapper": wrapped, "memory_planning": wrapped}
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
     context = tracing(TracingContext(fake))
     outer = functorch_config.patch(enable_autograd_cache=False)  # this cache would hide the innermost callable

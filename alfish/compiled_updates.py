@@ -90,7 +90,7 @@ class CompiledUpdates:
         result = self._run(graph, [self._here(self._coefficients), *at], total)
         if result["stop"] is not None and bool(result["stop"]):
             return None
-        if not plain.on_cpu or not plain.skipped_in_row:  # on a CPU, a skipped step does not count
+        if not plain.on_cpu or not plain.num_skipped_in_row():  # on a CPU, a skipped step does not count
             for name in graph.trained:
                 plain.optimizers[name].count()  # type: ignore[attr-defined]
         return Record(graph.trained, result["total"], result["extra"], result["priority"])
@@ -184,7 +184,8 @@ class CompiledUpdates:
         """The graph's `total`, found to be the plain update's as to the losses."""
         plain = self._plain
         generators = rng_state()
-        losses, _ = plain.losses(batch)
+        with torch.enable_grad():  # which a hook may want inside
+            losses, _ = plain.losses(batch)
         expected = torch.stack([loss.detach() for loss in losses.values()])
         set_rng_state(generators)
         copies = [leaf.clone() for leaf in self._leaves]

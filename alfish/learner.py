@@ -15,6 +15,7 @@ import gin
 import torch
 from absl import logging
 
+from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk
 from alfish.checkpoint import rng_state, set_rng_state
@@ -74,6 +75,7 @@ class Learner:
         if cuda_graphs and compile is False:
             raise UsageError("Learner.cuda_graphs takes Learner.compile = True or 'auto'")
         self._algorithm = algorithm
+        self._progress = nest.host_view(algorithm.progress)
         self._plain = Updates(algorithm, optimizer, max_grad_norm)
         self._compile = functools.partial(CompiledUpdates, self._plain, precision, cuda_graphs)
         self._compiled = self._compile() if compile is True else None
@@ -114,9 +116,10 @@ class Learner:
         Raises:
           RunError: after `max_nonfinite_updates` updates in a row that were not finite.
         """
-        progress = float(self._algorithm.progress)
+        progress = float(self._progress)
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
-        records = list(self._updates(chunks, summarize))
+        with torch.no_grad():  # but where an update takes gradients
+            records = list(self._updates(chunks, summarize))
         if self._compiled is not None:
             self._compiled.forget_batch()
         return self._finish(records, summarize)
@@ -176,8 +179,7 @@ class Learner:
             record = self._plain(chunk, index, self._learning_rate, summarize)
         if record is not None:
             self.updates += 1
-            with torch.no_grad():
-                self._algorithm.after_update()
+            self._algorithm.after_update()
         return record
 
     def _priority(self, record: Record) -> torch.Tensor:
@@ -189,9 +191,10 @@ class Learner:
         return record.priority
 
     def _finish(self, records: list[Record], summarize: bool) -> dict[str, float]:
-        if int(self._plain.skipped_in_row) >= self._max_nonfinite_updates:
+        num_skipped = self._plain.num_skipped_in_row()
+        if num_skipped >= self._max_nonfinite_updates:
             raise RunError(
-                f"loss or gradient was not finite in {int(self._plain.skipped_in_row)} updates in a row, up to update "
+                f"loss or gradient was not finite in {num_skipped} updates in a row, up to update "
                 f"{self.updates}; lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
             )
         if not records or not summarize:

@@ -196,12 +196,11 @@ Tensor product(const Tensor& left, const Tensor& right) {
 
   int64_t panels = (columns + WIDTH - 1) / WIDTH, parts = 1;  // of the rows
 #ifdef _OPENMP
-  bool shares = members * rows * inner * columns >= WORTH_THREADS;
+  bool shares = omp_get_max_threads() > 1 && members * rows * inner * columns >= WORTH_THREADS;
   if (shares && members * panels < omp_get_max_threads()) parts = omp_get_max_threads();
 #endif
   int64_t height = (rows + parts - 1) / parts, tasks = members * panels * parts;
-  #pragma omp parallel for if (shares)
-  for (int64_t task = 0; task < tasks; ++task) {
+  auto run = [&](int64_t task) {
     alignas(64) float packed[DEPTH * WIDTH];
     int64_t e = task / (panels * parts), i = task % parts * height, j = task / parts % panels * WIDTH;
     int64_t tall = std::min(rows - i, height), wide = std::min(columns - j, WIDTH);
@@ -233,7 +232,15 @@ Tensor product(const Tensor& left, const Tensor& right) {
         default: panel<PAIRS, COLUMNS>(of_a, of_b, to, columns, tall, deep, last, k > 0);
       }
     }
+  };
+#ifdef _OPENMP
+  if (shares) {
+    #pragma omp parallel for
+    for (int64_t task = 0; task < tasks; ++task) run(task);
+    return out;
   }
+#endif
+  for (int64_t task = 0; task < tasks; ++task) run(task);  // OpenMP with one thread would take as long as a small product
   return out;
 }
 

@@ -24,7 +24,7 @@ from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.checkpoint import Checkpoints, load_model, rng_state, set_rng_state, write_atomically
-from alfish.data import StepType
+from alfish.data import IS_STEP
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluator, make_evaluator
@@ -119,6 +119,7 @@ class Trainer:
         torch.set_num_threads(num_threads)
         self.root_dir = Path(root_dir)
         self.device = _device(device)
+        self._on_cpu = self.device.type == "cpu"
         self.seed, self._summary_period = seed, summary_period
         _seed_all(seed)
         self._make_environment, self._make_evaluation_environment = environment, evaluation_environment
@@ -139,8 +140,9 @@ class Trainer:
         self.batches.bind(self.algorithm, self.transforms, self._unroll_length, self.unroller.num_columns)
         shows_rows = type(self.algorithm).after_iteration is not RLAlgorithm.after_iteration or bool(self.transforms)
         self._shows_rows = shows_rows  # to others than the batches
-        self.unroller.gives_arrays = self.batches.takes_arrays and self.device.type == "cpu" and not shows_rows
+        self.unroller.gives_arrays = self.batches.takes_arrays and self._on_cpu and not shows_rows
         self.learner = learner(self.algorithm)
+        self._progress = nest.host_view(self.algorithm.progress)
         self._modes = _Modes(self.algorithm)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
         self.metrics = Metrics(metrics, self.unroller.num_envs)
@@ -350,7 +352,7 @@ class Trainer:
     def _iteration(self) -> Report:
         began = time.perf_counter()
         algorithm = self.algorithm
-        algorithm.progress.fill_(self.progress)
+        self._progress[...] = self.progress
         steps, experience = 0, None
         rest = self.batches.rest()
         self._owed_steps += 0 if rest else self._unroll_length
@@ -366,10 +368,9 @@ class Trainer:
             arrivals = self.unroller.arrivals
             assert arrivals is not None
             self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos)
-            arrived = (arrivals.step_type == StepType.MID) | (arrivals.step_type == StepType.LAST)
-            steps = int(np.count_nonzero(arrived))
+            steps = int(np.count_nonzero(IS_STEP.take(arrivals.step_type)))
             self.env_steps += steps
-            if self.device.type != "cpu":  # to walk the nest for nothing takes a tenth of a short unroll
+            if not self._on_cpu:  # to walk the nest for nothing takes a tenth of a short unroll
                 experience = nest.to(experience, self.device)
             self.batches.add(experience)
         unrolled = time.perf_counter()
@@ -475,15 +476,16 @@ class _Modes:
 
     def __init__(self, algorithm: RLAlgorithm):
         self._algorithm = algorithm
-        self._modules = list(algorithm.modules())
-        self._is_plain = all(type(module).train is nn.Module.train for module in self._modules)
+        modules = list(algorithm.modules())
+        self._is_plain = all(type(module).train is nn.Module.train for module in modules)
+        self._attributes = [module.__dict__ for module in modules]
 
     def switch(self, training: bool) -> None:
         if not self._is_plain:
             self._algorithm.train(training)
             return
-        for module in self._modules:
-            module.__dict__["training"] = training
+        for attributes in self._attributes:
+            attributes["training"] = training
 
 
 class _Signals:

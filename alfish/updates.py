@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from alfish import flat
+from alfish import flat, nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk, take
 from alfish.data import Batch, LossInfo
@@ -62,6 +62,7 @@ class Updates:
         self.on_cpu = device.type == "cpu"
         self.kept = torch.zeros((), dtype=torch.float64, device=device)
         self.skipped_in_row = torch.zeros((), device=device)
+        self._skipped_in_row = nest.host_view(self.skipped_in_row)
 
     def __call__(self, chunk: Chunk, index: Nest, learning_rate: Mapping[str, float], summarize: bool) -> Record | None:
         """Updates on a minibatch.
@@ -76,10 +77,11 @@ class Updates:
           None where the algorithm asked to stop, and nothing has changed.
         """
         batch = take(chunk.source, index)
-        losses, loss_info = self.losses(batch)
-        if loss_info.stop is not None and bool(loss_info.stop):
-            return None
-        measured = self.measure(losses, {name: group.parameters for name, group in self.groups.items()})
+        with torch.enable_grad():
+            losses, loss_info = self.losses(batch)
+            if loss_info.stop is not None and bool(loss_info.stop):
+                return None
+            measured = self.measure(losses, {name: group.parameters for name, group in self.groups.items()})
         keep = measured.keep
         self.kept += keep
         self.skipped_in_row.add_(1).mul_(1 - keep)
@@ -92,6 +94,10 @@ class Updates:
                 self.optimizers[name].step(learning_rate[name])
         extra = extra_sums(loss_info, batch) if summarize else {}
         return Record(list(losses), measured.total, extra, self.priority(loss_info, batch))
+
+    def num_skipped_in_row(self) -> int:
+        """Up to the last update; waits for the device."""
+        return int(self._skipped_in_row)
 
     def losses(self, batch: Batch) -> tuple[dict[str, torch.Tensor], LossInfo]:
         """Each group's, 0-d."""

@@ -577,6 +577,16 @@ def test_buffers_and_frozen_parameters_are_read_as_they_are():
     assert learners[1]._compiled is not None
 
 
+def test_a_loss_may_take_gradients_itself(interpreted, caplog):
+    def hook(self, loss, experience):
+        (steepness,) = torch.autograd.grad(loss.sum(), self.linear.weight, create_graph=True)
+        return loss + steepness.square().sum()
+
+    plain, made = regress(hook)
+    assert_alike(plain, made)
+    assert not made[1].is_plain and not warnings_in(caplog)
+
+
 @slow
 def test_random_numbers_are_those_of_the_plain_update():
     def hook(self, loss, experience):

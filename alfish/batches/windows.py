@@ -48,7 +48,7 @@ class Windows:
                 )
             self._hindsight.bind(buffer, transforms.raw_observation_spec)
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
-        self._progress, self._device = algorithm.progress, algorithm.progress.device
+        self._progress, self._device = nest.host_view(algorithm.progress), algorithm.progress.device
         self._stored: StoredRows | None = None
 
     def draw(self, num_windows: int, num_batches: int) -> Window:

@@ -93,8 +93,10 @@ class RingBuffer:
         self._start = np.zeros(num_envs, np.int64)  # the first position since the last `clear`
         self._columns = np.arange(num_envs)
         self._drawn = torch.empty(0, dtype=torch.int64)  # see `_tickets`
+        self._drawn_view = self._drawn.numpy()
         self._env_id = np.zeros(num_envs, np.int32)
         self._named = np.zeros(num_envs, bool)  # which columns' env_id is known
+        self._all_named = False
         # Rows that may start a window as far as their successor is concerned; the last row of a column has none yet.
         # On the host, where windows are drawn.
         self._startable = np.zeros((self._length, num_envs), bool)
@@ -109,6 +111,7 @@ class RingBuffer:
         self._rows: Nest = None  # leaves [length * B, ...], row (pos % length) * B + column
         self._step_type: Any = None  # of `_rows`
         self._stores: list[Any] = []  # the leaves again, on a CPU as numpy views, which small reads and writes want
+        self._grids: list[Any] = []  # and again, as [length, B, ...]
 
     @property
     def device(self) -> torch.device:
@@ -157,22 +160,22 @@ class RingBuffer:
             raise UsageError(
                 f"an unroll of {len(step_type)} rows does not fit a replay of {self._length} rows an environment"
             )
-        real = step_type != StepType.PAD
-        if not self._named.all():
-            new = real[0] & ~self._named  # PAD stands at the end of a column, or fills it
+        if not self._all_named:
+            new = (step_type[0] != StepType.PAD) & ~self._named  # PAD stands at the end of a column, or fills it
             self._env_id[new] = torch.as_tensor(experience.time_step.env_id[0]).cpu().numpy()[new]
             self._named |= new
+            self._all_named = bool(self._named.all())
         kinds = np.concatenate([self._newest[None], step_type])
         is_quiet = bool((kinds == StepType.MID).all())  # nothing begins or ends: the common case
         if not is_quiet:
             rows, kinds = self._end_broken(rows, kinds)
         if self._state_period is not None:
-            self._push_state(experience.state, real[0])
+            self._push_state(experience.state, step_type[0] != StepType.PAD)
         level = self.num_envs == 1 or ((self._pos == self._pos[0]).all() and (self._start == self._start[0]).all())
-        if level and (is_quiet or real.all()):
+        if level and (is_quiet or (step_type != StepType.PAD).all()):
             self._push_aligned(rows, kinds, is_quiet)
         else:
-            self._push_ragged(rows, kinds, real)
+            self._push_ragged(rows, kinds, step_type != StepType.PAD)
 
     def num_starts(self) -> int:
         """How many rows may start a window of length 2."""
@@ -251,7 +254,8 @@ class RingBuffer:
         there, may start a window: they train or, in a ring that keeps states, have one."""
         if self._state_period is not None:
             return self._state_position[position // self._state_period % self._num_slots, column] == position
-        return self._startable.take(position % self._length * self.num_envs + column)
+        row = position % self._length
+        return self._startable.take(row if self.num_envs == 1 else row * self.num_envs + column)
 
     def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
         """The rows at these positions (`[L, N]`) of these columns (`[N]`), which must still be there."""
@@ -366,7 +370,7 @@ class RingBuffer:
         self.clear()
         self._pos, self._start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         self._env_id[:] = state["env_id"].numpy()
-        self._named = self._pos > 0
+        self._named, self._all_named = self._pos > 0, False
         self._startable[:] = state["startable"].numpy()
         if state["rows"] is None:
             return
@@ -447,9 +451,11 @@ class RingBuffer:
     def _tickets(self, count: int, total: int) -> np.ndarray:
         """So many of the numbers below the total, in memory of the next call's; by torch's generator, which the trainer
         seeds and saves."""
-        if len(self._drawn) != count:
+        if len(self._drawn_view) != count:
             self._drawn = torch.empty(count, dtype=torch.int64)  # a new one takes longer than the numbers
-        return self._drawn.random_(total).numpy()
+            self._drawn_view = self._drawn.numpy()
+        self._drawn.random_(total)
+        return self._drawn_view
 
     def _holds_start(self, low: np.ndarray, high: np.ndarray) -> bool:
         """Whether a window may start at any position of `[low, high)` (`[B]` both)."""
@@ -503,6 +509,7 @@ class RingBuffer:
         self._rows = nest.map(allocate, row)
         self._step_type = self._rows[0]
         self._stores = [_as_numpy(leaf) for leaf in nest.leaves(self._rows)]
+        self._grids = [store.reshape(self._length, self.num_envs, *store.shape[1:]) for store in self._stores]
 
     def _push_state(self, state: Nest, real: np.ndarray) -> None:
         """Keeps the state `[B, ...]` of each column's next row, where it has one (`real`) and its stretch has none."""
@@ -527,13 +534,11 @@ class RingBuffer:
         while done < num_rows:
             at = (pos + done) % self._length
             count = min(num_rows - done, self._length - at)
-            target = slice(at * self.num_envs, (at + count) * self.num_envs)
-            for store, leaf in zip(self._stores, leaves):
-                if isinstance(store, np.ndarray):
-                    array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
-                    store[target] = array[done : done + count].reshape(-1, *store.shape[1:])
-                else:
-                    store[target] = leaf[done : done + count].flatten(0, 1)
+            target, source = slice(at, at + count), slice(done, done + count)
+            for grid, leaf in zip(self._grids, leaves):
+                if type(grid) is np.ndarray and type(leaf) is not np.ndarray:
+                    leaf = leaf.numpy()
+                grid[target] = leaf if count == num_rows else leaf[source]
             done += count
         self._mark(slice(None), pos, kinds, is_quiet)
         self._pos += num_rows
