@@ -590,6 +590,8 @@ def test_an_end_is_told_of_once():
     terminated = np.array([terminated for terminated, _ in ends])
     assert np.flatnonzero(terminated[:, 0]).tolist() == [1, 4, 7]
     assert np.flatnonzero(terminated[:, 1]).tolist() == [2, 6]
+    env.replace(np.array([True, True]))  # one of which ended in the last step
+    assert not env.step(np.zeros(2, np.int64))[2].any()
 
 
 def test_a_step_of_an_environment_that_ended_and_was_not_reset_is_an_error():

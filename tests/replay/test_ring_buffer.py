@@ -458,6 +458,15 @@ def test_a_column_that_is_empty_at_first_gets_its_own_env_id_later():
     assert buffer.sample(100).env_id.unique().tolist() == [10, 11, 12]
 
 
+def test_a_ring_that_had_rows_takes_names_anew_after_loading_an_empty_one():
+    buffer = RingBuffer(30, 3)
+    buffer.push(Columns(3).unroll([4, 4, 4]))
+    buffer.load_state_dict(RingBuffer(30, 3).state_dict())
+    unroll = Columns(3).unroll([4, 4, 4])
+    buffer.push(unroll._replace(time_step=unroll.time_step._replace(env_id=unroll.time_step.env_id + 10)))
+    assert buffer.sample(100).env_id.unique().tolist() == [20, 21, 22]
+
+
 @pytest.mark.parametrize(("capacity", "num_envs"), [(90, 3), (60, 2), (40, 2)])
 def test_another_capacity_or_number_of_environments_is_refused_by_both_numbers(capacity, num_envs):
     buffer = RingBuffer(60, 3)
