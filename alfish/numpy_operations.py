@@ -75,6 +75,15 @@ def equalize_compared(graph: torch.fx.Graph) -> None:
                 node.replace_input_with(argument, cast)
 
 
+def operand(node: torch.fx.Node, argument: Any) -> Any:
+    """What is no tensor among an operation's arguments, as numpy takes it fastest: a number as an array of the dtype
+    that it counts in, because to find out which that is takes numpy as long as a small operation."""
+    if node.target not in ARITHMETIC or not isinstance(argument, (int, float)):
+        return argument
+    (dtype, *others) = {x.meta["val"].dtype for x in (node, *node.all_input_nodes)}
+    return np.array(argument, numpy_dtype(dtype)) if dtype.is_floating_point and not others else argument
+
+
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
     """The dtype of numpy's that a tensor's array has."""
     try:
@@ -259,6 +268,11 @@ COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, a
 OF_ONE_DTYPE = COMPARISONS | {
     aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar,
     aten.logical_not.default, aten.argmax.default,
+}  # fmt: skip
+# Of tensors and numbers; all in one dtype where the result has that of its tensors.
+ARITHMETIC = {
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.clamp.default, aten.clamp_min.default,
+    aten.clamp_max.default,
 }  # fmt: skip
 # Keywords that the traced result's dtype says already, for operations that make an array.
 LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}

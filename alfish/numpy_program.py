@@ -15,7 +15,7 @@ import torch
 
 from alfish import nest
 from alfish.nest import Nest
-from alfish.numpy_operations import NotTranslatable, equalize_compared, numpy_dtype, translated
+from alfish.numpy_operations import NotTranslatable, equalize_compared, numpy_dtype, operand, translated
 from alfish.recorder import is_random, record
 
 
@@ -98,12 +98,12 @@ class NumpyProgram:
             constants[f"_c{len(constants)}"] = value
             return f"_c{len(constants) - 1}"
 
-        def written(argument: Any) -> str:
+        def written(argument: Any, node: torch.fx.Node) -> str:
             if isinstance(argument, torch.fx.Node):
                 return argument.name
             if isinstance(argument, (list, tuple)):
-                return f"[{', '.join(map(written, argument))}]"
-            return constant(argument)
+                return f"[{', '.join(written(part, node) for part in argument)}]"
+            return constant(operand(node, argument))
 
         needed = _needed(graph)
         for node in graph.nodes:
@@ -114,7 +114,7 @@ class NumpyProgram:
                     continue
                 # Of a tensor, a draw takes the shape alone, which it knows.
                 arguments = [None if is_random(node) and isinstance(x, torch.fx.Node) else x for x in node.args]
-                line = f"{node.name} = {constant(translated(node))}({', '.join(map(written, arguments))})"
+                line = f"{node.name} = {constant(translated(node))}({', '.join(written(x, node) for x in arguments)})"
                 if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not is_random(node):
                     fixed.append(node)
                     first.append(line)
