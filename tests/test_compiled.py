@@ -577,6 +577,12 @@ def test_buffers_and_frozen_parameters_are_read_as_they_are():
     assert learners[1]._compiled is not None
 
 
+def test_what_is_compiled_takes_no_gradients(interpreted):
+    weight = torch.ones(3, 3, requires_grad=True)
+    function = CompiledFunction(lambda given: given[0] @ given[1], (weight, torch.ones(3, 2)))
+    assert not function((weight, torch.ones(3, 2))).requires_grad
+
+
 def test_a_loss_may_take_gradients_itself(interpreted, caplog):
     def hook(self, loss, experience):
         (steepness,) = torch.autograd.grad(loss.sum(), self.linear.weight, create_graph=True)
