@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
 from alfish.checkpoint import Checkpoints
-from alfish.environments import make_environment
+from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.evaluator import Evaluation
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Evaluate, Progress, Summaries
-from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo
+from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.schedules import Linear
 from alfish.trainer import Listener, Trainer, _Modes
@@ -115,6 +116,21 @@ def test_reset_rows_are_no_environment_steps(tmp_path, length):
         rows = np.arange(1, 8 * report.iterations + 1)
         assert report.env_steps == 3 * int((rows % (length + 1) != 0).sum())
     assert trainer.metrics.results()["environment_steps"] == trainer.env_steps
+
+
+def test_rows_that_fill_up_an_unroll_are_no_steps(tmp_path):
+    """Environments that reset in the same step, at ends that differ: a column waits while another resets."""
+
+    def environment(seed=None):
+        makers = [lambda: Stamped((2, 3)), lambda: Stamped((5,))]
+        return VectorEnvironment(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP), [0, 1])
+
+    trainer = make(
+        tmp_path, environment=environment, batches=EpochBatches, metrics=[EnvironmentSteps()], num_iterations=6
+    )
+    report = trainer.train()
+    trainer.close()
+    assert report.env_steps == trainer.metrics.results()["environment_steps"] > 40
 
 
 def test_updates_are_counted(tmp_path):
