@@ -14,8 +14,9 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish.environments.environment import Environment
+from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.tensor import TensorEnvironment
-from alfish.environments.vector import SequentialVectorEnv, VectorEnvironment
+from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
 
 VECTORIZATIONS = ("sync", "async", "vector_entry_point", "envpool")

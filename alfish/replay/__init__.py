@@ -1,7 +1,8 @@
 """Replay: what happened, kept as raw rows, and sampled as windows of consecutive rows of one environment."""
 
 from alfish.replay.hindsight import HindsightReplay
-from alfish.replay.ring_buffer import RingBuffer, StoredRows, Window
+from alfish.replay.ring_buffer import RingBuffer
 from alfish.replay.samplers import Epochs, Prioritized, Sampler, Uniform
+from alfish.replay.window import StoredRows, Window
 
 __all__ = ["Epochs", "HindsightReplay", "Prioritized", "RingBuffer", "Sampler", "StoredRows", "Uniform", "Window"]

@@ -10,7 +10,7 @@ then start at rows that have one, whether these train or not.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,33 +20,7 @@ from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.replay.episodes import NONE, EpisodeBook
-
-
-class Window(NamedTuple):
-    """Where windows start."""
-
-    column: torch.Tensor  # [N] int64
-    position: torch.Tensor  # [N] int64
-    weight: torch.Tensor | None = None  # [N] float32, importance weight; None: all 1
-
-
-class StoredRows(NamedTuple):
-    """A ring's rows where they lie, for a graph that gathers windows by itself. They change as the ring does."""
-
-    rows: Nest  # what `_kept` keeps; leaves [length * B, ...], row (pos % length) * B + column
-    env_id: torch.Tensor  # [B]
-    offset: torch.Tensor  # [L, 1] int64, of a window's rows from its first: 0 to L - 1
-
-    def windows(self, start: Window) -> Batch:
-        """As `RingBuffer.windows`."""
-        num_envs = len(self.env_id)
-        length = len(nest.leaves(self.rows)[0]) // num_envs
-        index = (start.position + self.offset) % length * num_envs + start.column
-        step_type, reward, discount, observation, prev_action, action, info = nest.at(self.rows, index)
-        env_id = self.env_id[start.column]
-        time_step = TimeStep(step_type, reward, discount, observation, prev_action, env_id.expand_as(index))
-        mask = trainable(step_type)
-        return Batch(Experience(time_step, action, info, None), mask, env_id, start.position, start.weight)
+from alfish.replay.window import StoredRows, Window
 
 
 class RingBuffer:

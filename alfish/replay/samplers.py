@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from alfish.errors import UsageError
-from alfish.replay.ring_buffer import RingBuffer, Window, no_window, rows_between
+from alfish.replay.ring_buffer import RingBuffer, no_window, rows_between
 from alfish.replay.sum_tree import SumTree
+from alfish.replay.window import Window
 from alfish.schedules import Schedule, as_schedule
 
 ALPHA_STEP = 0.01  # that an alpha moves before all weights are made anew

@@ -13,8 +13,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from alfish import nest, specs
 from alfish.data import StepType
 from alfish.environments import VectorEnvironment, make_environment
+from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import NestedBandit, Stamped
-from alfish.environments.vector import SequentialVectorEnv
 from alfish.errors import UsageError
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST

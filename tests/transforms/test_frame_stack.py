@@ -15,8 +15,7 @@ from alfish.data import AlgStep, Experience, LossInfo, StepType, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
-from alfish.replay import RingBuffer
-from alfish.replay.ring_buffer import Window
+from alfish.replay import RingBuffer, Window
 from alfish.transforms import FrameStack, RewardClip, Transforms
 from alfish.unrollers import SyncUnroller
 

@@ -23,8 +23,8 @@ from alfish.algorithms.td3 import DDPG, TD3
 from alfish.batches import Chunk, EpochBatches, ReplayBatches
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
+from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import TensorPointMass
-from alfish.environments.vector import SequentialVectorEnv
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Target, Torso

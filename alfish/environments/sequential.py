@@ -1,0 +1,150 @@
+"""gymnasium's vector environment that steps others one after another, with less around it."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+
+class SequentialVectorEnv(SyncVectorEnv):
+    """gymnasium's `SyncVectorEnv` with a `step` that takes half the time.
+
+    Each step and reset makes a new batch of observations. Rewards may be numbers or arrays of one element. Infos are
+    gathered into one dict only while `gathers_infos`, which takes longer than stepping some environments.
+
+    Args:
+      env_fns: make the environments.
+      autoreset_mode: NEXT_STEP or DISABLED.
+
+    Attributes:
+      report: told of the index and the error of an environment that raised, which is then built anew; None: errors are
+        raised.
+      replaced: indices of the environments that were built anew in the last step; it returned their first observations.
+      progress: what an environment that is built anew is told by its `set_progress`; None: nothing.
+      something_ended: whether an episode did in the last step.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
+        assert autoreset_mode != AutoresetMode.SAME_STEP
+        super().__init__(env_fns, autoreset_mode=autoreset_mode)
+        self.gathers_infos = True
+        self.report: Callable[[int, Exception], None] | None = None
+        self.replaced: list[int] = []
+        self.progress: float | None = None
+        self.something_ended = False
+        self._one_array = isinstance(self._observations, np.ndarray)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        actions = actions if isinstance(actions, np.ndarray) else list(iterate(self.action_space, actions))
+        if len(actions) != len(self.envs):
+            raise ValueError(f"got {len(actions)} actions for {len(self.envs)} environments")
+        all_begins = self._autoreset_envs.tolist()
+        was_quiet = not self.something_ended and not any(all_begins)
+        observations: list[Any] = []
+        rewards, terminations, truncations, infos = [], [], [], []
+        reward: Any
+        if self.replaced:
+            self.replaced = []
+        # The array last: its iterator ends with an error that takes as long as a step of some environments, if asked.
+        for env, begins, action in zip(self.envs, all_begins, actions):
+            try:
+                if begins:
+                    assert self.autoreset_mode == AutoresetMode.NEXT_STEP, "step after an end without a reset"
+                    observation, info = env.reset()
+                    reward, terminated, truncated = 0.0, False, False
+                else:
+                    observation, reward, terminated, truncated, info = env.step(action)
+                reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+            except Exception as error:
+                if self.report is None:
+                    raise
+                observation, info = self._replace(len(observations), error)
+                reward, terminated, truncated = 0.0, False, False
+            observations.append(observation)
+            rewards.append(reward)
+            terminations.append(terminated)
+            truncations.append(truncated)
+            infos.append(info)
+        try:
+            batch = self._batch(observations)
+        except Exception:
+            if self.report is None:
+                raise
+            for i in self._replace_misfits(observations):
+                rewards[i], terminations[i], truncations[i] = 0.0, False, False
+            batch = self._batch(observations)
+        self._env_obs = observations
+        self.something_ended = any(terminations) or any(truncations)
+        if self.something_ended:
+            self._terminations, self._truncations = np.array(terminations, bool), np.array(truncations, bool)
+            self._autoreset_envs = self._terminations | self._truncations
+        elif not was_quiet:  # else they are all False
+            self._terminations, self._truncations = np.zeros(len(rewards), bool), np.zeros(len(rewards), bool)
+            self._autoreset_envs = np.zeros(len(rewards), bool)
+        gathered: dict[str, Any] = {}
+        if self.gathers_infos:
+            for i, info in enumerate(infos):
+                gathered = self._add_info(gathered, info, i)
+        # Copies, because a masked reset writes its own.
+        ends = self._terminations.copy(), self._truncations.copy()
+        return batch, np.array(rewards, np.float64), *ends, gathered
+
+    def replace(self, rows: np.ndarray) -> Any:
+        """Builds the environments of these rows (`[B]` bool) anew.
+
+        Returns:
+          The batch of their first observations, and of the others' last ones.
+        """
+        for i in np.flatnonzero(rows):
+            self._env_obs[i], _ = self._build_anew(int(i))
+            self._autoreset_envs[i] = False
+        return self._batch(list(self._env_obs))
+
+    def break_off(self, rows: np.ndarray) -> None:
+        """The next step resets the environments of these rows."""
+        self._autoreset_envs = self._autoreset_envs | rows
+
+    def _replace(self, i: int, error: Exception) -> tuple[Any, dict[str, Any]]:
+        assert self.report is not None
+        self.report(i, error)
+        self.replaced.append(i)
+        return self._build_anew(i)
+
+    def _replace_misfits(self, observations: list[Any]) -> list[int]:
+        """Builds anew what returned an observation that is not of its space; puts first observations in the places."""
+        found = []
+        for i, observation in enumerate(observations):
+            try:
+                self._batch([observation])
+            except Exception as error:
+                found.append(i)
+                observations[i], _ = self._replace(i, error)
+        return found
+
+    def _build_anew(self, i: int) -> tuple[Any, dict[str, Any]]:
+        with contextlib.suppress(Exception):  # what is broken may not close either
+            self.envs[i].close()
+        env = self.env_fns[i]()
+        self.envs = [*self.envs[:i], env, *self.envs[i + 1 :]]
+        if self.progress is not None and env.has_wrapper_attr("set_progress"):
+            env.get_wrapper_attr("set_progress")(self.progress)
+        # numpy's own generator, which whoever started this process has seeded.
+        return env.reset(seed=int(np.random.randint(2**31)))
+
+    def _batch(self, observations: list[Any]) -> Any:
+        if not self._one_array:
+            empty: Any = create_empty_array(self.single_observation_space, len(observations))
+            return concatenate(self.single_observation_space, observations, empty)
+        batch = np.array(observations)
+        if batch.dtype != self._observations.dtype:
+            batch = batch.astype(self._observations.dtype, casting="same_kind")
+        if batch.shape[1:] != self._observations.shape[1:]:
+            raise ValueError(
+                f"the environments returned observations of shape {batch.shape[1:]}, and their observation_space has "
+                f"shape {self._observations.shape[1:]}"
+            )
+        return batch
