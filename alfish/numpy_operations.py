@@ -58,9 +58,9 @@ def translated(node: torch.fx.Node) -> Callable[..., Any]:
 
 
 def equalize_compared(graph: torch.fx.Graph) -> None:
-    """Writes it into the graph that what is compared is cast to one dtype first: numpy has other rules for which.
+    """Casts what is compared to one dtype, by operations in the graph: numpy's rules for which one are not torch's.
 
-    As an operation of its own, such a cast of what seldom changes is seldom done.
+    In the graph, such a cast of what seldom changes is seldom done.
     """
     for node in list(graph.nodes):
         if node.target not in COMPARISONS:

@@ -240,7 +240,7 @@ Tensor product(const Tensor& left, const Tensor& right) {
     return out;
   }
 #endif
-  for (int64_t task = 0; task < tasks; ++task) run(task);  // OpenMP with one thread would take as long as a small product
+  for (int64_t task = 0; task < tasks; ++task) run(task);  // to OpenMP one thread is as much work as some products are
   return out;
 }
 
