@@ -57,8 +57,13 @@ def stack(nests: list[Nest], dim: int = 0) -> Nest:
 
 
 def host_view(tensor: torch.Tensor) -> Any:
-    """The same memory as an array, which is read and written in a fraction of the time; off the CPU, the tensor."""
-    return tensor.detach().numpy() if tensor.device.type == "cpu" else tensor
+    """The same memory as an array, which is read and written in a fraction of the time.
+
+    The tensor itself where numpy cannot look at it: off the CPU, and in bfloat16.
+    """
+    if tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16:
+        return tensor
+    return tensor.detach().numpy()
 
 
 def detach(nest: Nest) -> Nest:

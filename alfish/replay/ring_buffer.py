@@ -482,7 +482,7 @@ class RingBuffer:
 
         self._rows = nest.map(allocate, row)
         self._step_type = self._rows[0]
-        self._stores = [_as_numpy(leaf) for leaf in nest.leaves(self._rows)]
+        self._stores = [nest.host_view(leaf) for leaf in nest.leaves(self._rows)]
         self._grids = [store.reshape(self._length, self.num_envs, *store.shape[1:]) for store in self._stores]
 
     def _push_state(self, state: Nest, real: np.ndarray) -> None:
@@ -605,12 +605,6 @@ def rows_between(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndar
 def no_window(window_length: int) -> UsageError:
     """What to raise where nothing can be drawn yet."""
     return UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
-
-
-def _as_numpy(leaf: torch.Tensor) -> torch.Tensor | np.ndarray:
-    if leaf.device.type != "cpu" or leaf.dtype == torch.bfloat16:  # which numpy does not know
-        return leaf
-    return leaf.numpy()
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:

@@ -386,8 +386,7 @@ class _Rows:
 
     def _allocate(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            zeros = leaf.new_zeros(self._num_rows, *leaf.shape)
-            return zeros.numpy() if zeros.device.type == "cpu" and zeros.dtype != torch.bfloat16 else zeros
+            return nest.host_view(leaf.new_zeros(self._num_rows, *leaf.shape))
         return np.zeros((self._num_rows, *leaf.shape), leaf.dtype)
 
 
