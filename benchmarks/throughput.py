@@ -63,10 +63,11 @@ def main() -> None:
     ]
     pythons = {name: sys.executable if is_ours(name) else _venv(name) for name, _ in libraries}
     common = {"machine": machine(), "date": datetime.date.today().isoformat()}
-    runs = []
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / (f"throughput-busy{arguments.busy}.csv" if arguments.busy else "throughput.csv")
     with busy_processes(arguments.busy):
         for recipe in arguments.recipes.split(","):
-            able = list(libraries)
+            able, runs = list(libraries), []
             for seed in range(arguments.repeats):
                 for library, threads in list(able):
                     result = _run(pythons[library], library, recipe, seed, threads)
@@ -78,16 +79,18 @@ def main() -> None:
                     run["env_steps_per_second"] = run["env_steps"] / run["seconds"]
                     print(f"{recipe} {library}:{threads} {run['env_steps_per_second']:,.0f} steps/s", flush=True)
                     runs.append(run)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / (f"throughput-busy{arguments.busy}.csv" if arguments.busy else "throughput.csv")
-    runs = [*_other_recipes(path, {run["recipe"] for run in runs}), *runs]
+            _publish(path, recipe, runs)  # whole recipes only, and each at once: a call may take an hour
+    print(path.with_suffix(".md").read_text())
+
+
+def _publish(path: Path, recipe: str, runs: list[dict]) -> None:
+    """Puts these runs in the place of the recipe's old ones, in the raw data and in the table."""
+    runs = [*_other_recipes(path, {recipe} if runs else set()), *runs]
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(runs)
-    table = _table(runs)
-    path.with_suffix(".md").write_text(table)
-    print(table)
+    path.with_suffix(".md").write_text(_table(runs))
 
 
 def is_ours(library: str) -> bool:
