@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import torch
 
+from alfish import nest
 from alfish.data import trainable
 from alfish.errors import UsageError
-from alfish.returns import check_shapes, reverse_scan, widened
+from alfish.returns import check_shapes, reverse_scan
 
 
 class VTrace(NamedTuple):
@@ -48,8 +49,8 @@ def vtrace(
     check_shapes(reward, discount, value, step_type)
     if ratio.shape != step_type.shape:
         raise ValueError(f"shapes differ: ratio {tuple(ratio.shape)}, step_type {tuple(step_type.shape)}")
-    discount, ratio = widened(discount[1:], reward), widened(ratio[:-1], reward)
-    valid = widened(trainable(step_type), reward)
+    discount, ratio = nest.widened(discount[1:], reward), nest.widened(ratio[:-1], reward)
+    valid = nest.widened(trainable(step_type), reward)
     td_error = torch.where(valid, reward[1:] + discount * value[1:] - value[:-1], 0)
     decay = torch.where(valid, discount * lambda_, 0)
     ratio = torch.where(valid, ratio, 0)
@@ -88,10 +89,10 @@ def retrace(
             f"shapes differ: q {tuple(q.shape)}, reward {tuple(reward.shape)}, trace {tuple(trace.shape)}, step_type "
             f"{tuple(step_type.shape)}"
         )
-    valid = widened(trainable(step_type), reward)
-    one_step = torch.where(valid, reward[1:] + widened(discount[1:], reward) * value[1:], 0)
-    decay = torch.where(valid, widened(discount[1:], reward) * lambda_, 0)
-    trace = torch.where(valid, widened(trace[:-1], reward), 0)
+    valid = nest.widened(trainable(step_type), reward)
+    one_step = torch.where(valid, reward[1:] + nest.widened(discount[1:], reward) * value[1:], 0)
+    decay = torch.where(valid, nest.widened(discount[1:], reward) * lambda_, 0)
+    trace = torch.where(valid, nest.widened(trace[:-1], reward), 0)
     correction = reverse_scan(trace * decay, trace * torch.where(valid, one_step - q[:-1], 0))  # c_t (G_t - Q_t)
     return one_step + decay * torch.cat([correction[1:], torch.zeros_like(correction[:1])])
 
@@ -99,7 +100,7 @@ def retrace(
 def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:
     """max(target, return) where the return is known.
 
-    What was once earned from a row on, the best policy earns too: where environment and rewards know no chance, a
+    What was once earned from a row on, the best policy earns too: where environment and rewards are deterministic, a
     return is a lower bound of the optimal value, and carries rewards back over a whole episode at once. Of a truncated
     episode, whose return lacks what would have followed, that is so only where rewards are not negative.
 

@@ -37,18 +37,20 @@ LARGE_UPDATE = 10_000_000
 
 @gin.configurable(module="alfish")
 class Learner:
-    """Args:
-    algorithm: what to train, on its device.
-    optimizer: class or factory, takes a group's flat vectors; see `alfish.optimizers`.
-    learning_rate: number or schedule of progress; or a dict of these from group to value.
-    max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
-    max_nonfinite_updates: an update whose loss or gradient is not finite is skipped and counted; so many in a row end
-      the run.
-    compile: make one graph of the whole update at its first batch, which takes 15 to 20 seconds of processor time, or
-      3 where torch's cache knows it; 'auto': where the run is long enough for it to pay (with a budget of seconds, from
-      300). Hooks that cannot be compiled run as they are, after a warning.
-    cuda_graphs: on a GPU, launch a compiled update as one CUDA graph. A chunk's rows are copied for it.
-    precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16', whose sums are float32.
+    """Makes the updates of an iteration, as they are written or compiled, and sums up what they say of themselves.
+
+    Args:
+      algorithm: what to train, on its device.
+      optimizer: class or factory, takes a group's flat vectors; see `alfish.optimizers`.
+      learning_rate: number or schedule of progress; or a dict of these from group to value.
+      max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
+      max_nonfinite_updates: an update whose loss or gradient is not finite is skipped and counted; so many in a row end
+        the run.
+      compile: make one graph of the whole update at its first batch, which takes 15 to 20 seconds of processor time,
+        or 3 where torch's cache knows it; 'auto': where the run is long enough for it to pay (with a budget of seconds,
+        from 300). Hooks that cannot be compiled run as they are, after a warning.
+      cuda_graphs: on a GPU, launch a compiled update as one CUDA graph. A chunk's rows are copied for it.
+      precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16', whose sums are float32.
 
     Attributes:
       updates: made so far.

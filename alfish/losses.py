@@ -2,6 +2,8 @@
 
 import torch
 
+from alfish import nest
+
 
 def clipped_surrogate(log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantage: torch.Tensor, clip_range):
     """PPO's pessimistic policy loss.
@@ -50,8 +52,23 @@ def huber(error: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
     return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
 
 
+def expectile(error: torch.Tensor, share: float) -> torch.Tensor:
+    """Half a squared error, weighted by `share` where it is positive and by 1 - `share` where it is not.
+
+    The value that minimises its mean over targets, of errors target - value, is their expectile: at 0.5 their mean,
+    towards 1 their maximum.
+
+    Args:
+      error: `[...]`.
+      share: in (0, 1).
+
+    Source: Kostrikov et al., 2022, eq. 3, https://arxiv.org/abs/2110.06169.
+    """
+    return torch.where(error > 0, share, 1 - share) * squared(error)
+
+
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Mean over the rows where `mask` is true; 0 where none is. `values` `[T, N, ...]`, `mask` `[T, N]` bool."""
-    mask = mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim))
+    mask = nest.widened(mask, values)
     # where, not a product: a masked row may hold inf or nan.
     return torch.where(mask, values, 0).sum() / (mask.expand_as(values).sum().clamp(min=1))

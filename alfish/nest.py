@@ -45,6 +45,11 @@ def paths(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[str]
     return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
 
 
+def named_leaves(nest: Nest, root: str) -> list[tuple[str, Any]]:
+    """The leaves with their names for messages: `('observation.camera.0', leaf)`; a bare leaf's is the root's."""
+    return [(f"{root}.{path}" if path else root, leaf) for path, leaf in zip(paths(nest), leaves(nest))]
+
+
 def keys(nest: Nest) -> list[tuple[Any, ...]]:
     """Of the leaves in the order of `leaves`, the keys and positions that lead to each: `nest[0]['camera']`'s are
     `(0, 'camera')`."""
@@ -95,7 +100,10 @@ def merge_leading(nest: Nest) -> Nest:
 def where(condition: torch.Tensor, chosen: Nest, other: Nest) -> Nest:
     """Per row: `chosen` where `condition` (`[B]` bool), else `other`; leaves are `[B, ...]`."""
 
-    def select(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+    return map(lambda a, b: torch.where(widened(condition, a), a, b), chosen, other)
 
-    return map(select, chosen, other)
+
+def widened(rows: Any, like: Any) -> Any:
+    """A tensor or array with trailing dimensions of 1, so that it broadcasts from the left against `like`."""
+    missing = like.ndim - rows.ndim
+    return rows.reshape(*rows.shape, *[1] * missing) if missing > 0 else rows

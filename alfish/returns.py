@@ -10,6 +10,7 @@ Rewards and values may be `[T, B]` or `[T, B, R]`; discounts are `[T, B]` or `[T
 
 import torch
 
+from alfish import nest
 from alfish.data import trainable
 from alfish.losses import masked_mean
 
@@ -51,7 +52,7 @@ def lambda_return(
     Source: Sutton & Barto, 2018, ch. 12.3.
     """
     check_shapes(reward, discount, value, step_type)
-    trains = widened(trainable(step_type), reward)
+    trains = nest.widened(trainable(step_type), reward)
     return torch.where(trains, _advantage(reward, discount, value, trains, lambda_) + value[:-1], 0)
 
 
@@ -71,7 +72,7 @@ def gae(
     Source: Schulman et al., 2016, eq. 16.
     """
     check_shapes(reward, discount, value, step_type)
-    return _advantage(reward, discount, value, widened(trainable(step_type), reward), lambda_)
+    return _advantage(reward, discount, value, nest.widened(trainable(step_type), reward), lambda_)
 
 
 def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -106,15 +107,15 @@ def reverse_scan(decay: torch.Tensor, increment: torch.Tensor) -> torch.Tensor:
 def _advantage(
     reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, trains: torch.Tensor, lambda_: float
 ) -> torch.Tensor:
-    discount = widened(discount[1:], reward)
+    discount = nest.widened(discount[1:], reward)
     delta = torch.where(trains, reward[1:] + discount * value[1:] - value[:-1], 0)
     decay = torch.where(trains, discount * lambda_, 0)
     return reverse_scan(decay, delta)
 
 
-def widened(rows: torch.Tensor, reward: torch.Tensor) -> torch.Tensor:
-    """`[T, B]` seen as `[T, B, 1]` where rewards are vectors: aligned on the left only, never on R."""
-    return rows.unsqueeze(-1) if rows.ndim < reward.ndim else rows
+def from_row_1(rows: torch.Tensor) -> torch.Tensor:
+    """`[T, ...]` from `[T-1, ...]` of rows 1 to T-1; row 0, which no return reads, is zero."""
+    return torch.cat([torch.zeros_like(rows[:1]), rows])
 
 
 def check_shapes(reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor) -> None:

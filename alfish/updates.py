@@ -42,10 +42,12 @@ class Measured(NamedTuple):
 
 
 class Updates:
-    """Args:
-    algorithm: what to train, on its device.
-    optimizer: class or factory, takes a group's flat vectors.
-    max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
+    """Gradient steps as they are written: hooks, losses, gradients, clipping, one optimizer call a group.
+
+    Args:
+      algorithm: what to train, on its device.
+      optimizer: class or factory, takes a group's flat vectors.
+      max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
 
     Attributes:
       groups, optimizers: by name.
@@ -178,7 +180,7 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
         value = value.detach().float()
         if value.ndim:
             mask = batch.mask[: len(value)]
-            mask = mask.reshape(*mask.shape, *[1] * (value.ndim - mask.ndim)).expand_as(value)
+            mask = nest.widened(mask, value).expand_as(value)
             sums[name] = torch.stack([torch.where(mask, value, 0).sum(), mask.sum()])
         else:
             sums[name] = torch.stack([value, torch.ones_like(value)])

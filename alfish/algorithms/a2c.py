@@ -16,9 +16,8 @@ from gymnasium import spaces
 from alfish import losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
-from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks import ActorCritic
+from alfish.networks import ActorCritic, PolicyValue
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -27,20 +26,17 @@ class A2CTarget(NamedTuple):
     target: torch.Tensor  # [T, B], or [T, B, R] for vector rewards
 
 
-class A2CTrain(NamedTuple):
-    policy: Distribution
-    value: torch.Tensor
-
-
 @gin.configurable(module="alfish.algorithms")
 class A2C(RLAlgorithm):
-    """Args:
-    network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
-    gamma: discount per environment step.
-    lambda_: of the return; 1 reaches to the end of the unroll.
-    value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats); the
-      latter may be a schedule.
-    normalize_advantage: to mean 0 and deviation 1 over the unroll.
+    """Advantage actor-critic; the paper, and how it differs from it, are in the module's docstring.
+
+    Args:
+      network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
+      gamma: discount per environment step.
+      lambda_: of the return; 1 reaches to the end of the unroll.
+      value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats); the
+        latter may be a schedule.
+      normalize_advantage: to mean 0 and standard deviation 1 over the unroll.
     """
 
     on_policy = True
@@ -87,10 +83,10 @@ class A2C(RLAlgorithm):
         return experience._replace(info=A2CTarget(advantage, target))
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        (policy, value), state = self.network(experience.time_step, state)
-        return AlgStep(state=state, info=A2CTrain(policy, value))
+        info, state = self.network(experience.time_step, state)
+        return AlgStep(state=state, info=PolicyValue(*info))
 
-    def calc_loss(self, experience: Experience, info: A2CTrain) -> LossInfo:
+    def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
         policy_loss = -info.policy.log_prob(experience.action) * experience.info.advantage
         value_loss = losses.squared(info.value - experience.info.target)
         if self.reward_spec.shape:

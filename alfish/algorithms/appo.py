@@ -31,7 +31,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import ActorCritic
+from alfish.networks import ActorCritic, PolicyValue
 from alfish.schedules import Schedule, as_schedule
 
 LOSSES = ("clipped", "impala")
@@ -52,26 +52,24 @@ class APPOTarget(NamedTuple):
     trains: torch.Tensor | None  # which rows do, to average it
 
 
-class APPOTrain(NamedTuple):
-    policy: Distribution
-    value: torch.Tensor
-
-
 @gin.configurable(module="alfish.algorithms")
 class APPO(RLAlgorithm):
-    """Args:
-    network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
-    gamma: discount per environment step.
-    lambda_: of the V-trace targets and advantages.
-    rho_bar: largest weight of a step's own error; `loss` 'impala' also weighs its gradient by no more.
-    c_bar: largest weight of what follows a step; at most rho_bar (Espeholt et al., 2018, section 4.1).
-    loss: of the policy: 'clipped', PPO's surrogate, or 'impala', -rho log pi (q - V), which is for a single epoch.
-    clip_range: of 'clipped', largest change of an action's probability since rollout that is rewarded.
-    value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats).
-    target_kl: the iteration's remaining updates are skipped once KL(behaviour policy, policy) exceeds 1.5 times this,
-      in nats, so that rows that are too old are left out whole; None: never.
-    normalize_advantage: to mean 0 and deviation 1 over the unroll.
-    recompute_advantage: values, ratios, targets and advantages anew at each epoch, the behaviour's probabilities never.
+    """Asynchronous PPO; papers, and how it differs from them, are in the module's docstring.
+
+    Args:
+      network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
+      gamma: discount per environment step.
+      lambda_: of the V-trace targets and advantages.
+      rho_bar: largest weight of a step's own error; `loss` 'impala' also weighs its gradient by no more.
+      c_bar: largest weight of what follows a step; at most rho_bar (Espeholt et al., 2018, section 4.1).
+      loss: of the policy: 'clipped', PPO's surrogate, or 'impala', -rho log pi (q - V), which is for a single epoch.
+      clip_range: of 'clipped', largest change of an action's probability since rollout that is rewarded.
+      value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats).
+      target_kl: the iteration's remaining updates are skipped once KL(behaviour policy, policy) exceeds 1.5 times this,
+        in nats, so that rows that are too old are left out whole; None: never.
+      normalize_advantage: to mean 0 and standard deviation 1 over the unroll.
+      recompute_advantage: values, ratios, targets and advantages anew at each epoch, the behaviour's probabilities
+        never.
 
     clip_range and entropy_coef may be schedules of progress.
     """
@@ -147,10 +145,10 @@ class APPO(RLAlgorithm):
         return experience._replace(info=info)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        (policy, value), state = self.network(experience.time_step, state)
-        return AlgStep(state=state, info=APPOTrain(policy, value))
+        info, state = self.network(experience.time_step, state)
+        return AlgStep(state=state, info=PolicyValue(*info))
 
-    def calc_loss(self, experience: Experience, info: APPOTrain) -> LossInfo:
+    def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
         rollout = experience.info
         log_prob, entropy = info.policy.log_prob(experience.action), info.policy.entropy()
         log_ratio = log_prob.detach() - rollout.log_prob

@@ -2,14 +2,13 @@
 
 Pomerleau, 1991, https://doi.org/10.1162/neco.1991.3.1.88, with a distribution for each leaf of the action. Box actions
 have a normal that is not squashed: data often lie at the bounds, where a squashed one has no density. What it would do
-beyond the bounds is clipped when it is executed. Its deviation does not depend on the observation and has a floor, for
-else the likelihood of a policy that knows no chance would have no end. `PolicyHead.learn_std = False` makes it regress
-by squared error.
+beyond the bounds is clipped when it is executed. Its standard deviation does not depend on the observation and has a
+floor, for else the likelihood of a policy without randomness would have no end. `PolicyHead.learn_std = False` makes
+it regress by squared error.
 
 Rewards are not read. With memory, every row of a window trains, else row 0 alone.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,9 +21,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks import PolicyHead, Torso, warmed_up
-
-FLOORED_HEAD = functools.partial(PolicyHead, min_log_std=-5.0)
+from alfish.networks import FLOORED_HEAD, Torso, warmed_up
 
 
 class BCTrain(NamedTuple):
@@ -36,9 +33,11 @@ class BCTrain(NamedTuple):
 
 @gin.configurable(module="alfish.algorithms")
 class BC(RLAlgorithm):
-    """Args:
-    torso: takes the observation spec; may have memory.
-    policy_head: takes the torso's output size and the action spec.
+    """Behavioural cloning; see the module's docstring.
+
+    Args:
+      torso: takes the observation spec; may have memory.
+      policy_head: takes the torso's output size and the action spec.
     """
 
     on_policy = False

@@ -36,20 +36,22 @@ class DQNTrain(NamedTuple):
 
 @gin.configurable(module="alfish.algorithms")
 class DQN(RLAlgorithm):
-    """Args:
-    q_network: takes (observation_spec, number of actions).
-    gamma: discount per environment step.
-    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory and without
-      Retrace, else 1.
-    epsilon: chance of a uniform action in rollout, for each environment; number or schedule of progress.
-    double: the online network chooses the action that the target network values.
-    target_period: updates between moves of the target network.
-    target_rate: share of the way that it moves; 1 copies.
-    huber_delta: error beyond which the loss is linear, in units of return; None: squared.
-    retrace: returns of more than one step end where an action is not the greedy one. The policy that is learned is
-      greedy, so that min(1, pi / mu) is 1 or 0, whatever acted: Retrace is Watkins' Q(lambda) then.
-    lower_bound: targets are no less than what was earned to the episode's end. Right where environment and rewards know
-      no chance; and a truncated episode's return is a lower bound only where rewards are not negative.
+    """Deep Q-learning; papers, and how it differs from them, are in the module's docstring.
+
+    Args:
+      q_network: takes (observation_spec, number of actions).
+      gamma: discount per environment step.
+      lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory and without
+        Retrace, else 1.
+      epsilon: chance of a uniform action in rollout, for each environment; number or schedule of progress.
+      double: the online network chooses the action that the target network values.
+      target_period: updates between moves of the target network.
+      target_rate: share of the way that it moves; 1 copies.
+      huber_delta: error beyond which the loss is linear, in units of return; None: squared.
+      retrace: returns of more than one step end where an action is not the greedy one. The policy that is learned is
+        greedy, so that min(1, pi / mu) is 1 or 0, whatever acted: Retrace is Watkins' Q(lambda) then.
+      lower_bound: targets are no less than what was earned to the episode's end. Right where environment and rewards
+        are deterministic; and a truncated episode's return is a lower bound only where rewards are not negative.
     """
 
     on_policy = False
@@ -110,30 +112,24 @@ class DQN(RLAlgorithm):
         step, burn_in = experience.time_step, experience.burn_in
         if self.replays_state:  # both networks' memories run over the whole window, each from the stored state
             all_q, _ = self.q_network(step, warmed_up(self.q_network, burn_in, state))
-            q, later_q = all_q[:-1], all_q[1:].detach()
+            q = all_q[:-1]
             with torch.no_grad():
                 target_q = self.target(step, warmed_up(self.target, burn_in, state))[0][1:]
+            chooser_q = all_q[1:].detach() if self._double else target_q
         else:
             now, later = nest.split(step, 1)
             q, _ = self.q_network(now, state)
             with torch.no_grad():
                 target_q, _ = self.target(later, state)
-                later_q = self.q_network(later, state)[0] if self._double else None
-        q = q.gather(-1, experience.action[: q.shape[0]].unsqueeze(-1)).squeeze(-1)
-        value = self.next_value(target_q, later_q)
-        info = DQNTrain(q, _from_row_1(value))
+                chooser_q = self.q_network(later, state)[0] if self._double else target_q
+        greedy = chooser_q.argmax(-1, keepdim=True)  # [L-1, N, 1]
+        next_value = _of_action(target_q, greedy)
+        info = DQNTrain(_of_action(q, experience.action[: q.shape[0]].unsqueeze(-1)), returns.from_row_1(next_value))
         if self._retrace:
-            action, chooser = experience.action[1:], later_q if self._double else target_q
-            next_q = target_q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-            is_greedy = (action == chooser.argmax(-1)).to(next_q.dtype)  # type: ignore[union-attr]
-            info = info._replace(next_q=_from_row_1(next_q), trace=_from_row_1(is_greedy))
+            action = experience.action[1:].unsqueeze(-1)
+            next_q, is_greedy = _of_action(target_q, action), (action == greedy).squeeze(-1).to(target_q.dtype)
+            info = info._replace(next_q=returns.from_row_1(next_q), trace=returns.from_row_1(is_greedy))
         return AlgStep(state=state, info=info)
-
-    def next_value(self, target_q: torch.Tensor, later_q: torch.Tensor | None) -> torch.Tensor:
-        """What the target network says of the greedy action, `[L-1, N]` from `[L-1, N, A]`; no gradient."""
-        if not self._double:
-            return target_q.amax(-1)
-        return target_q.gather(-1, later_q.argmax(-1, keepdim=True)).squeeze(-1)  # type: ignore[union-attr]
 
     def calc_loss(self, experience: Experience, info: DQNTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
@@ -154,6 +150,6 @@ class DQN(RLAlgorithm):
         self.target.follow(self.q_network)
 
 
-def _from_row_1(rows: torch.Tensor) -> torch.Tensor:
-    """`[L, N]` from `[L-1, N]` of rows 1 to L-1; row 0 is zero."""
-    return torch.cat([torch.zeros_like(rows[:1]), rows])
+def _of_action(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    """`[T, N]` from the values `[T, N, A]` of all actions, and the actions `[T, N, 1]`."""
+    return q.gather(-1, action).squeeze(-1)

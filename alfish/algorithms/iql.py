@@ -10,7 +10,6 @@ a normal's mean is not squashed, but clipped when it acts; a truncated episode i
 observation.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,11 +24,8 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, PolicyHead, Target
+from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, Target
 from alfish.networks.encoders import Flat, OneHot
-
-ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)
-FLOORED_HEAD = functools.partial(PolicyHead, min_log_std=-5.0)
 
 
 class IQLTrain(NamedTuple):
@@ -42,35 +38,22 @@ class IQLTrain(NamedTuple):
     log_prob: torch.Tensor  # [1, N] of the taken action
 
 
-def expectile_loss(error: torch.Tensor, expectile: float) -> torch.Tensor:
-    """Half a squared error, weighed by `expectile` where it is positive and by 1 - `expectile` where it is not.
-
-    The value that minimises its mean over targets, of errors target - value, is their expectile: at 0.5 their mean,
-    towards 1 their maximum.
-
-    Args:
-      error: `[...]`.
-      expectile: in (0, 1).
-
-    Source: Kostrikov et al., 2022, eq. 3.
-    """
-    return torch.where(error > 0, expectile, 1 - expectile) * losses.squared(error)
-
-
 @gin.configurable(module="alfish.algorithms")
 class IQL(RLAlgorithm):
-    """Args:
-    actor_encoder: takes the observation spec.
-    actor_mlp: takes the encoder's output size.
-    policy_head: takes the MLP's output size and the action spec.
-    critic: takes (observation_spec, action_size), an ensemble; Discrete leaves are an input as one-hot codes.
-    value: takes (observation_spec, 0), an ensemble of one.
-    gamma: discount per environment step.
-    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step.
-    target_rate: how far the target critics move after each update.
-    expectile: of Q over the data's actions that V is, in (0, 1); towards 1 the best of them.
-    beta: inverse temperature of the advantage's exponential, in 1 / units of return; 0 is behavioural cloning.
-    max_weight: that exponential's greatest value.
+    """Implicit Q-learning; the paper, and how it differs from it, are in the module's docstring.
+
+    Args:
+      actor_encoder: takes the observation spec.
+      actor_mlp: takes the encoder's output size.
+      policy_head: takes the MLP's output size and the action spec.
+      critic: takes (observation_spec, action_size), an ensemble; Discrete leaves are an input as one-hot codes.
+      value: takes (observation_spec, 0), an ensemble of one.
+      gamma: discount per environment step.
+      lambda_: of the return, within the window; 1 reaches to its end, 0 is one step.
+      target_rate: how far the target critics move after each update.
+      expectile: of Q over the data's actions that V is, in (0, 1); towards 1 the best of them.
+      beta: inverse temperature of the advantage's exponential, in 1 / units of return; 0 is behavioural cloning.
+      max_weight: that exponential's greatest value.
     """
 
     on_policy = False
@@ -143,8 +126,7 @@ class IQL(RLAlgorithm):
         with torch.no_grad():
             target = self.target_critic.network
             target_q = target(target.features(now, None)[0], codes).amin(0)
-            next_value = self._value(later)
-            next_value = torch.cat([torch.zeros_like(next_value[:1]), next_value])
+            next_value = returns.from_row_1(self._value(later))
         log_prob = self._policy(now.observation).log_prob(action)
         return AlgStep(state=state, info=IQLTrain(q, target_q, self._value(now), next_value, log_prob))
 
@@ -157,7 +139,7 @@ class IQL(RLAlgorithm):
         weight = (self._beta * advantage.detach()).exp().clamp(max=self._max_weight)
         loss = {
             "critic": losses.squared(error).sum(0),
-            "value": expectile_loss(advantage, self._expectile),
+            "value": losses.expectile(advantage, self._expectile),
             "actor": -weight * info.log_prob,
         }
         extra = {

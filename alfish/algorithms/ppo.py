@@ -18,7 +18,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks import ActorCritic
+from alfish.networks import ActorCritic, PolicyValue
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -40,25 +40,22 @@ class PPOTarget(NamedTuple):
     trains: torch.Tensor | None  # which rows do, to average it
 
 
-class PPOTrain(NamedTuple):
-    policy: Distribution
-    value: torch.Tensor
-
-
 @gin.configurable(module="alfish.algorithms")
 class PPO(RLAlgorithm):
-    """Args:
-    network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
-    gamma: discount per environment step.
-    lambda_: of the generalised advantage; 1 is the Monte-Carlo return.
-    clip_range: largest change of an action's probability ratio that is rewarded.
-    value_clip_range: largest useful change of a value in one iteration, in reward units; None: not clipped.
-    value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats).
-    target_kl: the iteration's remaining updates are skipped once KL(rollout policy, policy) exceeds 1.5 times this,
-      in nats; None: never.
-    normalize_advantage: to mean 0 and deviation 1 over the unroll.
-    recompute_advantage: values and advantages anew at each epoch, log-probabilities never (Andrychowicz et al., 2021,
-      section 3.5).
+    """Proximal policy optimization; the paper, and how it differs from it, are in the module's docstring.
+
+    Args:
+      network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
+      gamma: discount per environment step.
+      lambda_: of the generalised advantage; 1 is the Monte-Carlo return.
+      clip_range: largest change of an action's probability ratio that is rewarded.
+      value_clip_range: largest useful change of a value in one iteration, in reward units; None: not clipped.
+      value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats).
+      target_kl: the iteration's remaining updates are skipped once KL(rollout policy, policy) exceeds 1.5 times this,
+        in nats; None: never.
+      normalize_advantage: to mean 0 and standard deviation 1 over the unroll.
+      recompute_advantage: values and advantages anew at each epoch, log-probabilities never (Andrychowicz et al., 2021,
+        section 3.5).
 
     clip_range, value_clip_range and entropy_coef may be schedules of progress.
     """
@@ -125,10 +122,10 @@ class PPO(RLAlgorithm):
         return experience._replace(info=info)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        (policy, value), state = self.network(experience.time_step, state)
-        return AlgStep(state=state, info=PPOTrain(policy, value))
+        info, state = self.network(experience.time_step, state)
+        return AlgStep(state=state, info=PolicyValue(*info))
 
-    def calc_loss(self, experience: Experience, info: PPOTrain) -> LossInfo:
+    def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
         rollout = experience.info
         clip_range = self._clip_range(self.progress)
         log_prob = info.policy.log_prob(experience.action)

@@ -28,10 +28,12 @@ from alfish.nest import Nest
 
 
 class RLAlgorithm(nn.Module, abc.ABC):
-    """Args:
-    observation_spec: nest of spaces, after transforms.
-    action_spec: canonical action nest: Box in [-1, 1], see `alfish.specs`.
-    reward_spec: Box of shape (), or (R,) for vector rewards.
+    """What an algorithm is: networks, and the hooks that unrollers and the learner call.
+
+    Args:
+      observation_spec: nest of spaces, after transforms.
+      action_spec: canonical action nest: Box in [-1, 1], see `alfish.specs`.
+      reward_spec: Box of shape (), or (R,) for vector rewards.
     """
 
     on_policy: ClassVar[bool]  # trains on the unroll itself, or on batches from replay

@@ -30,7 +30,7 @@ from torch import nn
 from alfish import corrections, losses, nest, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.distributions import sum_of
+from alfish.distributions import Categorical, SquashedNormal, sum_of
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, Target, warmed_up
@@ -50,6 +50,38 @@ class Choice(NamedTuple):
         if self.log_p is not None:
             found["discrete"] = -(self.log_p.exp() * self.log_p).sum(-1)
         return found
+
+
+class Parts(NamedTuple):
+    """An action in its two parts; None where the space has no such leaf."""
+
+    box: torch.Tensor | None  # [..., A] of all Box leaves
+    discrete: torch.Tensor | None  # [...] int64
+
+
+class SACPolicy(NamedTuple):
+    """The distributions of an action's parts; None where the space has no such leaf."""
+
+    box: SquashedNormal | None
+    discrete: Categorical | None
+
+    def sample(self) -> Parts:
+        return Parts(self.box and self.box.sample(), self.discrete and self.discrete.sample())
+
+    def mode(self) -> Parts:
+        return Parts(self.box and self.box.mode(), self.discrete and self.discrete.mode())
+
+    def log_prob(self, action: Parts) -> torch.Tensor:
+        """`[...]` of both parts together."""
+        both = (self.box, action.box), (self.discrete, action.discrete)
+        return sum_of(part.log_prob(leaf) for part, leaf in both if part is not None and leaf is not None)
+
+    def choose(self) -> Choice:
+        log_p = None if self.discrete is None else self.discrete.log_p
+        if self.box is not None:
+            return Choice(*self.box.sample_with_log_prob(), log_p)
+        assert log_p is not None
+        return Choice(None, torch.zeros_like(log_p[..., 0]), log_p)
 
 
 class SACRollout(NamedTuple):
@@ -73,27 +105,29 @@ class SACTrain(NamedTuple):
 
 @gin.configurable(module="alfish.algorithms")
 class SAC(RLAlgorithm):
-    """Args:
-    actor_encoder: takes the observation spec; with memory it is not built.
-    actor_mlp: takes the encoder's output size, or that of the critics' features.
-    critic: takes (observation_spec, action_size, num_outputs), and `memory` if there is one; has an `ensemble_size`.
-    memory: of critics and actor, takes the critics' encoder's output size (`@GRU`, `@LSTM`); None: without.
-    gamma: discount per environment step.
-    lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory and without
-      Retrace, else 1.
-    target_rate, target_period: how the target critics follow.
-    target_subset: how many critics, drawn at random for each update, targets take the minimum of; None: all.
-    actor_uses_mean: the actor maximises the critics' mean (REDQ) in place of their minimum.
-    initial_alpha: temperatures at the start.
-    learn_alpha: whether temperatures are learned; they stay as they are otherwise.
-    box_target_entropy: in nats; None: minus the number of Box entries.
-    discrete_target_entropy: in nats; None: `discrete_entropy_share` of the largest, log n.
-    discrete_entropy_share: see above.
-    retrace: returns of more than one step are corrected for how the policy has changed since it acted, by the
-      probabilities of then. They end at actions that were not its own, or whose log_prob replay says is nan.
-    lower_bound: targets are no less than what was earned to the episode's end. Right where environment and rewards know
-      no chance and entropies are not negative; and a truncated episode's return is a lower bound only where rewards are
-      not negative.
+    """Soft actor-critic; papers, and how it differs from them, are in the module's docstring.
+
+    Args:
+      actor_encoder: takes the observation spec; with memory it is not built.
+      actor_mlp: takes the encoder's output size, or that of the critics' features.
+      critic: takes (observation_spec, action_size, num_outputs), and `memory` if there is one; has an `ensemble_size`.
+      memory: of critics and actor, takes the critics' encoder's output size (`@GRU`, `@LSTM`); None: without.
+      gamma: discount per environment step.
+      lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory and without
+        Retrace, else 1.
+      target_rate, target_period: how the target critics follow.
+      target_subset: how many critics, drawn at random for each update, targets take the minimum of; None: all.
+      actor_uses_mean: the actor maximises the critics' mean (REDQ) in place of their minimum.
+      initial_alpha: temperatures at the start.
+      learn_alpha: whether temperatures are learned; they stay as they are otherwise.
+      box_target_entropy: in nats; None: minus the number of Box entries.
+      discrete_target_entropy: in nats; None: `discrete_entropy_share` of the largest, log n.
+      discrete_entropy_share: see above.
+      retrace: returns of more than one step are corrected for how the policy has changed since it acted, by the
+        probabilities of then. They end at actions that were not its own, or whose log_prob replay says is nan.
+      lower_bound: targets are no less than what was earned to the episode's end. Right where environment and rewards
+        are deterministic and entropies are not negative; and a truncated episode's return is a lower bound only where
+        rewards are not negative.
     """
 
     on_policy = False
@@ -205,15 +239,14 @@ class SAC(RLAlgorithm):
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self._actor_features(time_step, state)
-        policy = box, discrete = self._policy(features)
-        sample = box and box.sample(), discrete and discrete.sample()
-        action = self._action(*sample)
-        return AlgStep(action, state, SACRollout(_log_prob(policy, sample), action) if self._retrace else None)
+        policy = self._policy(features)
+        sample = policy.sample()
+        action = self._joined(sample)
+        return AlgStep(action, state, SACRollout(policy.log_prob(sample), action) if self._retrace else None)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self._actor_features(time_step, state)
-        box, discrete = self._policy(features)
-        return AlgStep(self._action(box and box.mode(), discrete and discrete.mode()), state)
+        return AlgStep(self._joined(self._policy(features).mode()), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         step, burn_in, target = experience.time_step, experience.burn_in, self.target_critic.network
@@ -229,25 +262,25 @@ class SAC(RLAlgorithm):
             with torch.no_grad():
                 actor_later, _ = self._actor_features(after, state)
                 target_later, _ = target.features(after, state)
-        box, discrete = self._split(nest.at(experience.action, slice(0, now.shape[0])))
-        q = _of_choice(self.critic(now, box), discrete)  # [E, T', N]
+        action = self._parts(nest.at(experience.action, slice(0, now.shape[0])))
+        q = _of_choice(self.critic(now, action.box), action.discrete)  # [E, T', N]
         next_q = trace = None
         with torch.no_grad():
             policy = self._policy(actor_later)
-            choice = self._choose(policy)
+            choice = policy.choose()
             target_q = self.target_critic(target_later, choice.box)
             if self._retrace:
-                taken = self._split(nest.at(experience.action, slice(1, None)))
-                target_q, taken_q = self._smallest(target_q, self.target_critic(target_later, taken[0]))
-                next_q = _from_row_1(_of_choice(taken_q, taken[1]))
-                trace = _from_row_1(self._trace(policy, taken, experience))
+                taken = self._parts(nest.at(experience.action, slice(1, None)))
+                target_q, taken_q = self._smallest(target_q, self.target_critic(target_later, taken.box))
+                next_q = returns.from_row_1(_of_choice(taken_q, taken.discrete))
+                trace = returns.from_row_1(self._trace(policy, taken, experience))
             else:
                 (target_q,) = self._smallest(target_q)
             next_value = self._expect(target_q, choice)
             for kind, entropy in choice.entropies().items():
                 next_value = next_value + self.log_alpha[kind].exp() * entropy
-            next_value = _from_row_1(next_value)
-        choice = self._choose(self._policy(actor_now))
+            next_value = returns.from_row_1(next_value)
+        choice = self._policy(actor_now).choose()
         # With memory, without the graph of the rows: the actor's loss moves the actor alone.
         all_q = self.critic(now.detach() if self.replays_state else now, choice.box)
         expected_q = self._expect(all_q.mean(0) if self._actor_uses_mean else all_q.amin(0), choice)
@@ -287,18 +320,10 @@ class SAC(RLAlgorithm):
             return self.critic.features(time_step, state)
         return self.actor_encoder(time_step.observation), state
 
-    def _policy(self, features: torch.Tensor) -> tuple:
-        """The distributions of the Box leaves, all in one, and of the Discrete leaf."""
+    def _policy(self, features: torch.Tensor) -> SACPolicy:
         features = self.actor_mlp(features)
-        return self.box_head and self.box_head(features), self.discrete_head and self.discrete_head(features)
-
-    def _choose(self, policy: tuple) -> Choice:
-        box, discrete = policy
-        log_p = None if discrete is None else discrete.log_p
-        if box is not None:
-            sample, log_density = box.sample_with_log_prob()
-            return Choice(sample, log_density, log_p)
-        return Choice(None, torch.zeros_like(discrete.log_p[..., 0]), log_p)
+        box = None if self.box_head is None else self.box_head(features)
+        return SACPolicy(box, None if self.discrete_head is None else self.discrete_head(features))
 
     def _smallest(self, *q: torch.Tensor) -> list[torch.Tensor]:
         """Of each, the minimum over the critics, or over a random subset of them that is the same for all."""
@@ -307,7 +332,7 @@ class SAC(RLAlgorithm):
             return [each[members].amin(0) for each in q]
         return [each.amin(0) for each in q]
 
-    def _trace(self, policy: tuple, taken: tuple, experience: Experience) -> torch.Tensor:
+    def _trace(self, policy: SACPolicy, taken: Parts, experience: Experience) -> torch.Tensor:
         """min(1, pi / mu) of the actions of later rows, `[L-1, N]`; 0 where mu is not known."""
         if experience.info is None:
             raise UsageError(
@@ -316,31 +341,26 @@ class SAC(RLAlgorithm):
             )
         rows = experience.action, experience.info["action"], experience.info["log_prob"]
         action, sample, log_mu = nest.at(rows, slice(1, None))
-        known = log_mu == log_mu  # not nan
+        known = ~log_mu.isnan()
         for leaf, own in zip(nest.leaves(action), nest.leaves(sample)):
             known = known & (leaf == own if leaf.ndim == known.ndim else (leaf == own).all(-1))
-        return torch.where(known, (_log_prob(policy, taken) - log_mu).exp().clamp(max=1), 0)
+        return torch.where(known, (policy.log_prob(taken) - log_mu).exp().clamp(max=1), 0)
 
     def _expect(self, q: torch.Tensor, choice: Choice) -> torch.Tensor:
         """`[...]` from `[...]`, or from `[..., n]` over the Discrete leaf."""
         return q if choice.log_p is None else (choice.log_p.exp() * q).sum(-1)
 
-    def _action(self, box: torch.Tensor | None, discrete: torch.Tensor | None) -> Nest:
-        """The action nest from all Box entries in one vector, and the Discrete leaf."""
-        parts = iter(() if box is None else box.split(self._box_sizes, -1))
-        return nest.map(lambda leaf: next(parts) if isinstance(leaf, spaces.Box) else discrete, self.action_spec)
+    def _joined(self, action: Parts) -> Nest:
+        """The action nest."""
+        boxes = iter(() if action.box is None else action.box.split(self._box_sizes, -1))
+        return nest.map(lambda leaf: next(boxes) if isinstance(leaf, spaces.Box) else action.discrete, self.action_spec)
 
-    def _split(self, action: Nest) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The inverse of `_action`; Box entries as they were executed."""
+    def _parts(self, action: Nest) -> Parts:
+        """The inverse of `_joined`."""
         specs, leaves = nest.leaves(self.action_spec), nest.leaves(action)
         boxes = [leaf for leaf, spec in zip(leaves, specs) if isinstance(spec, spaces.Box)]
         discrete = [leaf for leaf, spec in zip(leaves, specs) if isinstance(spec, spaces.Discrete)]
-        return (torch.cat(boxes, -1) if boxes else None), (discrete[0] if discrete else None)
-
-
-def _log_prob(policy: tuple, action: tuple) -> torch.Tensor:
-    """`[...]` of both kinds together."""
-    return sum_of(part.log_prob(leaf) for part, leaf in zip(policy, action) if part is not None)
+        return Parts(torch.cat(boxes, -1) if boxes else None, discrete[0] if discrete else None)
 
 
 def _of_choice(q: torch.Tensor, discrete: torch.Tensor | None) -> torch.Tensor:
@@ -348,8 +368,3 @@ def _of_choice(q: torch.Tensor, discrete: torch.Tensor | None) -> torch.Tensor:
     if discrete is None:
         return q
     return q.gather(-1, discrete.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-
-
-def _from_row_1(rows: torch.Tensor) -> torch.Tensor:
-    """`[L, N]` from `[L-1, N]` of rows 1 to L-1; row 0 is zero."""
-    return torch.cat([torch.zeros_like(rows[:1]), rows])

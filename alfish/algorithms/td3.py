@@ -7,7 +7,6 @@ Differs from the papers: a truncated episode is bootstrapped from its true final
 correlated by one number, and starts anew with each episode.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -15,18 +14,14 @@ from typing import Any, ClassVar, NamedTuple
 import gin
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from alfish import losses, nest, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, Target
-from alfish.networks.initializers import orthogonal
+from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Target
 from alfish.schedules import Schedule, as_schedule
-
-ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)
 
 
 class DDPGTrain(NamedTuple):
@@ -37,46 +32,19 @@ class DDPGTrain(NamedTuple):
     action: torch.Tensor  # [1, N, A] taken at row 0
 
 
-@gin.configurable(module="alfish.networks")
-class DeterministicActor(nn.Module):
-    """An action `[..., A]` in (-1, 1).
-
-    Args:
-      observation_spec: nest of spaces.
-      action_size: A.
-      encoder: takes the observation spec.
-      mlp: takes the encoder's output size.
-      gain: of the final layer's orthogonal weights.
-    """
-
-    def __init__(
-        self,
-        observation_spec: Nest,
-        action_size: int,
-        encoder: Callable[[Nest], Any] = Encoder,
-        mlp: Callable[[int], Any] = MLP,
-        gain: float = 0.01,
-    ):
-        super().__init__()
-        self.encoder: Any = encoder(observation_spec)
-        self.mlp: Any = mlp(self.encoder.output_size)
-        self.linear = orthogonal(nn.Linear(self.mlp.output_size, action_size), gain)
-
-    def forward(self, observation: Nest) -> torch.Tensor:
-        return torch.tanh(self.linear(self.mlp(self.encoder(observation))))
-
-
 @gin.configurable(module="alfish.algorithms")
 class DDPG(RLAlgorithm):
-    """Args:
-    actor: takes (observation_spec, action_size).
-    critic: takes (observation_spec, action_size); an ensemble, here of one. Targets take its minimum; the actor asks
-      the first critic alone, by `num_members=1`.
-    gamma: discount per environment step.
-    target_rate: how far both target networks move after each update.
-    noise_std: of exploration noise, in units of half the action's range; number or schedule.
-    noise_correlation: from one step's noise to the next one's, in [0, 1); 0 is white noise. As policy state, it starts
-      from zero with each episode.
+    """Deep deterministic policy gradients; papers, and how it differs from them, are in the module's docstring.
+
+    Args:
+      actor: takes (observation_spec, action_size).
+      critic: takes (observation_spec, action_size); an ensemble, here of one. Targets take its minimum; the actor asks
+        the first critic alone, by `num_members=1`.
+      gamma: discount per environment step.
+      target_rate: how far both target networks move after each update.
+      noise_std: of exploration noise, in units of half the action's range; number or schedule.
+      noise_correlation: from one step's noise to the next one's, in [0, 1); 0 is white noise. As policy state, it
+        starts from zero with each episode.
     """
 
     on_policy = False
@@ -154,7 +122,7 @@ class DDPG(RLAlgorithm):
         with torch.no_grad():
             target_features, _ = self.target_critic.network.features(later, None)
             value = self.target_critic(target_features, self.target_action(later.observation)).amin(0)
-            next_value = torch.cat([torch.zeros_like(value[:1]), value])
+            next_value = returns.from_row_1(value)
         policy_q = policy_action = None
         if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
             policy_action = self.actor(now.observation)

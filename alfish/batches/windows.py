@@ -20,12 +20,14 @@ OBSERVED_ROWS = 1024  # of each column at a time
 
 
 class Windows:
-    """Args:
-    buffer: to draw from.
-    sampler: class or factory.
-    hindsight: class or factory, or None.
-    algorithm, transforms: that the windows are for.
-    num_rows: of each window.
+    """One ring's windows, made ready for an algorithm: drawn, relabelled in hindsight, transformed.
+
+    Args:
+      buffer: to draw from.
+      sampler: class or factory.
+      hindsight: class or factory, or None.
+      algorithm, transforms: that the windows are for.
+      num_rows: of each window.
     """
 
     def __init__(

@@ -120,4 +120,4 @@ class TensorEnvironment(Environment):
 
 
 def _zero_where(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return values.masked_fill(rows.reshape(-1, *[1] * (values.ndim - 1)), 0)
+    return values.masked_fill(nest.widened(rows, values), 0)

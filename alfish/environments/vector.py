@@ -120,7 +120,11 @@ class VectorEnvironment(Environment):
         spoke = np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs)
         space = self.env.single_action_space
         reported = self._units.from_environment(_as_structured(self.infos["executed_action"], space, self.num_envs))
-        return nest.map(lambda own, new: np.where(_rows(spoke, own), new.astype(own.dtype), own), executed, reported)
+
+        def choose(own: np.ndarray, new: np.ndarray) -> np.ndarray:
+            return np.where(nest.widened(spoke, own), new.astype(own.dtype), own)
+
+        return nest.map(choose, executed, reported)
 
     def ignore_infos(self) -> None:
         if isinstance(self.env, SequentialVectorEnv) and not self._reads_executed:
@@ -143,7 +147,7 @@ class VectorEnvironment(Environment):
         self._nothing_began = not self._was_done.any()
         first = self._first(observations)
         # Not in place: rows that were handed out may share memory with these.
-        return nest.map(lambda new, old: np.where(_rows(rows, new), new, old), first, time_step)
+        return nest.map(lambda new, old: np.where(nest.widened(rows, new), new, old), first, time_step)
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
         if self._sequential is None or self._mode != AutoresetMode.NEXT_STEP:
@@ -258,7 +262,9 @@ class VectorEnvironment(Environment):
             )
         final = self.infos["final_obs"]
         if not (isinstance(final, np.ndarray) and final.dtype == object):  # batched, in the observation's own structure
-            return nest.map(lambda of, other: np.where(_rows(done, of), of, other), self._read(final), observation)
+            return nest.map(
+                lambda of, other: np.where(nest.widened(done, of), of, other), self._read(final), observation
+            )
         result = nest.map(np.copy, observation)
         for i in np.flatnonzero(done):
             single = self._read(batch_of_one(final[i], self.observation_space))
@@ -309,13 +315,8 @@ def _tensors(arrays: Nest) -> Nest:
     return nest.map(torch.from_numpy, arrays)
 
 
-def _rows(rows: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """`[B]` with as many dimensions as `like`."""
-    return rows.reshape(-1, *[1] * (like.ndim - 1))
-
-
 def _zero_where(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return np.where(_rows(rows, values), np.zeros((), values.dtype), values)
+    return np.where(nest.widened(rows, values), np.zeros((), values.dtype), values)
 
 
 def batch_of_one(observation: Any, space: spaces.Space) -> Any:

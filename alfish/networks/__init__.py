@@ -6,10 +6,11 @@ memory, and gives back its output and the state carried on: `policy, state = net
 features (MLPs, heads, critics) maps features alone. Sizes come from specs, so no conf repeats a shape.
 """
 
-from alfish.networks.actor_critic import ActorCritic
-from alfish.networks.critics import CriticEnsemble, QNetwork
+from alfish.networks.actor_critic import ActorCritic, PolicyValue
+from alfish.networks.actors import DeterministicActor
+from alfish.networks.critics import ONE_CRITIC, CriticEnsemble, QNetwork
 from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot
-from alfish.networks.heads import PolicyHead, SquashedNormalHead
+from alfish.networks.heads import FLOORED_HEAD, PolicyHead, SquashedNormalHead
 from alfish.networks.memory import GRU, LSTM, warmed_up
 from alfish.networks.target import Target
 from alfish.networks.torsos import MLP, Torso
@@ -31,4 +32,8 @@ __all__ = [
     "Target",
     "Torso",
     "warmed_up",
+    "ONE_CRITIC",
+    "FLOORED_HEAD",
+    "PolicyValue",
+    "DeterministicActor",
 ]

@@ -1,7 +1,7 @@
 """Policy and value of an observation: what on-policy algorithms train."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 import torch
@@ -15,6 +15,11 @@ from alfish.nest import Nest
 from alfish.networks.heads import PolicyHead
 from alfish.networks.initializers import orthogonal
 from alfish.networks.torsos import Torso
+
+
+class PolicyValue(NamedTuple):
+    policy: Distribution  # [...]
+    value: torch.Tensor  # [...], or [..., R] for vector rewards
 
 
 @gin.configurable(module="alfish.networks")
@@ -73,8 +78,8 @@ class ActorCritic(nn.Module):
             return self._value(self.actor_torso(time_step, state)[0])
         return self._value(self.critic_torso(time_step, state["critic"] if self._has_two_states else state)[0])
 
-    def forward(self, time_step: TimeStep, state: Nest) -> tuple[tuple[Distribution, torch.Tensor], Nest]:
-        """Policy and value."""
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[PolicyValue, Nest]:
+        """Both, and the state carried on."""
         if not self._has_two_states:
             features, after = self.actor_torso(time_step, state)
             critic_features = features if self.critic_torso is None else self.critic_torso(time_step, state)[0]
@@ -82,7 +87,7 @@ class ActorCritic(nn.Module):
             features, actor = self.actor_torso(time_step, state["actor"])
             critic_features, critic = self.critic_torso(time_step, state["critic"])
             after = {"actor": actor, "critic": critic}
-        return (self.policy_head(features), self._value(critic_features)), after
+        return PolicyValue(self.policy_head(features), self._value(critic_features)), after
 
     def _two_states(self, batch_size: int) -> dict[str, Nest]:
         torsos = {"actor": self.actor_torso, "critic": self.critic_torso}

@@ -1,5 +1,6 @@
 """Action values: Q networks for Discrete actions, and ensembles of critics for the rest."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,3 +158,6 @@ class CriticEnsemble(nn.Module):
             x = module(x, num_members) if per_member else module(x)
         q = x.reshape(len(x), *leading, self._num_outputs)
         return q.squeeze(-1) if self._num_outputs == 1 else q
+
+
+ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)

@@ -1,5 +1,7 @@
 """Heads: features in, a distribution over actions out."""
 
+import functools
+
 import gin
 import torch
 import torch.nn.functional as F
@@ -33,8 +35,9 @@ class PolicyHead(nn.Module):
       action_spec: canonical action nest.
       gain: of the final layer's orthogonal weights; small, so that the first policy is close to uniform, or to mean 0.
       initial_log_std: of normals, in the algorithm's units (half the width of a bounded Box is 1).
-      min_log_std: a floor of normals' log-deviation, smooth, so that what reached it can leave it; None: none is.
-      learn_std: whether normals' deviation is learned; it stays as it is otherwise.
+      min_log_std: a floor of the log of normals' standard deviation, smooth, so that what reached it can leave it;
+        None: there is none.
+      learn_std: whether normals' standard deviation is learned; it stays as it is otherwise.
     """
 
     def __init__(
@@ -76,15 +79,19 @@ class PolicyHead(nn.Module):
         return Joint(nest.map(lambda _: next(remaining)(features), self._structure))
 
 
+# For data: without a floor, the likelihood of actions that are always the same would have no end.
+FLOORED_HEAD = functools.partial(PolicyHead, min_log_std=-5.0)
+
+
 @gin.configurable(module="alfish.networks")
 class SquashedNormalHead(nn.Module):
-    """A tanh-squashed normal whose deviation depends on the features.
+    """A tanh-squashed normal whose standard deviation depends on the features.
 
     Args:
       input_size: features in.
       size: entries of the action.
       gain: of the linear layer's orthogonal weights.
-      min_log_std, max_log_std: the log-deviation is clamped to these, before tanh.
+      min_log_std, max_log_std: the log of the standard deviation is clamped to these, before tanh.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ import torch
 from absl import logging
 from gymnasium import spaces
 
-from alfish import specs
+from alfish import nest, specs
 from alfish.data import Batch, StepType, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -137,11 +137,11 @@ class HindsightReplay:
         relabelled = chosen & (position + row <= end)  # [L, N]
         reached = self._buffer.observation(column, source.unsqueeze(0), self._achieved_key)  # [1, N, *goal]
         before = step.observation[self._goal_key]
-        goal = torch.where(_to_rank(relabelled, before), reached, before)
+        goal = torch.where(nest.widened(relabelled, before), reached, before)
         arrived = relabelled[1:]
         achieved = step.observation[self._achieved_key][1:]
         reward = torch.where(
-            _to_rank(arrived, step.reward), self._rewards(achieved, goal[1:], step.reward[1:]), step.reward[1:]
+            nest.widened(arrived, step.reward), self._rewards(achieved, goal[1:], step.reward[1:]), step.reward[1:]
         )
         step = step._replace(
             reward=torch.cat([step.reward[:1], reward]), observation={**step.observation, self._goal_key: goal}
@@ -193,7 +193,7 @@ class HindsightReplay:
         step = batch.experience.time_step
         stored, observation = step.reward[1:], step.observation
         computed = self._rewards(observation[self._achieved_key][1:], observation[self._goal_key][1:], stored)
-        differs = _to_rank(batch.mask, stored) & ~torch.isclose(computed, stored, TOLERANCE, TOLERANCE)
+        differs = nest.widened(batch.mask, stored) & ~torch.isclose(computed, stored, TOLERANCE, TOLERANCE)
         if not differs.any():
             return
         self._has_warned = True
@@ -228,8 +228,3 @@ def _called(
             f"tensor of shape {expected}"
         )
     return result.reshape(shape)
-
-
-def _to_rank(rows: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    """`[T, N]` as `[T, N, 1, ...]`, to go with a leaf `[T, N, ...]`."""
-    return rows.reshape(*rows.shape, *[1] * (leaf.ndim - 2))

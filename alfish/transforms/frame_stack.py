@@ -45,7 +45,7 @@ class FrameStack(Transform):
 
         def push(frame: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
             repeated = frame.unsqueeze(1).expand(-1, self.look_back, *frame.shape[1:])
-            before = torch.where(first.reshape(-1, *[1] * frame.ndim), repeated, before)
+            before = torch.where(nest.widened(first, before), repeated, before)
             return torch.cat([before, frame.unsqueeze(1)], 1)
 
         frames = nest.map(push, time_step.observation, state)  # [B, num_frames, ...]

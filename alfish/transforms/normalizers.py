@@ -38,7 +38,7 @@ class RunningMoments(nn.Module):
 
     def update(self, rows: torch.Tensor, mask: torch.Tensor, epsilon: float) -> None:
         """`rows` `[N, *shape]`; those where `mask` `[N]` is false do not count."""
-        mask = mask.reshape(-1, *[1] * (rows.ndim - 1))
+        mask = nest.widened(mask, rows)
         rows = torch.where(mask, rows, 0).double()
         number = mask.sum().double()
         safe = number.clamp(min=1)
@@ -149,7 +149,7 @@ class RewardNormalizer(Transform):
         # R_t = increment_t + decay_t R_{t-1}: a FIRST row forgets, a PAD row keeps.
         decay = torch.where(arrives, self._gamma, (step_type == StepType.PAD).double())
         decay = decay.unsqueeze(-1) if reward.ndim > decay.ndim else decay
-        increment = torch.where(_like(arrives, reward), reward, 0)
+        increment = torch.where(nest.widened(arrives, reward), reward, 0)
         so_far, env_id = torch.zeros_like(increment), time_step.env_id[0].long()
         returns = self._returns(int(env_id.max()) + 1, increment)
         for columns in _turns(env_id, step_type[0] != StepType.PAD):
@@ -185,7 +185,3 @@ def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[torch.Tensor]:
     turn = torch.empty_like(order)
     turn[order] = torch.arange(len(order), device=order.device) - torch.searchsorted(ordered, ordered)
     return [columns[turn == k] for k in turn.unique()]
-
-
-def _like(rows: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
-    return rows.unsqueeze(-1) if example.ndim > rows.ndim else rows

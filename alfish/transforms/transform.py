@@ -29,12 +29,14 @@ class Rows(Protocol):
 
 
 class Transform(nn.Module):
-    """Args:
-    observation_spec, reward_spec: of the rows that come in.
+    """Changes what is seen of rows: a module, so that its statistics are saved and move to devices with it.
+
+    Args:
+      observation_spec, reward_spec: of the rows that come in.
 
     Attributes:
       observation_spec, reward_spec: of the rows that go out; a subclass replaces them where it changes them.
-    look_back: how many rows before a row it needs to know.
+      look_back: how many rows before a row it needs to know.
     """
 
     look_back = 0

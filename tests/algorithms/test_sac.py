@@ -340,7 +340,7 @@ def test_target_critics_follow_by_rate_and_period(settings, shares):
 def log_prob_by_hand(sac, observation, action):
     """Of the action's leaves together, in float64."""
     box, p = policy_of(sac, observation)
-    box_action, choice = sac._split(action)
+    box_action, choice = sac._parts(action)
     total = 0.0
     if box is not None:
         total = log_density(box_action.clamp(-(1 - 1e-6), 1 - 1e-6), box.mean, box.log_std)
@@ -365,7 +365,7 @@ def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(
     ratio = (log_prob_by_hand(sac, step.observation, experience.action) - experience.info["log_prob"]).exp().float()
     assert (ratio[1:] > 1).any() and (ratio[1:] < 1).any()
     torch.testing.assert_close(info.trace[1:], ratio[1:].clamp(max=1), atol=2e-3, rtol=2e-3)
-    box, choice = sac._split(experience.action)
+    box, choice = sac._parts(experience.action)
     with torch.no_grad():
         q = sac.target_critic(step.observation, box).amin(0)
     q = q if choice is None else q.gather(-1, choice.unsqueeze(-1)).squeeze(-1)

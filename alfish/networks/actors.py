@@ -1,0 +1,42 @@
+"""Actors that name one action rather than a distribution of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from torch import nn
+
+from alfish.nest import Nest
+from alfish.networks.encoders import Encoder
+from alfish.networks.initializers import orthogonal
+from alfish.networks.torsos import MLP
+
+
+@gin.configurable(module="alfish.networks")
+class DeterministicActor(nn.Module):
+    """An action `[..., A]` in (-1, 1).
+
+    Args:
+      observation_spec: nest of spaces.
+      action_size: A.
+      encoder: takes the observation spec.
+      mlp: takes the encoder's output size.
+      gain: of the final layer's orthogonal weights.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_size: int,
+        encoder: Callable[[Nest], Any] = Encoder,
+        mlp: Callable[[int], Any] = MLP,
+        gain: float = 0.01,
+    ):
+        super().__init__()
+        self.encoder: Any = encoder(observation_spec)
+        self.mlp: Any = mlp(self.encoder.output_size)
+        self.linear = orthogonal(nn.Linear(self.mlp.output_size, action_size), gain)
+
+    def forward(self, observation: Nest) -> torch.Tensor:
+        return torch.tanh(self.linear(self.mlp(self.encoder(observation))))
