@@ -17,8 +17,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.offline.episode import ends
-from alfish.offline.spaces import in_its_own_units
-from alfish.specs import ActionUnits
+from alfish.specs import ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 from alfish.unrollers.actor import as_array, in_eval_mode
 from alfish.unrollers.episodes import EpisodeRows
@@ -286,7 +285,7 @@ def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:
     executed = nest.map(lambda leaf: leaf[1:], rows.prev_action)
     return Episode(
         str(k),
-        in_its_own_units(rows.observation, environment.observation_space),
+        ObservationUnits(environment.observation_space).to_environment(rows.observation),
         ActionUnits(environment.action_space).stretch(executed),
         as_array(rows.reward[1:]),
         *ends(len(rows.reward) - 1, terminated, not terminated),

@@ -8,8 +8,7 @@ from gymnasium import spaces
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep, reset_state
-from alfish.environments.vector import batch_of_one, observation_reader
-from alfish.specs import ActionUnits
+from alfish.specs import ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 
 
@@ -32,7 +31,7 @@ class Policy:
     ):
         self.algorithm, self.transforms, self.env_steps = algorithm, transforms, env_steps
         self._device = algorithm.progress.device
-        self._read = observation_reader(observation_space)
+        self._read = ObservationUnits(observation_space).from_environment
         self._observation_space = observation_space
         self._action_spec = specs.action_spec(action_space)
         self._units = ActionUnits(action_space)
@@ -56,7 +55,7 @@ class Policy:
           The action as numpy arrays (an int for Discrete), in the action space's structure.
         """
         if not batched:
-            observation = batch_of_one(observation, self._observation_space)
+            observation = specs.batch_of_one(observation, self._observation_space)
         seen = self._time_step(nest.to(nest.map(torch.from_numpy, self._read(observation)), self._device))
         seen, self._transform_state = self.transforms(seen, self._transform_state)
         state = reset_state(self._state, self._initial_state, seen.step_type)

@@ -5,9 +5,11 @@ own space where the stream does:
 - observations: float64 is float32, Discrete starts at 0;
 - actions: canonical units. Box is one-dimensional float32 in [-1, 1] where the environment's box is bounded (else
   unbounded, in the environment's units), Discrete and MultiDiscrete start at 0 and are int64, MultiBinary is flat.
-`ActionUnits` converts between the two.
+`ObservationUnits` and `ActionUnits` convert between the two; nothing else does.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,8 @@ def observation_spec(space: spaces.Space) -> Nest:
     Raises:
       UsageError: if a leaf is not one of `LEAF_SPACES` (Text, Graph, Sequence, OneOf), with its path.
     """
-    return _map_space(_observation_leaf, space, "observation")
+    _check_learnable(space, "observation")
+    return map_space(_observation_leaf, space)
 
 
 def action_spec(space: spaces.Space) -> Nest:
@@ -36,12 +39,27 @@ def action_spec(space: spaces.Space) -> Nest:
     Raises:
       UsageError: if a leaf is not one of `LEAF_SPACES`, with its path.
     """
-    return _map_space(_action_leaf, space, "action")
+    _check_learnable(space, "action")
+    return map_space(_action_leaf, space)
 
 
 def reward_spec(num_rewards: int | None = None) -> spaces.Box:
     """A scalar reward, or a vector of `num_rewards`."""
     return spaces.Box(-np.inf, np.inf, () if num_rewards is None else (num_rewards,), np.float32)
+
+
+def map_space(function: Callable[..., Any], space: spaces.Space, *values: Any) -> Nest:
+    """The nest of `function(leaf, *values at its place)` over the leaves of a space, in dicts and tuples."""
+    if isinstance(space, spaces.Dict):
+        return {key: map_space(function, child, *(value[key] for value in values)) for key, child in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map_space(function, *parts) for parts in zip(space.spaces, *values))
+    return function(space, *values)
+
+
+def batch_of_one(values: Any, space: spaces.Space) -> Nest:
+    """A single element of a space, with a leading dimension of 1."""
+    return map_space(lambda _, value: np.asarray(value)[None], space, values)
 
 
 def torch_dtype(spec: spaces.Space) -> torch.dtype:
@@ -82,8 +100,67 @@ def describe(spec: Nest) -> str:
     return ", ".join(parts)
 
 
+def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
+    """Raises UsageError, in which `name` is the algorithm's, where rewards are vectors."""
+    if reward_spec.shape:
+        raise UsageError(f"{name} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
+
+
+class ObservationUnits:
+    """Converts observations between an environment's units and the stream's, batched.
+
+    Args:
+      space: the environment's own observation space, of one environment.
+      device: None for numpy arrays in and out, else torch tensors there.
+      copies: whether arrays of the stream are copies, as what is kept must be where an environment may write its
+        observation's memory again. Tensors are never copied for nothing.
+
+    Attributes:
+      from_environment: a function of a batch of observations (leaves `[B, ...]`) to the stream's nest.
+    """
+
+    def __init__(self, space: spaces.Space, device: torch.device | None = None, copies: bool = True):
+        _check_learnable(space, "observation")
+        self._starts = map_space(lambda leaf: _start(leaf, device), space)
+        self._space = space
+        self.from_environment: Callable[[Any], Nest] = _reader(space, device, copies)
+
+    def to_environment(self, observation: Nest) -> Nest:
+        """The inverse, but for what float64 loses in float32."""
+
+        def shift(leaf: spaces.Space, start: Any, value: Any) -> Any:
+            return value if start is None else value + start
+
+        return map_space(shift, self._space, self._starts, observation)
+
+
+def _reader(space: spaces.Space, device: torch.device | None, copies: bool) -> Callable[[Any], Nest]:
+    """Functions made once, because an environment's step calls them."""
+    if isinstance(space, spaces.Dict):
+        readers = {key: _reader(child, device, copies) for key, child in space.items()}
+        return lambda observation: {key: read(observation[key]) for key, read in readers.items()}
+    if isinstance(space, spaces.Tuple):
+        parts = [_reader(child, device, copies) for child in space.spaces]
+        return lambda observation: tuple(read(part) for read, part in zip(parts, observation))
+    spec, start = _observation_leaf(space), _start(space, device)
+    if device is not None:
+        dtype = torch_dtype(spec)
+        return lambda value: value.to(dtype) if start is None else value.to(dtype) - start
+    if start is not None:
+        return lambda value: np.asarray(value, spec.dtype) - start
+    return functools.partial(np.array if copies else np.asarray, dtype=spec.dtype)
+
+
+def _start(space: spaces.Space, device: torch.device | None) -> Any:
+    """Where a leaf of integers counts from; None: from 0, or it does not count."""
+    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) or not np.any(space.start):
+        return None
+    start = np.asarray(space.start, np.int64)
+    return start if device is None else torch.from_numpy(start).to(device)
+
+
 class ActionUnits:
-    """Converts actions between an algorithm's units and an environment's, batched; the only place that does.
+    """Converts actions between an algorithm's units and an environment's, batched.
 
     A bounded Box is clipped to [-1, 1] and stretched to its bounds; any other Box is clipped to the bounds it has. A
     Box of integers is rounded.
@@ -94,7 +171,8 @@ class ActionUnits:
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None):
-        self._units = _map_space(lambda leaf: _LeafUnits(leaf, device), space, "action")
+        _check_learnable(space, "action")
+        self._units = map_space(lambda leaf: _LeafUnits(leaf, device), space)
         self._bare = self._units if isinstance(self._units, _LeafUnits) else None
 
     def to_environment(self, action: Nest) -> Any:
@@ -143,10 +221,9 @@ class _LeafUnits:
                     self._scale, self._offset = constant((high - low) / 2), constant((high + low) / 2)
             elif space.bounded_below.any() or space.bounded_above.any():
                 self._low, self._high = constant(space.low), constant(space.high)
-        elif isinstance(space, spaces.Discrete):
-            self._offset = int(space.start) or None
-        elif isinstance(space, spaces.MultiDiscrete) and space.start.any():
-            self._offset = constant(space.start, np.int64)
+        else:
+            start = _start(space, device)
+            self._offset = None if start is None else start.reshape(-1)
 
     def stretch(self, value: Any) -> Any:
         if self._scale is not None:
@@ -177,17 +254,13 @@ class _LeafUnits:
         return action.clip(self._low, self._high)
 
 
-def _map_space(function: Any, space: spaces.Space, path: str) -> Nest:
-    if isinstance(space, spaces.Dict):
-        return {key: _map_space(function, child, f"{path}.{key}") for key, child in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_map_space(function, child, f"{path}.{i}") for i, child in enumerate(space.spaces))
-    if not isinstance(space, LEAF_SPACES):
-        raise UsageError(
-            f"{path} is a {type(space).__name__} space, which alfish cannot learn from; wrap the environment so that "
-            "it is a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
-        )
-    return function(space)
+def _check_learnable(space: spaces.Space, name: str) -> None:
+    for path, leaf in nest.named_leaves(map_space(lambda leaf: leaf, space), name):
+        if not isinstance(leaf, LEAF_SPACES):
+            raise UsageError(
+                f"{path} is a {type(leaf).__name__} space, which alfish cannot learn from; wrap the environment so "
+                "that it is a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
+            )
 
 
 def _observation_leaf(space: spaces.Space) -> spaces.Space:

@@ -5,7 +5,7 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.errors import UsageError
-from alfish.specs import ActionUnits
+from alfish.specs import ActionUnits, ObservationUnits
 
 NESTED = spaces.Dict(
     camera=spaces.Box(0, 255, (4, 4, 3), np.uint8),
@@ -45,6 +45,29 @@ def _assert_equal(got, expected):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_observations_are_converted_to_the_stream_and_back(device):
+    space = spaces.Dict(
+        digits=spaces.Tuple([spaces.Discrete(3, start=-2), spaces.MultiDiscrete([2, 2], start=[1, -1])]),
+        plain=spaces.MultiDiscrete([3, 2], dtype=np.int32),
+        state=spaces.Box(-1, 1, (2,), np.float64),
+    )
+    own = {
+        "digits": (np.array([-2, 0]), np.array([[1, -1], [2, 0]])),
+        "plain": np.array([[2, 1], [0, 0]], np.int32),
+        "state": np.array([[0.1, 1], [-1, 0]]),
+    }
+    handed = own if device is None else nest.map(torch.from_numpy, own)
+    units, spec = ObservationUnits(space, device), specs.observation_spec(space)
+    read = units.from_environment(handed)
+    assert read["digits"][0].tolist() == [0, 2] and read["digits"][1].tolist() == [[0, 0], [1, 1]]
+    for leaf, of_spec in zip(nest.leaves(read), nest.leaves(spec)):
+        assert leaf.dtype == (of_spec.dtype if device is None else specs.torch_dtype(of_spec))
+    back = units.to_environment(read)
+    assert nest.paths(back) == nest.paths(own)
+    assert all(np.allclose(one, other) for one, other in zip(nest.leaves(back), nest.leaves(own)))
 
 
 def test_a_nested_observation_keeps_its_structure_and_dtypes():

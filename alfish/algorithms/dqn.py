@@ -17,7 +17,7 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import corrections, losses, nest, returns
+from alfish import corrections, losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
@@ -90,10 +90,7 @@ class DQN(RLAlgorithm):
             raise UsageError(
                 f"{cls.__name__} takes a Discrete action, and this one is {action_spec}; SAC or PPO may do"
             )
-        if reward_spec.shape:
-            raise UsageError(
-                f"{cls.__name__} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}"
-            )
+        specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.q_network.initial_state(batch_size)

@@ -18,7 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import losses, nest, returns
+from alfish import losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
@@ -94,15 +94,13 @@ class IQL(RLAlgorithm):
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
-        for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
+        for name, leaf in nest.named_leaves(action_spec, "action"):
             if isinstance(leaf, spaces.Box) and not leaf.is_bounded("both"):
-                name = f"action {path}".rstrip()
                 raise UsageError(
                     f"IQL's critics take actions in [-1, 1], and the {name} has no bounds ({leaf}); wrap the "
                     "environment, for example in gymnasium.wrappers.RescaleAction, or train with BC"
                 )
-        if reward_spec.shape:
-            raise UsageError(f"IQL takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
+        specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def parameter_groups(self) -> dict:
         actor = [self.actor_encoder, self.actor_mlp, self.policy_head]

@@ -27,7 +27,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import corrections, losses, nest, returns
+from alfish import corrections, losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Categorical, SquashedNormal, sum_of
@@ -207,8 +207,7 @@ class SAC(RLAlgorithm):
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
         num_discrete = 0
-        for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
-            name = f"action {path}".rstrip()
+        for name, leaf in nest.named_leaves(action_spec, "action"):
             if isinstance(leaf, spaces.Box):
                 if not leaf.is_bounded("both"):
                     raise UsageError(
@@ -223,8 +222,7 @@ class SAC(RLAlgorithm):
                 raise UsageError(f"the {name} is {leaf}, which leaves nothing to choose; drop it from the action space")
         if num_discrete > 1:
             raise UsageError(f"SAC takes one Discrete action leaf, and this action has {num_discrete}; train with PPO")
-        if reward_spec.shape:
-            raise UsageError(f"SAC takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
+        specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def parameter_groups(self) -> dict:
         actor = [self.actor_encoder, self.actor_mlp, self.box_head, self.discrete_head]
@@ -357,9 +355,9 @@ class SAC(RLAlgorithm):
 
     def _parts(self, action: Nest) -> Parts:
         """The inverse of `_joined`."""
-        specs, leaves = nest.leaves(self.action_spec), nest.leaves(action)
-        boxes = [leaf for leaf, spec in zip(leaves, specs) if isinstance(spec, spaces.Box)]
-        discrete = [leaf for leaf, spec in zip(leaves, specs) if isinstance(spec, spaces.Discrete)]
+        leaves = list(zip(nest.leaves(action), nest.leaves(self.action_spec)))
+        boxes = [leaf for leaf, spec in leaves if isinstance(spec, spaces.Box)]
+        discrete = [leaf for leaf, spec in leaves if isinstance(spec, spaces.Discrete)]
         return Parts(torch.cat(boxes, -1) if boxes else None, discrete[0] if discrete else None)
 
 

@@ -15,7 +15,7 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, nest, returns
+from alfish import losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
@@ -73,14 +73,10 @@ class DDPG(RLAlgorithm):
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
-        for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
+        for name, leaf in nest.named_leaves(action_spec, "action"):
             if not (isinstance(leaf, spaces.Box) and leaf.is_bounded("both")):
-                name = f"action {path}".rstrip()
                 raise UsageError(f"{cls.__name__} takes bounded Box actions, and the {name} is {leaf}; train with PPO")
-        if reward_spec.shape:
-            raise UsageError(
-                f"{cls.__name__} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}"
-            )
+        specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def parameter_groups(self) -> dict:
         return {"critic": self.critic.parameters(), "actor": self.actor.parameters()}

@@ -13,7 +13,7 @@ from alfish.environments.environment import Environment
 from alfish.environments.vector import autoreset_mode
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.specs import ActionUnits
+from alfish.specs import ActionUnits, ObservationUnits
 
 
 class TensorEnvironment(Environment):
@@ -42,6 +42,7 @@ class TensorEnvironment(Environment):
         self.ragged = mode == AutoresetMode.SAME_STEP
         self._seed: int | None = seed
         self._units = ActionUnits(env.single_action_space, device)
+        self._read = ObservationUnits(env.single_observation_space, device).from_environment
         self._was_done = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
         self._restart = False
@@ -100,12 +101,6 @@ class TensorEnvironment(Environment):
 
     def close(self) -> None:
         self.env.close()
-
-    def _read(self, observation: Any) -> Nest:
-        def convert(leaf: Any, value: torch.Tensor) -> torch.Tensor:
-            return value.to(specs.torch_dtype(leaf))  # the tensor itself where the dtype is right
-
-        return nest.map(convert, self.observation_spec, observation)
 
     def _first(self, observation: Nest) -> TimeStep:
         reward_shape = self.reward_spec.shape

@@ -1,6 +1,5 @@
 """gymnasium's vector environments, in any autoreset mode, as the stream of time steps."""
 
-import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,13 +9,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from alfish import nest
+from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.specs import ActionUnits
+from alfish.specs import ActionUnits, ObservationUnits
 
 
 class VectorEnvironment(Environment):
@@ -55,9 +54,10 @@ class VectorEnvironment(Environment):
         self._mode, self._autoreset = mode, autoreset
         self._seeds: Sequence[int] | None = list(seeds)
         self._units = ActionUnits(env.single_action_space)
-        self._read = observation_reader(env.single_observation_space)
+        self._read = ObservationUnits(env.single_observation_space).from_environment
         # This class makes each batch anew.
-        self._read_step = observation_reader(env.single_observation_space, copies=self._sequential is None)
+        copies = self._sequential is None  # which makes copies of its own
+        self._read_step = ObservationUnits(env.single_observation_space, copies=copies).from_environment
         self._reads_executed = False
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
@@ -267,7 +267,7 @@ class VectorEnvironment(Environment):
             )
         result = nest.map(np.copy, observation)
         for i in np.flatnonzero(done):
-            single = self._read(batch_of_one(final[i], self.observation_space))
+            single = self._read(specs.batch_of_one(final[i], self.observation_space))
             nest.map(lambda target, value, i=i: target.__setitem__(i, value[0]), result, single)
         return result
 
@@ -317,29 +317,3 @@ def _tensors(arrays: Nest) -> Nest:
 
 def _zero_where(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(nest.widened(rows, values), np.zeros((), values.dtype), values)
-
-
-def batch_of_one(observation: Any, space: spaces.Space) -> Any:
-    """A single observation with a leading dimension of 1."""
-    if isinstance(space, spaces.Dict):
-        return {key: batch_of_one(observation[key], child) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(batch_of_one(part, child) for part, child in zip(observation, space.spaces))
-    return np.asarray(observation)[None]
-
-
-def observation_reader(space: spaces.Space, copies: bool = True) -> Callable[[Any], Nest]:
-    """A function from a batch of gymnasium's observations to arrays of the spec's dtypes.
-
-    An environment may reuse its observation buffer, so what is kept must be a copy: not so where another made one.
-    """
-    if isinstance(space, spaces.Dict):
-        readers = {key: observation_reader(child, copies) for key, child in space.spaces.items()}
-        return lambda observation: {key: read(observation[key]) for key, read in readers.items()}
-    if isinstance(space, spaces.Tuple):
-        parts = [observation_reader(child, copies) for child in space.spaces]
-        return lambda observation: tuple(read(part) for read, part in zip(parts, observation))
-    dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
-        return lambda observation: np.asarray(observation, dtype) - space.start
-    return functools.partial(np.array if copies else np.asarray, dtype=dtype)

@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.data import Experience, StepType, TimeStep
-from alfish.environments.vector import observation_reader
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, ends
 from alfish.offline.spaces import Spaces
@@ -29,7 +28,7 @@ class RowMaker:
 
     def __init__(self, spaces: Spaces, action_limit: float):
         assert spaces.observation is not None and spaces.action is not None
-        self._read = observation_reader(spaces.observation)
+        self._read = specs.ObservationUnits(spaces.observation).from_environment
         self._units = specs.ActionUnits(spaces.action)
         self._action_spec = specs.action_spec(spaces.action)
         self._limit = action_limit

@@ -1,4 +1,4 @@
-"""The spaces that data were recorded in: declared, compared with an environment's, kept in a file, and their units."""
+"""The spaces that data were recorded in: declared, compared with an environment's, and kept in a file."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,6 @@ from gymnasium import spaces
 from alfish import specs
 from alfish.environments import make_environment
 from alfish.errors import UsageError
-from alfish.nest import Nest
 
 
 class Spaces(NamedTuple):
@@ -146,14 +145,3 @@ def _fit(there: spaces.Space, here: spaces.Space, fit: Any) -> bool:
     if isinstance(there, spaces.Tuple) and isinstance(here, spaces.Tuple):
         return len(there.spaces) == len(here.spaces) and all(map(fit, there.spaces, here.spaces))
     return there == here
-
-
-def in_its_own_units(values: Nest, space: spaces.Space | None) -> Nest:
-    """Where the stream counts from 0, the space's own start."""
-    if isinstance(space, spaces.Dict):
-        return {key: in_its_own_units(values[key], child) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(in_its_own_units(value, child) for value, child in zip(values, space.spaces))
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return values + space.start
-    return values

@@ -184,10 +184,9 @@ class Validator:
         if there != here:
             one, other = ("one array" if paths == [""] else ", ".join(paths) for paths in (there, here))
             raise _UnusableError(f"its {kind}s are {one}, and {other} is expected")
-        names = (f"{kind}.{path}" if path else kind for path in there)
         cast = [
             self._cast_leaf(value, leaf, name, id)
-            for value, leaf, name in zip(nest.leaves(values), nest.leaves(leaves), names)
+            for (name, value), leaf in zip(nest.named_leaves(values, kind), nest.leaves(leaves))
         ]
         return nest.unflatten(nest.flatten(leaves)[1], cast)
 
@@ -257,8 +256,7 @@ class Validator:
                 f"{self._num_at_bounds:,} of {self._num_bounded:,} entries of actions are exactly at a bound, which a "
                 "tanh policy cannot reach: they are trained on as a hair less",
             )
-        for path in nest.paths(self._leaves["action"]):
-            name = f"action.{path}" if path else "action"
+        for name, _ in nest.named_leaves(self._leaves["action"], "action"):
             low, high = (np.atleast_1d(end) for end in self.report.range_of(name) or (0, 1))
             constant = [str(i) for i in np.flatnonzero(low == high)]
             if constant and len(constant) == low.size:
@@ -277,20 +275,15 @@ class Validator:
 
     def _named_leaves(self, kind: str, episode: Episode) -> Iterator[tuple[str, np.ndarray, _Leaf]]:
         values = episode.observations if kind == "observation" else episode.actions
-        for path, value, leaf in zip(nest.paths(values), nest.leaves(values), nest.leaves(self._leaves[kind])):
-            yield (f"{kind}.{path}" if path else kind), value, leaf
+        for (name, value), leaf in zip(nest.named_leaves(values, kind), nest.leaves(self._leaves[kind])):
+            yield name, value, leaf
 
 
 def _leaves(space: spaces.Space | None) -> Nest:
     """A `_Leaf` for each leaf of a space that can be learned from."""
-    if isinstance(space, spaces.Dict):
-        return {key: _leaves(child) for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_leaves(child) for child in space.spaces)
     if space is None:
         return None
-    assert space.shape is not None and space.dtype is not None
-    return _Leaf(tuple(space.shape), _kept_dtype(space.dtype), space)
+    return specs.map_space(lambda leaf: _Leaf(tuple(leaf.shape), _kept_dtype(leaf.dtype), leaf), space)
 
 
 def _guessed(values: np.ndarray) -> _Leaf:

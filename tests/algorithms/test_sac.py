@@ -487,19 +487,19 @@ def test_actions_have_the_specs_structure_and_the_mode_is_no_sample(name):
 
 def test_an_unbounded_box_is_refused_by_its_leaf():
     for action, name in ((spaces.Box(-np.inf, 1, (2,)), "the action has none"),
-                         ({"a": BOX, "b": spaces.Box(0, np.inf, (1,))}, "the action b has none")):  # fmt: skip
+                         ({"a": BOX, "b": spaces.Box(0, np.inf, (1,))}, "the action.b has none")):  # fmt: skip
         with pytest.raises(UsageError, match=f"SAC squashes its actions into bounds, and {name}"):
             SAC(OBSERVATION, action, REWARD)
 
 
 @pytest.mark.parametrize("leaf", [spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)])
 def test_other_spaces_are_refused_by_their_leaf(leaf):
-    with pytest.raises(UsageError, match=r"SAC takes Box and Discrete actions, and the action parts\.1 is Multi"):
+    with pytest.raises(UsageError, match=r"SAC takes Box and Discrete actions, and the action\.parts\.1 is Multi"):
         SAC(OBSERVATION, {"arm": BOX, "parts": (DISCRETE, leaf)}, REWARD)
 
 
 def test_a_discrete_leaf_of_one_choice_is_refused():
-    with pytest.raises(UsageError, match=r"action gear is Discrete\(1\), which leaves nothing to choose"):
+    with pytest.raises(UsageError, match=r"action\.gear is Discrete\(1\), which leaves nothing to choose"):
         SAC(OBSERVATION, {"arm": BOX, "gear": spaces.Discrete(1)}, REWARD)
 
 

@@ -119,11 +119,12 @@ class Doubles(TensorPointMass):
 
     def __init__(self, num_envs):
         super().__init__(num_envs, 3)
-        self.single_observation_space = spaces.Dict(state=spaces.Box(-2, 2, (2,), np.float64), digit=spaces.Discrete(5))
+        state, digit = spaces.Box(-2, 2, (2,), np.float64), spaces.Discrete(5, start=2)
+        self.single_observation_space = spaces.Dict(state=state, digit=digit)
         self.reward_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
     def _observation(self):
-        return {"state": super()._observation().double(), "digit": self._elapsed}
+        return {"state": super()._observation().double(), "digit": self._elapsed + 2}
 
     def step(self, action):
         observation, reward, *rest = super().step(action)
@@ -137,6 +138,7 @@ def test_float64_becomes_float32_and_vector_rewards_stay_vectors():
     for row in column:
         assert row.observation["state"].dtype == row.reward.dtype == torch.float32
         assert row.observation["digit"].dtype == torch.int64
+        assert row.observation["digit"] == round(row.observation["state"][1].item() * 3)  # counted from 0
         assert row.reward.shape == (2,) and row.discount.shape == ()
     assert [bool(row.reward.any()) for row in column] == [False, True, True, True, False, True]
     assert column[1].reward[1] == 2 * column[1].reward[0]

@@ -11,8 +11,8 @@ from alfish.__main__ import main
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
-from alfish.offline.sources.run import in_its_own_units
 from alfish.offline.spaces import spaces_of
+from alfish.specs import ObservationUnits
 
 TOY = "import alfish.environments.toy\ninclude 'dqn.gin'\n"
 STAMPED = """
@@ -95,7 +95,7 @@ def test_observations_are_given_back_their_spaces_start_however_deep():
     deep = spaces.Tuple([spaces.Discrete(3, start=5), spaces.MultiDiscrete([2, 2], start=[1, -1]), SPACES.observation])
     space = spaces.Dict(digit=spaces.Discrete(3, start=-2), deep=deep)
     stored = {"digit": np.array([0, 2]), "deep": (np.array([1, 0]), np.array([[0, 1], [1, 0]]), np.ones((2, 3)))}
-    own = in_its_own_units(stored, space)
+    own = ObservationUnits(space).to_environment(stored)
     assert own["digit"].tolist() == [-2, 0] and own["deep"][0].tolist() == [6, 5]
     assert own["deep"][1].tolist() == [[1, 0], [2, -1]] and own["deep"][2] is stored["deep"][2]
 

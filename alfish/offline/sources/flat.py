@@ -33,9 +33,8 @@ def check_lengths(table: Table, name: str) -> int:
     """
     count = len(table.rewards)
     for field, values in zip(table._fields, table):
-        for path, leaf in zip(nest.paths(values), nest.leaves(values)):
+        for label, leaf in nest.named_leaves(values, field):
             if len(leaf) != count:
-                label = f"{field}.{path}" if path else field
                 raise UsageError(
                     f"{name}: {label} has {len(leaf):,} rows and rewards {count:,}; a table has a row of each for "
                     "every transition, so write the file again"

@@ -15,9 +15,9 @@ from alfish.errors import UsageError
 from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import existing_directory
-from alfish.offline.spaces import NO_SPACES, Spaces, in_its_own_units
+from alfish.offline.spaces import NO_SPACES, Spaces
 from alfish.replay import RingBuffer
-from alfish.specs import ActionUnits
+from alfish.specs import ActionUnits, ObservationUnits
 
 
 class RunSource(EpisodeSource):
@@ -62,9 +62,9 @@ class RunSource(EpisodeSource):
                 self.note(
                     f"environment {column}: the beginning of its oldest episode was overwritten; the rest is kept"
                 )
-            observation = in_its_own_units(step.observation, self.spaces.observation)
+            assert self.spaces.observation is not None and self.spaces.action is not None
+            observation = ObservationUnits(self.spaces.observation).to_environment(step.observation)
             # What was executed stands on the row of arrival; the sample itself may be out of bounds.
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
-            assert self.spaces.action is not None
             actions = ActionUnits(self.spaces.action).stretch(executed)
             yield from rows.episodes(str(column), step.step_type, step.reward, step.discount, observation, actions)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from alfish import specs
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
@@ -102,29 +103,21 @@ class SB3Source(EpisodeSource):
         dones = rows(buffer.dones) > 0
         timeouts = rows(buffer.timeouts) > 0 if "timeouts" in buffer.__dict__ else np.zeros_like(dones)
         following = getattr(buffer, "next_observations", None)
+
+        def of(space: spaces.Space, column: Any) -> Nest:
+            return specs.map_space(lambda leaf, part: rows(part).reshape(-1, *leaf.shape), space, column)
+
+        observations, actions = of(declared.observation, buffer.observations), of(declared.action, buffer.actions)
+        if isinstance(declared.action, spaces.Box):  # which stable-baselines3 keeps in [-1, 1], as alfish does
+            actions = specs.ActionUnits(declared.action).to_environment(actions.reshape(len(actions), -1))
         return flat.Table(
-            _observations(buffer.observations, declared.observation, rows),
-            _actions(rows(buffer.actions), declared.action),
+            observations,
+            actions.astype(declared.action.dtype),
             rows(buffer.rewards),
             dones & ~timeouts,
             dones & timeouts,
-            None if following is None else _observations(following, declared.observation, rows),
+            None if following is None else of(declared.observation, following),
         )
-
-
-def _observations(stored: Any, space: spaces.Space, rows: Any) -> Nest:
-    if isinstance(space, spaces.Dict):
-        return {key: _observations(stored[key], child, rows) for key, child in space.spaces.items()}
-    values = rows(stored)
-    return values.reshape(len(values), *(space.shape or ()))
-
-
-def _actions(values: np.ndarray, space: spaces.Space) -> np.ndarray:
-    if isinstance(space, spaces.Box):
-        values = values.reshape(len(values), *space.shape)
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        return np.clip(low + (values + 1.0) / 2 * (high - low), low, high).astype(space.dtype)
-    return values.reshape(len(values), *(space.shape or ())).astype(space.dtype)
 
 
 def _space(said: Any, where: str) -> spaces.Space:
