@@ -113,7 +113,11 @@ class Evaluator:
           env_steps: of the policy's training, to note in the result.
           on_row: called after every reset and step with the episode index of each environment, -1 where none is under
             way (films); environments that have just finished still have theirs.
+
+        Raises:
+          UsageError: fewer than 1 episode, or more than there are environments that cannot be seeded one by one.
         """
+        self._check_number(num_episodes)
         returns, lengths = [0.0] * num_episodes, [0] * num_episodes
         self._under_way = None
         with self._acting(seed):
@@ -148,19 +152,11 @@ class Evaluator:
           with the true final one, actions as they were executed, in the action space's dtypes, raw float32 rewards.
 
         Raises:
-          UsageError: fewer than 1 episode, or more than there are environments that cannot be reset one by one; or the
-            evaluator was used for others before these had all been taken.
+          UsageError: as `evaluate`; or the evaluator was used for others before these had all been taken.
         """
-        if num_episodes < 1:
-            raise UsageError(f"test_episodes was asked for {num_episodes} episodes; it takes at least 1")
-        num_envs = self.environment.num_envs
-        if num_episodes > num_envs and not self.environment.seeds_rows:
-            raise UsageError(
-                f"test_episodes was asked for {num_episodes} episodes, and the evaluator's {num_envs} environments "
-                "cannot be reset one by one; build it with make_evaluator, which makes one for each episode"
-            )
+        self._check_number(num_episodes)
         self._under_way = rows = self._rows(num_episodes, seed, sample)
-        kept = EpisodeRows(num_envs)
+        kept = EpisodeRows(self.environment.num_envs)
         whole: dict[int, Episode] = {}
         generators = None
         for k in range(num_episodes):
@@ -184,6 +180,16 @@ class Evaluator:
 
     def close(self) -> None:
         self.environment.close()
+
+    def _check_number(self, num_episodes: int) -> None:
+        if num_episodes < 1:
+            raise UsageError(f"the evaluator was asked for {num_episodes} episodes; it takes at least 1")
+        num_envs = self.environment.num_envs
+        if num_episodes > num_envs and not self.environment.seeds_rows:
+            raise UsageError(
+                f"the evaluator was asked for {num_episodes} episodes, and its {num_envs} environments cannot be "
+                "seeded one by one; build it with make_evaluator, which makes one for each episode"
+            )
 
     @contextlib.contextmanager
     def _acting(self, seed: int) -> Iterator[None]:
@@ -227,7 +233,7 @@ class Evaluator:
 
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
         """The rows to act from once some environments have finished; those without a further episode idle on."""
-        if self.environment.seeds_rows:
+        if self.environment.resets_rows:
             first = self.environment.reset(_seeds(episode, seed), finished)
             return nest.where(torch.from_numpy(finished), first, time_step)
         resets = self.environment.take_resets()

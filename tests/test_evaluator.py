@@ -471,8 +471,10 @@ def test_test_episodes_of_a_tensor_environment(mode):
 def test_more_episodes_than_environments_that_reset_together_are_refused():
     _, algorithm, transforms = parts_of(TensorPointMass)
     evaluator = Evaluator(make_environment(TensorPointMass, 2), algorithm, transforms)
-    with pytest.raises(UsageError, match="asked for 3 episodes, and the evaluator's 2 environments cannot be reset"):
+    with pytest.raises(UsageError, match="asked for 3 episodes, and its 2 environments cannot be seeded"):
         next(evaluator.test_episodes(3))
+    with pytest.raises(UsageError, match="asked for 3 episodes"):
+        evaluator.evaluate(3)
     with pytest.raises(UsageError, match="it takes at least 1"):
         evaluator.generate_test_episodes(0)
 

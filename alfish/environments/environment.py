@@ -27,7 +27,8 @@ class Environment(abc.ABC):
       observation_spec, action_spec, reward_spec: see `alfish.specs`.
       device: where the time steps' leaves are, and where actions are expected.
       ragged: see above.
-      seeds_rows: whether `reset` takes a mask and a seed a row, so that evaluation may seed every episode.
+      resets_rows: whether `reset` takes a mask of rows.
+      seeds_rows: whether it also takes a seed a row, so that evaluation may seed every episode.
       gives_arrays: whether there is `step_arrays`.
       infos: gymnasium's info dict of the last reset or step.
       follows_progress: whether `set_progress` does something: a curriculum.
@@ -41,6 +42,7 @@ class Environment(abc.ABC):
     can_replace = False
     broken: np.ndarray | None = None
     gives_arrays = False
+    resets_rows = False
     seeds_rows = False
     infos: dict[str, Any]
 
@@ -68,7 +70,7 @@ class Environment(abc.ABC):
 
         Args:
           seeds: one an environment; None: at the first call those of the constructor, later ones unseeded.
-          rows: `[B]` bool, reset only these; the others' rows are what they were. Where `seeds_rows`.
+          rows: `[B]` bool, reset only these; the others' rows are what they were. Where `resets_rows`.
         """
 
     @abc.abstractmethod

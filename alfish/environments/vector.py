@@ -45,7 +45,8 @@ class VectorEnvironment(Environment):
             first_env_id,
         )
         self.env = env
-        self.seeds_rows = mode == AutoresetMode.DISABLED
+        self.resets_rows = mode == AutoresetMode.DISABLED
+        self.seeds_rows = self.resets_rows and isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self.ragged = mode != AutoresetMode.NEXT_STEP and autoreset
         self.gives_arrays = not self.ragged
         self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.ragged else None
@@ -102,7 +103,9 @@ class VectorEnvironment(Environment):
         if self._mode == AutoresetMode.NEXT_STEP:
             self._was_done, self._nothing_began = done.copy(), not done.any()
         elif self._autoreset:
-            time_step = self._split_resets(observation, time_step, done)
+            time_step = self._split_resets(time_step, done)
+        elif self._mode == AutoresetMode.SAME_STEP:
+            time_step = self._final_observation(time_step, done)
         return self._with_ends(time_step, np.array(reward, np.float32), terminated, done, first, executed)
 
     def read_executed_actions(self) -> None:
@@ -242,14 +245,13 @@ class VectorEnvironment(Environment):
             env_id=self._env_ids,
         )
 
-    def _split_resets(self, observation: Any, time_step: Nest, done: np.ndarray) -> Nest:
+    def _split_resets(self, observation: Nest, done: np.ndarray) -> Nest:
         """Keeps the FIRST rows for `take_resets`; returns the observations of the LAST and MID rows."""
         if self._mode == AutoresetMode.DISABLED:
-            after, reset_infos = self.env.reset(options={"reset_mask": done.copy()})
-            self.infos = {**reset_infos, **self.infos}
-            first, final = self._read(after), time_step
+            after, _ = self.env.reset(options={"reset_mask": done.copy()})  # infos stay those of the step
+            first, final = self._read(after), observation
         else:
-            first, final = time_step, self._final_observation(time_step, done)
+            first, final = observation, self._final_observation(observation, done)
         self._resets = torch.from_numpy(done), _tensors(self._first(first))
         return final
 
