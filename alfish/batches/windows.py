@@ -112,6 +112,11 @@ class WindowBatches(Batches):
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
         self._preprocesses = type(algorithm).preprocess_experience is not RLAlgorithm.preprocess_experience
+        if algorithm.return_gamma is not None and transforms.changes_rewards:
+            raise UsageError(
+                f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "
+                "transform changes those that it trains on; leave the transform out, or set lower_bound to False"
+            )
         if self._burn_in and not algorithm.replays_state:
             raise UsageError(
                 f"{type(self).__name__}.burn_in is {self._burn_in}, and {type(algorithm).__name__} has no memory to "

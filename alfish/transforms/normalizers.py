@@ -125,6 +125,8 @@ class RewardNormalizer(Transform):
     Source: Engstrom et al., 2020, section 3 (reward scaling).
     """
 
+    changes_rewards = True
+
     def __init__(
         self,
         observation_spec: Nest,

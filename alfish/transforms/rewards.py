@@ -13,6 +13,8 @@ from alfish.transforms.transform import Transform
 class RewardClip(Transform):
     """Clips rewards to [low, high], in reward units."""
 
+    changes_rewards = True
+
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, low: float = -1.0, high: float = 1.0):
         super().__init__(observation_spec, reward_spec)
         if low >= high:
@@ -26,6 +28,8 @@ class RewardClip(Transform):
 @gin.configurable(module="alfish.transforms")
 class RewardScale(Transform):
     """Multiplies rewards by `scale`."""
+
+    changes_rewards = True
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, scale: float = gin.REQUIRED):
         super().__init__(observation_spec, reward_spec)

@@ -37,9 +37,11 @@ class Transform(nn.Module):
     Attributes:
       observation_spec, reward_spec: of the rows that go out; a subclass replaces them where it changes them.
       look_back: how many rows before a row it needs to know.
+      changes_rewards: whether rewards come out otherwise than they come in.
     """
 
     look_back = 0
+    changes_rewards = False
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box):
         super().__init__()
@@ -126,6 +128,10 @@ class Transforms(nn.Module):
     @property
     def look_back(self) -> int:
         return max((transform.look_back for transform in self._chain), default=0)
+
+    @property
+    def changes_rewards(self) -> bool:
+        return any(transform.changes_rewards for transform in self._chain)
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
