@@ -56,8 +56,16 @@ class Actor:
 
     def refresh(self) -> None:
         """To be called where parameters or buffers have changed, before acting on."""
-        if self._program is not None:
-            self._program.prepare(self._arrays)
+        if self._program is None:
+            return
+        if [tensor.data_ptr() for tensor in self._sources] != self._addresses:
+            self._share_memory()
+        self._program.prepare(self._arrays)
+
+    def _share_memory(self) -> None:
+        """Takes the parameters and buffers where they are: a learner puts parameters together when it is built."""
+        self._addresses = [tensor.data_ptr() for tensor in self._sources]
+        self._arrays = [tensor.detach().numpy() for tensor in self._sources]
 
     def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
         assert self._program is not None
@@ -88,10 +96,7 @@ class Actor:
 
     def _translate(self, row: tuple) -> None:
         modules = (self._algorithm, self._transforms)
-        tensors = tuple(
-            {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-            for module in modules
-        )
+        tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
 
         def act(arguments: Nest) -> Nest:
             (of_algorithm, of_transforms), *row = arguments
@@ -103,14 +108,15 @@ class Actor:
 
         try:
             fixed = nest.leaves(tensors)
-            self._program = NumpyProgram(act, (tensors, *nest.map(as_tensor, row)), len(fixed))
+            example = nest.detach(tensors), *nest.map(as_tensor, row)
+            self._program = NumpyProgram(act, example, len(fixed))
         except NotTranslatable as reason:
             logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
             self.gave_up = True
             return
-        # Parameters and buffers are written in place and never rebound, so these stay up to date.
         used = self._program.used
-        self._arrays = [fixed[index].numpy() for index in used if index < len(fixed)]
+        self._sources = [fixed[index] for index in used if index < len(fixed)]
+        self._share_memory()  # what is written in place from here on is seen
         keys = nest.keys(row)
         self._used = [keys[index - len(fixed)] for index in used if index >= len(fixed)]
         self.refresh()
