@@ -1,5 +1,6 @@
 """The trainer's listeners: evaluation, checkpoints, summaries, progress. Each may use what those before it did."""
 
+import math
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,16 +58,31 @@ class Evaluate(Listener):
       num_episodes: whole episodes.
       num_envs: environments at a time; the result does not depend on it.
       seed: of the first episode; the others follow.
+      name: of the files and scalars; give each its own where there are several.
     """
 
-    def __init__(self, period: int = 10_000, num_episodes: int = 20, num_envs: int = 8, seed: int = 0):
+    def __init__(
+        self,
+        period: int = 10_000,
+        num_episodes: int = 20,
+        num_envs: int = 8,
+        seed: int = 0,
+        name: str = "evaluation",
+    ):
         if num_episodes < 1:
             raise UsageError(f"Evaluate.num_episodes is {num_episodes}; it must be at least 1")
         self._period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
+        self._name = name
         self._evaluator: Evaluator | None = None
         self._next = period
 
     def start(self, trainer: "Trainer") -> None:
+        names = [listener._name for listener in trainer.listeners if isinstance(listener, Evaluate)]
+        if names.count(self._name) > 1:
+            raise UsageError(
+                f"{names.count(self._name)} Evaluate listeners are called {self._name!r}, and would overwrite each "
+                "other's files; give each an Evaluate.name of its own"
+            )
         self._evaluator = trainer.evaluator(self._num_episodes, self._num_envs)
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:
@@ -79,12 +95,12 @@ class Evaluate(Listener):
         evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         directory = trainer.root_dir / "eval"
         directory.mkdir(exist_ok=True)
-        write_atomically(directory / f"evaluation-{report.steps:012d}.csv", evaluation.to_csv())
+        write_atomically(directory / f"{self._name}-{report.steps:012d}.csv", evaluation.to_csv())
         report.evaluation = evaluation
         summary = evaluation.summary()
         for name in ("mean", "std", "min", "max"):
-            report.scalars[f"evaluation/{name}_return"] = summary[name]
-        report.scalars["evaluation/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
+            report.scalars[f"{self._name}/{name}_return"] = summary[name]
+        report.scalars[f"{self._name}/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
         trainer.log(
             f"Evaluation at {report.steps:,} steps: return {evaluation.mean:.1f} "
             f"[{summary['ci_low']:.1f}, {summary['ci_high']:.1f}] over {self._num_episodes} episodes"
@@ -125,8 +141,9 @@ class CheckpointSaver(Listener):
         due = self._period and report.steps >= self._next
         evaluation = report.evaluation
         is_best = False
-        if self._keep_best and evaluation is not None and (self._best is None or evaluation.mean >= self._best):
-            is_best, self._best = True, evaluation.mean
+        if self._keep_best and evaluation is not None and math.isfinite(evaluation.mean):
+            is_best = self._best is None or evaluation.mean >= self._best
+            self._best = evaluation.mean if is_best else self._best
         if not (due or is_best or report.finished):
             return
         if self._period:

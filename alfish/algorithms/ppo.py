@@ -35,7 +35,7 @@ class PPOTarget(NamedTuple):
     log_prob: torch.Tensor  # of the action, under the rollout's policy
     advantage: torch.Tensor  # summed over R
     target: torch.Tensor  # of the value
-    value: torch.Tensor | None  # before this iteration's updates, to clip the value
+    value: torch.Tensor | None  # before the updates on this target, to clip the value
     policy: Distribution | None  # of the rollout, to measure the KL
     trains: torch.Tensor | None  # which rows do, to average it
 
@@ -49,7 +49,8 @@ class PPO(RLAlgorithm):
       gamma: discount per environment step.
       lambda_: of the generalised advantage; 1 is the Monte-Carlo return.
       clip_range: largest change of an action's probability ratio that is rewarded.
-      value_clip_range: largest useful change of a value in one iteration, in reward units; None: not clipped.
+      value_clip_range: largest useful change of a value in one iteration, with recompute_advantage in one epoch, in
+        units of return; None: not clipped.
       value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats).
       target_kl: the iteration's remaining updates are skipped once KL(rollout policy, policy) exceeds 1.5 times this,
         in nats; None: never.

@@ -49,7 +49,7 @@ class RunSource(EpisodeSource):
     def episodes(self) -> Iterator[Episode | Unreadable]:
         _, state = Checkpoints(self._replay).load("latest")
         sizes = (state["pos"] - state["start"]).clamp(max=state["length"]).tolist()
-        ring = RingBuffer(state["length"] * len(sizes), len(sizes))
+        ring = RingBuffer(state["length"] * len(sizes), len(sizes), state_period=state.get("state_period"))
         ring.load_state_dict(state)
         for column, size in enumerate(sizes):
             if size == 0:
