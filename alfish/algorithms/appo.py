@@ -102,7 +102,7 @@ class APPO(RLAlgorithm):
             raise UsageError(f"APPO.c_bar is {c_bar}, above APPO.rho_bar {rho_bar}; lower it")
         super().__init__(observation_spec, action_spec, reward_spec)
         self.network: Any = network(observation_spec, action_spec, reward_spec)
-        self.preprocess_each_epoch = recompute_advantage
+        self.single_epoch, self.preprocess_each_epoch = loss == "impala", recompute_advantage
         self._gamma, self._lambda = gamma, lambda_
         self._rho_bar, self._c_bar = rho_bar, c_bar
         self._loss = loss

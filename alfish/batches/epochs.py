@@ -19,21 +19,22 @@ class EpochBatches(Batches):
     """On-policy: trains on the unroll itself, several times over, in minibatches drawn without replacement.
 
     Args:
-      num_epochs: passes over the unroll.
+      num_epochs: passes over the unroll; None: 10, or 1 for an algorithm that says `single_epoch`.
       minibatch_size: rows a gradient step; it divides the unroll's rows (unroll length x environments). With memory,
         whole sequences are drawn, and it is also a multiple of the unroll length. None: all rows.
     """
 
     on_policy = True
 
-    def __init__(self, num_epochs: int = 10, minibatch_size: int | None = None):
-        if num_epochs < 1:
+    def __init__(self, num_epochs: int | None = None, minibatch_size: int | None = None):
+        if num_epochs is not None and num_epochs < 1:
             raise UsageError(f"EpochBatches.num_epochs is {num_epochs}; it must be at least 1")
-        self._num_epochs, self._minibatch_size = num_epochs, minibatch_size
+        self._given_epochs, self._minibatch_size = num_epochs, minibatch_size
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
         self._has_state = algorithm.has_state
+        self._num_epochs = self._given_epochs or (1 if algorithm.single_epoch else 10)
         if unroll_length < 1 or unroll_length != int(unroll_length):
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")
         rows, size = int(unroll_length) * num_envs, self._minibatch_size
