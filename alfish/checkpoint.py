@@ -13,7 +13,7 @@ import pickle
 import random
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,7 +58,7 @@ class Checkpoints:
         self._keep_last = keep_last
         self._keep_period = keep_period
 
-    def save(self, step: int, state: Nest, best: bool = False) -> Path:
+    def save(self, step: int, state: Nest, best: bool = False, keep: Iterable[int] = ()) -> Path:
         """Writes `state` and prunes the others; returns the file.
 
         Checkpoints past `step` belong to a future that a rewound run has given up (or that broke): they are
@@ -68,6 +68,7 @@ class Checkpoints:
           step: at least 0.
           state: dicts, lists and tuples of tensors, str, int, float, bool and None.
           best: whether this is the best one so far.
+          keep: steps that are not pruned this time.
 
         Raises:
           TypeError: names the first leaf that could not be loaded again.
@@ -88,7 +89,7 @@ class Checkpoints:
         self._supersede(step)
         if best:
             self.mark_best(step)
-        self._prune()
+        self._prune(keep)
         return path
 
     def mark_best(self, step: int) -> None:
@@ -127,18 +128,18 @@ class Checkpoints:
         self._check_exists(step)
         try:
             return step, _read(self._path(step), map_location)
-        except _BrokenError as error:
-            raise UsageError(f"{error}; load another of the checkpoints {self.steps()}, or 'latest'.") from error
+        except BrokenCheckpoint as error:
+            raise BrokenCheckpoint(f"{error}; load another of the checkpoints {self.steps()}, or 'latest'.") from error
 
     def _load_latest(self, map_location: torch.device | str | None) -> tuple[int, Nest]:
         steps = self.steps()
         if not steps:
             raise UsageError(f"There is no checkpoint in {self._directory}; check the path, or train first.")
-        broken: list[_BrokenError] = []
+        broken: list[BrokenCheckpoint] = []
         for step in reversed(steps):
             try:
                 state = _read(self._path(step), map_location)
-            except _BrokenError as error:
+            except BrokenCheckpoint as error:
                 broken.append(error)
                 continue
             for fault in broken:
@@ -156,9 +157,9 @@ class Checkpoints:
                 os.replace(path, path.with_name(path.name + ".superseded"))
                 logging.warning("%s is ahead of %d steps: renamed to *.superseded.", path, step)
 
-    def _prune(self) -> None:
+    def _prune(self, keep: Iterable[int]) -> None:
         steps = self.steps()
-        kept = {*steps[-self._keep_last :], self._best()}
+        kept = {*steps[-self._keep_last :], self._best(), *keep}
         if self._keep_period:
             # The first of a period is always kept, so it stays the first, whatever is pruned around it.
             first_of_period: dict[int, int] = {}
@@ -282,7 +283,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(generator.cpu(), gpu)
 
 
-class _BrokenError(Exception):
+class BrokenCheckpoint(UsageError):
     """A file under a checkpoint's name that cannot be one."""
 
 
@@ -318,9 +319,9 @@ def _read(path: Path, map_location: torch.device | str | None) -> Nest:
             file.seek(0)
             return torch.load(file, map_location=map_location, weights_only=True)
     except OSError as error:
-        raise _BrokenError(f"Checkpoint {path} cannot be read ({error})") from error
+        raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error})") from error
     except pickle.UnpicklingError as error:
-        raise _BrokenError(f"Checkpoint {path} is refused: it holds more than tensors and plain values") from error
+        raise BrokenCheckpoint(f"Checkpoint {path} is refused: it holds more than tensors and plain values") from error
 
 
 def _check_trailer(path: Path, file: BinaryIO) -> None:
@@ -331,9 +332,9 @@ def _check_trailer(path: Path, file: BinaryIO) -> None:
         left -= len(block)
     trailer = file.read()
     if not trailer.startswith(_TRAILER_START):
-        raise _BrokenError(f"Checkpoint {path} is truncated, or no checkpoint: its checksum is missing")
+        raise BrokenCheckpoint(f"Checkpoint {path} is truncated, or no checkpoint: its checksum is missing")
     if trailer != _trailer(sha256):
-        raise _BrokenError(f"Checkpoint {path} is corrupt: its checksum does not match")
+        raise BrokenCheckpoint(f"Checkpoint {path} is corrupt: its checksum does not match")
 
 
 def _check_loadable(state: Nest, path: str = "") -> None:

@@ -71,6 +71,18 @@ def host_view(tensor: torch.Tensor) -> Any:
     return tensor.detach().numpy()
 
 
+def plain(nest: Nest) -> Nest:
+    """The same leaves in plain tuples and dicts, as checkpoints keep them."""
+    if isinstance(nest, dict):
+        return {key: plain(child) for key, child in nest.items()}
+    return tuple(plain(child) for child in nest) if isinstance(nest, tuple) else nest
+
+
+def like(example: Nest, nest: Nest) -> Nest:
+    """The leaves in the example's structure, which has as many; the inverse of `plain`."""
+    return unflatten(flatten(example)[1], leaves(nest))
+
+
 def detach(nest: Nest) -> Nest:
     return map(torch.Tensor.detach, nest)
 

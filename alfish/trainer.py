@@ -23,7 +23,7 @@ from torch import nn
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
-from alfish.checkpoint import Checkpoints, load_model, rng_state, set_rng_state, write_atomically
+from alfish.checkpoint import BrokenCheckpoint, Checkpoints, load_model, rng_state, set_rng_state, write_atomically
 from alfish.data import IS_STEP
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError
@@ -129,6 +129,11 @@ class Trainer:
         specs = self.transforms.observation_spec, self.environment.action_spec, self.transforms.reward_spec
         self.algorithm = algorithm(*specs).to(self.device)
         self.batches = self._make_batches(batches)
+        if interaction_env_steps is not None and not self.batches.outlasts_acting:
+            raise UsageError(
+                f"Trainer.interaction_env_steps ends acting, and {type(self.batches).__name__} as it is set keeps no "
+                "rows to train on after that; leave it out, or train off-policy from a replay that is not cleared"
+            )
         self.unroller = unroller(self.environment, self.algorithm, self.transforms)
         if not self.batches.acts:
             self._check_offline()
@@ -156,6 +161,7 @@ class Trainer:
         self.env_steps = self.iterations = 0
         self.wall_seconds = 0.0
         self._next_summary = summary_period
+        self._owes_summary = False  # of updates
         self._interaction_env_steps = interaction_env_steps
         self._idle_steps = 0  # of the clock, in iterations without acting
         self._owed_steps = 0.0  # vector steps, of unroll lengths that are no whole numbers
@@ -247,6 +253,7 @@ class Trainer:
         for listener in self.listeners:
             listener.close()
         self.unroller.close()
+        self.batches.close()
 
     def iterate(self) -> Iterator[Report]:
         """The loop: one unroll, the updates on it, and a report, until one says that it is the last."""
@@ -294,8 +301,8 @@ class Trainer:
     def _save(self, state: dict[str, Any], best: bool = False) -> Path:
         stored = self.batches.stored()
         if stored is not None:
-            # First, and the one before is kept: a checkpoint never stands without its rows.
-            self.replay_checkpoints.save(self.steps, stored)
+            # First, and those of the newest checkpoint are kept: it never stands without its rows.
+            self.replay_checkpoints.save(self.steps, stored, keep=self.checkpoints.steps()[-1:])
         return self.checkpoints.save(self.steps, state, best)
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,7 +313,7 @@ class Trainer:
             "unroller": self.unroller.state_dict(),
             "batches": self.batches.state_dict(),
             "metrics": self.metrics.state_dict(),
-            "listeners": {type(listener).__name__: listener.state_dict() for listener in self.listeners},
+            "listeners": {name: listener.state_dict() for name, listener in self._named_listeners()},
             "counters": {
                 "env_steps": self.env_steps,
                 "iterations": self.iterations,
@@ -327,8 +334,8 @@ class Trainer:
             self.unroller.load_state_dict(state["unroller"])
         self.batches.load_state_dict(state["batches"])
         self.metrics.load_state_dict(state["metrics"])
-        for listener in self.listeners:  # one that was not there before starts afresh
-            if saved := state["listeners"].get(type(listener).__name__):
+        for name, listener in self._named_listeners():  # one that was not there before starts afresh
+            if saved := state["listeners"].get(name):
                 listener.load_state_dict(saved)
         counters = state["counters"]
         self.env_steps, self.iterations = counters["env_steps"], counters["iterations"]
@@ -374,11 +381,14 @@ class Trainer:
                 experience = nest.to(experience, self.device)
             self.batches.add(experience)
         unrolled = time.perf_counter()
-        summarize = self.steps >= self._next_summary
+        due = self.steps >= self._next_summary
+        self._owes_summary = self._owes_summary or due
         self._modes.switch(training=True)
         self._updating = True
         self.batches.for_graph = not self.learner.is_plain  # plain, too, once it has fallen back
-        learned = self.learner.train(self.batches.chunks(self.steps), summarize)
+        learned = self.learner.train(self.batches.chunks(self.steps), self._owes_summary)
+        if learned:
+            self._owes_summary = False
         if experience is not None and self._shows_rows:
             with torch.no_grad():
                 algorithm.after_iteration(experience)
@@ -391,9 +401,10 @@ class Trainer:
         ended = time.perf_counter()
         self.wall_seconds += ended - began
         report = self._report()
-        if summarize or report.finished:
+        # Where no update was made when a summary was due, those of the next ones follow.
+        report.scalars = {f"train/{name}": value for name, value in learned.items()}
+        if due or report.finished:
             self._next_summary = (self.steps // self._summary_period + 1) * self._summary_period
-            report.scalars = {f"train/{name}": value for name, value in learned.items()}
             if (held := self.batches.holdout()) is not None:
                 report.scalars |= {f"holdout/{name}": value for name, value in self.learner.evaluate(held).items()}
             report.scalars |= {f"metrics/{name}": value for name, value in self.metrics.results().items()}
@@ -442,13 +453,28 @@ class Trainer:
 
     def _load_replay(self) -> None:
         """The rows that belong to the checkpoint; where they are not there, the run goes on without them."""
+        loss = "was not saved"
         if self.steps in self.replay_checkpoints.steps():
-            self.batches.load_stored(self.replay_checkpoints.load(self.steps)[1])
-        elif isinstance(self.batches, ReplayBatches):
+            try:
+                _, stored = self.replay_checkpoints.load(self.steps)
+            except BrokenCheckpoint as error:
+                loss = f"is lost ({error})"
+            else:
+                self.batches.load_stored(stored)
+                return
+        if isinstance(self.batches, ReplayBatches):
             num_steps = self.batches.resume_without_rows(self.steps)
             if self._interaction_env_steps is not None:  # acting may have ended, and without rows nothing trains
                 self._interaction_env_steps = max(self._interaction_env_steps, self.env_steps + num_steps)
-            self.log("Its replay was not saved: acting before training on")
+            self.log(f"Its replay {loss}: acting before training on")
+
+    def _named_listeners(self) -> Iterator[tuple[str, Listener]]:
+        """By class, the second of a class as `Evaluate 2`."""
+        counts: dict[str, int] = {}
+        for listener in self.listeners:
+            name = type(listener).__name__
+            counts[name] = counts.get(name, 0) + 1
+            yield (name if counts[name] == 1 else f"{name} {counts[name]}"), listener
 
     def _report(self) -> Report:
         finished = self.finished or self._interrupted_by is not None

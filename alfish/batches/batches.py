@@ -37,6 +37,7 @@ class Batches(abc.ABC):
 
     Attributes:
       acts: whether it is fed by environments at all.
+      outlasts_acting: whether there is still something to train on once acting has ended.
       updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
       rows_per_update: that one of them trains; known after `bind`.
       takes_arrays: whether leaves of what `add` takes in may be numpy arrays; known after `bind`.
@@ -45,6 +46,7 @@ class Batches(abc.ABC):
 
     on_policy: ClassVar[bool]
     acts: ClassVar[bool] = True
+    outlasts_acting = False
     updates_per_iteration = 1.0
     rows_per_update = 1
     takes_arrays = False
@@ -85,6 +87,9 @@ class Batches(abc.ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        """Frees what others may use after the run. Default: there is nothing."""
 
     def stored(self) -> dict[str, Any] | None:
         """What is too large for every checkpoint, to be saved beside the newest; None: nothing."""

@@ -38,6 +38,7 @@ class OfflineBatches(WindowBatches):
     """
 
     acts = False
+    outlasts_acting = True
 
     def __init__(
         self,

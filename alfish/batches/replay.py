@@ -107,6 +107,7 @@ class ReplayBatches(WindowBatches):
         self._sampler, self._hindsight, self._clears = sampler, hindsight, clear_after_use
         self._offline, self._offline_sampler, self._offline_updates = offline, offline_sampler, offline_updates
         self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
+        self.outlasts_acting = not clear_after_use
         self._num_updates = 0
         self._origin: int | None = None  # on the run's clock, where this process resumed without rows
         self._recorded: Windows | None = None  # see `start`
@@ -204,6 +205,9 @@ class ReplayBatches(WindowBatches):
         self._num_updates = state["num_updates"]
         if self._recorded is not None:
             self._recorded.load_state_dict(state["offline"])
+
+    def close(self) -> None:
+        self.buffer.close()
 
     def stored(self) -> dict[str, Any] | None:
         return {**self.buffer.state_dict(), "sampler": self._collected.sampler.state_dict()} if self._saves else None

@@ -8,7 +8,9 @@ For policies with memory, the state of a push's row 0 is kept too, once in `stat
 then start at rows that have one, whether these train or not.
 """
 
-from collections.abc import Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ class RingBuffer:
       capacity: rows of all columns together; each column keeps `capacity // num_envs`.
       num_envs: B.
       device: where rows are kept, and windows come out.
-      directory: keep the rows in memory-mapped files there instead, on the CPU.
+      directory: keep the rows in memory-mapped files there instead, on the CPU; no other ring may be using it.
       num_ignored: how many of a column's oldest rows no window may start at, once older ones were overwritten or where
         the first row began no episode: as many as a frame stack looks back.
       state_period: keep the state of the first push that begins in each stretch of so many positions, and start windows
@@ -82,9 +84,11 @@ class RingBuffer:
         self._book: EpisodeBook | None = None
         if keeps_episodes or return_gamma is not None:
             self._book = EpisodeBook(self._length, num_envs, return_gamma)
+        self._knows_nests = False  # those of rows and states, which a checkpoint does not tell
         self._rows: Nest = None  # leaves [length * B, ...], row (pos % length) * B + column
         self._step_type: Any = None  # of `_rows`
         self._stores: list[Any] = []  # the leaves again, on a CPU as numpy views, which small reads and writes want
+        self._unlock: Callable[[], Any] = lambda: None
         self._grids: list[Any] = []  # and again, as [length, B, ...]
 
     @property
@@ -128,8 +132,8 @@ class RingBuffer:
             if step_type.device != self._device:
                 rows = nest.to(rows, self._device)
             step_type = step_type.cpu().numpy()
-        if self._rows is None:
-            self._lay_out(nest.map(lambda leaf: torch.as_tensor(leaf[0]), rows))
+        if not self._knows_nests:
+            self._learn_nests(rows, experience.state)
         if len(step_type) > self._length:
             raise UsageError(
                 f"an unroll of {len(step_type)} rows does not fit a replay of {self._length} rows an environment"
@@ -310,6 +314,10 @@ class RingBuffer:
         if self._book is not None:
             self._book.clear()
 
+    def close(self) -> None:
+        """Leaves its directory to other rings; nothing may be pushed after that."""
+        self._unlock()
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, the rows that are filled included; these share the ring's memory, so save before pushing on."""
         filled = int(min(self._pos.max(), self._length)) * self.num_envs
@@ -319,10 +327,10 @@ class RingBuffer:
             "length": self._length,
             "env_id": torch.from_numpy(self._env_id.copy()),
             "startable": torch.from_numpy(self._startable.copy()),
-            "rows": nest.map(lambda leaf: _head(leaf, filled), self._rows),
+            "rows": nest.plain(nest.map(lambda leaf: _head(leaf, filled), self._rows)),
             "state_period": self._state_period,
             "state_position": torch.from_numpy(self._state_position.copy()),
-            "states": self._states,
+            "states": nest.plain(self._states),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -461,6 +469,16 @@ class RingBuffer:
             experience = experience._replace(return_to_go=return_to_go)
         return experience
 
+    def _learn_nests(self, rows: Nest, state: Nest) -> None:
+        """Makes room for such rows; or gives loaded ones back the NamedTuples that they were saved without."""
+        self._knows_nests = True
+        if self._rows is None:
+            self._lay_out(nest.map(lambda leaf: torch.as_tensor(leaf[0]), rows))
+            return
+        self._rows = nest.like(rows, self._rows)
+        if self._states is not None:
+            self._states = nest.like(state, self._states)
+
     def _lay_out(self, row: Nest) -> None:
         """Makes room for rows like this one, leaves `[B, ...]`."""
         if self._book is not None and self._book.keeps_returns and row[1].ndim > 1:
@@ -470,12 +488,14 @@ class RingBuffer:
             )
         count = self._length * self.num_envs
         number = iter(range(1_000))
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._unlock = weakref.finalize(self, os.close, _locked(self._directory))
 
         def allocate(leaf: torch.Tensor) -> torch.Tensor:
             if self._directory is None:
                 # Untouched pages cost no memory: a large replay grows as it fills.
                 return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device=self._device)
-            self._directory.mkdir(parents=True, exist_ok=True)
             dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
             path = self._directory / f"leaf-{next(number):03d}.bin"
             return torch.from_numpy(np.memmap(path, dtype, "w+", shape=(count, *leaf.shape[1:])))
@@ -605,6 +625,26 @@ def rows_between(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndar
 def no_window(window_length: int) -> UsageError:
     """What to raise where nothing can be drawn yet."""
     return UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
+
+
+def _locked(directory: Path) -> int:
+    """A file descriptor; the directory is locked until it is closed.
+
+    Raises:
+      UsageError: another ring holds the lock, in this process or another.
+    """
+    import fcntl  # here, because Windows has none
+
+    file = os.open(directory / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise UsageError(
+            f"another replay keeps its rows in {directory}, and this one would overwrite them; give each run a "
+            "directory of its own"
+        ) from error
+    return file
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:
