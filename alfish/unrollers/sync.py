@@ -17,6 +17,7 @@ from alfish.numpy_program import quiet
 from alfish.transforms import Transforms
 from alfish.unrollers.actor import Actor, as_array, as_tensor, in_eval_mode
 from alfish.unrollers.episodes import StartedEpisodes
+from alfish.unrollers.ragged import RaggedRows
 from alfish.unrollers.unroller import Arrivals, Unroller
 
 
@@ -220,39 +221,28 @@ class SyncUnroller(Unroller):
                 "these environments reset in the same step, which needs an unroll length of 2 or more; build them with "
                 "AutoresetMode.NEXT_STEP, or raise Trainer.unroll_length"
             )
-        num_rows, after = length + 1, 2 if self._algorithm.on_policy else 1
-        rows = _Rows(num_rows)
-        columns = torch.arange(self.environment.num_envs, device=self.environment.device)
-        cursor = torch.zeros_like(columns)  # where each column's current row goes
-        arrivals: list[Any] = [self._time_step] if unseen else []
-        infos: list[tuple[int, dict[str, Any]]] = []
-        while int(cursor.max()) + after < num_rows:
+        assert self._time_step is not None
+        rows = RaggedRows(length + 1, self.environment.num_envs, self.environment.device)
+        if unseen:
+            rows.arrive(self._time_step)
+        while rows.room > (2 if self._algorithm.on_policy else 1):
             step, transform_state = self._act()
             record = step.output, step.info
-            rows.write((cursor, columns), (self._time_step, *record))
+            rows.append((self._time_step, *record))
             self._advance(step, transform_state)
-            cursor += 1
-            infos.append((len(arrivals), self.environment.infos))
-            arrivals.append(self._time_step)
+            rows.arrive(self._time_step, self.environment.infos)
             resets = self.environment.take_resets()
             if resets is not None:
                 ended, first = resets
-                rows.write((cursor[ended], columns[ended]), _select((self._time_step, *record), ended))
-                cursor += ended
+                rows.append((self._time_step, *record), ended)
                 waiting = torch.full_like(first.step_type, StepType.PAD)
-                arrivals.append(first._replace(step_type=torch.where(ended, first.step_type, waiting)))
+                rows.arrive(first._replace(step_type=torch.where(ended, first.step_type, waiting)))
                 self._time_step = nest.where(ended, first, self._time_step)
         if self._algorithm.on_policy:
             step, _ = self._act()
-            rows.write((cursor, columns), (self._time_step, step.output, step.info))
-            cursor += 1
-        time_step, action, info = rows.finish()
-        filler = torch.arange(num_rows, device=cursor.device)[:, None] >= cursor
-        time_step.step_type.masked_fill_(filler, StepType.PAD)
-        step_type = np.stack([row.step_type.cpu().numpy() for row in arrivals])
-        reward = np.stack([row.reward.cpu().numpy() for row in arrivals])
-        self.arrivals = Arrivals(step_type, reward, [(t, info) for t, info in infos if info])
-        return time_step, action, info
+            rows.append((self._time_step, step.output, step.info))
+        self.arrivals = rows.arrivals()
+        return rows.filled_up()
 
     def _begin_anew(self) -> None:
         """The next row is that of a reset."""
@@ -362,34 +352,6 @@ def _ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
     return time_step._replace(step_type=step_type)  # type: ignore[arg-type]
 
 
-class _Rows:
-    """Storage laid out from the first rows; each leaf `[num_rows, B, ...]` on its own device."""
-
-    def __init__(self, num_rows: int):
-        self._num_rows = num_rows
-        self._targets: list[Any] = []
-
-    def write(self, at: tuple[torch.Tensor, torch.Tensor], rows: Nest) -> None:
-        """Puts leaves `[n, ...]` at these rows of these columns (`[n]` both)."""
-        leaves, self._structure = nest.flatten(rows)
-        if not self._targets:
-            self._targets = [self._allocate(leaf) for leaf in leaves]
-        host_at = tuple(part.cpu().numpy() for part in at)  # numpy would take a tensor of one element for a number
-        for target, leaf in zip(self._targets, leaves):
-            if type(target) is np.ndarray:
-                target[host_at] = as_array(leaf)
-            else:
-                target[at] = as_tensor(leaf)
-
-    def finish(self) -> Nest:
-        return nest.unflatten(self._structure, [as_tensor(target) for target in self._targets])
-
-    def _allocate(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return nest.host_view(leaf.new_zeros(self._num_rows, *leaf.shape))
-        return np.zeros((self._num_rows, *leaf.shape), leaf.dtype)
-
-
 def check_finite(time_step: TimeStep) -> None:
     """Raises RunError that names the environment, the row and the leaf of the first value that is not finite."""
     leaves = [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
@@ -412,7 +374,3 @@ def check_finite(time_step: TimeStep) -> None:
 
 def _is_floating(leaf: Any) -> bool:
     return leaf.dtype.kind == "f" if type(leaf) is np.ndarray else leaf.is_floating_point()
-
-
-def _select(row: Nest, columns: torch.Tensor) -> Nest:
-    return nest.map(lambda leaf: leaf[columns.to(leaf.device)], row)
