@@ -1,6 +1,5 @@
 """The unroller that steps in this process: the bit-reproducible reference for all others."""
 
-import math
 from typing import Any
 
 import gin
@@ -17,6 +16,7 @@ from alfish.numpy_program import quiet
 from alfish.transforms import Transforms
 from alfish.unrollers.actor import Actor, as_array, as_tensor, in_eval_mode
 from alfish.unrollers.episodes import StartedEpisodes
+from alfish.unrollers.finite import check_finite
 from alfish.unrollers.ragged import RaggedRows
 from alfish.unrollers.unroller import Arrivals, Unroller
 
@@ -350,27 +350,3 @@ def _ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
     step_type = as_array(time_step.step_type).copy()
     step_type[broken & (step_type == StepType.MID)] = StepType.LAST
     return time_step._replace(step_type=step_type)  # type: ignore[arg-type]
-
-
-def check_finite(time_step: TimeStep) -> None:
-    """Raises RunError that names the environment, the row and the leaf of the first value that is not finite."""
-    leaves = [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
-    # One sum is enough to tell: any nan or inf makes it so (and so does an overflow, which then is looked at).
-    if math.isfinite(sum([leaf.sum() for leaf in leaves if _is_floating(leaf)])):
-        return
-    paths = nest.paths(time_step.observation)
-    names = ["reward", "discount", *(f"observation {path}".rstrip() for path in paths)]
-    for name, leaf in zip(names, leaves):
-        leaf = as_tensor(leaf)
-        bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
-        if bad.any():
-            row, column = (int(i) for i in bad.nonzero()[0])
-            env_id = int(time_step.env_id[row, column])
-            raise RunError(
-                f"environment {env_id} returned a {name} that is not finite in row {row} of the unroll: "
-                f"{leaf[row, column].cpu().numpy()}; mend the environment, the run cannot learn from it"
-            )
-
-
-def _is_floating(leaf: Any) -> bool:
-    return leaf.dtype.kind == "f" if type(leaf) is np.ndarray else leaf.is_floating_point()

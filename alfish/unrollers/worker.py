@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import faulthandler
 import itertools
-import math
 import os
 import random
 import signal
@@ -28,6 +27,8 @@ from alfish.data import TimeStep
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
+from alfish.numpy_program import quiet
+from alfish.unrollers.finite import nonfinite_rows
 from alfish.unrollers.messages import (
     EnvironmentFailed,
     EnvironmentReplaced,
@@ -115,6 +116,7 @@ class WorkerUnroller(SyncUnroller):
         super().__init__(*arguments, **keywords)
         self._pulse, self._interval, self._tolerate = pulse, step_interval, tolerate
         self._starts = np.array(starts)
+        self._nonfinite_rows = quiet(nonfinite_rows)
         self._num_steps, self._next_step = 0, 0.0
         self.env_seconds = 0.0
         if tolerate is not None:
@@ -170,7 +172,7 @@ class WorkerUnroller(SyncUnroller):
         replaced: np.ndarray | None = None
         if self._tolerate is None or not self.environment.can_replace:
             return time_step, replaced
-        while (bad := nonfinite_rows(time_step)) is not None:  # the trainer counts, and ends what has no end
+        while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer counts, and ends what has no end
             for column in np.flatnonzero(bad):
                 row = time_step.reward, time_step.observation
                 reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
@@ -179,16 +181,6 @@ class WorkerUnroller(SyncUnroller):
             time_step = self.environment.replace(time_step, bad)
             replaced = bad if replaced is None else replaced | bad
         return time_step, replaced
-
-
-def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
-    """`[B]` bool of arrays, which rows hold a value that is not finite; None: none does."""
-    leaves: list[Any] = [time_step.reward, *nest.leaves(time_step.observation)]
-    leaves = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
-    if all(math.isfinite(leaf.sum()) for leaf in leaves):
-        return None
-    bad = np.any([~np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in leaves], axis=0)
-    return bad if bad.any() else None  # else the sum of large numbers overflowed
 
 
 def main() -> None:
