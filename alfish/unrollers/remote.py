@@ -1,17 +1,14 @@
-"""What crosses to a worker process: messages, and Python objects that it must be able to build.
+"""Python objects that cross to a worker process, which must be able to build them.
 
 Pickles are exchanged between processes of one run alone. gin is read here, as `bin` does it at the start of a run: a
 worker is a program of its own, and reads the configuration anew.
 """
 
-import contextlib
 import copy
 import importlib
 import io
 import pickle
 import re
-import socket
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -25,73 +22,6 @@ _REMEDY = (
     "{name} needs {thing}, which is defined in the program that was started, so a worker process cannot import it; "
     "move it into a module (a file of its own that is imported), or bind Trainer.unroller = @SyncUnroller"
 )
-LENGTH = struct.Struct("<q")
-
-
-class Channel:
-    """Whole messages in both directions between two processes. Nobody else holds an end of it, so no other death can
-    leave it locked; the death of the peer ends it.
-
-    Args:
-      end: a connected stream socket.
-    """
-
-    def __init__(self, end: socket.socket):
-        self._socket = end
-        self._received = bytearray()
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def send(self, message: tuple) -> None:
-        """Raises OSError where the peer is gone."""
-        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._socket.sendall(LENGTH.pack(len(body)) + body)
-
-    def receive(self) -> Any:
-        """The next message, waited for. Raises EOFError where the peer is gone."""
-        while (message := self._take()) is None:
-            self._fill()
-        return message
-
-    def drain(self) -> tuple[list[Any], bool]:
-        """The messages that are there, and whether the peer is gone; a message it had begun is dropped."""
-        self._socket.setblocking(False)
-        gone = False
-        try:
-            while True:
-                self._fill()
-        except BlockingIOError:
-            pass
-        except (EOFError, OSError):
-            gone = True
-        finally:
-            self._socket.setblocking(True)
-        messages = []
-        while (message := self._take()) is not None:
-            messages.append(message)
-        return messages, gone
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # the peer hears of it, whatever copies of this end there may be
-        self._socket.close()
-
-    def _fill(self) -> None:
-        data = self._socket.recv(1 << 16)
-        if not data:
-            raise EOFError("the other process is gone")
-        self._received += data
-
-    def _take(self) -> tuple | None:
-        if len(self._received) < LENGTH.size:
-            return None
-        end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
-        if len(self._received) < end:
-            return None
-        body = bytes(self._received[LENGTH.size : end])
-        del self._received[:end]
-        return from_bytes(body)
 
 
 class EnvironmentMaker:

@@ -28,6 +28,7 @@ from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.numpy_program import quiet
+from alfish.unrollers.channel import Channel
 from alfish.unrollers.finite import nonfinite_rows
 from alfish.unrollers.messages import (
     EnvironmentFailed,
@@ -41,7 +42,7 @@ from alfish.unrollers.messages import (
     Setup,
     Started,
 )
-from alfish.unrollers.remote import Channel, from_bytes
+from alfish.unrollers.remote import from_bytes
 from alfish.unrollers.shared import SharedMemory, WeightBoard, state_tensors
 from alfish.unrollers.slots import Slots
 from alfish.unrollers.sync import SyncUnroller

@@ -17,8 +17,9 @@ import torch
 from absl import logging
 
 from alfish.errors import RunError, UsageError
+from alfish.unrollers.channel import Channel
 from alfish.unrollers.messages import Died, EnvironmentFailed, Failed, FromWorker, Refused, Segment, Setup, Started
-from alfish.unrollers.remote import Channel, to_bytes
+from alfish.unrollers.remote import to_bytes
 from alfish.unrollers.shared import SharedMemory
 from alfish.unrollers.worker import DUMP_SIGNAL, PULSE_BYTES, Pulse
 

@@ -10,8 +10,8 @@ import torch
 
 from alfish.errors import RunError
 from alfish.unrollers import Workers
+from alfish.unrollers.channel import Channel
 from alfish.unrollers.messages import Died, EnvironmentFailed, Seconds, Segment, Started
-from alfish.unrollers.remote import Channel
 from alfish.unrollers.shared import Block, WeightBoard
 from alfish.unrollers.worker import Pulse
 
