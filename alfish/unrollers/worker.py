@@ -42,55 +42,14 @@ from alfish.unrollers.messages import (
     Setup,
     Started,
 )
+from alfish.unrollers.pulse import DUMP_SIGNAL, Pulse
 from alfish.unrollers.remote import from_bytes
 from alfish.unrollers.shared import SharedMemory, WeightBoard, state_tensors
 from alfish.unrollers.slots import Slots
 from alfish.unrollers.sync import SyncUnroller
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>; the signal comes when the thread that started this process ends
-DUMP_SIGNAL = signal.SIGUSR1
-PULSE_BYTES = 64  # from one worker's words to the next one's, a cache line
 GRACE_SECONDS = 5.0  # for closing environments after the trainer has died
-
-
-class Pulse:
-    """What a worker is doing and since when: three integers that the trainer looks at, and one that it sets.
-
-    Args:
-      words: `[4]` int64, shared.
-    """
-
-    IDLE, STARTING, RESETTING, STEPPING, ACTING = range(5)
-    NAMES = ("waiting for the trainer", "starting", "resetting environments", "stepping environments", "acting")
-
-    def __init__(self, words: np.ndarray):
-        self._words = words
-
-    def set(self, activity: int) -> None:
-        self._words[1] = time.monotonic_ns()
-        self._words[0] = activity
-
-    def get(self) -> tuple[int, float]:
-        """The activity, and for how many seconds it has gone on."""
-        return int(self._words[0]), (time.monotonic_ns() - int(self._words[1])) / 1e9
-
-    @property
-    def began(self) -> int:
-        """When the activity began, by the monotonic clock."""
-        return int(self._words[1])
-
-    @property
-    def stopped(self) -> bool:
-        return bool(self._words[2])
-
-    def stop(self) -> None:
-        """Asks the worker to come to an end at its next step."""
-        self._words[2] = 1
-
-    def clear(self) -> None:
-        """For a new worker."""
-        self._words[2] = 0
-        self.set(self.STARTING)
 
 
 class EnvironmentFailure(Exception):
@@ -217,8 +176,7 @@ def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> 
       setup, channel: from and to the trainer.
       environments: closes what is built.
     """
-    pulse_memory = SharedMemory(setup.fds["pulse_size"], setup.fds["pulse"])
-    pulse = Pulse(pulse_memory.tensor(setup.worker_index * PULSE_BYTES, (4,), torch.int64).numpy())
+    pulse = Pulse(SharedMemory(setup.fds["pulse_size"], setup.fds["pulse"]), setup.worker_index)
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, os.fdopen(setup.fds["stacks"], "w"), all_threads=True, chain=False)
     if setup.cpu is not None and hasattr(os, "sched_setaffinity"):

@@ -13,15 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import gin
-import torch
 from absl import logging
 
 from alfish.errors import RunError, UsageError
 from alfish.unrollers.channel import Channel
 from alfish.unrollers.messages import Died, EnvironmentFailed, Failed, FromWorker, Refused, Segment, Setup, Started
+from alfish.unrollers.pulse import DUMP_SIGNAL, PULSE_BYTES, Pulse
 from alfish.unrollers.remote import to_bytes
 from alfish.unrollers.shared import SharedMemory
-from alfish.unrollers.worker import DUMP_SIGNAL, PULSE_BYTES, Pulse
 
 STACK_BYTES = 1 << 16
 # Each of these would start threads of its own in every worker.
@@ -144,8 +143,7 @@ class Workers:
         self.shrinks, self._cpus = on_failure == "shrink", cpus
         self.pulses = SharedMemory(PULSE_BYTES * count)
         self._stacks = [SharedMemory(STACK_BYTES) for _ in range(count)]
-        words = [self.pulses.tensor(PULSE_BYTES * i, (4,), torch.int64).numpy() for i in range(count)]
-        self.all = [Worker(i, Pulse(words[i]), self._stacks[i]) for i in range(count)]
+        self.all = [Worker(i, Pulse(self.pulses, i), self._stacks[i]) for i in range(count)]
         self._deaths: deque[float] = deque()
         self.num_restarts = 0
         self._looked = 0.0

@@ -26,7 +26,7 @@ from alfish.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
 from alfish.unrollers.messages import Died, Seconds, Segment
-from alfish.unrollers.worker import Pulse
+from alfish.unrollers.pulse import Pulse
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 QUICK = functools.partial(Workers, close_timeout=2.0)

@@ -12,8 +12,8 @@ from alfish.errors import RunError
 from alfish.unrollers import Workers
 from alfish.unrollers.channel import Channel
 from alfish.unrollers.messages import Died, EnvironmentFailed, Seconds, Segment, Started
+from alfish.unrollers.pulse import Pulse
 from alfish.unrollers.shared import Block, WeightBoard
-from alfish.unrollers.worker import Pulse
 
 
 class Overtaken:
