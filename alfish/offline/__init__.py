@@ -15,12 +15,14 @@ from alfish.offline.report import Report
 from alfish.offline.sources import open_source
 from alfish.offline.spaces import Spaces
 from alfish.offline.validation import Validator
+from alfish.offline.writer import EpisodeWriter
 
 __all__ = [
     "Arrays",
     "DataSetWriter",
     "Episode",
     "EpisodeSource",
+    "EpisodeWriter",
     "MinariWriter",
     "OfflineBuffer",
     "Reading",

@@ -7,10 +7,8 @@ The numbers of those files count them. Each has a checksum and executes nothing 
 directory appears under its name when it is whole.
 """
 
-import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,17 +18,17 @@ import torch
 
 from alfish import nest
 from alfish.checkpoint import Checkpoints, write_atomically
-from alfish.errors import RunError, UsageError
+from alfish.errors import UsageError
 from alfish.offline.episode import Episode, ends
 from alfish.offline.spaces import Spaces, to_json
+from alfish.offline.writer import EpisodeWriter
 
 INDEX_FILE, EPISODES_DIRECTORY = "data_set.json", "episodes"
 FORMAT_VERSION = 1
-SHARD_BYTES = 32 * 2**20
 
 
-class DataSetWriter:
-    """Writes a data set; a context that leaves nothing behind where it ends with an error.
+class DataSetWriter(EpisodeWriter):
+    """Writes a data set in alfish's own layout, whose index keeps what `finish` is told of it.
 
     Args:
       directory: to make, or an empty one.
@@ -47,35 +45,16 @@ class DataSetWriter:
             raise UsageError(f"{directory} is a file; choose another place for the data set")
         if self._directory.is_dir() and any(self._directory.iterdir()):
             raise UsageError(f"{directory} is not empty; choose another place for the data set, or move that one away")
+        super().__init__(str(self._directory), self._directory.with_name(f".{self._directory.name}.{os.getpid()}.tmp"))
         self._spaces = spaces
-        self._making = self._directory.with_name(f".{self._directory.name}.{os.getpid()}.tmp")
         self._checkpoints = Checkpoints(self._making / EPISODES_DIRECTORY, keep_last=2**62)
-        self._waiting: list[Episode] = []
-        self._num_bytes = 0
         self._shards: list[int] = []  # episodes in each file
 
-    def __enter__(self) -> "DataSetWriter":
-        with self._named_errors():
-            self._making.mkdir(parents=True)
-        return self
+    def _write(self, episodes: list[Episode]) -> None:
+        self._checkpoints.save(len(self._shards), packed(episodes))
+        self._shards.append(len(episodes))
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        shutil.rmtree(self._making, ignore_errors=True)
-
-    def add(self, episode: Episode) -> None:
-        """An episode that the validator has passed."""
-        self._waiting.append(episode)
-        self._num_bytes += sum(leaf.nbytes for leaf in nest.leaves((episode.observations, episode.actions)))
-        if self._num_bytes >= SHARD_BYTES:
-            self._write()
-
-    def finish(self, about: dict[str, Any]) -> None:
-        """Puts the directory in its place.
-
-        Args:
-          about: of JSON's types, kept in the index.
-        """
-        self._write()
+    def _put_in_place(self, about: dict[str, Any]) -> None:
         index = {
             "format": FORMAT_VERSION,
             "observation_space": to_json(self._spaces.observation),
@@ -83,24 +62,8 @@ class DataSetWriter:
             "num_episodes_of_file": self._shards,
             **about,
         }
-        with self._named_errors():
-            write_atomically(self._making / INDEX_FILE, json.dumps(index, indent=1) + "\n")
-            os.replace(self._making, self._directory)
-
-    def _write(self) -> None:
-        if not self._waiting:
-            return
-        with self._named_errors():
-            self._checkpoints.save(len(self._shards), packed(self._waiting))
-        self._shards.append(len(self._waiting))
-        self._waiting, self._num_bytes = [], 0
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as error:  # the latter is torch's
-            raise RunError(f"{self._directory} cannot be written ({error}); nothing is left of it") from error
+        write_atomically(self._making / INDEX_FILE, json.dumps(index, indent=1) + "\n")
+        os.replace(self._making, self._directory)
 
 
 def packed(episodes: list[Episode]) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Where data sets are written: a directory, in alfish's own layout, or a Minari data set, in HDF5.
 
-Both writers take whole episodes one by one, leave nothing behind where they end with an error, and put the data set
-under its name when it is finished.
+Whichever it is, an error leaves nothing behind, and a data set appears under its name when it is finished (`writer`).
 """
 
 import contextlib
 import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,21 +12,19 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from alfish import nest
-from alfish.errors import RunError, UsageError
-from alfish.offline.data_set import SHARD_BYTES, DataSetWriter
+from alfish.errors import UsageError
+from alfish.offline.data_set import DataSetWriter
 from alfish.offline.episode import Episode
 from alfish.offline.sources import SCHEMES
 from alfish.offline.sources.files import extra
 from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.writer import EpisodeWriter
 
 MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # which Minari reads whenever it looks for data sets
 MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # on what might be told of a data set and is not
 
 
-def open_writer(
-    output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | None = None
-) -> "DataSetWriter | MinariWriter":
+def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | None = None) -> EpisodeWriter:
     """What writes to `minari:namespace/name-v0`, or to a directory.
 
     Args:
@@ -60,8 +56,11 @@ def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
         return None
 
 
-class MinariWriter:
+class MinariWriter(EpisodeWriter):
     """Writes a Minari data set through Minari itself; images as they are, not as JPEG.
+
+    What `finish` is told of it is kept in the metadata's entry 'alfish'; of that, 'algorithm', and 'seeds' (one an
+    episode), are put where Minari has a place for them too.
 
     Args:
       dataset_id: `namespace/name-v0`; on this machine, where `MINARI_DATASETS_PATH` says, else in `~/.minari/datasets`.
@@ -91,44 +90,11 @@ class MinariWriter:
                 f"minari:{dataset_id} is there already ({self._path}); choose another name or version, or move that "
                 "one away"
             )
-        self._making = get_dataset_path() / f".{dataset_id.replace('/', '-')}.{os.getpid()}.tmp"
+        making = get_dataset_path() / f".{dataset_id.replace('/', '-')}.{os.getpid()}.tmp"
+        super().__init__(f"minari:{dataset_id}", making)
         self._data_set: Any = None
-        self._waiting: list[Episode] = []
-        self._num_bytes = 0
 
-    def __enter__(self) -> "MinariWriter":
-        with self._named_errors():
-            self._making.mkdir()
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        shutil.rmtree(self._making, ignore_errors=True)
-
-    def add(self, episode: Episode) -> None:
-        """An episode that the validator has passed."""
-        self._waiting.append(episode)
-        self._num_bytes += sum(leaf.nbytes for leaf in nest.leaves((episode.observations, episode.actions)))
-        if self._num_bytes >= SHARD_BYTES:
-            self._write()
-
-    def finish(self, about: dict[str, Any]) -> None:
-        """Puts the data set in its place.
-
-        Args:
-          about: of JSON's types, kept in the metadata's entry 'alfish'; 'algorithm', and 'seeds' (one an episode), are
-            put where Minari has a place for them too.
-        """
-        if self._waiting or self._data_set is None:
-            self._write()
-        with self._named_errors():
-            storage = self._data_set.storage
-            if about.get("seeds"):
-                storage.update_episode_metadata([{"seed": seed} for seed in about["seeds"]])
-            named = {"algorithm_name": about["algorithm"]} if "algorithm" in about else {}
-            storage.update_metadata({**named, "alfish": about})
-            self._put_in_place()
-
-    def _write(self) -> None:
+    def _write(self, episodes: list[Episode]) -> None:
         from minari.data_collector import EpisodeBuffer
 
         buffers = [
@@ -139,14 +105,27 @@ class MinariWriter:
                 terminations=episode.terminated,  # type: ignore[arg-type]
                 truncations=episode.truncated,  # type: ignore[arg-type]
             )
-            for episode in self._waiting
+            for episode in episodes
         ]
-        with self._named_errors():
-            if self._data_set is None:
-                self._data_set = self._created(buffers)
-            else:
-                self._data_set.update_dataset_from_buffer(buffers)
-        self._waiting, self._num_bytes = [], 0
+        if self._data_set is None:
+            self._data_set = self._created(buffers)
+        else:
+            self._data_set.update_dataset_from_buffer(buffers)
+
+    def _put_in_place(self, about: dict[str, Any]) -> None:
+        from minari.namespace import create_namespace, list_local_namespaces
+
+        if self._data_set is None:  # there was no episode
+            self._data_set = self._created([])
+        storage = self._data_set.storage
+        if about.get("seeds"):
+            storage.update_episode_metadata([{"seed": seed} for seed in about["seeds"]])
+        named = {"algorithm_name": about["algorithm"]} if "algorithm" in about else {}
+        storage.update_metadata({**named, "alfish": about})
+        namespace = self._id.rpartition("/")[0]
+        if namespace and namespace not in list_local_namespaces():
+            create_namespace(namespace)
+        os.replace(self._making / self._id, self._path)
 
     def _created(self, buffers: list[Any]) -> Any:
         """The data set, in a directory that Minari does not list."""
@@ -164,21 +143,6 @@ class MinariWriter:
                 data_format="hdf5",
                 jpeg_encoding=False,
             )
-
-    def _put_in_place(self) -> None:
-        from minari.namespace import create_namespace, list_local_namespaces
-
-        namespace = self._id.rpartition("/")[0]
-        if namespace and namespace not in list_local_namespaces():
-            create_namespace(namespace)
-        os.replace(self._making / self._id, self._path)
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as error:  # the latter is HDF5's
-            raise RunError(f"minari:{self._id} cannot be written ({error}); nothing is left of it") from error
 
 
 @contextlib.contextmanager

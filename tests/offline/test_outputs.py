@@ -14,7 +14,7 @@ from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
 from alfish import nest
 from alfish.errors import RunError, UsageError
 from alfish.offline import MinariWriter, OfflineBuffer, Reading, Spaces, open_writer
-from alfish.offline import outputs as outputs_module
+from alfish.offline import writer as writer_module
 from alfish.offline.outputs import rebuildable
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -65,7 +65,7 @@ def written(output, episodes, of=SPACES, told=None, **options):
 @pytest.mark.parametrize("shard_bytes", [1, 200, 2**25])
 @pytest.mark.parametrize("continuous", [False, True])
 def test_minari_gives_back_every_row(monkeypatch, shard_bytes, continuous):
-    monkeypatch.setattr(outputs_module, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(writer_module, "SHARD_BYTES", shard_bytes)
     of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
     episodes = record(continuous=continuous)
     name = written("minari:test/set-v0", episodes, of, {"seeds": list(range(50, 61)), "algorithm": "Mine"})

@@ -11,6 +11,7 @@ from recorded import BOX_SPACES, SPACES, assert_rows, record, source, table_of, 
 from alfish.errors import RunError, UsageError
 from alfish.offline import Arrays, DataSetWriter, Episode, OfflineBuffer, Reading, Spaces, open_source
 from alfish.offline import data_set as data_set_module
+from alfish.offline import writer as writer_module
 from alfish.offline.sources import SCHEMES, files, flat
 from alfish.offline.spaces import from_json, to_json
 
@@ -123,7 +124,7 @@ def test_npz_lengths_must_add_up(tmp_path):
 @pytest.mark.parametrize("shard_bytes", [1, 200, 2**25])
 @pytest.mark.parametrize("continuous", [False, True])
 def test_what_is_written_is_read_again(tmp_path, monkeypatch, shard_bytes, continuous):
-    monkeypatch.setattr(data_set_module, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(writer_module, "SHARD_BYTES", shard_bytes)
     of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
     name = written(tmp_path / "set", record(continuous=continuous), of)
     buffer = OfflineBuffer([name])
@@ -159,7 +160,7 @@ def test_a_data_set_is_not_written_over_another(tmp_path):
 
 
 def test_a_damaged_file_of_a_set_costs_its_episodes_and_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_set_module, "SHARD_BYTES", 200)
+    monkeypatch.setattr(writer_module, "SHARD_BYTES", 200)
     name = written(tmp_path / "set", record())
     shards = sorted((tmp_path / "set" / "episodes").iterdir())
     assert len(shards) > 2
