@@ -115,7 +115,7 @@ class OfflineBuffer(RingBuffer):
                 device=device,
                 directory=None if directory is None else Path(directory) / "holdout",
             )
-        columns = packed([episode.length + 1 for episode in kept], num_columns)
+        columns = packed_columns([episode.length + 1 for episode in kept], num_columns)
         longest = max(sum(kept[i].length + 1 for i in column) for column in columns)
         super().__init__(
             longest * len(columns),
@@ -274,7 +274,7 @@ class _Stream:
             done += taken
 
 
-def packed(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
+def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
     """Which of some items go into which column: the largest first, each into the column that holds least.
 
     Args:

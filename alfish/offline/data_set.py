@@ -51,7 +51,7 @@ class DataSetWriter(EpisodeWriter):
         self._shards: list[int] = []  # episodes in each file
 
     def _write(self, episodes: list[Episode]) -> None:
-        self._checkpoints.save(len(self._shards), packed(episodes))
+        self._checkpoints.save(len(self._shards), packed_episodes(episodes))
         self._shards.append(len(episodes))
 
     def _put_in_place(self, about: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class DataSetWriter(EpisodeWriter):
         os.replace(self._making, self._directory)
 
 
-def packed(episodes: list[Episode]) -> dict[str, Any]:
+def packed_episodes(episodes: list[Episode]) -> dict[str, Any]:
     """Episodes as tensors, one after the other, in a nest that a checkpoint takes."""
 
     def joined(*leaves: np.ndarray) -> torch.Tensor:
@@ -82,8 +82,8 @@ def packed(episodes: list[Episode]) -> dict[str, Any]:
     }
 
 
-def unpacked(state: dict[str, Any]) -> Iterator[Episode]:
-    """The inverse of `packed`."""
+def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
+    """The inverse of `packed_episodes`."""
     observations, actions, rewards = (
         nest.map(torch.Tensor.numpy, state[name]) for name in ("observations", "actions", "rewards")
     )

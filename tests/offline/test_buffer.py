@@ -11,7 +11,7 @@ from alfish.environments.toy import NestedBandit, Stamped
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.offline import buffer as buffer_module
-from alfish.offline.buffer import packed
+from alfish.offline.buffer import packed_columns
 from alfish.replay.ring_buffer import Window
 from alfish.specs import reward_spec
 from alfish.transforms import FrameStack
@@ -44,8 +44,8 @@ def test_sources_follow_one_another_and_length_says_which_episodes_are_left_out(
 
 
 def test_the_longest_item_goes_first_and_each_into_the_column_that_holds_least():
-    assert packed([3, 9, 5, 5, 1], 2) == [[1, 0], [2, 3, 4]]
-    assert packed([2, 2], 5) == [[0], [1]]
+    assert packed_columns([3, 9, 5, 5, 1], 2) == [[1, 0], [2, 3, 4]]
+    assert packed_columns([2, 2], 5) == [[0], [1]]
 
 
 def test_nested_observations_and_actions_pass_through():

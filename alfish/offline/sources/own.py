@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
-from alfish.offline.data_set import EPISODES_DIRECTORY, FORMAT_VERSION, INDEX_FILE, unpacked
+from alfish.offline.data_set import EPISODES_DIRECTORY, FORMAT_VERSION, INDEX_FILE, unpacked_episodes
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import existing_directory
 from alfish.offline.spaces import NO_SPACES, Spaces, from_json
@@ -50,5 +50,5 @@ class OwnSource(EpisodeSource):
                 for i in range(first, first + count):
                     yield Unreadable(str(i), what)
             else:
-                yield from unpacked(state)
+                yield from unpacked_episodes(state)
             first += count
