@@ -138,15 +138,15 @@ class OfflineBuffer(RingBuffer):
         check_fit(self.spaces, Spaces(observation_space, action_space), self.report.name)
 
     def push(self, experience: Experience) -> NoReturn:
-        """Nothing is added to what was recorded."""
+        """Raises TypeError: nothing is added to what was recorded."""
         raise TypeError("an OfflineBuffer is read only; push to a RingBuffer of its own")
 
     def clear(self) -> NoReturn:
-        """Nothing of what was recorded is forgotten."""
+        """Raises TypeError: nothing of what was recorded is forgotten."""
         raise TypeError("an OfflineBuffer is read only")
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """As if every window had two rows: no more rows will come, and a column's last transitions count too."""
+        """Where windows may start, as if all had two rows: no more come, and a column's last transitions count too."""
         return super().start_range(2, newest)
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class OfflineBuffer(RingBuffer):
             )
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        """Behind the end of a column its LAST row repeats, which trains nothing."""
+        """The rows at these places; behind the end of a column its LAST row repeats, which trains nothing."""
         return super()._read(column, np.minimum(position, self._pos[column] - 1))
 
     def _fitting(self, reading: Reading, length: int | None) -> list[Episode]:
@@ -224,14 +224,14 @@ class OfflineBuffer(RingBuffer):
 
 
 def _best(episodes: list[Episode], share: float) -> list[Episode]:
-    """Those with the greatest undiscounted returns, in their order."""
+    """The episodes with the greatest undiscounted returns, in their order."""
     number = max(1, round(share * len(episodes)))
     returns = np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])
     return [episodes[i] for i in sorted(np.argsort(-returns, kind="stable")[:number])]
 
 
 def _split(episodes: list[Episode], share: float, name: str) -> tuple[list[Episode], list[Episode]]:
-    """Those to train on, and those held out, at even distances."""
+    """The episodes to train on, and those held out, which stand at even distances."""
     number = math.ceil(share * len(episodes))
     if number and number >= len(episodes):
         raise UsageError(
@@ -294,6 +294,7 @@ def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
 
 
 def _stored(kept: list[Episode], columns: list[list[int]]) -> list[Stored]:
+    """Where each episode is kept, in the order of the episodes."""
     found: dict[int, Stored] = {}
     for column, members in enumerate(columns):
         position = 0

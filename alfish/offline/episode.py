@@ -32,7 +32,7 @@ class Episode(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """In the place of an episode that the file does not give."""
+    """Stands in the place of an episode that the file does not give."""
 
     id: str
     reason: str  # completes "it is not readable: ..."
@@ -56,6 +56,7 @@ class EpisodeSource(abc.ABC):
         """All of them, in the source's order; may be called again."""
 
     def note(self, sentence: str) -> None:
+        """Adds a sentence to `notes`, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 

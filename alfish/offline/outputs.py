@@ -147,7 +147,7 @@ class MinariWriter(EpisodeWriter):
 
 @contextlib.contextmanager
 def _data_sets_in(directory: Path) -> Iterator[None]:
-    """Minari makes data sets there."""
+    """While this lasts, Minari makes data sets in that directory."""
     before = os.environ.get(MINARI_VARIABLE)
     os.environ[MINARI_VARIABLE] = str(directory)
     try:

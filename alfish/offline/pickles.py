@@ -58,7 +58,7 @@ class _Function:
 
 
 def numpy_dtype(name: Any, *_: Any) -> np.dtype:
-    """`numpy.dtype`, of numbers, text and objects; a copy, since its state follows and numpy's own is shared by all."""
+    """A dtype of numbers, text or objects; a copy, since its state follows and numpy's own is shared by all."""
     if not isinstance(name, str) or not re.fullmatch(r"[biufcSUO]\d*|\?", name):
         raise pickle.UnpicklingError(f"it holds numbers of a kind that is not read ({name})")
     return np.dtype(name, copy=True)
@@ -69,7 +69,7 @@ def _frombuffer(buffer: Any, dtype: np.dtype, shape: Any, order: str, *_: Any) -
 
 
 def numpy_scalar(dtype: np.dtype, content: bytes) -> Any:
-    """`numpy.core.multiarray.scalar`, of numbers."""
+    """What `numpy.core.multiarray.scalar` returns, of numbers."""
     return np.frombuffer(content, _plain(dtype))[0]
 
 

@@ -30,7 +30,7 @@ class Report:
         self._lengths: list[int] = []
 
     def add(self, level: str, what: str, episode_id: str | None = None) -> None:
-        """One finding; the same words about several episodes are one line.
+        """Adds a finding; the same words about several episodes are one line.
 
         Args:
           level: one of `LEVELS`.
@@ -45,7 +45,7 @@ class Report:
                 self._bad.add(episode_id)
 
     def count(self, length: int, return_: float, terminated: bool, ranges: Iterable[tuple[str, Any, Any]]) -> None:
-        """An episode that passed; `ranges` are name, least and greatest values of its leaves."""
+        """Counts an episode that passed; `ranges` are name, least and greatest values of its leaves."""
         self.num_kept += 1
         self.num_transitions += length
         self.num_terminated += terminated
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def num_bad(self) -> int:
-        """Episodes with errors."""
+        """How many episodes have errors."""
         return len(self._bad)
 
     def range_of(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -73,7 +73,7 @@ class Report:
 
     @property
     def returns(self) -> list[float]:
-        """Undiscounted, of the episodes that passed."""
+        """The undiscounted return of each episode that passed."""
         return self._returns
 
     def sentences(self, level: str, limit: int = 3) -> str:
@@ -83,7 +83,7 @@ class Report:
         return "; ".join(parts[:limit]) + more
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for a program, of JSON's types; a number that is not finite is None."""
+        """All that was found, of JSON's types; a number that is not finite is None."""
         return {
             "name": self.name,
             "num_read": self.num_read,
@@ -134,7 +134,7 @@ def _span(low: np.ndarray, high: np.ndarray) -> str:
 
 
 def _few(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """An entry each where they are few, else over all of them."""
+    """Least and greatest values of each entry where these are few, else of all of them."""
     low, high = np.asarray(low), np.asarray(high)
     return (low, high) if low.size <= 8 else (np.fmin.reduce(low, None), np.fmax.reduce(high, None))
 

@@ -34,7 +34,7 @@ class RowMaker:
         self._limit = action_limit
 
     def rows(self, episode: Episode) -> Experience:
-        """Of numpy arrays `[T+1, ...]`, without environments; `env_id` is 0."""
+        """An episode's rows: numpy arrays `[T+1, ...]`, without a dimension of environments; `env_id` is 0."""
         length = episode.length
         step_type = np.full(length + 1, StepType.MID, np.int32)
         step_type[0], step_type[-1] = StepType.FIRST, StepType.LAST
@@ -60,7 +60,7 @@ class RowMaker:
 
 
 def _shifted(values: np.ndarray) -> np.ndarray:
-    """On the rows of arrival; zero on row 0."""
+    """Values `[T, ...]` on the rows of arrival, `[T+1, ...]`; zero on row 0."""
     return np.concatenate([np.zeros_like(values[:1]), values])
 
 

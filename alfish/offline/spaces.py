@@ -21,7 +21,7 @@ NO_SPACES = Spaces()
 
 
 def spaces_of(env_id: Any) -> Spaces:
-    """Of the environment that `make_environment(env_id)` builds.
+    """The spaces of the environment that `make_environment(env_id)` builds.
 
     Raises:
       UsageError: as `make_environment` does.
@@ -65,7 +65,7 @@ def differences(data: Spaces, environment: Spaces) -> list[str]:
 
 
 def to_json(space: spaces.Space | None) -> Any:
-    """Of the spaces that alfish learns from; exact."""
+    """A space that alfish learns from as JSON's types, exactly; see `from_json`."""
     if space is None:
         return None
     if isinstance(space, spaces.Dict):
@@ -117,7 +117,7 @@ def _number(dtype: np.dtype) -> Any:
 
 
 def _bound_to_json(bound: np.ndarray) -> Any:
-    """One number where all are the same: an image's bounds are as large as the image."""
+    """A bound as JSON's types; one number where all are the same: an image's bounds are as large as the image."""
     if bound.size and (bound == bound.flat[0]).all():
         bound = bound.flat[0].reshape(())
     return bound.astype(str).tolist() if bound.dtype.kind == "f" else bound.astype(int).tolist()

@@ -119,7 +119,7 @@ class Validator:
             raise UsageError(f"{report.name} holds no episode to learn from: {why}")
 
     def _mended(self, episode: Episode) -> Episode:
-        """With all its arrays as they are kept and T+1 observations, its flags in order; its length may be 0."""
+        """The episode with arrays as they are kept and T+1 observations, its flags in order; its length may be 0."""
         for field in ("observations", "actions", "rewards", "terminated", "truncated"):
             value = getattr(episode, field)
             if value is None or not nest.leaves(value):
@@ -142,7 +142,7 @@ class Validator:
         return self._completed(mended, num_observations) if length else mended
 
     def _completed(self, episode: Episode, num_observations: int) -> Episode:
-        """With flags that say how it ends, and with a final observation or a step less."""
+        """The episode with flags that say how it ends, and with a final observation or a step less."""
         mend, id = self.report.add, episode.id
         if (episode.terminated & episode.truncated).any():
             mend("mended", "a step is both terminated and truncated: terminated", id)
@@ -176,7 +176,7 @@ class Validator:
         return rewards.astype(np.float32)
 
     def _cast(self, values: Nest, kind: str, id: str) -> Nest:
-        """Each leaf in the dtype that is kept."""
+        """The values with each leaf in the dtype that is kept."""
         values = nest.map(np.asarray, values)
         if self._leaves[kind] is None:
             self._leaves[kind] = nest.map(_guessed, values)
@@ -221,7 +221,7 @@ class Validator:
                 yield f"{name} is not in {leaf.space}", ", and clipped"
 
     def _clipped(self, episode: Episode) -> Episode:
-        """With Box actions inside their bounds."""
+        """The episode with Box actions inside their bounds."""
         clipped = []
         for name, value, leaf in self._named_leaves("action", episode):
             distance = _distance(value, leaf.space)
@@ -287,12 +287,12 @@ def _leaves(space: spaces.Space | None) -> Nest:
 
 
 def _guessed(values: np.ndarray) -> _Leaf:
-    """What others must be like, where nobody has declared it."""
+    """What a leaf of all other episodes must be like, where nobody has declared it."""
     return _Leaf(values.shape[1:], _kept_dtype(values.dtype), None)
 
 
 def _kept_dtype(dtype: Any) -> np.dtype:
-    """As in the stream, where no float is wider than float32."""
+    """The dtype that is kept: no float of the stream is wider than float32."""
     dtype = np.dtype(dtype)
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
 

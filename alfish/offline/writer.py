@@ -39,7 +39,7 @@ class EpisodeWriter(abc.ABC):
         shutil.rmtree(self._making, ignore_errors=True)
 
     def add(self, episode: Episode) -> None:
-        """An episode that the validator has passed."""
+        """Takes an episode that the validator has passed."""
         self._waiting.append(episode)
         self._num_bytes += sum(leaf.nbytes for leaf in nest.leaves((episode.observations, episode.actions)))
         if self._num_bytes >= SHARD_BYTES:

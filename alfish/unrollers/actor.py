@@ -20,11 +20,13 @@ from alfish.transforms import Transforms
 
 
 class Actor:
-    """Args:
-    algorithm: whose `rollout_step` acts.
-    transforms: what it sees of a raw row.
-    initial_state: of the policy, `[B, ...]`, at an episode's start.
-    numpy_after: calls after which it acts through numpy; None: never.
+    """Acts from raw rows, one call a vector step.
+
+    Args:
+      algorithm: whose `rollout_step` acts.
+      transforms: what it sees of a raw row.
+      initial_state: of the policy, `[B, ...]`, at an episode's start.
+      numpy_after: calls after which it acts through numpy; None: never.
 
     Attributes:
       num_calls, gave_up: calls so far, and whether it went back to torch; saved with the run, so that a resumed one
@@ -55,7 +57,7 @@ class Actor:
         return self._act(*row) if self._program is None else self._run(row)
 
     def refresh(self) -> None:
-        """To be called where parameters or buffers have changed, before acting on."""
+        """Takes up parameters and buffers that may have changed; to be called before it acts with them."""
         if self._program is None:
             return
         if [tensor.data_ptr() for tensor in self._sources] != self._addresses:

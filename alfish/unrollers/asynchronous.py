@@ -206,7 +206,7 @@ class AsyncUnroller(Unroller):
         return self._stats.take() | {name: float(value) for name, value in counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows under way are not kept: a resumed run begins new episodes, with new seeds."""
+        """What `load_state_dict` continues from, without rows under way: new episodes begin then, with new seeds."""
         newest = max(worker.generation for worker in self._workers.all)
         return {"policy_version": self.policy_version, "generation": self._first_generation + newest}
 
@@ -306,7 +306,7 @@ class AsyncUnroller(Unroller):
         return taken
 
     def _join(self, segments: list[Segment]) -> Experience:
-        """Their experience; what arrived becomes `arrivals`."""
+        """The experience that segments make together; what arrived in them becomes `arrivals`."""
         parts = [self._slots.read(segment) for segment in segments]
         by_worker = [
             [part for segment, part in zip(segments, parts) if segment.worker_index == worker_index]

@@ -24,10 +24,11 @@ class Channel:
         self._received = bytearray()
 
     def fileno(self) -> int:
+        """Descriptor of the socket, by which a selector waits for messages."""
         return self._socket.fileno()
 
     def send(self, message: tuple) -> None:
-        """Raises OSError where the peer is gone."""
+        """Sends a message whole. Raises OSError where the peer is gone."""
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._socket.sendall(LENGTH.pack(len(body)) + body)
 
@@ -56,6 +57,7 @@ class Channel:
         return messages, gone
 
     def close(self) -> None:
+        """Ends the channel for both sides."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # the peer hears of it, whatever copies of this end there may be
         self._socket.close()

@@ -65,6 +65,7 @@ class StartedEpisodes:
 
     @property
     def complete(self) -> bool:
+        """Whether all episodes that count have ended."""
         return len(self.whole) == self._num_episodes
 
     def add(self, step_type: np.ndarray, rows: Nest, start: Nest) -> None:

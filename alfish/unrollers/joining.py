@@ -69,12 +69,12 @@ def _taken_apart(part: Experience) -> tuple[Nest, Nest]:
 
 
 def _experience(rows: Nest, start: Nest) -> Experience:
-    """What `_taken_apart` was given."""
+    """The inverse of `_taken_apart`."""
     return Experience(*rows, *start)
 
 
 def _closed_up(part: Experience) -> Experience:
-    """The same with all PAD rows at the ends of columns: segments of unequal columns have some at their own ends."""
+    """The part with all PAD rows at the ends of columns: segments of unequal columns have some at their own ends."""
     pad = part.time_step.step_type == StepType.PAD
     if not (pad[:-1] & ~pad[1:]).any():
         return part
@@ -84,7 +84,7 @@ def _closed_up(part: Experience) -> Experience:
 
 
 def _filled_up(part: Experience, num_rows: int) -> Experience:
-    """The same with so many rows, those at the end PAD."""
+    """The part with PAD rows behind its own, `num_rows` in all."""
     missing = num_rows - len(part.time_step.step_type)
     if not missing:
         return part
@@ -95,7 +95,7 @@ def _filled_up(part: Experience, num_rows: int) -> Experience:
 
 
 def _nothing_like(part: Experience) -> Experience:
-    """As many columns, and no rows."""
+    """An experience of as many columns as the part has, and of no rows; its version is -1."""
     rows, start = _taken_apart(part)
     nothing = _experience(nest.at(rows, slice(0, 0)), nest.map(torch.zeros_like, start))
     return nothing._replace(policy_version=torch.full_like(part.policy_version, -1))  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ class EnvironmentMaker:
             self._pickled = to_bytes(factory, "Trainer.environment")
 
     def __call__(self) -> Callable[..., Environment]:
-        """The factory, in the worker."""
+        """Returns the factory; to be called in the worker."""
         for module in self._modules:
             importlib.import_module(module)
         gin.parse_config(self._config)

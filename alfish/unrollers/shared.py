@@ -36,16 +36,18 @@ class SharedMemory:
         self._map = mmap.mmap(fd, self.size)
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor that lies there."""
+        """A tensor that lies here, `offset` bytes from the beginning."""
         count = int(np.prod(shape))
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(shape)
 
     def write(self, data: bytes) -> None:
+        """Copies bytes to the beginning."""
         self._map[: len(data)] = data
 
     def read(self) -> bytes:
+        """A copy of all bytes."""
         return self._map[:]
 
 
@@ -96,6 +98,7 @@ class WeightBoard:
 
     @property
     def fds(self) -> tuple[int, int]:
+        """Descriptors of the two memories, header first, for a worker to inherit."""
         return self._header_memory.fd, self._block.memory.fd
 
     @property

@@ -34,9 +34,11 @@ class Slots:
 
     @property
     def fd(self) -> int:
+        """Descriptor of the memory, for a worker to inherit."""
         return self._block.memory.fd
 
     def write(self, slot: int, experience: Experience, arrivals: Arrivals) -> None:
+        """Copies rows and what arrived into a slot; versions, infos and the number of arrivals go by message."""
         *targets, step_type, reward = self._block.copies[slot]
         for target, leaf in zip(targets, nest.leaves(experience._replace(policy_version=None)), strict=True):
             target.copy_(leaf)
@@ -45,7 +47,7 @@ class Slots:
         reward[:count] = torch.from_numpy(arrivals.reward)
 
     def read(self, segment: Segment) -> tuple[Experience, Arrivals]:
-        """What is in a slot, where it is: not a copy."""
+        """The rows in a segment's slot, and what arrived: not a copy."""
         *leaves, step_type, reward = self._block.copies[segment.slot]
         experience: Experience = nest.unflatten(self._structure, leaves)
         version = torch.full(experience.time_step.env_id.shape[1:], segment.version, dtype=torch.int64)

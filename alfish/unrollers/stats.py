@@ -14,19 +14,19 @@ class Stats:
         self._clear()
 
     def filled(self, seconds: Seconds) -> None:
-        """A worker has filled a segment."""
+        """Notes what a worker spent on a segment that it has filled."""
         self._seconds += seconds
 
     def waited(self, seconds: float) -> None:
-        """The trainer has waited for segments."""
+        """Notes how long the trainer has waited for segments."""
         self._waited += seconds
 
     def delivered(self, lags: list[int]) -> None:
-        """Segments were taken over, so many iterations after their weights were published."""
+        """Notes of segments taken over how many iterations ago their weights were published."""
         self._lags += lags
 
     def masked(self, num_rows: int) -> None:
-        """Rows were too old to be trained on."""
+        """Notes that rows were too old to be trained on."""
         self._num_masked += num_rows
 
     def take(self) -> dict[str, float]:

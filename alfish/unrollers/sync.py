@@ -71,15 +71,16 @@ class SyncUnroller(Unroller):
         Where environments make two rows when they end (`Environment.ragged`), a column that ends more often is full
         sooner: the unroll stops then, and shorter columns are filled up with PAD rows. There are `length + 1` rows.
 
-        Returns:
-          Experience whose leaves are `[length, B, ...]`, on-policy `[length+1, B, ...]`; the extra row's action is
-          never executed.
-
         Args:
           length: rows.
           at_random: execute uniformly random actions in place of the algorithm's.
 
+        Returns:
+          Experience whose leaves are `[length, B, ...]`, on-policy `[length+1, B, ...]`; the extra row's action is
+          never executed.
+
         Raises:
+          UsageError: on-policy, the length is 1 and an environment makes two rows when it ends.
           RunError: an environment returned a reward or an observation that is not finite.
         """
         self.start()
@@ -245,13 +246,17 @@ class SyncUnroller(Unroller):
         return rows.filled_up()
 
     def _begin_anew(self) -> None:
-        """The next row is that of a reset."""
+        """Makes the next row that of a reset."""
         self._time_step = None
         self._state = self._initial_state
         self._transform_state = nest.to(self._transforms.initial_state(self.environment.num_envs), self._device)
 
     def _run_episodes(self, num_episodes: int) -> dict[int, tuple[Nest, Nest]]:
-        """See `StartedEpisodes.whole`; what is kept of starts are the policy's and the transforms' states."""
+        """Acts until so many episodes are whole.
+
+        Returns:
+          `StartedEpisodes.whole`; what is kept of starts are the policy's and the transforms' states.
+        """
         episodes = StartedEpisodes(self.environment.num_envs, num_episodes)
         while True:
             assert self._time_step is not None
@@ -278,7 +283,7 @@ class SyncUnroller(Unroller):
                     return episodes.whole
 
     def _as_experience(self, start: Nest, rows: Nest) -> Experience:
-        """One episode's."""
+        """The experience of one episode, of what `StartedEpisodes.whole` has of it."""
         (state, transform_state), (time_step, action, info) = nest.map(as_tensor, (start, rows))
         if self._overwrites:
             executed = nest.to(time_step.prev_action, self._device)
@@ -331,6 +336,7 @@ class SyncUnroller(Unroller):
 
 
 def refuse_on_policy(algorithm: RLAlgorithm) -> None:
+    """Raises UsageError where an algorithm learns from its own actions alone: nobody else's can take their place."""
     if algorithm.on_policy:
         raise UsageError(
             f"overwrite_policy_output stores actions that {type(algorithm).__name__} did not choose, and on-policy it "

@@ -83,11 +83,11 @@ class Unroller(abc.ABC):
         raise self._refusal("generate_episodes")
 
     def publish(self) -> None:
-        """An iteration is over: parameters and buffers have changed."""
+        """Notes that an iteration is over: parameters and buffers have changed."""
         self.policy_version += 1
 
     def ignore_infos(self) -> None:
-        """No metric reads infos. Default: the environment does not gather them."""
+        """Notes that no metric reads infos. Default: the environment does not gather them."""
         self.environment.ignore_infos()
 
     def stats(self) -> dict[str, float]:

@@ -117,7 +117,7 @@ class WorkerUnroller(SyncUnroller):
         self._pulse.set(Pulse.ACTING)
 
     def _check(self, time_step: TimeStep) -> None:
-        """What can be built anew was looked at step by step."""
+        """Ends the worker where rows are not finite: what can be built anew was looked at step by step."""
         try:
             super()._check(time_step)
         except RunError as error:
@@ -144,6 +144,7 @@ class WorkerUnroller(SyncUnroller):
 
 
 def main() -> None:
+    """Runs a worker until the trainer closes, with the arguments that the module names."""
     end, lifeline, setup_fd, size, trainer = map(int, sys.argv[1:6])
     if trainer and sys.platform == "linux":
         # The thread below cannot run while an environment hangs in C code that keeps the interpreter's lock; this can.

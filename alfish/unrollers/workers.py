@@ -47,6 +47,7 @@ class Worker:
         self.overdue: int | None = None  # when what it was found to be at for too long began
 
     def spawn(self, setup: Setup, fds: Sequence[int]) -> None:
+        """Starts the process, which inherits these descriptors."""
         self.pulse.clear()
         data = to_bytes(setup, "the worker's setup")
         memory = SharedMemory(len(data))
@@ -153,7 +154,7 @@ class Workers:
 
     @property
     def num_left(self) -> int:
-        """Workers that run, or are to be started again."""
+        """How many workers run, or are to be started again."""
         return sum(worker.alive or worker.retry_at > 0 for worker in self.all)
 
     def start(self, make_setup: Callable[[Worker, dict[str, int], int | None], Setup], fds: Sequence[int]) -> None:
@@ -189,7 +190,7 @@ class Workers:
                     yield from self._look(worker)
 
     def activities(self) -> str:
-        """What each of them is doing, for messages."""
+        """A clause that says what each worker is doing."""
         parts = []
         for worker in self.all:
             activity, seconds = worker.pulse.get()

@@ -103,7 +103,7 @@ def _numpy_numbers() -> list[Any]:
 
 
 def _replay(checkpoint: Any, where: str) -> dict[str, torch.Tensor]:
-    """The entries of its only replay buffer, named from there on."""
+    """The entries of a checkpoint's only replay buffer, by what their names end in."""
     entries = checkpoint.get("algorithm", checkpoint) if isinstance(checkpoint, dict) else {}
     found: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in entries.items():
@@ -140,7 +140,7 @@ def _nest_below(entries: dict[str, torch.Tensor], path: tuple[str, ...]) -> Nest
 
 
 def _with_tuples(tree: Any) -> Nest:
-    """Names 0, 1, 2, ... are a tuple's."""
+    """The nest with a tuple in the place of each dict whose keys are 0, 1, 2, ...."""
     if not isinstance(tree, dict):
         return tree
     children = {key: _with_tuples(child) for key, child in tree.items()}

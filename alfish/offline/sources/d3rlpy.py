@@ -82,7 +82,7 @@ def _columns(file: Any) -> list[str]:
 
 
 def _column(file: Any, name: str, i: int) -> Nest:
-    """One array, or a tuple of them."""
+    """What a column holds of episode `i`: an array, or a tuple of them."""
     if f"{name}_{i}" in file or f"{name}_{i}_0" not in file:
         return file[f"{name}_{i}"][()]
     count = next(j for j in range(1, 1000) if f"{name}_{i}_{j}" not in file)
@@ -90,6 +90,6 @@ def _column(file: Any, name: str, i: int) -> Nest:
 
 
 def _action(values: np.ndarray) -> np.ndarray:
-    """A discrete action is stored as an array of one."""
+    """The actions `[T, ...]` as their space has them: a discrete one is stored as an array of one."""
     is_discrete = values.dtype.kind in "iu" and values.ndim == 2 and values.shape[1] == 1
     return values[:, 0] if is_discrete else values

@@ -131,12 +131,13 @@ def inside(rows: slice, block: Sequence[slice]) -> slice:
 
 
 def missing(present: Iterable[str], needed: Iterable[str]) -> list[str]:
+    """Those of `needed` that are not present, in their order."""
     present = set(present)
     return [name for name in needed if name not in present]
 
 
 def _beside(path: Path) -> str:
-    """Of a path that does not exist: how far it does."""
+    """A clause on how far a path exists, and what lies beside it."""
     parent = path.parent
     if not parent.is_dir():
         return f" ({parent} is not there either)"

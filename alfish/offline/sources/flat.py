@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 def check_lengths(table: Table, name: str) -> int:
-    """N.
+    """The number of transitions in a table.
 
     Raises:
       UsageError: an array is of another length.
@@ -100,7 +100,7 @@ def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
 
 
 def notes(table: Table, num_unmarked: int) -> Iterator[str]:
-    """What a reader should know of how it was cut."""
+    """Sentences for a reader on how a table was cut."""
     if table.next_observations is None:
         yield (
             "final observations were not recorded: the last step of an episode that did not terminate is given up, and "

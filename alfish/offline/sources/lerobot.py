@@ -109,7 +109,7 @@ class Table:
         self.columns, self.length = columns, length
 
     def then(self, other: "Table") -> "Table":
-        """These rows, and the other's behind them."""
+        """A table of these rows, and of the other's behind them."""
         if not self.length:
             return other
         return Table(
@@ -117,6 +117,7 @@ class Table:
         )
 
     def part(self, start: int, stop: int) -> "Table":
+        """A table of the rows from `start` to before `stop`."""
         return Table(nest.at(self.columns, slice(start, stop)), stop - start)
 
 

@@ -104,7 +104,7 @@ class NpzSource(EpisodeSource):
             start += length
 
     def _flags(self, values: Any, name: str, number: int, rows: slice, num_episodes: int, count: int) -> np.ndarray:
-        """One flag an episode, or one a transition."""
+        """An episode's flags `[T]`, of a file that has one an episode or one a transition."""
         length = rows.stop - rows.start
         if values is None:
             return np.zeros(length, bool)
