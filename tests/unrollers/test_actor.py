@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from scripted import assert_equal
 from torch import nn
 
 from alfish import nest, specs
@@ -210,12 +211,6 @@ def resumable(name, numpy_after):
     makers = [functools.partial(staggered, column) for column in range(B)]
     unroller.environment = VectorEnvironment(Resumable(makers, AutoresetMode.NEXT_STEP), seeds=[5, 6, 7])
     return unroller
-
-
-def assert_equal(found, expected):
-    assert nest.paths(found) == nest.paths(expected)
-    for path, a, b in zip(nest.paths(expected), nest.leaves(found), nest.leaves(expected)):
-        assert isinstance(a, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b), path
 
 
 @pytest.mark.parametrize("numpy_after", [None, 0, 7])

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 import worker_parts
+from scripted import FIRST, LAST, MID, PAD, check_stamps
 from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
 
 from alfish import nest
 from alfish.batches import EpochBatches, ReplayBatches
-from alfish.data import Experience, StepType, TimeStep
+from alfish.data import Experience, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
@@ -28,7 +29,6 @@ from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
 from alfish.unrollers.messages import Died, Seconds, Segment
 from alfish.unrollers.pulse import Pulse
 
-FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 QUICK = functools.partial(Workers, close_timeout=2.0)
 ALIKE = functools.partial(make_environment, Stamped, num_envs=2)
 
@@ -96,17 +96,6 @@ def columns_of(unrolls, num_envs):
 def step_only(step):
     """An unroll of one column, its environment's id 0."""
     return Experience(step._replace(env_id=torch.zeros_like(step.env_id)), None, None, None, None)
-
-
-def check_stamps(rows, may_break=False):
-    """Every row follows from the one before: same environment and episode, next step, the reward of that step."""
-    for before, row in zip(rows, rows[1:]):
-        if row[0] == FIRST:
-            assert before[0] == LAST or may_break
-            assert row[2][2] == 0
-        else:
-            assert before[0] in (FIRST, MID)
-            assert row[2][:2] == before[2][:2] and row[2][2] == before[2][2] + 1 == row[1]
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "free"])

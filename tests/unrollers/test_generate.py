@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from test_sync import (
+from scripted import (
     DISABLED,
     FIRST,
     LAST,
@@ -21,8 +21,8 @@ from test_sync import (
     Scripted,
     ScriptedOffPolicy,
     Still,
+    assert_equal,
     recorded,
-    same,
     transitions,
     unroller_of,
 )
@@ -66,7 +66,7 @@ def test_batches_go_on_from_one_another_as_unrolls_do(mode, algorithm):
     one, other = (unroller_of(recorded(mode), algorithm) for _ in range(2))
     for length in (2, 5, 3, 7):
         batch = one.generate_batch(length)
-        assert same(batch, other.unroll(length))
+        assert_equal(batch, other.unroll(length))
         if mode == NEXT_STEP:
             assert len(batch.time_step.step_type) == length + algorithm.on_policy
 
@@ -254,7 +254,7 @@ def test_acting_through_numpy_changes_nothing(env_id, numpy_after):
 
 def test_the_same_seed_gives_the_same_episodes():
     for one, other in zip(*(unroller_of(recorded(NEXT_STEP)).generate_episodes(9) for _ in range(2))):
-        assert same(one, other)
+        assert_equal(one, other)
 
 
 def test_what_the_environment_says_was_executed_is_stored():

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from scripted import FIRST, LAST, MID, PAD
 
-from alfish.data import Experience, StepType, TimeStep
+from alfish.data import Experience, TimeStep
 from alfish.unrollers.joining import arrivals_in_columns, in_columns, one_after_another, side_by_side
 from alfish.unrollers.unroller import Arrivals
-
-FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
 
 def part(columns, first_env_id=0, version=0):

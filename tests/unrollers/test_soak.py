@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_async import check_stamps
+from scripted import check_stamps
 from worker_parts import SeeingOffPolicy
 
 from alfish.algorithms.appo import APPO

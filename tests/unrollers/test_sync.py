@@ -5,95 +5,35 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from scripted import (
+    DISABLED,
+    FIRST,
+    LAST,
+    LENGTHS,
+    MID,
+    NEXT_STEP,
+    PAD,
+    SAME_STEP,
+    Expert,
+    Scripted,
+    ScriptedOffPolicy,
+    Still,
+    assert_equal,
+    real_rows,
+    recorded,
+    transitions,
+    unroller_of,
+)
 
 from alfish import nest
-from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, LossInfo, StepType, trainable
+from alfish.data import AlgStep, trainable
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.toy import NestedBandit, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.metrics import AverageEpisodeLength, AverageReturn, EnvInfo, EnvironmentSteps, Metrics, NumberOfEpisodes
 from alfish.transforms import ObservationNormalizer, Transforms
 from alfish.unrollers import SyncUnroller
-
-FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
-NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
-LENGTHS = ((3, 5, 1, 8), (2, 2, 7), (1,))
-
-
-class Scripted(RLAlgorithm):
-    """A deterministic policy: the action depends on the observation alone. `info` repeats the observation it saw."""
-
-    on_policy = True
-
-    def rollout_step(self, time_step, state):
-        observation = time_step.observation
-        if isinstance(self.action_spec, spaces.Discrete):
-            action = observation.reshape(len(observation), -1).sum(-1).long() % int(self.action_spec.n)
-        else:
-            action = 3 * observation[:, :1].sin()
-        return AlgStep(action, state, {"seen": observation, "step_type": time_step.step_type})
-
-    def train_step(self, experience, state):
-        return AlgStep()
-
-    def calc_loss(self, experience, info):
-        return LossInfo(torch.zeros(()))
-
-
-class ScriptedOffPolicy(Scripted):
-    on_policy = False
-
-
-class Recorded(Stamped):
-    """Keeps its own record of what happened: (episode, step, action, arrived step, reward, terminated, truncated)."""
-
-    def __init__(self, lengths, truncates=False):
-        super().__init__(lengths, truncates)
-        self.record = []
-
-    def step(self, action):
-        before = self._episode, self._step
-        observation, reward, terminated, truncated, info = super().step(action)
-        self.record.append((*before, int(action), self._step, reward, terminated, truncated))
-        return observation, reward, terminated, truncated, info
-
-
-def recorded(mode, truncates=False, lengths=LENGTHS):
-    env = SyncVectorEnv([lambda of=of: Recorded(of, truncates) for of in lengths], autoreset_mode=mode)
-    return VectorEnvironment(env, seeds=[11, 12, 13][: len(lengths)])
-
-
-def unroller_of(environment, algorithm=Scripted, factories=()):
-    specs = environment.observation_spec, environment.reward_spec
-    transforms = Transforms(factories, *specs)
-    made = algorithm(transforms.observation_spec, environment.action_spec, environment.reward_spec)
-    return SyncUnroller(environment, made, transforms)
-
-
-def real_rows(experience, column):
-    """How many rows of a column are real; asserts that PAD is at its end only."""
-    step_type = experience.time_step.step_type[:, column]
-    pads = (step_type == PAD).tolist()
-    count = pads.index(True) if True in pads else len(pads)
-    assert all(pads[count:]) and not any(pads[:count])
-    return count
-
-
-def transitions(experience, column):
-    """The trainable transitions of a column, as Recorded writes them."""
-    step, found = experience.time_step, []
-    for t in torch.nonzero(trainable(step.step_type)[:, column])[:, 0].tolist():
-        _, episode, k = step.observation[t, column].tolist()
-        assert step.observation[t + 1, column].tolist()[:2] == [step.observation[t, column, 0], episode]
-        assert step.prev_action[t + 1, column] == experience.action[t, column]
-        last = step.step_type[t + 1, column].item() == LAST
-        terminated = step.discount[t + 1, column].item() == 0
-        arrived, reward = step.observation[t + 1, column, 2].item(), step.reward[t + 1, column].item()
-        action = experience.action[t, column].item()
-        found.append((episode, k, action, arrived, reward, terminated, last and not terminated))
-    return found
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 16])
@@ -385,11 +325,6 @@ class Breaking(Stamped):
         return observation, self._value if self._where == "reward" and self._step == 3 else reward, *rest
 
 
-class Still(Scripted):
-    def rollout_step(self, time_step, state):
-        return AlgStep(torch.zeros(len(time_step.step_type), dtype=torch.int64), state)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where, leaf", [("reward", "reward"), ("observation", "observation inner.speed")])
 def test_a_value_that_is_not_finite_is_named(where, leaf, value):
@@ -408,11 +343,6 @@ def test_large_finite_values_pass():
 # Saving.
 
 
-def same(one, other):
-    a, b = nest.leaves(one), nest.leaves(other)
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
-
-
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
 def test_it_continues_bit_for_bit_where_the_environments_state_is_saved(mode):
     def make():
@@ -424,7 +354,7 @@ def test_it_continues_bit_for_bit_where_the_environments_state_is_saved(mode):
     state = nest.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, one.state_dict())
     other.load_state_dict(state)
     for _ in range(3):
-        assert same(one.unroll(4), other.unroll(4))
+        assert_equal(one.unroll(4), other.unroll(4))
         assert np.array_equal(one.arrivals.step_type, other.arrivals.step_type)
 
 
@@ -467,7 +397,7 @@ def test_the_environments_generators_are_saved():
     one.unroll(4)  # rows 0..4: the last row is LAST
     other.load_state_dict(one.state_dict())
     for _ in range(3):
-        assert same(one.unroll(5), other.unroll(5))
+        assert_equal(one.unroll(5), other.unroll(5))
 
 
 def test_the_policys_state_is_saved():
@@ -482,23 +412,6 @@ def test_an_unroller_that_never_ran_is_restored_as_such():
     one, other = (unroller_of(recorded(NEXT_STEP)) for _ in range(2))
     other.load_state_dict(one.state_dict())
     assert other.unroll(3).time_step.step_type[0].tolist() == [FIRST] * 3
-
-
-class Expert(gymnasium.Env):
-    """Does what it likes, and says so: 3 - the step it is at, in its own units (Box of [-2, 6]); nothing at step 2."""
-
-    observation_space = spaces.Box(-10, 10, (1,), np.float32)
-    action_space = spaces.Box(-2, 6, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._step = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self._step += 1
-        info = {} if self._step == 2 else {"executed_action": np.array([3.0 - self._step], np.float32)}
-        return np.full(1, self._step, np.float32), 0.0, self._step == 4, False, info
 
 
 @pytest.mark.parametrize("gather", [True, False])
