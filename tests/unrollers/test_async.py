@@ -517,7 +517,6 @@ def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
     ring = RingBuffer(400, 2)
     try:
         ring.push(unroller.unroll()._replace(info=None))
-        newest = ring._newest.copy()
         os.kill(processes(unroller)[0].pid, signal.SIGKILL)
         began = time.monotonic()
         while unroller.stats()["restarts"] < 1 or unroller._ready:
@@ -526,11 +525,11 @@ def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
         ring.push(unroller.unroll()._replace(info=None))
     finally:
         unroller.close()
-    assert newest.tolist()
     ring.check_valid()
     for column in range(2):
         positions = torch.arange(ring._pos[column])[:, None]
         types = ring.read(torch.tensor([column]), positions).time_step.step_type[:, 0].tolist()
+        assert types.count(FIRST) > 1  # the new worker's first episode is one of them
         assert all(before in (LAST, FIRST) for before, after in zip(types, types[1:]) if after == FIRST)
 
 
@@ -1029,7 +1028,7 @@ def test_infos_reach_metrics_with_a_mask_for_each_environment(root):
     trainer.train()
     results = trainer.metrics.results()
     assert results["env_info/count"] == 3 and results["env_info/deep.twice"] == 2
-    assert results["env_info/count/n"] == 4 * 6 * 8 // 4 or results["env_info/count/n"] >= 40
+    assert results["env_info/count/n"] >= 40
 
 
 def test_metrics_count_every_step_once(root):
