@@ -1,12 +1,10 @@
-"""What tests of data sets that are written start from."""
-
-import importlib.util
+"""What tests of data sets start from."""
 
 import pytest
+from data_sets import NEEDS_MINARI
 
 from alfish.__main__ import main
-
-HAS_MINARI = all(importlib.util.find_spec(name) for name in ("minari", "h5py"))
+from alfish.offline.sources import files, flat
 
 
 @pytest.fixture
@@ -16,15 +14,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "minari"
 
 
-@pytest.fixture(
-    params=[
-        "set",
-        pytest.param(
-            "minari:test/recorded-v0",
-            marks=pytest.mark.skipif(not HAS_MINARI, reason="needs the extra 'minari'"),
-        ),
-    ]
-)
+@pytest.fixture(params=["set", pytest.param("minari:test/recorded-v0", marks=NEEDS_MINARI)])
 def output(request, tmp_path, home):
     """A place of each kind for a data set."""
     return request.param if request.param.startswith("minari:") else str(tmp_path / request.param)
@@ -42,3 +32,10 @@ def refused(capsys):
         return captured.err
 
     return refused
+
+
+@pytest.fixture(params=[65536, 7], ids=["one block", "small blocks"])
+def block_rows(request, monkeypatch):
+    """Tables are read whole, or a few rows at a time."""
+    monkeypatch.setattr(flat, "BLOCK_ROWS", request.param)
+    monkeypatch.setattr(files.blocks, "__defaults__", (0, request.param))

@@ -3,13 +3,11 @@
 import hashlib
 
 import pytest
-from recorded import SPACES, assert_rows, record
-from test_outputs import about, assert_same, left_by
-from test_run import STAMPED, TOY, trained
+from data_sets import STAMPED, TOY, about, assert_same, left_by, trained
+from recorded import SPACES, assert_rows
 
 from alfish.__main__ import main
-from alfish.bin import run as run_module
-from alfish.offline import OfflineBuffer, Reading, open_source, open_writer
+from alfish.offline import OfflineBuffer, Reading, open_source
 
 
 @pytest.mark.parametrize("truncates", [False, True])
@@ -40,21 +38,6 @@ def test_a_run_without_replay_says_so(tmp_path, output, refused):
     words = refused("export", f"--root_dir={tmp_path}/run", f"--output={output}")
     assert "has no replay/checkpoint-*.pt: an on-policy run keeps no rows" in words
     assert left_by(tmp_path) == before
-
-
-def test_an_output_that_is_there_is_refused_before_anything_runs(output, tmp_path, monkeypatch, refused):
-    with open_writer(output, SPACES) as writer:
-        writer.add(record()[0])
-        writer.finish({})
-    before = {path: path.read_bytes() for path in left_by(tmp_path)}
-
-    def opened(*_):
-        raise AssertionError("the run was opened")
-
-    monkeypatch.setattr(run_module, "open_run", opened)
-    words = refused("export", "--root_dir=nowhere", f"--output={output}")
-    assert "is there already" in words or "is not empty" in words
-    assert {path: path.read_bytes() for path in left_by(tmp_path)} == before
 
 
 @pytest.mark.parametrize(

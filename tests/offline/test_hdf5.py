@@ -8,7 +8,6 @@ from recorded import BOX_SPACES, SPACES, assert_rows, record, table_of, unstretc
 
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
-from alfish.offline.sources import files, flat
 
 h5py = pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
 
@@ -27,12 +26,6 @@ def d4rl(path, episodes, next_observations=True, **change):
         file["infos/qpos"] = table["observations"]
         file["metadata/algorithm"] = "SAC"
     return f"d4rl:{path}"
-
-
-@pytest.fixture(params=[65536, 7], ids=["one block", "small blocks"])
-def block_rows(request, monkeypatch):
-    monkeypatch.setattr(flat, "BLOCK_ROWS", request.param)
-    monkeypatch.setattr(files.blocks, "__defaults__", (0, request.param))
 
 
 @pytest.mark.parametrize("continuous", [False, True])

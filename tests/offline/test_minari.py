@@ -13,16 +13,13 @@ from alfish.offline import OfflineBuffer, Reading, Spaces, open_source
 
 minari = pytest.importorskip("minari", reason="needs the extra 'minari'")
 pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Minari's, of what a data set might say of itself and does not
+pytestmark = [
+    pytest.mark.usefixtures("home"),
+    pytest.mark.filterwarnings("ignore"),  # Minari's, of what a data set might say of itself and does not
+]
 
 FORMATS = ["hdf5", pytest.param("arrow", marks=pytest.mark.skipif(
     __import__("importlib.util").util.find_spec("pyarrow") is None, reason="needs the extra 'arrow'"))]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    return tmp_path
 
 
 def written(episodes, of=SPACES, data_format="hdf5", name="test/stamped-v0"):

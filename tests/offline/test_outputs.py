@@ -1,64 +1,22 @@
 """Data sets are written whole or not at all, in alfish's own layout and in Minari's, and read again as they were."""
 
-import importlib.util
-import json
 import os
 
 import gymnasium
 import numpy as np
 import pytest
+from data_sets import NEEDS_MINARI, assert_same, left_by, read, written
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
 
-from alfish import nest
+from alfish.bin import run as run_module
 from alfish.errors import RunError, UsageError
-from alfish.offline import MinariWriter, OfflineBuffer, Reading, Spaces, open_writer
+from alfish.offline import MinariWriter, OfflineBuffer, Spaces, open_writer
 from alfish.offline import writer as writer_module
 from alfish.offline.outputs import rebuildable
 
 pytestmark = pytest.mark.usefixtures("home")
-NEEDS_MINARI = pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("minari", "h5py")), reason="needs the extra 'minari'"
-)
-
-
-def left_by(directory):
-    """Files, of which Minari keeps none of its own."""
-    return [path for path in directory.rglob("*") if path.is_file()]
-
-
-def assert_same(episodes, others):
-    for one, other in zip(episodes, others, strict=True):
-        for a, b in zip(nest.leaves(tuple(one)[1:]), nest.leaves(tuple(other)[1:]), strict=True):
-            assert a.dtype == b.dtype and np.array_equal(a, b)
-
-
-def read(name):
-    """The episodes, exactly as they were written: the validator finds nothing to mend."""
-    reading = Reading([name])
-    episodes = list(reading)
-    assert reading.report.found("error") == reading.report.found("mended") == {}
-    return episodes
-
-
-def about(name):
-    """What a data set says of itself."""
-    scheme, _, where = name.partition(":")
-    if scheme == "alfish":
-        with open(os.path.join(where, "data_set.json")) as file:
-            return json.load(file)
-    import minari
-
-    return minari.load_dataset(where).storage.metadata["alfish"]
-
-
-def written(output, episodes, of=SPACES, told=None, **options):
-    with open_writer(output, of, **options) as writer:
-        for episode in episodes:
-            writer.add(episode)
-        writer.finish({"remark": "of a test"} if told is None else told)
-    return output if output.startswith("minari:") else f"alfish:{output}"
 
 
 @NEEDS_MINARI
@@ -136,6 +94,20 @@ def test_a_name_is_taken_once():
     with pytest.raises(UsageError, match="minari:test/set-v0 is there already .*choose another name or version"):
         MinariWriter("test/set-v0", SPACES)
     MinariWriter("test/set-v1", SPACES)
+
+
+@pytest.mark.parametrize("command", ["export", "record"])
+def test_an_output_that_is_there_is_refused_before_anything_runs(command, output, tmp_path, monkeypatch, refused):
+    written(output, record(1))
+    before = {path: path.read_bytes() for path in left_by(tmp_path)}
+
+    def opened(*_):
+        raise AssertionError("the run was opened")
+
+    monkeypatch.setattr(run_module, "open_run", opened)
+    words = refused(command, "--root_dir=nowhere", f"--output={output}")
+    assert "is there already" in words or "is not empty" in words
+    assert {path: path.read_bytes() for path in left_by(tmp_path)} == before
 
 
 class Silent(gymnasium.Wrapper):

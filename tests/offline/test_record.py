@@ -7,17 +7,15 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+from data_sets import NEEDS_MINARI, about, assert_same, left_by, read
 from gymnasium.envs.registration import EnvSpec
-from recorded import SPACES, record
-from test_outputs import NEEDS_MINARI, about, assert_same, left_by, read
 
 import alfish
 from alfish.__main__ import main
-from alfish.bin import run as run_module
 from alfish.bin.record import env_spec_of, sha256
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, TensorPointMass
-from alfish.offline import OfflineBuffer, open_source, open_writer
+from alfish.offline import OfflineBuffer, open_source
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -153,21 +151,6 @@ def test_where_no_episode_is_good_nothing_is_written(run, output, tmp_path, refu
     words = refused("record", f"--root_dir={run[0]}", f"--output={output}", "--num_episodes=3", "--min_return=1e6")
     assert "none of 3 episodes returned --min_return=1e+06 or more, the best returned" in words
     assert left_by(tmp_path) == []
-
-
-def test_an_output_that_is_there_is_refused_before_anything_runs(output, tmp_path, monkeypatch, refused):
-    with open_writer(output, SPACES) as writer:
-        writer.add(record()[0])
-        writer.finish({})
-    before = {path: path.read_bytes() for path in left_by(tmp_path)}
-
-    def opened(*_):
-        raise AssertionError("the run was opened")
-
-    monkeypatch.setattr(run_module, "open_run", opened)
-    words = refused("record", "--root_dir=nowhere", f"--output={output}")
-    assert "is there already" in words or "is not empty" in words
-    assert {path: path.read_bytes() for path in left_by(tmp_path)} == before
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from data_sets import STAMPED, TOY, trained
 from gymnasium import spaces
 from recorded import SPACES, assert_rows, record, table_of
 
@@ -14,19 +15,6 @@ from alfish.offline import OfflineBuffer, open_source
 from alfish.offline.spaces import spaces_of
 from alfish.specs import ObservationUnits
 
-TOY = "import alfish.environments.toy\ninclude 'dqn.gin'\n"
-STAMPED = """
-make_environment.env_id = @Stamped
-Stamped.truncates = {truncates}
-make_environment.num_envs = 2
-Trainer.num_env_steps = {steps}
-Trainer.unroll_length = 4
-ReplayBatches.capacity = 60
-ReplayBatches.batch_size = 4
-ReplayBatches.warmup_env_steps = 20
-ReplayBatches.updates_per_env_step = 0.1
-MLP.layers = (4,)
-"""
 BANDIT = """
 make_environment.env_id = @{env}
 {settings}
@@ -39,12 +27,6 @@ ReplayBatches.warmup_env_steps = 20
 ReplayBatches.updates_per_env_step = 0.1
 MLP.layers = (4,)
 """
-
-
-def trained(directory, text):
-    (directory / "conf.gin").write_text(text)
-    assert main(["train", f"--gin_file={directory}/conf.gin", f"--root_dir={directory}/run"]) == 0
-    return f"run:{directory}/run"
 
 
 @pytest.mark.parametrize("truncates", [False, True])

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from data_sets import written
 from gymnasium import spaces
 from recorded import BOX_SPACES, SPACES, assert_rows, record, source, table_of, unstretched, without_final
 
@@ -12,24 +13,10 @@ from alfish.errors import RunError, UsageError
 from alfish.offline import Arrays, DataSetWriter, Episode, OfflineBuffer, Reading, Spaces, open_source
 from alfish.offline import data_set as data_set_module
 from alfish.offline import writer as writer_module
-from alfish.offline.sources import SCHEMES, files, flat
+from alfish.offline.sources import SCHEMES
 from alfish.offline.spaces import from_json, to_json
 
 DICT_SPACES = Spaces(spaces.Dict(here=SPACES.observation, there=SPACES.observation), SPACES.action)
-
-
-@pytest.fixture(params=[65536, 7], ids=["one block", "small blocks"])
-def block_rows(request, monkeypatch):
-    monkeypatch.setattr(flat, "BLOCK_ROWS", request.param)
-    monkeypatch.setattr(files.blocks, "__defaults__", (0, request.param))
-
-
-def written(path, episodes, spaces=SPACES):
-    with DataSetWriter(path, spaces) as writer:
-        for episode in episodes:
-            writer.add(episode)
-        writer.finish({"remark": "recorded by a test"})
-    return f"alfish:{path}"
 
 
 def buffer_of(*sources, of=SPACES, **options):
