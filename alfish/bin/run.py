@@ -1,7 +1,7 @@
-"""A run directory, opened again: for evaluation, films, and policies in other programs."""
+"""A run's trainer, for a directory to be trained in, or for one opened again: for evaluation, films, and policies."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,27 @@ from alfish.checkpoint import rng_state, set_rng_state
 from alfish.errors import UsageError
 from alfish.policy import Policy
 from alfish.trainer import Trainer
+
+
+def configured_trainer(root_dir: str | Path, files: Sequence[str], bindings: Sequence[str]) -> Trainer:
+    """The trainer that gin describes now, which will save that configuration in its run directory.
+
+    Args:
+      root_dir: of the run, new or to be continued.
+      files, bindings: what the user named and gin has read; errors say that a parameter was bound there.
+
+    Raises:
+      UsageError: a required parameter is not bound, or nothing reads a bound one.
+    """
+    text = configuration.text()
+    with configuration.complete():
+        trainer = Trainer(root_dir)
+    configuration.refuse_unreachable(files, bindings)
+    trainer.config = {
+        configuration.CONFIG_FILE: text,
+        configuration.OPERATIVE_FILE: configuration.operative_text(),
+    }
+    return trainer
 
 
 @contextlib.contextmanager

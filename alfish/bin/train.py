@@ -64,12 +64,9 @@ def main(flag_values: flags.FlagValues) -> int:
     if saved.is_file():
         _settle(saved, flag_values.on_config_change)
 
-    from alfish.trainer import Trainer  # after the configuration: a typo should not wait for torch
+    from alfish.bin.run import configured_trainer  # after the configuration: a typo should not wait for torch
 
-    text = configuration.text()
-    with configuration.complete():
-        trainer = Trainer(root_dir)
-    configuration.refuse_unreachable(files, flag_values.gin_param)
+    trainer = configured_trainer(root_dir, files, flag_values.gin_param)
     if flag_values.ceilings:
         from alfish.profiler import ceilings
 
@@ -79,8 +76,6 @@ def main(flag_values: flags.FlagValues) -> int:
         from alfish.profiler import Profile
 
         trainer.listeners.append(Profile())
-    operative_text = configuration.operative_text()
-    trainer.config = {configuration.CONFIG_FILE: text, configuration.OPERATIVE_FILE: operative_text}
     if trainer.train() is None:
         name, budget = trainer.budget
         print(f"{root_dir} is done: Trainer.{name} = {budget:,} is spent; raise it to go on", file=sys.stderr)

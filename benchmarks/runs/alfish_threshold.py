@@ -7,6 +7,7 @@ import torch
 
 import alfish
 from alfish.bin import configuration
+from alfish.bin.run import configured_trainer
 from alfish.listeners import Evaluate
 from alfish.trainer import Listener, Report, Trainer
 from benchmarks.runs import threshold
@@ -40,13 +41,8 @@ def main() -> None:
     race = Race(TASKS[arguments.task], arguments.started, arguments.max_env_steps)
     files = [f"{arguments.task}.gin"]
     configuration.read(files, [f"Trainer.seed = {arguments.seed}", *arguments.gin_param])
-    text = configuration.text()
     with tempfile.TemporaryDirectory() as root_dir:
-        with configuration.complete():
-            trainer = Trainer(root_dir)
-        configuration.refuse_unreachable(files)
-        operative_text = configuration.operative_text()
-        trainer.config = {configuration.CONFIG_FILE: text, configuration.OPERATIVE_FILE: operative_text}
+        trainer = configured_trainer(root_dir, files, arguments.gin_param)
         kept = [listener for listener in trainer.listeners if not isinstance(listener, Evaluate)]
         trainer.listeners = [*kept, Threshold(race)]
         trainer.train()
