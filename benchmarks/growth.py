@@ -153,7 +153,8 @@ def measured(function: Callable[[], Any], repeats: int) -> list[float]:
         function()
     values = []
     for _ in range(repeats):
-        calls, end = [], time.perf_counter() + SECONDS
+        calls: list[float] = []
+        end = time.perf_counter() + SECONDS
         while not calls or time.perf_counter() < end:
             began = time.perf_counter()
             function()

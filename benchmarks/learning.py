@@ -43,9 +43,16 @@ class Goal:
         return f"{self.conf}-{self.variant}" if self.variant else self.conf
 
 
-def _on(kind: str, task: str = "pendulum") -> dict:
-    """Trained on one of the data sets of a task."""
-    return {"settings": (f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/{task}/{kind}']",), "variant": kind}
+def _offline(conf: str, kind: str, bar: float, every_seed: bool = True, num_episodes: int = 100) -> Goal:
+    """Of a conf of a task, trained on one of the task's data sets."""
+    task = conf.rpartition("_")[2]
+    sources = f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/{task}/{kind}']"
+    return Goal(conf, (0, 1, 2), bar, every_seed, num_episodes, (sources,), kind)
+
+
+def _bfloat16(conf: str, bar: float) -> Goal:
+    settings = ("Learner.compile = True", "Learner.precision = 'bfloat16'")
+    return Goal(conf, (0, 1, 2, 3, 4), bar, False, settings=settings, variant="bfloat16")
 
 
 GOALS = [
@@ -74,16 +81,15 @@ GOALS = [
     Goal("dqn_bitflip", (0, 1, 2), -7.5, True),
 ]
 OFFLINE = [
-    Goal("bc_pendulum", (0, 1, 2), -140, True, **_on("expert")),
-    Goal("bc_pendulum", (0, 1, 2), -300, True, **_on("medium-replay")),
-    Goal("iql_pendulum", (0, 1, 2), -300, True, **_on("medium-replay")),
-    Goal("td3_bc_pendulum", (0, 1, 2), -300, True, **_on("medium-replay")),
-    Goal("rlpd_pendulum", (0, 1, 2), -155, True, **_on("medium-replay")),
-    Goal("bc_halfcheetah", (0, 1, 2), 0, False, num_episodes=20, **_on("medium-replay", "halfcheetah")),
-    Goal("iql_halfcheetah", (0, 1, 2), 0, False, num_episodes=20, **_on("medium-replay", "halfcheetah")),
-    Goal("td3_bc_halfcheetah", (0, 1, 2), 0, False, num_episodes=20, **_on("medium-replay", "halfcheetah")),
+    _offline("bc_pendulum", "expert", -140),
+    _offline("bc_pendulum", "medium-replay", -300),
+    _offline("iql_pendulum", "medium-replay", -300),
+    _offline("td3_bc_pendulum", "medium-replay", -300),
+    _offline("rlpd_pendulum", "medium-replay", -155),
+    _offline("bc_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
+    _offline("iql_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
+    _offline("td3_bc_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
 ]
-_BFLOAT16 = {"settings": ("Learner.compile = True", "Learner.precision = 'bfloat16'"), "variant": "bfloat16"}
 # What prioritized replay, longer returns and hindsight are worth, and what bfloat16 costs.
 ABLATIONS = [
     Goal(
@@ -98,8 +104,8 @@ ABLATIONS = [
         "dqn_lunarlander", (0, 1, 2, 3, 4), 150, False, settings=("ReplayBatches.window_length = 2",), variant="1-step"
     ),
     Goal("dqn_bitflip", (0, 1, 2), -15, True, settings=("HindsightReplay.share = 0.0",), variant="without-hindsight"),
-    Goal("sac_halfcheetah", (0, 1, 2, 3, 4), 4500, False, **_BFLOAT16),
-    Goal("td3_halfcheetah", (0, 1, 2, 3, 4), 4500, False, **_BFLOAT16),
+    _bfloat16("sac_halfcheetah", 4500),
+    _bfloat16("td3_halfcheetah", 4500),
 ]
 
 

@@ -93,7 +93,7 @@ def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
     return milliseconds(lambda: learner.train([Chunk(batch, None)], False)), first
 
 
-def milliseconds(function: Callable[[], None]) -> float:
+def milliseconds(function: Callable[[], object]) -> float:
     times = []
     for _ in range(10):
         began = time.perf_counter()

@@ -15,27 +15,34 @@ VERSIONS = f"stable-baselines3 {stable_baselines3.__version__}, torch {torch.__v
 
 
 class Clock(BaseCallback):
-    """Remembers where the iteration of the eighth update ended."""
+    """Remembers where the iteration of the eighth update ended.
 
-    def __init__(self) -> None:
+    Args:
+      updates_a_count: gradient steps for each update that the model counts.
+    """
+
+    def __init__(self, updates_a_count: int):
         super().__init__()
-        self.first = None
+        self.first: script.Reading | None = None
+        self._updates_a_count = updates_a_count
+
+    def read(self) -> script.Reading:
+        return script.read(self.model.num_timesteps, self.model._n_updates * self._updates_a_count)
 
     def _on_rollout_start(self) -> None:
         if self.model._n_updates >= 8 and self.first is None:
-            self.first = script.read(self.num_timesteps, self.model._n_updates)
+            self.first = self.read()
 
     def _on_step(self) -> bool:
         return True
 
 
 def learn(model: Any, num_env_steps: int, versions: str, updates_a_count: int = 1) -> None:
-    clock = Clock()
+    clock = Clock(updates_a_count)
     model.learn(num_env_steps, callback=clock)
-    first, last = clock.first, script.read(model.num_timesteps, model._n_updates)
-    first, last = (reading._replace(updates=reading.updates * updates_a_count) for reading in (first, last))
+    last = clock.read()
     average_return = sum(episode["r"] for episode in model.ep_info_buffer) / len(model.ep_info_buffer)
-    script.report(first, last, average_return, versions)
+    script.report(clock.first, last, average_return, versions)
 
 
 def ppo(algorithm: Any, env_id: str, num_env_steps: int, seed: int, versions: str = VERSIONS) -> None:

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 NO_SUCH_RECIPE = 3  # exit status
@@ -20,12 +20,15 @@ def read(env_steps: int, updates: int) -> Reading:
     return Reading(time.perf_counter(), time.process_time(), env_steps, updates)
 
 
-def report(first: Reading, last: Reading, average_return: float, versions: str) -> None:
+def report(first: Reading | None, last: Reading, average_return: float, versions: str) -> None:
+    """Prints the JSON object of what lies between two readings; None: the eighth update never came."""
+    if first is None:
+        raise SystemExit("the run ended before its eighth update")
     result = {name: end - start for name, start, end in zip(Reading._fields, first, last)}
     print(json.dumps(result | {"return": average_return, "versions": versions}))
 
 
-def main(recipes: dict[str, Callable[..., None]]) -> None:
+def main(recipes: Mapping[str, Callable[..., None]]) -> None:
     recipe, seed, *variant = sys.argv[1:]
     if recipe not in recipes:
         print(f"no {recipe} here; there is {', '.join(recipes)}", file=sys.stderr)

@@ -45,7 +45,10 @@ class Environments:
         self._singles = [statistics(make()) for _ in range(num_envs)]
         self.vector = DummyVectorEnv([functools.partial(lambda env: env, env) for env in self._singles])
         self.vector.seed(seed)
-        self.spaces = self._singles[0].observation_space, self._singles[0].action_space
+        self.observation_shape = self._singles[0].observation_space.shape
+        action_space = self._singles[0].action_space
+        assert isinstance(action_space, gymnasium.spaces.Discrete)
+        self.action_space = action_space
 
     def average_return(self) -> float:
         return float(np.mean([value for env in self._singles for value in env.return_queue]))
@@ -71,8 +74,10 @@ def train(algorithm: Any, params: Any, clock: Clock, environments: Environments)
 def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
     seed_all(seed)
     environments = Environments(env_id, 8, seed)
-    observation_space, action_space = environments.spaces
-    net = functools.partial(Net, state_shape=observation_space.shape, hidden_sizes=(64, 64), activation=torch.nn.Tanh)
+    action_space = environments.action_space
+    net = functools.partial(
+        Net, state_shape=environments.observation_shape, hidden_sizes=(64, 64), activation=torch.nn.Tanh
+    )
     actor = DiscreteActor(preprocess_net=net(), action_shape=action_space.n, softmax_output=False)
     algorithm = PPO(
         policy=ProbabilisticActorPolicy(
@@ -101,8 +106,8 @@ def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
 def dqn(env_id: str, num_env_steps: int, seed: int) -> None:
     seed_all(seed)
     environments = Environments(env_id, 1, seed)
-    observation_space, action_space = environments.spaces
-    net = Net(state_shape=observation_space.shape, action_shape=action_space.n, hidden_sizes=(64, 64))
+    action_space = environments.action_space
+    net = Net(state_shape=environments.observation_shape, action_shape=action_space.n, hidden_sizes=(64, 64))
     policy = DiscreteQLearningPolicy(model=net, action_space=action_space)
     algorithm = DQN(
         policy=policy,
