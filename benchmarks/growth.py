@@ -17,7 +17,6 @@ a compiled update, or a policy through numpy, is compared with the plain one now
 """
 
 import argparse
-import csv
 import functools
 import os
 import shutil
@@ -47,7 +46,8 @@ from alfish.networks import MLP, ActorCritic, CriticEnsemble, Torso
 from alfish.replay import RingBuffer
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
-from benchmarks.throughput import RESULTS, machine
+from benchmarks import RESULTS, tables
+from benchmarks.throughput import machine
 
 OBSERVATION, ACTION = spaces.Box(-1, 1, (17,)), spaces.Box(-1, 1, (6,))
 SECONDS = 0.3  # that a measurement takes
@@ -62,22 +62,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    parts, rows = arguments.parts.split(","), []
-    for part in parts:
+    for part in arguments.parts.split(","):
         measure, all_xs, few_xs, _ = PARTS[part]
+        rows = []
         for series, x, values in measure(few_xs if arguments.quick else all_xs, arguments.repeats):
             numbers = (statistics.median(values), min(values), max(values), len(values))
             rows.append(dict(zip(FIELDS, (part, series, x, *numbers, machine()))))
             print(f"{part} {x:,} {series}: {numbers[0]:,.2f} us", flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "growth.csv"
-    kept = [row for row in csv.DictReader(path.open()) if row["part"] not in parts] if path.is_file() else []
-    rows = sorted([*kept, *rows], key=lambda row: list(PARTS).index(row["part"]))
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-    draw(rows)
+        draw(publish(rows))
+
+
+def publish(rows: list[dict]) -> list[dict[str, str]]:
+    """Puts these rows in the place of their parts' old ones; all rows of the file."""
+    order = list(PARTS)
+    return tables.replace_rows(RESULTS / "growth.csv", rows, FIELDS, ["part"], lambda row: order.index(row["part"]))
 
 
 # What is measured.
@@ -208,7 +206,7 @@ def sac(width: int, batch_size: int) -> tuple[RLAlgorithm, Chunk]:
 # The picture.
 
 
-def draw(rows: list[dict]) -> None:
+def draw(rows: list[dict[str, str]]) -> None:
     matplotlib.rcParams |= {
         "svg.hashsalt": "alfish",
         "svg.fonttype": "none",
@@ -226,6 +224,7 @@ def draw(rows: list[dict]) -> None:
         if axis.lines:
             axis.legend(fontsize=8, frameon=False)
     figure.savefig(RESULTS / "growth.svg", metadata={"Date": None})
+    plt.close(figure)
 
 
 if __name__ == "__main__":

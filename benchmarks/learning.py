@@ -13,7 +13,6 @@ is not trained again.
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -24,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-PROJECT = Path(__file__).parent.parent
+from benchmarks import PROJECT, tables
+
 RESULTS = PROJECT / "docs" / "results"
 
 
@@ -145,26 +145,23 @@ def run(goal: Goal, seed: int, root_dir: Path) -> None:
     row = {"seed": seed} | {name: result[name] for name in ("env_steps", "num_episodes", "mean", "ci_low", "ci_high")}
     row |= {name: result[name] for name in ("std", "min", "max")} | {"command_seconds": round(seconds, 1)}
     print(f"{goal.name} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
-    _merge(RESULTS / f"{goal.name}.csv", [row])
+    publish(RESULTS / f"{goal.name}.csv", [row])
     curve = []
     for path in sorted((PROJECT / root_dir / "eval").glob("evaluation-*.csv")):
-        returns = [float(episode["return"]) for episode in csv.DictReader(path.open())]
+        returns = [float(episode["return"]) for episode in tables.read_rows(path)]
         env_steps = int(path.stem.removeprefix("evaluation-"))
         curve.append({"seed": seed, "env_steps": env_steps, "mean": float(np.mean(returns)), "episodes": len(returns)})
-    _merge(RESULTS / f"{goal.name}-curve.csv", curve)
+    publish(RESULTS / f"{goal.name}-curve.csv", curve)
 
 
 def table(goals: list[Goal]) -> str:
-    lines = [
-        "| conf | env steps | seeds | mean of the seeds | each seed | goal | met |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = [tables.header(["conf", "env steps", "seeds", "mean of the seeds", "each seed", "goal", "met"])]
     for goal in goals:
         path = RESULTS / f"{goal.name}.csv"
-        if not path.is_file():
+        rows = tables.read_rows(path)
+        if not rows:
             lines.append(f"| {goal.name} | | | not run | | {goal.bar:g} | |")
             continue
-        rows = list(csv.DictReader(path.open()))
         means = [float(row["mean"]) for row in rows]
         judged = min(means) if goal.every_seed else float(np.mean(means))
         each = ", ".join(f"{mean:.1f}" for mean in means)
@@ -172,21 +169,14 @@ def table(goals: list[Goal]) -> str:
         steps = f"{max(int(row['env_steps']) for row in rows):,}"
         wanted = f"{goal.bar:g} {'every seed' if goal.every_seed else 'in the mean'}"
         met = "yes" if judged >= goal.bar else "no"
-        lines.append(f"| {goal.name} | {steps} | {seeds} | {np.mean(means):.1f} | {each} | {wanted} | {met} |")
+        lines.append(tables.line([goal.name, steps, seeds, f"{np.mean(means):.1f}", each, wanted, met]))
     return "\n".join(lines)
 
 
-def _merge(path: Path, rows: list[dict]) -> None:
-    """Writes a seed's rows into a CSV, in place of all that it has of this seed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    seeds = {str(row["seed"]) for row in rows}
-    there = list(csv.DictReader(path.open())) if path.is_file() else []
-    ordered = [*(row for row in there if row["seed"] not in seeds), *rows]
-    ordered.sort(key=lambda row: (int(row["seed"]), int(row["env_steps"])))
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(ordered)
+def publish(path: Path, rows: list[dict]) -> None:
+    """Puts a seed's rows into a CSV, in place of all that it has of this seed; of no evaluations there is no curve."""
+    if rows:
+        tables.replace_rows(path, rows, rows[0], ["seed"], lambda row: (int(row["seed"]), int(row["env_steps"])))
 
 
 if __name__ == "__main__":

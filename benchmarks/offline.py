@@ -14,8 +14,12 @@ import subprocess
 import sys
 import tempfile
 
+from alfish.checkpoint import write_atomically
+from benchmarks import RESULTS, tables
 from benchmarks.runs.offline import STEPS
-from benchmarks.throughput import RESULTS, machine
+from benchmarks.throughput import machine
+
+HEADER = "| | seconds | most memory, MB | |\n|---|---|---|---|"
 
 
 def main() -> None:
@@ -24,7 +28,7 @@ def main() -> None:
     parser.add_argument("--episode_length", type=int, default=1000)
     parser.add_argument("--directory", default=None, help="where data are put; None: a temporary one")
     arguments = parser.parse_args()
-    lines = []
+    lines = [HEADER]
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.directory or temporary
         environment = os.environ | {"MINARI_DATASETS_PATH": directory, "OMP_NUM_THREADS": "1"}
@@ -33,12 +37,11 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.runs.offline", step, *sizes, directory]
             output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
             for row in json.loads(output.splitlines()[-1])["rows"]:
-                lines.append(f"| {' | '.join(row)} |")
+                lines.append(tables.line(row))
                 print(lines[-1], flush=True)
     count = f"{arguments.transitions:,} transitions in episodes of {arguments.episode_length:,}"
     head = f"# Offline data\n\n`python -m benchmarks.offline`: {count}; {machine()}\n\n"
-    table = "| | seconds | most memory, MB | |\n|---|---|---|---|\n" + "\n".join(lines) + "\n"
-    (RESULTS / "offline.md").write_text(head + table)
+    write_atomically(RESULTS / "offline.md", head + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,14 @@
 python -m benchmarks.pictures
 """
 
-import csv
-from pathlib import Path
-
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-DOCS = Path(__file__).parent.parent / "docs"
+from benchmarks import PROJECT, tables
+
+DOCS = PROJECT / "docs"
 SHOWN = {
     "ppo_cartpole": ("CartPole-v1, PPO", 475),
     "ppo_lunarlander": ("LunarLander-v3, PPO", 200),
@@ -22,7 +21,7 @@ SHOWN = {
 def main() -> None:
     figure, axes = plt.subplots(1, len(SHOWN), figsize=(12, 3.2), layout="constrained")
     for axis, (conf, (title, bar)) in zip(axes, SHOWN.items()):
-        rows = list(csv.DictReader((DOCS / "results" / f"{conf}-curve.csv").open()))
+        rows = tables.read_rows(DOCS / "results" / f"{conf}-curve.csv")
         for seed in dict.fromkeys(row["seed"] for row in rows):
             own = [row for row in rows if row["seed"] == seed]
             steps = [int(row["env_steps"]) / 1000 for row in own]

@@ -13,7 +13,6 @@ of medians to `benchmarks/results/replay.{csv,md}`.
 """
 
 import argparse
-import csv
 import datetime
 import json
 import subprocess
@@ -21,8 +20,10 @@ import sys
 
 import numpy as np
 
+from alfish.checkpoint import write_atomically
+from benchmarks import PROJECT, RESULTS, tables
 from benchmarks.runs.replay import FRAMES_SHARE, LIBRARIES
-from benchmarks.throughput import HERE, RESULTS, _venv, machine, with_threads
+from benchmarks.throughput import _venv, machine, with_threads
 
 MEASURES = {
     "push_1": "push, 1 environment",
@@ -47,34 +48,29 @@ def main() -> None:
     for repeat in range(arguments.repeats):
         for library, python in pythons.items():
             command = [python, "-m", "benchmarks.runs.replay", library, str(arguments.rows)]
-            environment = with_threads(1) | {"PYTHONPATH": str(HERE.parent)}
+            environment = with_threads(1) | {"PYTHONPATH": str(PROJECT)}
             finished = subprocess.run(command, capture_output=True, text=True, env=environment)
             if finished.returncode:
                 raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr}")
             runs.append({"library": library, "repeat": repeat} | json.loads(finished.stdout.splitlines()[-1]))
             print(runs[-1], flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    with open(RESULTS / "replay.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, ["library", "repeat", *MEASURES, "versions"])
-        writer.writeheader()
-        writer.writerows(runs)
-    table = _table(runs, libraries, arguments.rows)
-    (RESULTS / "replay.md").write_text(table)
-    print(table)
+    tables.write_rows(RESULTS / "replay.csv", runs, ["library", "repeat", *MEASURES, "versions"])
+    text = table(runs, libraries, arguments.rows)
+    write_atomically(RESULTS / "replay.md", text)
+    print(text)
 
 
-def _table(runs: list[dict], libraries: list[str], num_rows: int) -> str:
+def table(runs: list[dict], libraries: list[str], num_rows: int) -> str:
     lines = [
         f"{machine()}. {datetime.date.today().isoformat()}. Microseconds a call on one thread, medians [smallest, "
         f"largest run]; {num_rows:,} rows, or {num_rows // FRAMES_SHARE:,} frames.",
         "",
-        f"| library | {' | '.join(MEASURES.values())} |",
-        f"|---|{'---|' * len(MEASURES)}",
+        tables.header(["library", *MEASURES.values()]),
     ]
     for library in libraries:
         own = [run for run in runs if run["library"] == library]
         cells = [_cell([run[name] for run in own if name in run]) for name in MEASURES]
-        lines.append(f"| {own[0]['versions']} | {' | '.join(cells)} |")
+        lines.append(tables.line([own[0]["versions"], *cells]))
     return "\n".join(lines) + "\n"
 
 

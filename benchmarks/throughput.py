@@ -19,7 +19,6 @@ hold, looked at twice a second, compilers included; a page that several of them 
 
 import argparse
 import contextlib
-import csv
 import datetime
 import json
 import os
@@ -30,13 +29,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from alfish.checkpoint import write_atomically
+from benchmarks import PROJECT, RESULTS, tables
 from benchmarks.runs.script import NO_SUCH_RECIPE
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 SYNC = "alfish sync"
 RECIPES = ("ppo_cartpole", "dqn_cartpole", "sac_halfcheetah", "ppo_halfcheetah", "td3_halfcheetah")
 NUMBERS = ("env_steps_per_second", "peak_memory_mb", "env_steps", "seconds", "cpu_seconds", "updates", "return")
@@ -63,7 +63,6 @@ def main() -> None:
     ]
     pythons = {name: sys.executable if is_ours(name) else _venv(name) for name, _ in libraries}
     common = {"machine": machine(), "date": datetime.date.today().isoformat()}
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / (f"throughput-busy{arguments.busy}.csv" if arguments.busy else "throughput.csv")
     with busy_processes(arguments.busy):
         for recipe in arguments.recipes.split(","):
@@ -79,18 +78,14 @@ def main() -> None:
                     run["env_steps_per_second"] = run["env_steps"] / run["seconds"]
                     print(f"{recipe} {library}:{threads} {run['env_steps_per_second']:,.0f} steps/s", flush=True)
                     runs.append(run)
-            _publish(path, recipe, runs)  # whole recipes only, and each at once: a call may take an hour
+            publish(path, runs)  # whole recipes only, and each at once: a call may take an hour
     print(path.with_suffix(".md").read_text())
 
 
-def _publish(path: Path, recipe: str, runs: list[dict]) -> None:
-    """Puts these runs in the place of the recipe's old ones, in the raw data and in the table."""
-    runs = [*_other_recipes(path, {recipe} if runs else set()), *runs]
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(runs)
-    path.with_suffix(".md").write_text(_table(runs))
+def publish(path: Path, runs: list[dict]) -> None:
+    """Puts these runs in the place of their recipes' old ones, in the raw data and in the table beside them."""
+    rows = tables.replace_rows(path, runs, FIELDS, key=["recipe"])
+    write_atomically(path.with_suffix(".md"), table(rows))
 
 
 def is_ours(library: str) -> bool:
@@ -108,11 +103,11 @@ def machine() -> str:
 
 def _venv(peer: str) -> str:
     """The Python of a peer's virtual environment."""
-    directory = HERE / "peers" / f".venv-{peer}"
+    directory = PROJECT / "benchmarks" / "peers" / f".venv-{peer}"
     python = directory / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-        requirements = HERE / "peers" / f"{peer}.txt"
+        requirements = PROJECT / "benchmarks" / "peers" / f"{peer}.txt"
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", requirements], check=True)
     return str(python)
 
@@ -135,21 +130,11 @@ def with_threads(threads: int) -> dict[str, str]:
     return os.environ | variables | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})
 
 
-def _other_recipes(path: Path, recipes: set[str]) -> list[dict]:
-    """The rows that are there already of recipes that were not run now."""
-    rows = list(csv.DictReader(path.open())) if path.is_file() else []
-    kept = [row for row in rows if row["recipe"] not in recipes]
-    return [
-        row | {name: float(row[name]) if row.get(name) else "" for name in NUMBERS} | {"threads": int(row["threads"])}
-        for row in kept
-    ]
-
-
 def _run(python: str, library: str, recipe: str, seed: int, threads: int) -> dict | None:
     """What the run printed and held in memory; None where the library has no such recipe."""
     name, *variant = library.split()
-    command = [python, str(HERE / "runs" / f"{name}_run.py"), recipe, str(seed), *variant]
-    environment = with_threads(threads) | {"PYTHONPATH": str(HERE.parent)}
+    command = [python, str(PROJECT / "benchmarks" / "runs" / f"{name}_run.py"), recipe, str(seed), *variant]
+    environment = with_threads(threads) | {"PYTHONPATH": str(PROJECT)}
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
         peak = 0.0
@@ -175,7 +160,9 @@ def _memory_mb(pid: int | str) -> float:
     return own + sum(_memory_mb(child) for children in tasks for child in children.split())
 
 
-def _table(runs: list[dict]) -> str:
+def table(rows: list[dict[str, str]]) -> str:
+    """Of all recipes, from the rows of the CSV."""
+    runs = [_run_of(row) for row in rows]
     libraries = sorted({run["library"]: None for run in runs}, key=lambda name: not is_ours(name))
     peers = [name for name in libraries if not is_ours(name) or name == SYNC]
     machines = "; ".join(sorted({run["machine"] for run in runs if run.get("machine")}))
@@ -186,8 +173,7 @@ def _table(runs: list[dict]) -> str:
         "largest run]; ratio of medians, to the peer with the threads that serve it best, with a 95 % bootstrap "
         "interval; updates a second, the return of the last training episodes (mean of the runs), the largest memory.",
         "",
-        f"| {' | '.join(headings)} |",
-        f"|{'---|' * len(headings)}",
+        tables.header(headings),
     ]
     for recipe in dict.fromkeys(run["recipe"] for run in runs):
         of_recipe = [run for run in runs if run["recipe"] == recipe]
@@ -219,15 +205,18 @@ def _table(runs: list[dict]) -> str:
                     for peer, of_peer in best.items()
                 ),
             ]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
+            lines.append(tables.line(cells))
     return "\n".join(lines) + "\n"
 
 
+def _run_of(row: dict[str, str]) -> dict[str, Any]:
+    """A row with its numbers; what was not measured stays empty."""
+    numbers = {name: float(row[name]) if row[name] else "" for name in NUMBERS}
+    return row | numbers | {"threads": int(row["threads"])}
+
+
 def _ratio(ours: np.ndarray, theirs: np.ndarray) -> str:
-    generator = np.random.default_rng(0)
-    draws = [np.median(generator.choice(side, (10_000, len(side))), axis=1) for side in (ours, theirs)]
-    low, high = np.percentile(draws[0] / draws[1], [2.5, 97.5])
-    return f"{np.median(ours) / np.median(theirs):.2f}x [{low:.2f}, {high:.2f}]"
+    return tables.times(float(np.median(ours) / np.median(theirs)), ours, theirs)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Writes `benchmarks/results/time_to_threshold.{csv,md}`, the CSV after every run;
 """
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -24,18 +23,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from alfish.checkpoint import write_atomically
+from benchmarks import PROJECT, RESULTS, tables
 from benchmarks.runs.threshold import TASKS
 from benchmarks.throughput import _venv
 
-PROJECT = Path(__file__).parent.parent
-RESULTS = PROJECT / "benchmarks" / "results"
 CSV = RESULTS / "time_to_threshold.csv"
 OURS = "alfish"
+KEY = ("task", "library", "seed")
+NUMBERS = ("threshold", "mean", "wall_seconds", "cpu_seconds", "evaluation_seconds")
+COUNTS = ("seed", "env_steps", "updates")
+FIELDS = (
+    *KEY, "threshold", "reached", "mean", "wall_seconds", "cpu_seconds", "env_steps", "updates", "evaluation_seconds",
+    "versions",
+)  # fmt: skip
 MEASURES = {"wall_seconds": ".1f", "cpu_seconds": ".1f", "env_steps": ",.0f"}
+HEADINGS = [
+    "task", "library", "reached", "wall seconds", "CPU seconds", "env steps", "wall / alfish's", "CPU / alfish's"
+]  # fmt: skip
 
 
 def main() -> None:
@@ -50,12 +60,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.table:
         _run_all(arguments)
-    runs = _read()
+    runs = read()
     if runs and not arguments.max_env_steps:
         text = table(runs)
         print(text)
         if not arguments.table:
-            (RESULTS / "time_to_threshold.md").write_text(text)
+            write_atomically(CSV.with_suffix(".md"), text)
 
 
 def _run_all(arguments: argparse.Namespace) -> None:
@@ -68,7 +78,7 @@ def _run_all(arguments: argparse.Namespace) -> None:
             # The other order every other seed, so that what follows what is no advantage.
             for library in reversed(names) if seed % 2 else names:
                 key = {"task": task, "library": names[library], "seed": seed}
-                there = any(_key(run) == _key(key) for run in _read())
+                there = any(_key(run) == _key(key) for run in read())
                 if there and not (arguments.again or arguments.max_env_steps):
                     continue
                 run = key | {"threshold": TASKS[task].threshold} | _run(pythons[library], library, key, arguments)
@@ -79,7 +89,7 @@ def _run_all(arguments: argparse.Namespace) -> None:
                     flush=True,
                 )
                 if not arguments.max_env_steps:
-                    _write([other for other in _read() if _key(other) != _key(run)] + [run])
+                    tables.replace_rows(CSV, [run], FIELDS, KEY, _order)
 
 
 def _run(python: str, library: str, key: dict, arguments: argparse.Namespace) -> dict:
@@ -97,33 +107,23 @@ def _run(python: str, library: str, key: dict, arguments: argparse.Namespace) ->
     return json.loads(finished.stdout.splitlines()[-1])
 
 
-def _key(run: dict) -> tuple[str, str, int]:
-    return run["task"], run["library"], int(run["seed"])
+def _key(run: dict) -> tuple[str, ...]:
+    return tuple(str(run[name]) for name in KEY)
 
 
-def _read() -> list[dict]:
-    rows = list(csv.DictReader(CSV.open())) if CSV.is_file() else []
-    numbers = ("threshold", "mean", "wall_seconds", "cpu_seconds", "evaluation_seconds")
-    counts = ("seed", "env_steps", "updates")
+def _order(run: Mapping[str, Any]) -> tuple[int, str, int]:
+    return list(TASKS).index(run["task"]), run["library"], int(run["seed"])
+
+
+def read() -> list[dict[str, Any]]:
+    """The runs that are there, with their numbers."""
     return [
         row
         | {"reached": row["reached"] == "True"}
-        | {name: float(row[name]) for name in numbers}
-        | {name: int(row[name]) for name in counts}
-        for row in rows
+        | {name: float(row[name]) for name in NUMBERS}
+        | {name: int(row[name]) for name in COUNTS}
+        for row in tables.read_rows(CSV)
     ]
-
-
-def _write(runs: list[dict]) -> None:
-    """Puts the file in place whole, so that whenever the command is killed, it keeps what it has."""
-    RESULTS.mkdir(exist_ok=True)
-    unfinished = CSV.with_suffix(".unfinished")
-    tasks = list(TASKS)
-    with open(unfinished, "w", newline="") as file:
-        writer = csv.DictWriter(file, runs[0])
-        writer.writeheader()
-        writer.writerows(sorted(runs, key=lambda run: (tasks.index(run["task"]), run["library"], run["seed"])))
-    os.replace(unfinished, CSV)
 
 
 def table(runs: list[dict]) -> str:
@@ -133,8 +133,7 @@ def table(runs: list[dict]) -> str:
         "interval over seeds. A run that never reaches it counts as endless: `>` marks a median of such runs, of which "
         "the figure is when they ended.",
         "",
-        "| task | library | reached | wall seconds | CPU seconds | env steps | wall / alfish's | CPU / alfish's |",
-        "|---|---|---|---|---|---|---|---|",
+        tables.header(HEADINGS),
     ]
     for task in dict.fromkeys(run["task"] for run in runs):
         of_task = [run for run in runs if run["task"] == task]
@@ -149,7 +148,7 @@ def table(runs: list[dict]) -> str:
             cells += [_median(own, name, form) for name, form in MEASURES.items()]
             compared = base and library != OURS
             cells += [_ratio(own, base, name) if compared else "" for name in ("wall_seconds", "cpu_seconds")]
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(tables.line(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -180,15 +179,8 @@ def _ratio(theirs: list[dict], ours: list[dict], name: str) -> str:
     (above, their_more), (below, our_more) = _at_least(theirs, name), _at_least(ours, name)
     if their_more and our_more:
         return "not known"
-    generator = np.random.default_rng(0)
-    draws = [np.median(generator.choice(_values(runs, name), (10_000, len(runs))), axis=1) for runs in (theirs, ours)]
-    with np.errstate(invalid="ignore"):
-        ratios = draws[0] / draws[1]
-    # Endless by endless may be anything. No interpolation: between a number and infinity there is nothing.
-    low = np.percentile(np.nan_to_num(ratios, nan=0.0, posinf=math.inf), 2.5, method="inverted_cdf")
-    high = np.percentile(np.nan_to_num(ratios, nan=math.inf, posinf=math.inf), 97.5, method="inverted_cdf")
     sign = ">" if their_more else "<" if our_more else ""
-    return f"{sign}{above / below:.2f}x [{low:.2f}, {high:.2f}]"
+    return sign + tables.times(above / below, _values(theirs, name), _values(ours, name))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,156 @@
-"""The benchmarks run, with tiny budgets. What they measure is not looked at."""
+"""The benchmarks run, with tiny budgets, and their files say what was measured; no test asks how fast it was."""
 
+import csv
 import json
+import os
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-PROJECT = Path(__file__).parent.parent
+import numpy as np
+import pytest
+
+from benchmarks import PROJECT, RESULTS, learning, tables, throughput, time_to_threshold
+
 RACE = ["benchmarks.runs.alfish_threshold", "ppo_cartpole", "0", "--max_env_steps=500"]
+PUBLISHED = sorted([*RESULTS.glob("*.csv"), *learning.RESULTS.glob("*.csv")])
+RUN = {
+    "recipe": "ppo_cartpole", "library": "alfish plain", "threads": 1, "seed": 0, "env_steps_per_second": 1000.0,
+    "peak_memory_mb": 300, "env_steps": 2000, "seconds": 2.0, "cpu_seconds": 2.0, "updates": 80, "return": 20.5,
+    "versions": "alfish 0.1.0", "machine": "a processor", "date": "2026-01-01",
+}  # fmt: skip
+PEERS_RUN = RUN | {
+    "library": "sb3",
+    "env_steps_per_second": 500.0,
+    "seconds": 4.0,
+    "versions": "sb3 2.9",
+    "return": -3.0,
+}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
     """A module in a process of its own, from the project's root."""
     return subprocess.run([sys.executable, "-m", *arguments], cwd=PROJECT, capture_output=True, text=True)
+
+
+@pytest.fixture
+def command_line(monkeypatch):
+    """Calls a benchmark's `main` with options."""
+
+    def call(benchmark, *options: str) -> None:
+        monkeypatch.setattr("sys.argv", [benchmark.__name__, *options])
+        benchmark.main()
+
+    return call
+
+
+# Result files.
+
+
+def test_there_are_published_files():
+    assert len(PUBLISHED) > 70
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_a_published_csv_is_written_back_as_it_is(tmp_path, path):
+    rows = tables.read_rows(path)
+    tables.write_rows(tmp_path / "copy.csv", rows, rows[0])
+    assert (tmp_path / "copy.csv").read_bytes() == path.read_bytes()
+
+
+def test_rows_replace_those_of_the_same_key_and_no_others(tmp_path):
+    path = tmp_path / "new" / "table.csv"
+    first = [{"task": "a", "seed": 0, "x": 1.5}, {"task": "a", "seed": 1, "x": 2}, {"task": "b", "seed": 0}]
+    assert tables.replace_rows(path, first, ["task", "seed", "x"], ["task", "seed"]) == tables.read_rows(path)
+    replaced = tables.replace_rows(path, [{"task": "a", "seed": 0, "x": 3}], ["task", "seed", "x"], ["task", "seed"])
+    assert [tuple(row.values()) for row in replaced] == [("a", "1", "2"), ("b", "0", ""), ("a", "0", "3")]
+    replaced = tables.replace_rows(path, [{"task": "a", "seed": 7, "x": 4}], ["task", "seed", "x"], ["task"])
+    assert [tuple(row.values()) for row in replaced] == [("b", "0", ""), ("a", "7", "4")]
+
+
+def test_rows_are_sorted_if_asked_as_numbers_and_not_as_text(tmp_path):
+    path = tmp_path / "table.csv"
+    for seed in (10, 9, 2):
+        rows = tables.replace_rows(path, [{"seed": seed}], ["seed"], ["seed"], lambda row: int(row["seed"]))
+    assert [row["seed"] for row in rows] == ["2", "9", "10"]
+
+
+def test_no_rows_leave_a_file_as_it_is(tmp_path):
+    path = tmp_path / "table.csv"
+    assert tables.replace_rows(path, [], ["seed"], ["seed"]) == []
+    assert not path.exists()
+    path.write_text("seed\n1\n")  # with line ends that the csv module would not write
+    assert tables.replace_rows(path, [], ["seed"], ["seed"]) == [{"seed": "1"}]
+    assert path.read_text() == "seed\n1\n"
+
+
+def test_a_row_that_cannot_be_written_leaves_a_file_as_it_is(tmp_path):
+    path = tmp_path / "table.csv"
+    tables.write_rows(path, [{"seed": 1}], ["seed"])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="score"):
+        tables.replace_rows(path, [{"seed": 2}, {"seed": 3, "score": 1}], ["seed"], ["seed"])
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "table.csv"
+    tables.write_rows(path, [{"seed": 1}], ["seed"])
+    before = path.read_bytes()
+
+    def fail(source, destination):
+        raise OSError("killed before the end")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="killed"):
+        tables.replace_rows(path, [{"seed": 2}], ["seed"], ["seed"])
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_ratio_has_an_interval_of_its_medians():
+    assert tables.times(2.0, np.array([4.0, 4.0]), np.array([2.0])) == "2.00x [2.00, 2.00]"
+    assert tables.times(1.0, np.array([1.0, 2.0, 9.0]), np.array([2.0])) == "1.00x [0.50, 4.50]"
+
+
+def test_a_ratio_of_endless_runs_has_endless_bounds():
+    ended, endless = np.array([2.0]), np.array([np.inf])
+    assert tables.times(3.0, endless, ended) == "3.00x [inf, inf]"
+    assert tables.times(3.0, ended, endless) == "3.00x [0.00, 0.00]"
+    assert tables.times(3.0, endless, endless) == "3.00x [0.00, inf]"
+
+
+# Throughput.
+
+
+def test_the_throughput_of_two_runs_is_compared(tmp_path):
+    path = tmp_path / "throughput.csv"
+    throughput.publish(path, [RUN, PEERS_RUN])
+    *_, headings, _, ours, theirs = path.with_suffix(".md").read_text().splitlines()
+    assert headings == "| recipe | library | threads | steps/s | updates/s | return | MB | times sb3 |"
+    speed = "1,000 [1,000, 1,000] | 40 | 20.5 | 300 | 2.00x [2.00, 2.00] |"
+    assert ours == f"| ppo_cartpole | alfish 0.1.0 (plain) | 1 | {speed}"
+    assert theirs == "| ppo_cartpole | sb3 2.9 | 1 | 500 [500, 500] | 20 | -3.0 | 300 |  |"
+
+
+def test_a_recipe_that_is_measured_again_keeps_no_old_run(tmp_path):
+    path = tmp_path / "throughput.csv"
+    other = RUN | {"recipe": "dqn_cartpole"}
+    for runs in ([RUN, PEERS_RUN], [other], [RUN]):
+        throughput.publish(path, runs)
+    assert [row["recipe"] for row in tables.read_rows(path)] == ["dqn_cartpole", "ppo_cartpole"]
+    assert "sb3" not in path.with_suffix(".md").read_text()
+
+
+def test_the_published_throughput_is_what_its_raw_data_say(tmp_path):
+    path = tmp_path / "throughput.csv"
+    shutil.copy(RESULTS / path.name, path)
+    last = path.read_text().splitlines()[-1].split(",")[0]
+    throughput.publish(path, [row for row in tables.read_rows(path) if row["recipe"] == last])
+    assert path.read_bytes() == (RESULTS / path.name).read_bytes()
+    assert path.with_suffix(".md").read_text() == (RESULTS / "throughput.md").read_text()
+
+
+# Time to a threshold.
 
 
 def test_a_race_to_the_threshold_trains_the_shipped_conf():
@@ -26,3 +165,54 @@ def test_a_race_refuses_a_binding_that_nothing_reads():
     finished = run(*RACE, "--gin_param=Prioritized.alpha=0.5")
     assert finished.returncode != 0
     assert "nothing reads Prioritized.alpha, bound in ppo_cartpole.gin or --gin_param" in finished.stderr
+
+
+def test_the_published_races_are_what_their_raw_data_say(command_line, capsys):
+    command_line(time_to_threshold, "--table")
+    told, published = capsys.readouterr().out, (RESULTS / "time_to_threshold.md").read_text()
+    assert told.splitlines()[1:-1] == published.splitlines()[1:]  # the first line names this machine
+
+
+def test_a_race_of_its_own_raw_data_replaces_them(command_line, capsys, monkeypatch, tmp_path):
+    """Run again, each run with the result that it had, in another order: the file is the same."""
+    path = tmp_path / "time_to_threshold.csv"
+    shutil.copy(time_to_threshold.CSV, path)
+    monkeypatch.setattr(time_to_threshold, "CSV", path)
+    monkeypatch.setattr(time_to_threshold, "_venv", lambda peer: "python")
+    old = {(row["task"], row["library"], int(row["seed"])): row for row in tables.read_rows(path)}
+
+    def result(python, library, key, arguments):
+        row = old[key["task"], key["library"], key["seed"]]
+        numbers = {name: json.loads(row[name].lower()) for name in row if name not in ("task", "library", "versions")}
+        return row | numbers
+
+    monkeypatch.setattr(time_to_threshold, "_run", result)
+    command_line(time_to_threshold, "--tasks=sac_pendulum,ppo_cartpole", "--seeds=1,0", "--again")
+    assert "ppo_cartpole alfish seed 0: reached" in capsys.readouterr().out
+    assert path.read_bytes() == (RESULTS / path.name).read_bytes()
+    assert path.with_suffix(".md").is_file()
+
+
+# Learning.
+
+
+def test_a_seeds_results_replace_its_old_ones(tmp_path):
+    path = tmp_path / "ppo_cartpole-curve.csv"
+    shutil.copy(learning.RESULTS / path.name, path)
+    own = [row for row in tables.read_rows(path) if row["seed"] == "1"]
+    learning.publish(path, own)
+    assert path.read_bytes() == (learning.RESULTS / path.name).read_bytes()
+    learning.publish(path, own[:1])
+    assert [row["env_steps"] for row in tables.read_rows(path) if row["seed"] == "1"] == [own[0]["env_steps"]]
+    learning.publish(path, [])
+    assert len(tables.read_rows(path)) == len(tables.read_rows(learning.RESULTS / path.name)) - len(own) + 1
+
+
+def test_what_was_learned_is_tabled(monkeypatch, tmp_path):
+    goals = [goal for goal in learning.GOALS if goal.name in ("ppo_cartpole", "a2c_cartpole")]
+    monkeypatch.setattr(learning, "RESULTS", tmp_path)
+    with open(tmp_path / "ppo_cartpole.csv", "w") as file:
+        csv.writer(file).writerows([("seed", "env_steps", "mean"), (0, 50_001, 480.0), (1, 50_000, 470.0)])
+    ours, theirs = learning.table(goals).splitlines()[2:]
+    assert ours == "| ppo_cartpole | 50,001 | 0, 1 | 475.0 | 480.0, 470.0 | 475 every seed | no |"
+    assert theirs == "| a2c_cartpole | | | not run | | 475 | |"

@@ -1,0 +1,93 @@
+"""Result files: CSVs of raw rows, of which a call replaces its own and no others, and the Markdown tables made of them.
+
+A row is a dict. Read back from a file its values are text, as they stand there, so that rows which a call leaves alone
+are written as they were.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alfish.checkpoint import write_atomically
+
+NUM_DRAWS = 10_000  # of the bootstrap
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """All rows of a CSV; none if it is not there."""
+    if not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> None:
+    """Writes a CSV whole: killed at any time, it leaves what was there.
+
+    Raises:
+      ValueError: a row has a column beside `fields`; one that it lacks stays empty.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(fields))
+    writer.writeheader()
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue())
+
+
+def replace_rows(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    fields: Iterable[str],
+    key: Sequence[str],
+    order: Callable[[Mapping[str, Any]], Any] | None = None,
+) -> list[dict[str, str]]:
+    """Puts rows into a CSV in place of all that agree with one of them in every column of `key`.
+
+    Args:
+      path: of the CSV; made if needed.
+      rows: what was measured; if there are none, the file stays as it is.
+      fields: the file's columns.
+      key: the columns that say whose a row is.
+      order: what the file is sorted by, of a row whose values may be text; None: what stays comes first.
+
+    Returns:
+      All rows of the file, as text.
+    """
+    replaced = {tuple(str(row[name]) for name in key) for row in rows}
+    kept = [row for row in read_rows(path) if tuple(row[name] for name in key) not in replaced]
+    if rows:
+        together: list[Mapping[str, Any]] = [*kept, *rows]
+        write_rows(path, together if order is None else sorted(together, key=order), fields)
+    return read_rows(path)
+
+
+def header(headings: Sequence[str]) -> str:
+    """The first two lines of a Markdown table."""
+    return f"{line(headings)}\n|{'---|' * len(headings)}"
+
+
+def line(cells: Iterable[object]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def times(ratio: float, above: np.ndarray, below: np.ndarray) -> str:
+    """A ratio, as `2.00x [1.50, 2.50]`: with the 95 % interval of the ratio of two medians, by a bootstrap over both.
+
+    Args:
+      ratio: the figure before the interval.
+      above, below: `[N]` and `[M]` positive samples, which may hold inf: of runs that never got there.
+    """
+    generator = np.random.default_rng(0)
+    medians = [np.median(generator.choice(side, (NUM_DRAWS, len(side))), axis=1) for side in (above, below)]
+    with np.errstate(invalid="ignore"):
+        ratios = medians[0] / medians[1]
+    # Endless by endless may be anything. No interpolation: between a number and infinity there is nothing.
+    low = np.percentile(np.nan_to_num(ratios, nan=0.0, posinf=np.inf), 2.5, method="inverted_cdf")
+    high = np.percentile(np.nan_to_num(ratios, nan=np.inf, posinf=np.inf), 97.5, method="inverted_cdf")
+    return f"{ratio:.2f}x [{low:.2f}, {high:.2f}]"
