@@ -12,13 +12,10 @@ None of it is kept in the repository: the command makes it again, from fixed see
 """
 
 import argparse
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
-PROJECT = Path(__file__).parent.parent
+from benchmarks.processes import alfish
 
 
 class Task(NamedTuple):
@@ -61,7 +58,7 @@ def main() -> None:
     parser.add_argument("--task", required=True, choices=TASKS)
     parser.add_argument("--root", default="data")
     arguments = parser.parse_args()
-    task, data = TASKS[arguments.task], Path(arguments.root) / arguments.task
+    task, data = TASKS[arguments.task], Path(arguments.root).resolve() / arguments.task
     runs = data / "runs"
     random = [
         f"Trainer.num_env_steps = {task.num_random_steps}",
@@ -72,7 +69,7 @@ def main() -> None:
     for name, settings in kinds.items():
         if settings is not None and not (runs / name / "done").is_file():
             chosen = [f"--gin_param={one}" for one in (f"Trainer.seed = {SEED}", *settings)]
-            _alfish("train", f"--gin_file={task.conf}.gin", f"--root_dir={runs / name}", *chosen)
+            alfish("train", f"--gin_file={task.conf}.gin", f"--root_dir={runs / name}", *chosen)
     episodes = [f"--num_episodes={task.num_episodes}", f"--seed={EPISODES_SEED}"]
     _make(data / "random", "export", f"--root_dir={runs / 'random'}")
     _make(data / "medium-replay", "export", f"--root_dir={runs / 'medium'}")
@@ -80,17 +77,12 @@ def main() -> None:
     if task.expert is not None:
         _make(data / "expert", "record", f"--root_dir={runs / 'expert'}", *episodes)
     for directory in sorted(data.glob("*/data_set.json")):
-        _alfish("import", f"--source=alfish:{directory.parent}")
+        alfish("import", f"--source=alfish:{directory.parent}")
 
 
 def _make(directory: Path, command: str, *options: str) -> None:
     if not directory.is_dir():
-        _alfish(command, *options, f"--output={directory}")
-
-
-def _alfish(*arguments: str) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
-    subprocess.run([sys.executable, "-m", "alfish", *arguments], check=True, env=environment)
+        alfish(command, *options, f"--output={directory}")
 
 
 if __name__ == "__main__":

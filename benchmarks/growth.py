@@ -46,8 +46,7 @@ from alfish.networks import MLP, ActorCritic, CriticEnsemble, Torso
 from alfish.replay import RingBuffer
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
-from benchmarks import RESULTS, tables
-from benchmarks.throughput import machine
+from benchmarks import RESULTS, processes, tables
 
 OBSERVATION, ACTION = spaces.Box(-1, 1, (17,)), spaces.Box(-1, 1, (6,))
 SECONDS = 0.3  # that a measurement takes
@@ -67,7 +66,7 @@ def main() -> None:
         rows = []
         for series, x, values in measure(few_xs if arguments.quick else all_xs, arguments.repeats):
             numbers = (statistics.median(values), min(values), max(values), len(values))
-            rows.append(dict(zip(FIELDS, (part, series, x, *numbers, machine()))))
+            rows.append(dict(zip(FIELDS, (part, series, x, *numbers, processes.machine()))))
             print(f"{part} {x:,} {series}: {numbers[0]:,.2f} us", flush=True)
         draw(publish(rows))
 

@@ -13,9 +13,6 @@ is not trained again.
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import PROJECT, tables
+from benchmarks import PROJECT, processes, tables
 
 RESULTS = PROJECT / "docs" / "results"
 
@@ -121,33 +118,24 @@ def main() -> None:
         for goal in goals:
             seeds = [int(seed) for seed in arguments.seeds.split(",")] if arguments.seeds else goal.seeds
             for seed in seeds:
-                run(goal, seed, Path(arguments.root) / goal.name / f"seed{seed}")
+                run(goal, seed, PROJECT / arguments.root / goal.name / f"seed{seed}")
     print(table(goals))
 
 
 def run(goal: Goal, seed: int, root_dir: Path) -> None:
     """Trains if needed, evaluates, and puts the seed's row and curve into the CSV files."""
-    alfish = [sys.executable, "-m", "alfish"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    train = [
-        *alfish,
-        "train",
-        f"--gin_file={goal.conf}.gin",
-        f"--root_dir={root_dir}",
-        *(f"--gin_param={one}" for one in (f"Trainer.seed={seed}", *goal.settings)),
-    ]
+    settings = [f"--gin_param={one}" for one in (f"Trainer.seed={seed}", *goal.settings)]
     began = time.perf_counter()
-    subprocess.run(train, check=True, env=environment, cwd=PROJECT)
+    processes.alfish("train", f"--gin_file={goal.conf}.gin", f"--root_dir={root_dir}", *settings)
     seconds = time.perf_counter() - began
-    evaluate = [*alfish, "evaluate", f"--root_dir={root_dir}", f"--num_episodes={goal.num_episodes}", "--json"]
-    finished = subprocess.run(evaluate, check=True, env=environment, cwd=PROJECT, capture_output=True, text=True)
-    result = json.loads(finished.stdout)
+    evaluate = ["evaluate", f"--root_dir={root_dir}", f"--num_episodes={goal.num_episodes}", "--json"]
+    result = processes.run_script([sys.executable, "-m", "alfish", *evaluate], processes.with_threads(1))
     row = {"seed": seed} | {name: result[name] for name in ("env_steps", "num_episodes", "mean", "ci_low", "ci_high")}
     row |= {name: result[name] for name in ("std", "min", "max")} | {"command_seconds": round(seconds, 1)}
     print(f"{goal.name} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
     publish(RESULTS / f"{goal.name}.csv", [row])
     curve = []
-    for path in sorted((PROJECT / root_dir / "eval").glob("evaluation-*.csv")):
+    for path in sorted((root_dir / "eval").glob("evaluation-*.csv")):
         returns = [float(episode["return"]) for episode in tables.read_rows(path)]
         env_steps = int(path.stem.removeprefix("evaluation-"))
         curve.append({"seed": seed, "env_steps": env_steps, "mean": float(np.mean(returns)), "episodes": len(returns)})

@@ -8,16 +8,13 @@ Writes a data set of 17 observations and 6 actions with Minari (HDF5) into --dir
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 
 from alfish.checkpoint import write_atomically
-from benchmarks import RESULTS, tables
+from benchmarks import RESULTS, processes, tables
 from benchmarks.runs.offline import STEPS
-from benchmarks.throughput import machine
 
 HEADER = "| | seconds | most memory, MB | |\n|---|---|---|---|"
 
@@ -30,17 +27,16 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = [HEADER]
     with tempfile.TemporaryDirectory() as temporary:
-        directory = arguments.directory or temporary
-        environment = os.environ | {"MINARI_DATASETS_PATH": directory, "OMP_NUM_THREADS": "1"}
+        directory = os.path.abspath(arguments.directory or temporary)
+        environment = processes.with_threads(1) | {"MINARI_DATASETS_PATH": directory}
         sizes = [str(arguments.transitions), str(arguments.episode_length)]
         for step in STEPS:
             command = [sys.executable, "-m", "benchmarks.runs.offline", step, *sizes, directory]
-            output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            for row in json.loads(output.splitlines()[-1])["rows"]:
+            for row in processes.run_script(command, environment)["rows"]:
                 lines.append(tables.line(row))
                 print(lines[-1], flush=True)
     count = f"{arguments.transitions:,} transitions in episodes of {arguments.episode_length:,}"
-    head = f"# Offline data\n\n`python -m benchmarks.offline`: {count}; {machine()}\n\n"
+    head = f"# Offline data\n\n`python -m benchmarks.offline`: {count}; {processes.machine()}\n\n"
     write_atomically(RESULTS / "offline.md", head + "\n".join(lines) + "\n")
 
 

@@ -1,7 +1,11 @@
-"""Draws the README's learning curves from `docs/results/*-curve.csv`.
+"""Draws the README's learning curves from `docs/results/*-curve.csv`, which `benchmarks.learning` writes.
 
-python -m benchmarks.pictures
+  python -m benchmarks.pictures
+
+Writes `docs/pictures/learning_curves.png`.
 """
+
+import argparse
 
 import matplotlib
 
@@ -19,6 +23,7 @@ SHOWN = {
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     figure, axes = plt.subplots(1, len(SHOWN), figsize=(12, 3.2), layout="constrained")
     for axis, (conf, (title, bar)) in zip(axes, SHOWN.items()):
         rows = tables.read_rows(DOCS / "results" / f"{conf}-curve.csv")

@@ -14,16 +14,13 @@ of medians to `benchmarks/results/replay.{csv,md}`.
 
 import argparse
 import datetime
-import json
-import subprocess
 import sys
 
 import numpy as np
 
 from alfish.checkpoint import write_atomically
-from benchmarks import PROJECT, RESULTS, tables
+from benchmarks import RESULTS, processes, tables
 from benchmarks.runs.replay import FRAMES_SHARE, LIBRARIES
-from benchmarks.throughput import _venv, machine, with_threads
 
 MEASURES = {
     "push_1": "push, 1 environment",
@@ -43,16 +40,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     libraries = arguments.libraries.split(",")
-    pythons = {name: sys.executable if name == "alfish" else _venv("replay") for name in libraries}
+    pythons = {name: sys.executable if name == "alfish" else processes.peer_python("replay") for name in libraries}
     runs = []
     for repeat in range(arguments.repeats):
         for library, python in pythons.items():
             command = [python, "-m", "benchmarks.runs.replay", library, str(arguments.rows)]
-            environment = with_threads(1) | {"PYTHONPATH": str(PROJECT)}
-            finished = subprocess.run(command, capture_output=True, text=True, env=environment)
-            if finished.returncode:
-                raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr}")
-            runs.append({"library": library, "repeat": repeat} | json.loads(finished.stdout.splitlines()[-1]))
+            result = processes.run_script(command, processes.with_threads(1))
+            runs.append({"library": library, "repeat": repeat} | result)
             print(runs[-1], flush=True)
     tables.write_rows(RESULTS / "replay.csv", runs, ["library", "repeat", *MEASURES, "versions"])
     text = table(runs, libraries, arguments.rows)
@@ -62,8 +56,8 @@ def main() -> None:
 
 def table(runs: list[dict], libraries: list[str], num_rows: int) -> str:
     lines = [
-        f"{machine()}. {datetime.date.today().isoformat()}. Microseconds a call on one thread, medians [smallest, "
-        f"largest run]; {num_rows:,} rows, or {num_rows // FRAMES_SHARE:,} frames.",
+        f"{processes.machine()}. {datetime.date.today().isoformat()}. Microseconds a call on one thread, medians "
+        f"[smallest, largest run]; {num_rows:,} rows, or {num_rows // FRAMES_SHARE:,} frames.",
         "",
         tables.header(["library", *MEASURES.values()]),
     ]

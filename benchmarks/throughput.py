@@ -18,24 +18,15 @@ hold, looked at twice a second, compilers included; a page that several of them 
 """
 
 import argparse
-import contextlib
 import datetime
-import json
-import os
-import platform
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from alfish.checkpoint import write_atomically
-from benchmarks import PROJECT, RESULTS, tables
-from benchmarks.runs.script import NO_SUCH_RECIPE
+from benchmarks import PROJECT, RESULTS, processes, tables
 
 SYNC = "alfish sync"
 RECIPES = ("ppo_cartpole", "dqn_cartpole", "sac_halfcheetah", "ppo_halfcheetah", "td3_halfcheetah")
@@ -61,16 +52,17 @@ def main() -> None:
         for name, _, threads in [each.partition(":")]
         if each
     ]
-    pythons = {name: sys.executable if is_ours(name) else _venv(name) for name, _ in libraries}
-    common = {"machine": machine(), "date": datetime.date.today().isoformat()}
+    pythons = {name: sys.executable if is_ours(name) else processes.peer_python(name) for name, _ in libraries}
+    common = {"machine": processes.machine(), "date": datetime.date.today().isoformat()}
     path = RESULTS / (f"throughput-busy{arguments.busy}.csv" if arguments.busy else "throughput.csv")
-    with busy_processes(arguments.busy):
+    with processes.busy_processes(arguments.busy):
         for recipe in arguments.recipes.split(","):
             able, runs = list(libraries), []
             for seed in range(arguments.repeats):
                 for library, threads in list(able):
-                    result = _run(pythons[library], library, recipe, seed, threads)
-                    if result is None:
+                    try:
+                        result = _run(pythons[library], library, recipe, seed, threads)
+                    except processes.NoSuchRecipe:
                         able.remove((library, threads))
                         print(f"{recipe} {library} has no such recipe", flush=True)
                         continue
@@ -92,72 +84,17 @@ def is_ours(library: str) -> bool:
     return library.split()[0] == "alfish"
 
 
-def machine() -> str:
-    """Processor, cores and Python."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    model = models[0] if models else platform.processor() or platform.machine()
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
-
-
-def _venv(peer: str) -> str:
-    """The Python of a peer's virtual environment."""
-    directory = PROJECT / "benchmarks" / "peers" / f".venv-{peer}"
-    python = directory / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-        requirements = PROJECT / "benchmarks" / "peers" / f"{peer}.txt"
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", requirements], check=True)
-    return str(python)
-
-
-@contextlib.contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    """So many processes that only count."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
-def with_threads(threads: int) -> dict[str, str]:
-    """The environment of a process that computes in so many threads: OpenMP's and MKL's, and XLA's."""
-    variables = {"OMP_NUM_THREADS": str(threads), "NPROC": str(threads)}
-    return os.environ | variables | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})
-
-
-def _run(python: str, library: str, recipe: str, seed: int, threads: int) -> dict | None:
-    """What the run printed and held in memory; None where the library has no such recipe."""
+def _run(python: str, library: str, recipe: str, seed: int, threads: int) -> dict:
+    """What the run printed and held in memory."""
     name, *variant = library.split()
-    command = [python, str(PROJECT / "benchmarks" / "runs" / f"{name}_run.py"), recipe, str(seed), *variant]
-    environment = with_threads(threads) | {"PYTHONPATH": str(PROJECT)}
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
-        peak = 0.0
-        while process.poll() is None:
-            peak = max(peak, _memory_mb(process.pid))
-            time.sleep(0.5)
-        output.seek(0), errors.seek(0)
-        if process.returncode == NO_SUCH_RECIPE:
-            return None
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{errors.read()}")
-        return json.loads(output.read().splitlines()[-1]) | {"peak_memory_mb": round(peak) or ""}
-
-
-def _memory_mb(pid: int | str) -> float:
-    """What a process and its descendants hold now, each page shared out among those that map it; 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:
-        return 0.0
-    own = sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
-    return own + sum(_memory_mb(child) for children in tasks for child in children.split())
+    script = str(PROJECT / "benchmarks" / "runs" / f"{name}_run.py")
+    peaks = [0.0]
+    result = processes.run_script(
+        [python, script, recipe, str(seed), *variant],
+        processes.with_threads(threads),
+        watch=lambda pid: peaks.append(processes.memory_mb(pid)),
+    )
+    return result | {"peak_memory_mb": round(max(peaks)) or ""}
 
 
 def table(rows: list[dict[str, str]]) -> str:

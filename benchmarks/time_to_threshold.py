@@ -15,11 +15,9 @@ Writes `benchmarks/results/time_to_threshold.{csv,md}`, the CSV after every run;
 """
 
 import argparse
-import json
 import math
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,9 +27,8 @@ from typing import Any
 import numpy as np
 
 from alfish.checkpoint import write_atomically
-from benchmarks import PROJECT, RESULTS, tables
+from benchmarks import RESULTS, processes, tables
 from benchmarks.runs.threshold import TASKS
-from benchmarks.throughput import _venv
 
 CSV = RESULTS / "time_to_threshold.csv"
 OURS = "alfish"
@@ -72,7 +69,7 @@ def _run_all(arguments: argparse.Namespace) -> None:
     names = {library: library for library in arguments.libraries.split(",")}
     if OURS in names:
         names[OURS] = " ".join([OURS, *arguments.gin_param])
-    pythons = {library: sys.executable if library == OURS else _venv(library) for library in names}
+    pythons = {library: sys.executable if library == OURS else processes.peer_python(library) for library in names}
     for task in arguments.tasks.split(","):
         for seed in map(int, arguments.seeds.split(",")):
             # The other order every other seed, so that what follows what is no advantage.
@@ -99,12 +96,8 @@ def _run(python: str, library: str, key: dict, arguments: argparse.Namespace) ->
     command = [python, "-m", f"benchmarks.runs.{library}_threshold", key["task"], str(key["seed"]), *options]
     with tempfile.TemporaryDirectory() as cache:
         # What an earlier run has compiled is not there, as it is not for whoever trains for the first time.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
-        command.append(f"--started={time.monotonic()}")
-        finished = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=PROJECT)
-    if finished.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{finished.stderr}")
-    return json.loads(finished.stdout.splitlines()[-1])
+        environment = processes.with_threads(1) | {"TORCHINDUCTOR_CACHE_DIR": cache}
+        return processes.run_script([*command, f"--started={time.monotonic()}"], environment)
 
 
 def _key(run: dict) -> tuple[str, ...]:

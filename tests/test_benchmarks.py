@@ -3,14 +3,16 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import PROJECT, RESULTS, learning, tables, throughput, time_to_threshold
+from benchmarks import PROJECT, RESULTS, learning, processes, tables, throughput, time_to_threshold
 
 RACE = ["benchmarks.runs.alfish_threshold", "ppo_cartpole", "0", "--max_env_steps=500"]
 PUBLISHED = sorted([*RESULTS.glob("*.csv"), *learning.RESULTS.glob("*.csv")])
@@ -42,6 +44,106 @@ def command_line(monkeypatch):
         benchmark.main()
 
     return call
+
+
+# Commands.
+
+COMMANDS = sorted(path.stem for path in (PROJECT / "benchmarks").glob("*.py") if "def main" in path.read_text())
+PEERS = ("sb3_", "sbx_", "sample-factory_", "tianshou_", "torchrl_")
+ASK_EVERYTHING = """
+import contextlib, importlib, io, sys
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    if name.count(".") == 1 and hasattr(module, "main"):
+        sys.argv, told = [name, "--help"], io.StringIO()
+        with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
+            module.main()
+        assert module.__doc__.strip() in told.getvalue(), f"{name} does not say what it is"
+    print(name)
+"""
+
+
+def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_itself():
+    paths = [path for path in sorted((PROJECT / "benchmarks").rglob("*.py")) if not path.name.startswith(PEERS)]
+    names = [".".join(path.relative_to(PROJECT).with_suffix("").parts) for path in paths]
+    assert {"benchmarks.growth", "benchmarks.runs.alfish_run", "benchmarks.runs.replay"} <= {*names}
+    asked = subprocess.run([sys.executable, "-c", ASK_EVERYTHING, *names], cwd=PROJECT, capture_output=True, text=True)
+    assert asked.stdout.split() == names, asked.stderr
+
+
+def test_documented_commands_exist():
+    paths = [PROJECT / "README.md", PROJECT / "Makefile", *(PROJECT / "docs").glob("*.md")]
+    texts = [path.read_text() for path in paths]
+    named = {name for text in texts for name in re.findall(r"-m benchmarks\.(\w+)", text)}
+    assert len(named) > 5 and named <= {*COMMANDS}
+
+
+# Other processes.
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def test_a_script_gives_the_object_of_its_last_line():
+    environment = processes.with_threads(3)
+    text = "import os, benchmarks; print('a word'); print('{\"threads\":', os.environ['OMP_NUM_THREADS'], '}')"
+    assert processes.run_script(script(text), environment) == {"threads": 3}
+
+
+def test_a_script_that_fails_says_why():
+    with pytest.raises(SystemExit, match="(?s)-c .* failed:\nno such luck"):
+        processes.run_script(script("raise SystemExit('no such luck')"), os.environ)
+
+
+def test_alfish_says_that_it_has_no_such_recipe():
+    path = PROJECT / "benchmarks" / "runs" / "alfish_run.py"
+    with pytest.raises(processes.NoSuchRecipe, match="alfish_run.py nothing 0"):
+        processes.run_script([sys.executable, str(path), "nothing", "0"], processes.with_threads(1))
+
+
+def test_a_script_is_watched_while_it_runs_and_never_left_alone():
+    """It would wait for ever: that it is gone shows that it was killed."""
+    seen = []
+
+    def watch(pid):
+        seen.append(pid)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        processes.run_script(script("import threading; threading.Event().wait()"), os.environ, watch)
+    with pytest.raises(ProcessLookupError):
+        os.kill(seen[0], 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").is_file(), reason="only Linux tells")
+def test_memory_is_that_of_a_process_and_of_its_children():
+    large = "held = b'x' * 100_000_000; print('there', flush=True); input()"
+    small = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {large!r}])"
+    with subprocess.Popen(script(small), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"there\n"
+        memory = processes.memory_mb(process.pid)
+        process.communicate(b"\n")
+    assert 95 < memory < 200
+    assert processes.memory_mb(process.pid) == 0.0
+
+
+def test_a_peers_environment_is_made_once(tmp_path, monkeypatch):
+    commands = []
+
+    def make(command, check):
+        commands.append([str(word) for word in command])
+        (tmp_path / ".venv-sb3" / "bin").mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".venv-sb3" / "bin" / "python").touch()
+
+    monkeypatch.setattr(processes, "PEERS", tmp_path)
+    monkeypatch.setattr(subprocess, "run", make)
+    python = str(tmp_path / ".venv-sb3" / "bin" / "python")
+    assert [processes.peer_python("sb3") for _ in range(2)] == [python, python]
+    assert commands == [
+        [sys.executable, "-m", "venv", str(tmp_path / ".venv-sb3")],
+        [python, "-m", "pip", "install", "--quiet", "--requirement", str(tmp_path / "sb3.txt")],
+    ]
 
 
 # Result files.
@@ -141,6 +243,42 @@ def test_a_recipe_that_is_measured_again_keeps_no_old_run(tmp_path):
     assert "sb3" not in path.with_suffix(".md").read_text()
 
 
+def test_libraries_take_turns_and_one_without_a_recipe_is_left_out(command_line, capsys, monkeypatch, tmp_path):
+    runs = []
+
+    def run_script(command, environment, watch):
+        python, script, recipe, *_ = command
+        runs.append((python, Path(script).name, *command[2:], environment["OMP_NUM_THREADS"]))
+        if python == "tianshou's" and recipe == "ppo_cartpole":
+            raise processes.NoSuchRecipe
+        return {name: RUN[name] for name in ("env_steps", "seconds", "cpu_seconds", "updates", "return", "versions")}
+
+    monkeypatch.setattr(throughput, "RESULTS", tmp_path)
+    monkeypatch.setattr(processes, "run_script", run_script)
+    monkeypatch.setattr(processes, "peer_python", lambda peer: f"{peer}'s")
+    recipes = "--recipes=ppo_cartpole,dqn_cartpole"
+    command_line(throughput, recipes, "--variants=compiled", "--peers=tianshou:2,sb3", "--repeats=2")
+    ours, theirs, others = (sys.executable, "alfish_run.py"), ("tianshou's", "tianshou_run.py"), ("sb3's", "sb3_run.py")
+    assert runs == [
+        (*ours, "ppo_cartpole", "0", "compiled", "1"),
+        (*theirs, "ppo_cartpole", "0", "2"),
+        (*others, "ppo_cartpole", "0", "1"),
+        (*ours, "ppo_cartpole", "1", "compiled", "1"),
+        (*others, "ppo_cartpole", "1", "1"),
+        (*ours, "dqn_cartpole", "0", "compiled", "1"),
+        (*theirs, "dqn_cartpole", "0", "2"),
+        (*others, "dqn_cartpole", "0", "1"),
+        (*ours, "dqn_cartpole", "1", "compiled", "1"),
+        (*theirs, "dqn_cartpole", "1", "2"),
+        (*others, "dqn_cartpole", "1", "1"),
+    ]
+    assert "ppo_cartpole tianshou has no such recipe" in capsys.readouterr().out
+    rows = tables.read_rows(tmp_path / "throughput.csv")
+    told = [(row["library"], row["threads"], row["env_steps_per_second"]) for row in rows]
+    ours, theirs, others = ("alfish compiled", "1", "1000.0"), ("tianshou", "2", "1000.0"), ("sb3", "1", "1000.0")
+    assert told == [ours, others] * 2 + [ours, theirs, others] * 2
+
+
 def test_the_published_throughput_is_what_its_raw_data_say(tmp_path):
     path = tmp_path / "throughput.csv"
     shutil.copy(RESULTS / path.name, path)
@@ -178,7 +316,7 @@ def test_a_race_of_its_own_raw_data_replaces_them(command_line, capsys, monkeypa
     path = tmp_path / "time_to_threshold.csv"
     shutil.copy(time_to_threshold.CSV, path)
     monkeypatch.setattr(time_to_threshold, "CSV", path)
-    monkeypatch.setattr(time_to_threshold, "_venv", lambda peer: "python")
+    monkeypatch.setattr(processes, "peer_python", lambda peer: "python")
     old = {(row["task"], row["library"], int(row["seed"])): row for row in tables.read_rows(path)}
 
     def result(python, library, key, arguments):

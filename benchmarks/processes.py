@@ -1,0 +1,114 @@
+"""Other processes: scripts that measure, in this Python or a peer's, `alfish` itself, and what keeps a processor busy.
+
+Nothing here imports torch or alfish, and a script runs with the project on its path, wherever a benchmark is called.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import PROJECT
+from benchmarks.runs.script import NO_SUCH_RECIPE
+
+PEERS = PROJECT / "benchmarks" / "peers"
+
+
+class NoSuchRecipe(Exception):
+    """A script has not what was asked of it, and says so by its exit status."""
+
+
+def machine() -> str:
+    """Processor, cores and Python."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    model = models[0] if models else platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def peer_python(peer: str) -> str:
+    """The Python of a peer's virtual environment, which is made of `peers/PEER.txt` when it is first needed."""
+    directory = PEERS / f".venv-{peer}"
+    python = directory / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+        requirements = PEERS / f"{peer}.txt"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", requirements], check=True)
+    return str(python)
+
+
+def with_threads(threads: int) -> dict[str, str]:
+    """The environment of a process that computes in so many threads: OpenMP's and MKL's, and XLA's."""
+    variables = {"OMP_NUM_THREADS": str(threads), "NPROC": str(threads), "PYTHONPATH": str(PROJECT)}
+    return os.environ | variables | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})
+
+
+def run_script(
+    command: Sequence[str], environment: Mapping[str, str], watch: Callable[[int], None] | None = None
+) -> dict[str, Any]:
+    """The JSON object in the last line that a script prints.
+
+    Args:
+      command: the program and its arguments.
+      environment: all of its variables, as `with_threads` gives them.
+      watch: is called with the process's id twice a second until it ends.
+
+    Raises:
+      NoSuchRecipe: the script ended with the status `NO_SUCH_RECIPE`.
+      SystemExit: it failed; holds what it wrote to standard error.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=output, stderr=errors, env=environment, cwd=PROJECT) as process:
+            try:
+                while watch is not None and process.poll() is None:
+                    watch(process.pid)
+                    time.sleep(0.5)
+                process.wait()
+            finally:
+                process.kill()  # one that has ended does not mind; another must not go on unwatched
+        output.seek(0), errors.seek(0)
+        if process.returncode == NO_SUCH_RECIPE:
+            raise NoSuchRecipe(" ".join(command))
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{errors.read()}")
+        return json.loads(output.read().splitlines()[-1])
+
+
+def alfish(*arguments: str) -> None:
+    """Runs `alfish` on one thread, from the project's directory; what it prints is seen.
+
+    Raises:
+      CalledProcessError: it failed.
+    """
+    subprocess.run([sys.executable, "-m", "alfish", *arguments], check=True, env=with_threads(1), cwd=PROJECT)
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """So many processes that only count."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def memory_mb(pid: int | str) -> float:
+    """What a process and its descendants hold now, each page shared out among those that map it; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return 0.0
+    own = sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return own + sum(memory_mb(child) for children in tasks for child in children.split())
