@@ -23,7 +23,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch, and what it brings along, count the cores
 
@@ -47,6 +46,7 @@ from alfish.replay import RingBuffer
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
 from benchmarks import RESULTS, processes, tables
+from benchmarks.timing import seconds_a_call
 
 OBSERVATION, ACTION = spaces.Box(-1, 1, (17,)), spaces.Box(-1, 1, (6,))
 SECONDS = 0.3  # that a measurement takes
@@ -113,7 +113,7 @@ def updates(batch_size: int, ppo_width: int, sac_width: int, x: int, repeats: in
             for _ in range(17 if kind == "compiled" else 1):  # compiles, and compares nearly every one with the plain
                 learner.train([chunk])
             update = functools.partial(learner.train, [chunk], summarize=False)
-            yield f"{name}, {kind}", x, list(measured(update, repeats))
+            yield f"{name}, {kind}", x, measured(update, repeats)
             assert learner.is_plain == (kind == "plain"), f"{name} was not compiled"
 
 
@@ -123,7 +123,7 @@ def replay(capacities: list[int], repeats: int) -> Iterator[Point]:
         block = random_rows(10_000, 1)
         for _ in range(capacity // len(block.action)):
             ring.push(block)
-        yield "sample 256", capacity, list(measured(functools.partial(ring.sample, 256), repeats))
+        yield "sample 256", capacity, measured(functools.partial(ring.sample, 256), repeats)
 
 
 PARTS: dict[str, tuple[Callable[[list[int], int], Iterator[Point]], list[int], list[int], tuple[str, str]]] = {
@@ -144,18 +144,19 @@ PARTS: dict[str, tuple[Callable[[list[int], int], Iterator[Point]], list[int], l
 }
 
 
-def measured(function: Callable[[], Any], repeats: int) -> list[float]:
+def measured(function: Callable[[], object], repeats: int) -> list[float]:
     """Microseconds a call, `repeats` times the median of as many calls as take `SECONDS`, at least one."""
-    for _ in range(2):
+
+    def call(_: int) -> None:
         function()
+
+    seconds_a_call(call, 2)  # that do not count
     values = []
     for _ in range(repeats):
         calls: list[float] = []
         end = time.perf_counter() + SECONDS
         while not calls or time.perf_counter() < end:
-            began = time.perf_counter()
-            function()
-            calls.append(time.perf_counter() - began)
+            calls.append(seconds_a_call(call))
         values.append(1e6 * statistics.median(calls))
     return values
 

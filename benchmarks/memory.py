@@ -11,7 +11,6 @@ took, in seconds of processor time; `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1` makes
 import argparse
 import functools
 import os
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -26,10 +25,13 @@ from alfish.learner import Learner
 from alfish.networks import GRU, LSTM, QNetwork, Torso
 from alfish.networks.memory import cut
 from alfish.specs import reward_spec
+from benchmarks import tables
+from benchmarks.timing import seconds_a_call
 
 # Rows, columns, features.
 SHAPES = [(16, 64, 64), (32, 8, 64), (32, 64, 64), (64, 16, 64), (128, 8, 64), (128, 32, 256)]
 FIRST_SHARES = (0.0, 0.05, 0.25)
+HEADINGS = ["memory", "rows x columns x features", "share of FIRST rows", "one by one", "in pieces", "taken"]
 
 
 def main() -> None:
@@ -40,22 +42,21 @@ def main() -> None:
     device = arguments.device
     torch.set_num_threads(1)
     if arguments.compiled:
-        print("| rows x windows | plain | as one graph | compiling |")
-        print("|---|---|---|---|")
+        print(tables.header(["rows x windows", "plain", "as one graph", "compiling"]))
         for num_rows in (8, 32):
             plain, graph = (update(num_rows, is_compiled) for is_compiled in (False, True))
-            print(f"| {num_rows} x 32 | {plain[0]:.1f} | {graph[0]:.1f} | {graph[1]:.0f} |", flush=True)
+            cells = [f"{num_rows} x 32", f"{plain[0]:.1f}", f"{graph[0]:.1f}", f"{graph[1]:.0f}"]
+            print(tables.line(cells), flush=True)
         return
-    print("| memory | rows x columns x features | share of FIRST rows | one by one | in pieces | taken |")
-    print("|---|---|---|---|---|---|")
+    print(tables.header(HEADINGS))
     for kind in (GRU, LSTM):
         for shape in SHAPES:
             for share in FIRST_SHARES:
-                print(measured(kind, shape, share, device), flush=True)
+                print(tables.line(measured(kind, shape, share, device)), flush=True)
 
 
-def measured(kind: type, shape: tuple[int, int, int], share: float, device: str) -> str:
-    """A row of the table."""
+def measured(kind: type, shape: tuple[int, int, int], share: float, device: str) -> list[str]:
+    """The cells of a row of the table."""
     torch.manual_seed(0)
     num_rows, num_columns, size = shape
     memory = kind(size, size).to(device)
@@ -70,8 +71,8 @@ def measured(kind: type, shape: tuple[int, int, int], share: float, device: str)
     one_by_one = milliseconds(lambda: differentiate(memory.row_by_row(features, state, step_type)[0]))
     in_pieces = milliseconds(lambda: differentiate(memory.in_pieces(features, state, cut(step_type))[0]))
     taken = "in pieces" if device != "cpu" or memory.pieces_pay(cut(step_type), num_rows) else "one by one"
-    where = f"{kind.__name__} | {num_rows} x {num_columns} x {size}"
-    return f"| {where} | {share} | {one_by_one:.2f} | {in_pieces:.2f} | {taken} |"
+    sizes = f"{num_rows} x {num_columns} x {size}"
+    return [kind.__name__, sizes, str(share), f"{one_by_one:.2f}", f"{in_pieces:.2f}", taken]
 
 
 def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
@@ -94,14 +95,14 @@ def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
 
 
 def milliseconds(function: Callable[[], object]) -> float:
-    times = []
-    for _ in range(10):
-        began = time.perf_counter()
+    """Of a call, the quickest of nine after one that does not count."""
+
+    def call(_: int) -> None:
         function()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return 1e3 * min(times[1:])
+
+    return 1e3 * min([seconds_a_call(call) for _ in range(10)][1:])
 
 
 if __name__ == "__main__":

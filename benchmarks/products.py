@@ -7,12 +7,13 @@ weights. Of the runs of each, the quickest counts.
 """
 
 import argparse
-import time
 from collections.abc import Callable
 
 import torch
 
 from alfish import products
+from benchmarks import tables
+from benchmarks.timing import seconds_a_call
 
 # (what, rows, inner, columns, whether the left and the right matrix are transposed views)
 SHAPES = [
@@ -30,16 +31,12 @@ SHAPES = [
     ("its weight", 256, 256, 256, True, False),
     ("a layer of 1024 x 1024", 256, 1024, 1024, False, True),
 ]
+HEADINGS = ["product", "rows x inner x columns", "MKL", "oneDNN", "alfish", "bfloat16: oneDNN", "alfish"]
 
 
-def microseconds(function: Callable[[], object]) -> float:
-    best, calls = float("inf"), 200
-    for _ in range(30):
-        began = time.perf_counter()
-        for _ in range(calls):
-            function()
-        best = min(best, (time.perf_counter() - began) / calls)
-    return 1e6 * best
+def microseconds(product: Callable[[int], object]) -> float:
+    """The quickest of 30 runs of 200 calls; microseconds a call."""
+    return 1e6 * min(seconds_a_call(product, 200) for _ in range(30))
 
 
 def main() -> None:
@@ -52,23 +49,22 @@ def main() -> None:
         )
     own, own_low = torch.ops.alfish.product, torch.ops.alfish.bfloat16_product
     linear = torch.ops.mkldnn._linear_pointwise
-    print("| product | rows x inner x columns | MKL | oneDNN | alfish | bfloat16: oneDNN | alfish |")
-    print("|---|---|---|---|---|---|---|")
+    print(tables.header(HEADINGS))
     for what, rows, inner, columns, *turned in SHAPES:
         a, b = torch.randn(rows, inner), torch.randn(inner, columns)
         a, b = (x.T.contiguous().T if turn else x for x, turn in zip((a, b), turned))
         low_a, low_b = (x.to(torch.bfloat16) for x in (a, b))
         ways = [
-            lambda a=a, b=b: torch.mm(a, b),
-            lambda a=a, b=b: linear(a, b.t(), None, "none", [], ""),
-            lambda a=a, b=b: own(a, b),
-            lambda a=low_a, b=low_b: torch.mm(a, b),
-            lambda a=low_a, b=low_b: own_low(a, b),
+            lambda _, a=a, b=b: torch.mm(a, b),
+            lambda _, a=a, b=b: linear(a, b.t(), None, "none", [], ""),
+            lambda _, a=a, b=b: own(a, b),
+            lambda _, a=low_a, b=low_b: torch.mm(a, b),
+            lambda _, a=low_a, b=low_b: own_low(a, b),
         ]
         if not products.has_bfloat16_products():
             ways.pop()
-        figures = " | ".join(f"{microseconds(way):.1f}" for way in ways)
-        print(f"| {what} | {rows} x {inner} x {columns} | {figures} |", flush=True)
+        figures = [f"{microseconds(way):.1f}" for way in ways]
+        print(tables.line([what, f"{rows} x {inner} x {columns}", *figures]), flush=True)
 
 
 if __name__ == "__main__":

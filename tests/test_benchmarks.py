@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import PROJECT, RESULTS, learning, processes, tables, throughput, time_to_threshold
+from benchmarks import PROJECT, RESULTS, learning, processes, tables, throughput, time_to_threshold, timing
 
 RACE = ["benchmarks.runs.alfish_threshold", "ppo_cartpole", "0", "--max_env_steps=500"]
 PUBLISHED = sorted([*RESULTS.glob("*.csv"), *learning.RESULTS.glob("*.csv")])
@@ -219,6 +220,24 @@ def test_a_ratio_of_endless_runs_has_endless_bounds():
     assert tables.times(3.0, endless, ended) == "3.00x [inf, inf]"
     assert tables.times(3.0, ended, endless) == "3.00x [0.00, 0.00]"
     assert tables.times(3.0, endless, endless) == "3.00x [0.00, inf]"
+
+
+# Time.
+
+
+def test_a_call_takes_the_mean_of_consecutive_ones(monkeypatch):
+    """On a clock that only calls move: number n takes n seconds."""
+    now, numbers = [0.0], []
+
+    def call(number):
+        now[0] += number
+        numbers.append(number)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    assert timing.seconds_a_call(call, 4, first=10) == (10 + 11 + 12 + 13) / 4
+    assert timing.seconds_a_call(call, 3) == 1.0
+    assert timing.seconds_a_call(call, first=7) == 7.0
+    assert numbers == [10, 11, 12, 13, 0, 1, 2, 7]
 
 
 # Throughput.

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.timing import seconds_a_call
+
 OBSERVATION_SIZE, ACTION_SIZE = 17, 6
 BATCH_SIZE, NUM_BATCHES = 256, 2000
 NAME = "bench/random-v0"
@@ -74,12 +76,9 @@ def load(arguments: argparse.Namespace) -> Iterator[Row]:
     buffer = OfflineBuffer([f"alfish:{arguments.directory}/imported"])
     assert buffer.num_starts() == arguments.transitions
     yield row("OfflineBuffer from what was written", start)
-    for _ in range(20):
-        buffer.sample(BATCH_SIZE)
+    seconds_a_call(lambda _: buffer.sample(BATCH_SIZE), 20)
     start = time.perf_counter()
-    for _ in range(NUM_BATCHES):
-        buffer.sample(BATCH_SIZE)
-    each = (time.perf_counter() - start) / NUM_BATCHES
+    each = seconds_a_call(lambda _: buffer.sample(BATCH_SIZE), NUM_BATCHES)
     yield row("the same, and 2,000 batches of 256", start, f"{1e6 * each:.0f} us a batch")
 
 

@@ -7,11 +7,12 @@ environment of the library, so it imports one only where that is measured, and o
 import argparse
 import itertools
 import json
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from benchmarks.timing import seconds_a_call
 
 CAPACITY, BATCH_SIZE, EPISODE_LENGTH = 1_000_000, 256, 1000
 ALPHA, BETA = 0.6, 0.4
@@ -259,13 +260,9 @@ def torchrl() -> Library:
 
 
 def _microseconds(function: Callable[[int], Any], count: int) -> float:
-    """The mean of so many calls, after a few."""
-    for t in range(10):
-        function(t)
-    began = time.perf_counter()
-    for t in range(10, 10 + count):
-        function(t)
-    return 1e6 * (time.perf_counter() - began) / count
+    """The mean of so many calls, after ten that do not count."""
+    seconds_a_call(function, 10)
+    return 1e6 * seconds_a_call(function, count, first=10)
 
 
 LIBRARIES = {"alfish": alfish, "stable-baselines3": sb3, "cpprb": cpprb, "torchrl": torchrl}

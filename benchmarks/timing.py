@@ -1,0 +1,18 @@
+"""Seconds that a call takes. The one loop in which benchmarks call what they measure; it imports no library."""
+
+import time
+from collections.abc import Callable
+
+
+def seconds_a_call(function: Callable[[int], object], num_calls: int = 1, first: int = 0) -> float:
+    """The mean over consecutive calls.
+
+    Args:
+      function: what is measured; it is handed the number of the call.
+      num_calls: how many; at least 1.
+      first: the number of the first one, where others went before.
+    """
+    began = time.perf_counter()
+    for number in range(first, first + num_calls):
+        function(number)
+    return (time.perf_counter() - began) / num_calls
