@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import PROJECT, RESULTS, learning, processes, tables, throughput, time_to_threshold, timing
+from benchmarks import PROJECT, RESULTS, learning, offline, processes, tables, throughput, time_to_threshold, timing
 
 RACE = ["benchmarks.runs.alfish_threshold", "ppo_cartpole", "0", "--max_env_steps=500"]
 PUBLISHED = sorted([*RESULTS.glob("*.csv"), *learning.RESULTS.glob("*.csv")])
@@ -348,6 +348,24 @@ def test_a_race_of_its_own_raw_data_replaces_them(command_line, capsys, monkeypa
     assert "ppo_cartpole alfish seed 0: reached" in capsys.readouterr().out
     assert path.read_bytes() == (RESULTS / path.name).read_bytes()
     assert path.with_suffix(".md").is_file()
+
+
+# Offline data.
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells")
+def test_a_step_of_offline_data_is_told_with_its_own_memory(command_line, capsys, monkeypatch, tmp_path):
+    pytest.importorskip("minari")
+    monkeypatch.setattr(offline, "RESULTS", tmp_path)
+    held = b"x" * 600_000_000  # by this process, which starts the others
+    command_line(offline, "--transitions=200", "--episode_length=20")
+    table = (tmp_path / "offline.md").read_text()
+    del held
+    assert table.splitlines()[2].startswith("`python -m benchmarks.offline`: 200 transitions in episodes of 20; ")
+    rows = [line.split(" | ") for line in table.splitlines()[6:]]
+    assert len(rows) == 5
+    assert all(10 < int(row[2]) < 600 for row in rows)
+    assert capsys.readouterr().out.splitlines() == table.splitlines()[6:]
 
 
 # Learning.
