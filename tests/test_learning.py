@@ -5,6 +5,7 @@ import json
 import pytest
 
 from alfish.__main__ import main
+from benchmarks.data_sets import WIDE
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,9 +80,6 @@ def test_the_example_algorithm_learns_cartpole(tmp_path, capsys):
 def test_hindsight_finds_goals_that_chance_does_not(tmp_path, capsys):
     """15 bits: -6.5 is the best there is, -15 what a policy reaches that never saw a goal."""
     assert trained_return(tmp_path, capsys, "dqn_bitflip.gin", 0, num_episodes=100) >= -7.5
-
-
-WIDE = ["MLP.layers = (256, 256)", "CriticEnsemble.layers = (256, 256)"]  # of who records
 
 
 def offline_return(tmp_path, capsys, gin_file: str, data) -> float:
