@@ -19,6 +19,8 @@ from benchmarks.processes import alfish
 
 
 class Task(NamedTuple):
+    """How a task's data sets are recorded."""
+
     conf: str
     expert: list[str] | None  # settings of the runs; None: there is none
     medium: list[str]

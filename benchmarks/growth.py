@@ -13,7 +13,7 @@
 
 On one thread. Every point is the median of --repeats measurements, each the median of some calls; so it leaves out that
 a compiled update, or a policy through numpy, is compared with the plain one now and then. Writes
-`benchmarks/results/growth.csv` (where parts that were not run keep their rows) and `growth.svg`.
+`benchmarks/results/growth.csv` (where parts that were not run keep their rows) and `growth.svg` after each part.
 """
 
 import argparse
@@ -81,6 +81,7 @@ def publish(rows: list[dict]) -> list[dict[str, str]]:
 
 
 def environments(counts: list[int], repeats: int) -> Iterator[Point]:
+    """Microseconds an environment step, over the number of environments."""
     for count in counts:
         for vectorization in ("sync", "vector_entry_point"):
             environment = make_environment(env_id="CartPole-v1", num_envs=count, vectorization=vectorization)
@@ -95,16 +96,19 @@ def environments(counts: list[int], repeats: int) -> Iterator[Point]:
 
 
 def batch_sizes(sizes: list[int], repeats: int) -> Iterator[Point]:
+    """Microseconds an update, over the rows a batch."""
     for size in sizes:
         yield from updates(size, 64, 256, size, repeats)
 
 
 def widths(sizes: list[int], repeats: int) -> Iterator[Point]:
+    """Microseconds an update, over the width of the networks' layers."""
     for width in sizes:
         yield from updates(256, width, width, width, repeats)
 
 
 def updates(batch_size: int, ppo_width: int, sac_width: int, x: int, repeats: int) -> Iterator[Point]:
+    """Microseconds an update of PPO and SAC, plain and compiled, told to be at `x`."""
     for name, make in (("PPO", functools.partial(ppo, ppo_width)), ("SAC", functools.partial(sac, sac_width))):
         for kind in ("plain", "compiled") if shutil.which("g++") else ("plain",):
             torch.manual_seed(0)
@@ -118,6 +122,7 @@ def updates(batch_size: int, ppo_width: int, sac_width: int, x: int, repeats: in
 
 
 def replay(capacities: list[int], repeats: int) -> Iterator[Point]:
+    """Microseconds a sample, over the rows in replay."""
     for capacity in capacities:
         ring = RingBuffer(capacity, 1)
         block = random_rows(10_000, 1)
@@ -207,6 +212,7 @@ def sac(width: int, batch_size: int) -> tuple[RLAlgorithm, Chunk]:
 
 
 def draw(rows: list[dict[str, str]]) -> None:
+    """Writes the picture of all rows of the file, a part beside the other."""
     matplotlib.rcParams |= {
         "svg.hashsalt": "alfish",
         "svg.fonttype": "none",

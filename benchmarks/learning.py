@@ -27,6 +27,8 @@ RESULTS = PROJECT / "docs" / "results"
 
 @dataclass(frozen=True)
 class Goal:
+    """What a conf is to reach, and how it is trained and judged."""
+
     conf: str
     seeds: tuple[int, ...]
     bar: float  # of the mean return
@@ -143,6 +145,7 @@ def run(goal: Goal, seed: int, root_dir: Path) -> None:
 
 
 def table(goals: list[Goal]) -> str:
+    """What the CSV files say of these goals, in Markdown."""
     lines = [tables.header(["conf", "env steps", "seeds", "mean of the seeds", "each seed", "goal", "met"])]
     for goal in goals:
         path = RESULTS / f"{goal.name}.csv"

@@ -4,8 +4,9 @@
   python -m benchmarks.memory --device=cuda      there, where pieces are always taken
   python -m benchmarks.memory --compiled         updates of DQN with a GRU, plain and as one graph
 
-Prints milliseconds, the smallest of nine, and which way `alfish.networks.memory` takes. Of graphs also what compiling
-took, in seconds of processor time; `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1` makes that the whole.
+Milliseconds, the smallest of nine, and which way `alfish.networks.memory` takes. Of graphs also what compiling took, in
+seconds of processor time; `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1` makes that the whole. Prints a Markdown table, and
+writes no file.
 """
 
 import argparse

@@ -3,8 +3,8 @@
   python -m benchmarks.offline --transitions=1_000_000 --episode_length=1000
 
 Writes a data set of 17 observations and 6 actions with Minari (HDF5) into --directory, then, in a process each, runs
-`alfish import`, loads the result into an OfflineBuffer, and draws batches from it. Writes a table to
-`benchmarks/results/offline.md`. Needs the extra 'minari'.
+`alfish import`, loads the result into an OfflineBuffer, and draws batches from it. Needs the extra 'minari', and Linux,
+which tells a process's memory. Writes a table to `benchmarks/results/offline.md`.
 """
 
 import argparse

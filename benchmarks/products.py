@@ -2,8 +2,8 @@
 
   python -m benchmarks.products --threads=1
 
-Prints a Markdown table. The shapes are those of the benchmarks' networks: forward passes, gradients of inputs and of
-weights. Of the runs of each, the quickest counts.
+The shapes are those of the benchmarks' networks: forward passes, gradients of inputs and of weights. Of the runs of
+each, the quickest counts. Prints a Markdown table, and writes no file.
 """
 
 import argparse

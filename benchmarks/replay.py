@@ -7,9 +7,10 @@ environment, and eight by eight of eight; then batches of 256 transitions are dr
 handed what its own training loop hands it (numpy arrays, or tensors), and gives what its learner reads. Those that can
 also draw batches of 256 by priority from a ring that is full, and give each batch new priorities. alfish also draws 32
 transitions of stacks of four 84x84 frames, each stored once; and starts of windows alone, without reading the rows,
-by priority and uniformly. Libraries take turns run by run on one thread, in
-a process each; peers live in the virtual environment of `benchmarks/peers/replay.txt`. Writes the raw runs and a table
-of medians to `benchmarks/results/replay.{csv,md}`.
+by priority and uniformly. Libraries take turns run by run on one thread, in a process each; peers live in the virtual
+environment of `benchmarks/peers/replay.txt`.
+
+Writes the raw runs and a table of medians to `benchmarks/results/replay.{csv,md}`, in place of all that was there.
 """
 
 import argparse
@@ -55,6 +56,7 @@ def main() -> None:
 
 
 def table(runs: list[dict], libraries: list[str], num_rows: int) -> str:
+    """Medians of these runs, a line a library, in Markdown."""
     lines = [
         f"{processes.machine()}. {datetime.date.today().isoformat()}. Microseconds a call on one thread, medians "
         f"[smallest, largest run]; {num_rows:,} rows, or {num_rows // FRAMES_SHARE:,} frames.",

@@ -1,17 +1,17 @@
 """Environment steps per second beside peers, on the same recipe, in one interleaved run.
 
   python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3,sbx:2,sample-factory:2 --repeats=5
-
   python -m benchmarks.throughput --recipes=td3_halfcheetah --variants=bfloat16,bfloat16:2 --peers=sb3,sb3:2
-
   python -m benchmarks.throughput --recipes=appo_cartpole,appo_slow --variants=sync,async --peers=sample-factory
 
 Libraries take turns run by run (A B A B ...), each run in a process of its own, start-up left out. alfish runs as it
 is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a virtual environment
 of its own, made from `benchmarks/peers/PEER.txt` when first needed. NAME:N gives it N threads; given several, ratios
-are to a peer with those that serve it best. A recipe that a peer has none of is left blank. Writes the raw runs and a
-table to `benchmarks/results/throughput.{csv,md}`, where recipes that were not run keep their rows. With --busy=N, N
-processes that only count run beside, and the files are `throughput-busyN.{csv,md}`.
+are to a peer with those that serve it best. A recipe that a peer has none of is left blank. With --busy=N, N processes
+that only count run beside.
+
+Writes the raw runs and a table to `benchmarks/results/throughput.{csv,md}` after each recipe, where recipes that were
+not run keep their rows; with --busy=N to `throughput-busyN.{csv,md}`.
 
 The ratio is of medians, its interval a bootstrap over runs. Memory is the most that all processes of a run were seen to
 hold, looked at twice a second, compilers included; a page that several of them map counts once.
@@ -81,6 +81,7 @@ def publish(path: Path, runs: list[dict]) -> None:
 
 
 def is_ours(library: str) -> bool:
+    """Whether it is alfish, in one of its variants."""
     return library.split()[0] == "alfish"
 
 

@@ -120,6 +120,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def table(runs: list[dict]) -> str:
+    """Medians and ratios of these runs, a line a task and library, in Markdown."""
     lines = [
         f"{platform.machine()}, {os.cpu_count()} cores, one torch thread; medians over seeds, to the first evaluation "
         "that reaches the threshold, without the time of evaluations; ratio of medians over alfish's, 95 % bootstrap "

@@ -1,7 +1,11 @@
-"""One file a library: `python FILE RECIPE SEED [VARIANT]` trains a fixed recipe and prints one JSON object.
+"""Scripts that a benchmark starts in processes of their own, each in its library's Python; each prints one JSON object.
 
+`LIBRARY_run.py` is of `benchmarks.throughput`: `python FILE RECIPE SEED [VARIANT]` trains a fixed recipe and prints
 {"env_steps", "seconds", "cpu_seconds", "updates", "return", "versions"}: steps, seconds, seconds of all threads and
 gradient steps between the end of the iteration with the eighth gradient step and the end of the last iteration, so
 without start-up and warm-up; the mean return of the last training episodes. Threads are as many as OMP_NUM_THREADS
 says. A recipe that a library has none of ends with the status `script.NO_SUCH_RECIPE`. PYTHONPATH is the project.
+
+`LIBRARY_threshold.py` is of `benchmarks.time_to_threshold`, see `threshold`. `replay` and `offline` are of the
+benchmarks of those names.
 """

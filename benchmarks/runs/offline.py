@@ -60,6 +60,7 @@ def write(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def import_(arguments: argparse.Namespace) -> Iterator[Row]:
+    """`alfish import` of that data set."""
     from alfish.__main__ import main as alfish
 
     start = time.perf_counter()
@@ -70,6 +71,7 @@ def import_(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def load(arguments: argparse.Namespace) -> Iterator[Row]:
+    """What was imported, read into memory, and batches drawn from it."""
     from alfish.offline import OfflineBuffer
 
     start = time.perf_counter()
@@ -83,6 +85,7 @@ def load(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def load_minari(arguments: argparse.Namespace) -> Iterator[Row]:
+    """The data set of Minari, read into memory without being imported."""
     from alfish.offline import OfflineBuffer
 
     start = time.perf_counter()

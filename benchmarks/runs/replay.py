@@ -1,4 +1,4 @@
-"""Replay's side of `benchmarks.replay`: `python -m benchmarks.runs.replay LIBRARY ROWS` measures one library.
+"""One library's replay, for `benchmarks.replay`: `python -m benchmarks.runs.replay LIBRARY ROWS`.
 
 Prints one JSON object: the library's versions, and microseconds a call of each kind that it has. Runs in the virtual
 environment of the library, so it imports one only where that is measured, and of alfish nothing at its top.
@@ -21,11 +21,15 @@ FRAME_BATCH_SIZE, FRAMES_SHARE = 32, 5  # a fifth of the rows are frames: 20 k o
 
 
 class Buffer(NamedTuple):
+    """One library's replay, as its training loop uses it."""
+
     push: Callable[[int], Any]  # the rows of vector step t
     sample: Callable[[], Any]
 
 
 class Library(NamedTuple):
+    """How a library's replay is made."""
+
     make: Callable[[int], Buffer]  # of so many environments
     versions: str
     make_prioritized: Callable[[int], Buffer] | None = None  # whose `sample` also gives the batch new priorities

@@ -10,6 +10,8 @@ NO_SUCH_RECIPE = 3  # exit status
 
 
 class Reading(NamedTuple):
+    """Clocks and counters, somewhere in a run."""
+
     seconds: float
     cpu_seconds: float  # of all threads
     env_steps: int
@@ -17,6 +19,7 @@ class Reading(NamedTuple):
 
 
 def read(env_steps: int, updates: int) -> Reading:
+    """What the clocks say now, beside the counters."""
     return Reading(time.perf_counter(), time.process_time(), env_steps, updates)
 
 
@@ -29,6 +32,7 @@ def report(first: Reading | None, last: Reading, average_return: float, versions
 
 
 def main(recipes: Mapping[str, Callable[..., None]]) -> None:
+    """Trains the recipe of the command line."""
     recipe, seed, *variant = sys.argv[1:]
     if recipe not in recipes:
         print(f"no {recipe} here; there is {', '.join(recipes)}", file=sys.stderr)

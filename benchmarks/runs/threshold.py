@@ -18,6 +18,8 @@ EVALUATION_SEED = 10_000  # of episode 0, the others follow; far from what envir
 
 @dataclass(frozen=True)
 class Task:
+    """What all libraries are to reach, and how that is found out."""
+
     name: str  # of alfish's conf, and of the peers' recipes
     env_id: str
     threshold: float  # of the mean return of an evaluation
