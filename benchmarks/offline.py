@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 
-from alfish.checkpoint import write_atomically
 from benchmarks import RESULTS, processes, tables
 from benchmarks.runs.offline import STEPS
 
@@ -37,7 +36,7 @@ def main() -> None:
                 print(lines[-1], flush=True)
     count = f"{arguments.transitions:,} transitions in episodes of {arguments.episode_length:,}"
     head = f"# Offline data\n\n`python -m benchmarks.offline`: {count}; {processes.machine()}\n\n"
-    write_atomically(RESULTS / "offline.md", head + "\n".join(lines) + "\n")
+    tables.write_text(RESULTS / "offline.md", head + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

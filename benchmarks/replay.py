@@ -19,7 +19,6 @@ import sys
 
 import numpy as np
 
-from alfish.checkpoint import write_atomically
 from benchmarks import RESULTS, processes, tables
 from benchmarks.runs.replay import FRAMES_SHARE, LIBRARIES
 
@@ -51,7 +50,7 @@ def main() -> None:
             print(runs[-1], flush=True)
     tables.write_rows(RESULTS / "replay.csv", runs, ["library", "repeat", *MEASURES, "versions"])
     text = table(runs, libraries, arguments.rows)
-    write_atomically(RESULTS / "replay.md", text)
+    tables.write_text(RESULTS / "replay.md", text)
     print(text)
 
 

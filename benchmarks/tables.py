@@ -2,17 +2,19 @@
 
 A row is a dict. Read back from a file its values are text, as they stand there, so that rows which a call leaves alone
 are written as they were.
+
+`alfish.checkpoint` writes files as safely, but imports torch. A benchmark that held torch's pages too would take its
+share of them off the memory that it measures of other processes.
 """
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from alfish.checkpoint import write_atomically
 
 NUM_DRAWS = 10_000  # of the bootstrap
 
@@ -26,7 +28,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> None:
-    """Writes a CSV whole: killed at any time, it leaves what was there.
+    """Writes a CSV, see `write_text`.
 
     Raises:
       ValueError: a row has a column beside `fields`; one that it lacks stays empty.
@@ -35,8 +37,18 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], fields: Iterable[s
     writer = csv.DictWriter(text, list(fields))
     writer.writeheader()
     writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file and the folders it lies in, whole: killed at any time, it leaves what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue())
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(text, newline="")
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def replace_rows(

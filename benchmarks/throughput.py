@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from alfish.checkpoint import write_atomically
 from benchmarks import PROJECT, RESULTS, processes, tables
 
 SYNC = "alfish sync"
@@ -77,7 +76,7 @@ def main() -> None:
 def publish(path: Path, runs: list[dict]) -> None:
     """Puts these runs in the place of their recipes' old ones, in the raw data and in the table beside them."""
     rows = tables.replace_rows(path, runs, FIELDS, key=["recipe"])
-    write_atomically(path.with_suffix(".md"), table(rows))
+    tables.write_text(path.with_suffix(".md"), table(rows))
 
 
 def is_ours(library: str) -> bool:

@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from alfish.checkpoint import write_atomically
 from benchmarks import RESULTS, processes, tables
 from benchmarks.runs.threshold import TASKS
 
@@ -62,7 +61,7 @@ def main() -> None:
         text = table(runs)
         print(text)
         if not arguments.table:
-            write_atomically(CSV.with_suffix(".md"), text)
+            tables.write_text(CSV.with_suffix(".md"), text)
 
 
 def _run_all(arguments: argparse.Namespace) -> None:

@@ -36,6 +36,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", *arguments], cwd=PROJECT, capture_output=True, text=True)
 
 
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
 @pytest.fixture
 def command_line(monkeypatch):
     """Calls a benchmark's `main` with options."""
@@ -72,6 +76,13 @@ def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_
     assert asked.stdout.split() == names, asked.stderr
 
 
+def test_what_measures_other_processes_holds_no_torch_of_its_own():
+    """Of pages that it held as well, they would be told half."""
+    commands = ["data_sets", "learning", "offline", "replay", "throughput", "time_to_threshold"]
+    text = f"import sys; from benchmarks import {', '.join(commands)}; print({{'alfish', 'torch'}} & {{*sys.modules}})"
+    assert subprocess.run(script(text), cwd=PROJECT, capture_output=True, text=True).stdout == "set()\n"
+
+
 def test_documented_commands_exist():
     paths = [PROJECT / "README.md", PROJECT / "Makefile", *(PROJECT / "docs").glob("*.md")]
     texts = [path.read_text() for path in paths]
@@ -80,10 +91,6 @@ def test_documented_commands_exist():
 
 
 # Other processes.
-
-
-def script(text: str) -> list[str]:
-    return [sys.executable, "-c", text]
 
 
 def test_a_script_gives_the_object_of_its_last_line():
