@@ -296,14 +296,11 @@ class Trainer:
 
     def save(self, best: bool = False) -> Path:
         """Writes a checkpoint of everything that `load_state_dict` continues from."""
-        return self._save(self.state_dict(), best)
-
-    def _save(self, state: dict[str, Any], best: bool = False) -> Path:
         stored = self.batches.stored()
         if stored is not None:
             # First, and those of the newest checkpoint are kept: it never stands without its rows.
             self.replay_checkpoints.save(self.steps, stored, keep=self.checkpoints.steps()[-1:])
-        return self.checkpoints.save(self.steps, state, best)
+        return self.checkpoints.save(self.steps, self.state_dict(), best)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -319,6 +316,7 @@ class Trainer:
                 "iterations": self.iterations,
                 "wall_seconds": self.wall_seconds,
                 "next_summary": self._next_summary,
+                "owes_summary": self._owes_summary,
                 "owed_steps": self._owed_steps,
                 "idle_steps": self._idle_steps,
             },
@@ -330,7 +328,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._load_models(state)
         self.learner.load_state_dict(state["learner"])
-        if state["unroller"] is not None:
+        if state["unroller"] is not None:  # as older versions left it after an error
             self.unroller.load_state_dict(state["unroller"])
         self.batches.load_state_dict(state["batches"])
         self.metrics.load_state_dict(state["metrics"])
@@ -340,6 +338,7 @@ class Trainer:
         counters = state["counters"]
         self.env_steps, self.iterations = counters["env_steps"], counters["iterations"]
         self.wall_seconds, self._next_summary = counters["wall_seconds"], counters["next_summary"]
+        self._owes_summary = counters.get("owes_summary", False)  # older versions had none
         self._owed_steps, self._idle_steps = counters["owed_steps"], counters["idle_steps"]
         torch.set_num_threads(state["num_threads"])  # sums differ in their last bits between thread counts
         set_rng_state(state["rng"])
@@ -491,9 +490,8 @@ class Trainer:
     def _save_what_is_whole(self) -> None:
         """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
         if not self._updating:
-            state = self.state_dict()
-            # A drained one keeps no rows, but knows which seeds its workers have had.
-            self._save(state if self.unroller.drains else state | {"unroller": None})
+            self.unroller.break_off()
+            self.save()
             self.log(f"Saved a checkpoint at {self.steps:,} steps after an error")
 
 

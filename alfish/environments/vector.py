@@ -77,7 +77,6 @@ class VectorEnvironment(Environment):
 
     def step_arrays(self, action: Nest) -> TimeStep:
         if self._restart:
-            self._restart = False
             return self._reset()
         executed = self._units.executed(action)
         # An environment may write its action; what was executed is kept.
@@ -213,7 +212,7 @@ class VectorEnvironment(Environment):
         options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
         observation, self.infos = self.env.reset(seed=self._seed_argument(seeds), **options)
         self._was_done[:] = False
-        self._nothing_began = True
+        self._nothing_began, self._restart = True, False
         return self._first(self._read(observation))
 
     def _first(self, observation: Nest) -> TimeStep:

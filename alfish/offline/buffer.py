@@ -19,7 +19,7 @@ from alfish.offline.episode import Arrays, Episode, EpisodeSource
 from alfish.offline.reading import Reading
 from alfish.offline.rows import RowMaker
 from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, spaces_of
-from alfish.replay import RingBuffer
+from alfish.replay import RingBuffer, StoredRows
 
 PUSHED_ROWS = 4096  # of each column at a time
 
@@ -114,6 +114,8 @@ class OfflineBuffer(RingBuffer):
                 action_limit=action_limit,
                 device=device,
                 directory=None if directory is None else Path(directory) / "holdout",
+                keeps_episodes=keeps_episodes,
+                return_gamma=return_gamma,
             )
         columns = packed_columns([episode.length + 1 for episode in kept], num_columns)
         longest = max(sum(kept[i].length + 1 for i in column) for column in columns)
@@ -148,6 +150,10 @@ class OfflineBuffer(RingBuffer):
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Where windows may start, as if all had two rows: no more come, and a column's last transitions count too."""
         return super().start_range(2, newest)
+
+    def in_place(self, window_length: int) -> StoredRows | None:
+        """Not of windows of more than two rows, which go on behind the end of a column, where no rows lie."""
+        return super().in_place(window_length) if window_length == 2 else None
 
     def state_dict(self) -> dict[str, Any]:
         """What tells that a resumed run reads the same data: the data themselves are in their files."""

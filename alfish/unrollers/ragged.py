@@ -90,4 +90,10 @@ class RaggedRows:
 
 
 def _select(rows: Nest, which: torch.Tensor) -> Nest:
-    return nest.map(lambda leaf: leaf[which.to(leaf.device)], rows)
+    """The columns `which` (`[B]` bool) of leaves `[B, ...]`."""
+    on_host = which.cpu().numpy()  # numpy would take a tensor of one element for a number
+
+    def select(leaf: Any) -> Any:
+        return leaf[on_host] if type(leaf) is np.ndarray else leaf[which.to(leaf.device)]
+
+    return nest.map(select, rows)

@@ -158,8 +158,8 @@ class SyncUnroller(Unroller):
     def state_dict(self) -> dict[str, Any]:
         return {
             "time_step": None if self._time_step is None else list(nest.map(as_tensor, self._time_step)),
-            "state": nest.map(as_tensor, self._state),
-            "transform_state": nest.map(as_tensor, self._transform_state),
+            "state": nest.plain(nest.map(as_tensor, self._state)),
+            "transform_state": nest.plain(nest.map(as_tensor, self._transform_state)),
             "environment": self.environment.state_dict(),
             "policy_version": self.policy_version,
             "num_calls": self._actor.num_calls,
@@ -171,15 +171,20 @@ class SyncUnroller(Unroller):
         self.policy_version = state["policy_version"]
         if "time_step" not in state:  # of an `AsyncUnroller`: new episodes begin
             return
-        self._state = nest.to(state["state"], self._device)
-        self._transform_state = nest.to(state["transform_state"], self._device)
+        self._state = nest.to(nest.like(self._state, state["state"]), self._device)
+        transform_state = nest.like(self._transform_state, state["transform_state"])
+        self._transform_state = nest.to(transform_state, self._device)
         self._actor.num_calls, self._actor.gave_up = state["num_calls"], state.get("gave_up", False)
+        goes_on = self.environment.load_state_dict(state["environment"])
         if state["time_step"] is None:
             return
         time_step = nest.to(TimeStep(*state["time_step"]), self.environment.device)
-        if not self.environment.load_state_dict(state["environment"]):
+        if not goes_on:
             time_step = time_step._replace(step_type=torch.full_like(time_step.step_type, StepType.LAST))
         self._time_step = self._as_given(time_step)
+
+    def break_off(self) -> None:
+        self._time_step = None
 
     def close(self) -> None:
         self.environment.close()

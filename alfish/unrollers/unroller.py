@@ -102,6 +102,9 @@ class Unroller(abc.ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues. Episodes that cannot be continued end here, truncated."""
 
+    def break_off(self) -> None:
+        """Forgets the episodes under way; new ones begin with the next unroll. Default: none are kept."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Frees environments and processes."""
