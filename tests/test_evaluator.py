@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
@@ -553,3 +553,51 @@ def test_others_begun_before_all_were_taken_are_refused_and_right_themselves():
     with pytest.raises(UsageError, match="began other episodes"):
         next(one)
     assert_same([first, *other], expected)
+
+
+class Own(VectorEnv):
+    """A vector class of its own that leaves resets to the caller. Lane i has episodes of 2 + i steps, and one seed."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+    single_observation_space = spaces.Box(-9, 9, (1,))
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.observation_space = spaces.Box(-9, 9, (num_envs, 1))
+        self.action_space = spaces.MultiDiscrete([2] * num_envs)
+        self._left = np.zeros(num_envs, int)
+        self.resets = []
+
+    def reset(self, *, seed=None, options=None):
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, bool))
+        self.resets.append((seed, mask.tolist()))
+        self._left[mask] = 2 + np.flatnonzero(mask)
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def step(self, action):
+        assert (self._left > 0).all(), "an environment that has ended was stepped"
+        self._left -= 1
+        done = self._left == 0
+        return np.zeros((self.num_envs, 1), np.float32), np.ones(self.num_envs), done, np.zeros_like(done), {}
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 8])
+def test_a_vector_class_of_its_own_has_an_environment_for_each_episode_and_one_seed(num_envs):
+    evaluator = make_evaluator(*parts_of(Own), 3, num_envs)
+    assert evaluator.environment.num_envs == 3 and not evaluator.environment.seeds_rows
+    assert evaluator.evaluate(3, seed=100).lengths == (2, 3, 4)
+    (first, *later) = evaluator.environment.env.resets
+    assert first == (100, [True] * 3)
+    assert later[0] == (None, [True, False, False]) and all(seed is None for seed, _ in later)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_the_last_observation_of_an_episode_is_its_own_in_every_mode(mode):
+    def vector(num_envs):
+        return SyncVectorEnv([lambda: Stamped((3, 5))] * num_envs, autoreset_mode=mode)
+
+    evaluator = make_evaluator(*parts_of(vector), 2)
+    for episode in evaluator.generate_test_episodes(2):
+        assert episode.observations[:, 2].tolist() == [0, 1, 2, 3]
+        assert np.ptp(episode.observations[:, 1]) == 0

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ import torch
 import alfish
 from alfish import nest
 from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3, DeterministicActor
-from alfish.batches import ReplayBatches
-from alfish.data import StepType
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.checkpoint import Checkpoints
+from alfish.data import AlgStep, StepType
+from alfish.distributions import Categorical
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
 from alfish.errors import UsageError
@@ -26,7 +30,7 @@ from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, QNetwork, Torso
 from alfish.replay import Prioritized, Uniform
 from alfish.schedules import Linear
 from alfish.trainer import Trainer
-from alfish.transforms import FrameStack, ObservationNormalizer
+from alfish.transforms import FrameStack, ObservationNormalizer, RewardClip, RewardNormalizer, RewardScale
 
 REPOSITORY = Path(alfish.__file__).parent.parent
 SMALL = functools.partial(MLP, layers=(8,))
@@ -318,3 +322,113 @@ def test_transforms_that_keep_statistics_see_tensors(tmp_path):
     trainer = make(tmp_path, "dqn_episode_boundary")
     trainer.train()
     assert not trainer.unroller.gives_arrays and trainer.transforms.state_dict()
+
+
+def test_a_lower_bound_is_refused_where_a_transform_changes_rewards(tmp_path):
+    bounded = functools.partial(ALGORITHMS["dqn"], lower_bound=True)
+    for transform in (functools.partial(RewardScale, scale=0.1), RewardClip, RewardNormalizer):
+        with pytest.raises(UsageError, match="returns of the environment's own rewards"):
+            make(tmp_path, "dqn_episode_boundary", algorithm=bounded, transforms=[ObservationNormalizer, transform])
+    make(tmp_path, "dqn_episode_boundary", algorithm=bounded).close()
+
+
+def test_acting_ends_only_where_rows_are_left_to_train_on(tmp_path):
+    with pytest.raises(UsageError, match="ReplayBatches as it is set keeps no rows"):
+        make(tmp_path, "dqn_episode_boundary", {"clear_after_use": True}, interaction_env_steps=40)
+    with pytest.raises(UsageError, match="EpochBatches as it is set keeps no rows"):
+        make(tmp_path, "dqn_episode_boundary", algorithm=PPO, batches=EpochBatches, interaction_env_steps=40)
+
+
+def test_a_run_whose_replay_file_is_damaged_goes_on_without_its_rows(tmp_path, capsys):
+    stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
+    (path,) = (tmp_path / "replay").glob("*.pt")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    resumed = make(tmp_path, "dqn_episode_boundary")
+    updates = Checkpoints(tmp_path / "checkpoints").load()[1]["learner"]["updates"]
+    resumed.train()
+    said = capsys.readouterr().err
+    assert "Its replay is lost" in said and "checksum does not match" in said and "acting before training on" in said
+    assert resumed.finished and resumed.updates > updates
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_that_is_killed_between_its_two_files_twice_still_has_the_rows_of_its_checkpoint(tmp_path):
+    def die(*arguments, **options):
+        raise Killed
+
+    cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 4)
+    (step,) = cut.checkpoints.steps()
+    for num_iterations in (5, 6):
+        run = make(tmp_path, "dqn_episode_boundary")
+        run.start()
+        run.checkpoints.save = die
+        for report in run.iterate():
+            if report.iterations == num_iterations:
+                break
+        with pytest.raises(Killed):
+            run.save()
+        run.close()
+    rows = sorted((tmp_path / "replay").glob("*.pt"))
+    assert len(rows) == 3 and str(step) in rows[0].name
+
+
+class Remembering(DQN):
+    """Its state and what replay keeps are NamedTuples."""
+
+    replay_info = ("policy",)
+
+    def initial_state(self, batch_size):
+        return Count(torch.zeros(batch_size))
+
+    def rollout_step(self, time_step, state):
+        q, _ = self.q_network(time_step, None)
+        policy = Categorical.of(q)
+        return AlgStep(policy.sample(), Count(state.count + 1), Means(policy))
+
+    def train_step(self, experience, state):
+        assert isinstance(experience.info["policy"], Categorical)
+        return super().train_step(experience, None)
+
+
+class Count(NamedTuple):
+    count: torch.Tensor
+
+
+class Means(NamedTuple):
+    policy: Categorical
+
+
+def test_named_tuples_in_state_and_replay_do_not_keep_a_run_from_being_saved_and_resumed(tmp_path):
+    def remembering(*specs):
+        algorithm = Remembering(*specs, q_network=ALGORITHMS["dqn"].keywords["q_network"])
+        algorithm.replays_state = False
+        return algorithm
+
+    whole = make(tmp_path / "whole", "dqn_episode_boundary", algorithm=remembering)
+    whole.train()
+    stop_after(make(tmp_path / "cut", "dqn_episode_boundary", algorithm=remembering), 7)
+    resumed = make(tmp_path / "cut", "dqn_episode_boundary", algorithm=remembering)
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_a_summary_that_falls_on_an_iteration_without_updates_is_made_up_for(tmp_path):
+    ratio = {"updates_per_env_step": 0.25}
+    scalars = []
+
+    class Read(Listener):
+        def after_iteration(self, trainer, report):
+            scalars.append(report.scalars)
+
+    # Between two updates, four steps apart, a summary falls due, but seldom in the iteration of one.
+    options = {"unroll_length": 0.5, "num_iterations": 100, "summary_period": 3, "listeners": [Read()]}
+    trainer = make(tmp_path, "dqn_episode_boundary", ratio, **options)
+    trainer.train()
+    assert trainer.updates > 12
+    assert sum("train/loss" in found for found in scalars) == trainer.updates
+    assert sum("time/train_ms" in found for found in scalars) > trainer.updates

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
 from alfish.checkpoint import Checkpoints
@@ -746,3 +749,73 @@ def test_modes_are_switched_everywhere():
     for training in (True, False):
         modes.switch(training)
         assert [module.training for module in algorithm.modules()] == [training] * 4 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "updates"),
+    [(A2C, 1), (functools.partial(APPO, loss="impala"), 1), (functools.partial(APPO, loss="clipped"), 10), (PPO, 10)],
+)
+def test_an_unroll_is_trained_on_once_where_no_ratio_corrects_for_more(tmp_path, algorithm, updates):
+    made = functools.partial(algorithm, network=network)
+    trainer = make(tmp_path, algorithm=made, batches=EpochBatches, num_iterations=1)
+    assert trainer.batches.updates_per_iteration == updates
+    trainer.train()
+    assert trainer.updates == updates
+
+
+class Starts(OneState):
+    """Notes with which random numbers its episodes begin, and raises once."""
+
+    starts: ClassVar[list] = []
+    raises_at: ClassVar[int | None] = None
+    count: ClassVar[int] = 0
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        self.starts.append(self.np_random.random())
+        return result
+
+    def step(self, action):
+        Starts.count += 1
+        if Starts.count == Starts.raises_at:
+            raise ValueError("broken")
+        return super().step(action)
+
+
+def test_a_run_resumed_after_an_error_does_not_begin_with_the_same_episodes_again(tmp_path):
+    Starts.starts, Starts.count, Starts.raises_at = [], 0, 100
+    with pytest.raises(ValueError, match="broken"):
+        make(tmp_path, Starts, num_envs=1, num_iterations=30).train()
+    before = list(Starts.starts)
+    Starts.starts, Starts.raises_at = [], None
+    make(tmp_path, Starts, num_envs=1, num_iterations=30).train()
+    # The first reset of all is that of a new environment; what is trained on comes after it.
+    assert len(before) > 5 and not set(before[1:]) & set(Starts.starts[1:])
+
+
+def test_listeners_of_one_class_keep_their_own_state_and_files(tmp_path):
+    def listeners():
+        return [Evaluate(period, num_episodes=1, name=name) for period, name in ((24, "often"), (40, "seldom"))]
+
+    options = {"num_envs": 1, "env_id": OneState}
+    cut = make(tmp_path, listeners=[*listeners(), CheckpointSaver(0)], num_iterations=4, **options)
+    cut.train()
+    resumed = make(tmp_path, listeners=[*listeners(), CheckpointSaver(0)], num_iterations=9, **options)
+    resumed.start()
+    assert [listener._next for listener in resumed.listeners[:2]] == [listener._next for listener in cut.listeners[:2]]
+    assert resumed.listeners[0]._next != resumed.listeners[1]._next
+    resumed.train()
+    names = {path.name.partition("-")[0] for path in (tmp_path / "eval").iterdir()}
+    assert names == {"often", "seldom"}
+    with pytest.raises(UsageError, match=r"2 Evaluate listeners are called 'evaluation'.*Evaluate\.name"):
+        make(tmp_path / "other", listeners=[Evaluate(), Evaluate()]).train()
+
+
+def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path):
+    means = [math.nan, 1.0, math.inf, 5.0]
+    trainer = make(tmp_path, listeners=[FakeEvaluation(means), CheckpointSaver(0)], num_iterations=4)
+    trainer.train()
+    assert trainer.checkpoints.load("best")[1]["counters"]["iterations"] == 4
+    trainer = make(tmp_path / "other", listeners=[FakeEvaluation(means[:3]), CheckpointSaver(0)], num_iterations=3)
+    trainer.train()
+    assert trainer.checkpoints.load("best")[1]["counters"]["iterations"] == 2

@@ -799,3 +799,28 @@ def test_environments_that_are_built_anew_have_seeds_of_their_own():
         step = environment.replace(step, np.ones(2, bool))
         stamps |= set(step.observation[:, 0].tolist())
     assert len(stamps) == 6
+
+
+class Levels(gymnasium.Env):
+    """Says at each reset which level begins."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._left = 2
+        return np.zeros(1, np.float32), {"level": 1}
+
+    def step(self, action):
+        self._left -= 1
+        return np.zeros(1, np.float32), 1.0, self._left == 0, False, {}
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_what_the_next_episode_says_of_itself_is_no_info_of_the_last_row(mode):
+    environment = VectorEnvironment(SyncVectorEnv([Levels] * 2, autoreset_mode=mode), seeds=[0, 1])
+    environment.reset()
+    for _ in range(5):
+        time_step = environment.step(torch.zeros(2, dtype=torch.int64))
+        if mode == AutoresetMode.DISABLED or (time_step.step_type == MID).all():
+            assert "level" not in environment.infos

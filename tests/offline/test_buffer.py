@@ -175,3 +175,14 @@ def test_spaces_come_from_somewhere():
 def test_arguments_out_of_range_are_named(arguments, words):
     with pytest.raises(UsageError, match=words):
         OfflineBuffer(**{"sources": [source(record())], **arguments})
+
+
+def test_windows_that_run_past_a_column_are_not_gathered_where_the_rows_lie():
+    buffer = OfflineBuffer([source(record())], num_columns=2)
+    assert buffer.in_place(2) is not None
+    assert buffer.in_place(3) is None
+
+
+def test_what_is_held_out_comes_with_returns_too():
+    buffer = OfflineBuffer([source(record())], holdout_share=0.3, return_gamma=0.9)
+    assert buffer.holdout.sample(4).experience.return_to_go.isfinite().all()

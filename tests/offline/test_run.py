@@ -173,3 +173,9 @@ def test_mistakes_are_one_sentence(arguments, words, capsys):
 def test_data_of_another_environment_are_refused_and_both_are_named(npz, capsys):
     assert import_(f"--source={npz}", "--env_id=CartPole-v1") == 2
     assert "observation has shape [3] in each step, and [4] is expected" in capsys.readouterr().err
+
+
+def test_a_run_with_memory_is_read_too(tmp_path):
+    memory = "Torso.memory = @GRU\nGRU.size = 4\nReplayBatches.state_period = 4\n"
+    name = trained(tmp_path, TOY + memory + STAMPED.format(truncates=False, steps=40))
+    assert sum(episode.length for episode in open_source(name, SPACES).episodes()) > 20

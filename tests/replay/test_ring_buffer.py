@@ -1,12 +1,14 @@
 """The ring against a copy of every row that was ever pushed: rows of Stamped, which tell where they belong."""
 
 import io
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from alfish import nest
+from alfish.checkpoint import Checkpoints
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
@@ -619,3 +621,40 @@ def test_what_was_pushed_may_be_written_afterwards():
         leaf.zero_()
     after = buffer.windows(start, 2)
     assert all(torch.equal(a, b) for a, b in zip(nest.leaves(before), nest.leaves(after)))
+
+
+def test_a_directory_is_one_rings_until_it_is_closed_or_gone(tmp_path):
+    columns, rings = Columns(2), [RingBuffer(40, 2, directory=tmp_path) for _ in range(3)]
+    rings[0].push(columns.unroll([4, 4]))
+    with pytest.raises(UsageError, match="another replay keeps its rows in"):
+        rings[1].push(columns.unroll([4, 4]))
+    rings[0].close()
+    rings[1].push(columns.unroll([4, 4]))
+    del rings[1]
+    rings[1].push(columns.unroll([4, 4]))
+
+
+class Memory(NamedTuple):
+    kept: torch.Tensor
+
+
+def test_named_tuples_are_saved_plain_and_come_back_with_the_next_push(tmp_path):
+    def named(experience):
+        state = Memory(torch.arange(2.0))
+        return experience._replace(info=Memory(experience.info["log_prob"]), state=state)
+
+    columns, ring, fresh = Columns(2), *(RingBuffer(40, 2, state_period=4) for _ in range(2))
+    ring.push(named(columns.unroll([4, 4])))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, ring.state_dict())
+    fresh.load_state_dict(checkpoints.load(1)[1])
+    more = named(columns.unroll([4, 4]))
+    for each in (ring, fresh):
+        each.push(more)
+    torch.manual_seed(0)
+    one = ring.sample(8)
+    torch.manual_seed(0)
+    other = fresh.sample(8)
+    assert isinstance(other.experience.info, Memory) and isinstance(other.experience.state, Memory)
+    assert nest.paths(one) == nest.paths(other)
+    assert all(torch.equal(a, b) for a, b in zip(nest.leaves(one), nest.leaves(other)))

@@ -594,3 +594,19 @@ def test_that_it_gave_up_is_saved(tmp_path):
     resumed.load_state_dict(unroller.state_dict())
     resumed.unroll(4)
     assert resumed._actor.gave_up and resumed._actor._program is None
+
+
+def test_parameters_that_a_learner_puts_elsewhere_are_acted_with(caplog):
+    algorithm = Simple(lambda self, x: self.online(x))
+    actor, act, _ = actor_of(algorithm, 0)
+    act(row())
+    before = algorithm.online.weight.data_ptr()
+    updates = Learner(algorithm, learning_rate=0.1)  # lays all parameters in one vector
+    assert algorithm.online.weight.data_ptr() != before and updates is not None
+    for _ in range(3):
+        with torch.no_grad():
+            algorithm.online.weight += 1
+        actor.refresh()
+        x = row()
+        torch.testing.assert_close(act(x), algorithm.online(x.observation).detach())
+    assert actor._program is not None and not warnings_in(caplog)

@@ -439,3 +439,14 @@ def test_on_policy_an_overwritten_action_is_refused():
     made = Scripted(environment.observation_spec, environment.action_spec, environment.reward_spec)
     with pytest.raises(UsageError, match="overwrite_policy_output .* off-policy"):
         SyncUnroller(environment, made, Transforms([], environment.observation_spec, environment.reward_spec), 0, True)
+
+
+@pytest.mark.parametrize("numpy_after", [0, None])
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
+def test_one_ragged_environment_is_a_column_too(mode, numpy_after):
+    environment = recorded(mode, lengths=LENGTHS[:1])
+    made = Scripted(environment.observation_spec, environment.action_spec, environment.reward_spec)
+    transforms = Transforms([], environment.observation_spec, environment.reward_spec)
+    unroller = SyncUnroller(environment, made, transforms, numpy_after)
+    found = [transition for _ in range(8) for transition in transitions(unroller.unroll(6), 0)]
+    assert found == environment.env.envs[0].record and len(found) > 30
