@@ -27,6 +27,7 @@ from scripted import (
 )
 
 from alfish import nest
+from alfish.algorithms.ppo import PPO
 from alfish.data import AlgStep, trainable
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.toy import NestedBandit, Stamped, TensorPointMass
@@ -445,8 +446,9 @@ def test_on_policy_an_overwritten_action_is_refused():
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_one_ragged_environment_is_a_column_too(mode, numpy_after):
     environment = recorded(mode, lengths=LENGTHS[:1])
-    made = Scripted(environment.observation_spec, environment.action_spec, environment.reward_spec)
+    made = PPO(environment.observation_spec, environment.action_spec, environment.reward_spec)
     transforms = Transforms([], environment.observation_spec, environment.reward_spec)
     unroller = SyncUnroller(environment, made, transforms, numpy_after)
     found = [transition for _ in range(8) for transition in transitions(unroller.unroll(6), 0)]
     assert found == environment.env.envs[0].record and len(found) > 30
+    assert (unroller._actor._program is None) == (numpy_after is None)
