@@ -11,15 +11,22 @@ __version__ = "0.1.0"
 # Imported when first used: `import alfish` alone should not wait for torch.
 _HOME = {
     "AlgStep": "alfish.data",
+    "Evaluator": "alfish.evaluator",
     "Experience": "alfish.data",
+    "Learner": "alfish.learner",
+    "Listener": "alfish.listeners",
     "LossInfo": "alfish.data",
     "Policy": "alfish.policy",
     "RLAlgorithm": "alfish.algorithms.rl_algorithm",
+    "Report": "alfish.listeners",
     "StepType": "alfish.data",
+    "SyncUnroller": "alfish.unrollers",
     "TimeStep": "alfish.data",
     "Trainer": "alfish.trainer",
+    "Transforms": "alfish.transforms",
     "load": "alfish.bin.run",
     "make_environment": "alfish.environments",
+    "make_evaluator": "alfish.evaluator",
 }
 __all__ = sorted(_HOME)
 
@@ -32,8 +39,15 @@ if TYPE_CHECKING:
     from alfish.data import StepType as StepType
     from alfish.data import TimeStep as TimeStep
     from alfish.environments import make_environment as make_environment
+    from alfish.evaluator import Evaluator as Evaluator
+    from alfish.evaluator import make_evaluator as make_evaluator
+    from alfish.learner import Learner as Learner
+    from alfish.listeners import Listener as Listener
+    from alfish.listeners import Report as Report
     from alfish.policy import Policy as Policy
     from alfish.trainer import Trainer as Trainer
+    from alfish.transforms import Transforms as Transforms
+    from alfish.unrollers import SyncUnroller as SyncUnroller
 
 
 def __getattr__(name: str) -> Any:

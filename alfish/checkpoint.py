@@ -4,25 +4,23 @@ A file appears under its final name only when it is whole and on the disk. A dir
 number of readers; reading changes nothing in it. Steps are those of the run's clock, see `Trainer.steps`.
 """
 
-import contextlib
 import hashlib
 import json
 import operator
 import os
 import pickle
-import random
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from absl import logging
 from torch import nn
 
 from alfish.errors import UsageError
+from alfish.files import open_atomically, write_atomically
 from alfish.nest import Nest
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
@@ -199,37 +197,6 @@ class Checkpoints:
         return self._directory / "best.json"
 
 
-def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Writes the whole file or, if killed or out of disk, leaves what was there; on the disk when it returns."""
-    with open_atomically(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-
-
-@contextlib.contextmanager
-def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """A file to write, which takes its place when the block ends without an error; see `write_atomically`.
-
-    The temporary file is `.NAME.PID.tmp` in the same directory, since a rename is atomic within a file system only.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut may leave the new name on an empty file
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename itself
-    finally:
-        os.close(directory)
-
-
 def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None:
     """Loads `state_dict` into `module` in place, all of it or nothing.
 
@@ -255,32 +222,6 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
             "was saved with, or start in an empty directory."
         )
     module.load_state_dict(state_dict)
-
-
-def rng_state() -> dict[str, Any]:
-    """State of every global generator: `random`, numpy's legacy one, torch's on the CPU and on each GPU.
-
-    CUDA is not woken for it: a process that has not used a GPU has drawn nothing there.
-    """
-    return {
-        "python": json.dumps(random.getstate()),
-        "numpy": json.dumps(np.random.get_state(legacy=False), default=np.ndarray.tolist),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    }
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores what `rng_state` returned; on a machine with fewer GPUs, says so and restores those it has."""
-    version, words, gauss = json.loads(state["python"])
-    random.setstate((version, tuple(words), gauss))
-    np.random.set_state(json.loads(state["numpy"]))
-    torch.set_rng_state(state["torch"].cpu())  # wherever map_location has put it
-    num_gpus = torch.cuda.device_count() if state["cuda"] else 0
-    if num_gpus < len(state["cuda"]):
-        logging.warning("%d GPU generators were saved, %d GPUs are here.", len(state["cuda"]), num_gpus)
-    for gpu, generator in enumerate(state["cuda"][:num_gpus]):
-        torch.cuda.set_rng_state(generator.cpu(), gpu)
 
 
 class BrokenCheckpoint(UsageError):

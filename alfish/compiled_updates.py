@@ -7,9 +7,8 @@ import torch
 from absl import logging
 from torch.nn.utils.stateless import _reparametrize_module
 
-from alfish import nest
+from alfish import nest, random_state
 from alfish.batches import Chunk, take
-from alfish.checkpoint import rng_state, set_rng_state
 from alfish.compiled import CompiledFunction, NotCompilable, is_checked
 from alfish.cuda_graphs import RecordedFunction
 from alfish.data import Batch
@@ -183,15 +182,13 @@ class CompiledUpdates:
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
         """The graph's `total`, found to be the plain update's as to the losses."""
         plain = self._plain
-        generators = rng_state()
-        with torch.enable_grad():  # which a hook may want inside
+        with random_state.preserved(), torch.enable_grad():  # which a hook may want inside
             losses, _ = plain.losses(batch)
         expected = torch.stack([loss.detach() for loss in losses.values()])
-        set_rng_state(generators)
         copies = [leaf.clone() for leaf in self._leaves]
         coefficients = self._here(torch.ones_like(self._coefficients))
-        total = graph.function.call_flat([*copies, coefficients, *at, *self._rows])["total"]
-        set_rng_state(generators)
+        with random_state.preserved():
+            total = graph.function.call_flat([*copies, coefficients, *at, *self._rows])["total"]
         if list(losses) != graph.trained or not self._is_close(total[: len(expected)], expected):
             raise NotCompilable(
                 f"compiled, the losses {graph.trained} are {total[: len(graph.trained)].tolist()}, and {list(losses)} "

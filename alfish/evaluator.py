@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.data import StepType, TimeStep, reset_state
 from alfish.environments import Environment
 from alfish.errors import UsageError
@@ -19,7 +19,7 @@ from alfish.offline import Episode
 from alfish.offline.episode import ends
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
-from alfish.unrollers.actor import as_array, in_eval_mode
+from alfish.unrollers.actor import as_array
 from alfish.unrollers.episodes import EpisodeRows
 
 # float results depend on the batch size, so the policy is always called with this many rows, padded.

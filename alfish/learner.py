@@ -15,10 +15,9 @@ import gin
 import torch
 from absl import logging
 
-from alfish import nest
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish import nest, random_state
+from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.batches import Chunk
-from alfish.checkpoint import rng_state, set_rng_state
 from alfish.compiled import NotCompilable
 from alfish.compiled_updates import CompiledUpdates
 from alfish.data import Batch
@@ -130,13 +129,8 @@ class Learner:
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """What `train` would return of a batch's losses, without training on it or touching any random state."""
         algorithm = self._algorithm
-        was_training, generators = algorithm.training, rng_state()
-        algorithm.eval()
-        try:
+        with in_eval_mode(algorithm), random_state.preserved():
             losses, loss_info = self._plain.losses(batch)
-        finally:
-            algorithm.train(was_training)
-            set_rng_state(generators)
         values = {self._name("loss", name): float(loss) for name, loss in losses.items()}
         sums = extra_sums(loss_info, batch)
         return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import gin
 
-from alfish.checkpoint import Checkpoints, write_atomically
+from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluation, Evaluator
+from alfish.files import write_atomically
 from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest, specs
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.data import StepType, TimeStep, reset_state
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
@@ -59,12 +59,8 @@ class Policy:
         seen = self._time_step(nest.to(nest.map(torch.from_numpy, self._read(observation)), self._device))
         seen, self._transform_state = self.transforms(seen, self._transform_state)
         state = reset_state(self._state, self._initial_state, seen.step_type)
-        was_training = self.algorithm.training
-        self.algorithm.eval()
-        try:
+        with in_eval_mode(self.algorithm):
             step = (self.algorithm.rollout_step if sample else self.algorithm.predict_step)(seen, state)
-        finally:
-            self.algorithm.train(was_training)
         self._state = step.state
         executed = nest.map(lambda leaf: leaf.cpu().numpy(), step.output)
         self._prev_action = nest.map(torch.from_numpy, self._units.executed(executed))

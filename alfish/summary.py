@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol, TextIO
 
 from tqdm import tqdm
 
-from alfish.checkpoint import write_atomically
 from alfish.errors import UsageError
+from alfish.files import write_atomically
 
 COUNTERS = ("steps", "env_steps", "iterations", "updates", "wall_seconds")
 

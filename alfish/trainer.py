@@ -23,16 +23,18 @@ from torch import nn
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
-from alfish.checkpoint import BrokenCheckpoint, Checkpoints, load_model, rng_state, set_rng_state, write_atomically
+from alfish.checkpoint import BrokenCheckpoint, Checkpoints, load_model
 from alfish.data import IS_STEP
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluator, make_evaluator
+from alfish.files import write_atomically
 from alfish.learner import Learner
 from alfish.listeners import Listener, Report, default_listeners
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.policy import Policy
 from alfish.provenance import provenance
+from alfish.random_state import rng_state, set_rng_state
 from alfish.specs import describe
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller, Unroller

@@ -2,19 +2,17 @@
 
 A row is a dict. Read back from a file its values are text, as they stand there, so that rows which a call leaves alone
 are written as they were.
-
-`alfish.checkpoint` writes files as safely, but imports torch. A benchmark that held torch's pages too would take its
-share of them off the memory that it measures of other processes.
 """
 
 import csv
 import io
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from alfish.files import write_atomically
 
 NUM_DRAWS = 10_000  # of the bootstrap
 
@@ -43,12 +41,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], fields: Iterable[s
 def write_text(path: Path, text: str) -> None:
     """Writes a file and the folders it lies in, whole: killed at any time, it leaves what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(text, newline="")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_atomically(path, text)
 
 
 def replace_rows(

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from alfish import checkpoint
-from alfish.checkpoint import Checkpoints, load_model, rng_state, set_rng_state, write_atomically
+from alfish.checkpoint import Checkpoints, load_model
 from alfish.errors import UsageError
+from alfish.files import write_atomically
+from alfish.random_state import rng_state, set_rng_state
 
 
 def _state(value):

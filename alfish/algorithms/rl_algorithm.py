@@ -15,7 +15,8 @@ capture a whole update. Buffers are updated in place, never rebound. Never edit 
 """
 
 import abc
-from collections.abc import Hashable, Iterable
+import contextlib
+from collections.abc import Hashable, Iterable, Iterator
 from typing import ClassVar
 
 import torch
@@ -108,3 +109,14 @@ class RLAlgorithm(nn.Module, abc.ABC):
     @property
     def has_state(self) -> bool:
         return bool(nest.leaves(self.initial_state(1)))
+
+
+@contextlib.contextmanager
+def in_eval_mode(algorithm: RLAlgorithm) -> Iterator[None]:
+    """Acts as `Module.eval` says, and leaves the algorithm as it was."""
+    was_training = algorithm.training
+    algorithm.eval()
+    try:
+        yield
+    finally:
+        algorithm.train(was_training)

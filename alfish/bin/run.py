@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from alfish import random_state
 from alfish.bin import configuration
-from alfish.checkpoint import rng_state, set_rng_state
 from alfish.errors import UsageError
 from alfish.policy import Policy
 from alfish.trainer import Trainer
@@ -62,11 +62,11 @@ def open_run(root_dir: str | Path, device: str = "cpu") -> Iterator[Trainer]:
 @contextlib.contextmanager
 def _generators_preserved() -> Iterator[None]:
     """Building a trainer seeds everything; that is no business of a program that only wants a policy."""
-    generators, num_threads = rng_state(), torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     try:
-        yield
+        with random_state.preserved():
+            yield
     finally:
-        set_rng_state(generators)
         torch.set_num_threads(num_threads)
 
 

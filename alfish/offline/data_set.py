@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.checkpoint import Checkpoints, write_atomically
+from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
+from alfish.files import write_atomically
 from alfish.offline.episode import Episode, ends
 from alfish.offline.spaces import Spaces, to_json
 from alfish.offline.writer import EpisodeWriter

@@ -1,7 +1,5 @@
 """From a raw row to an action: transforms, memory's reset, `rollout_step`; where possible as a numpy program."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,9 +7,8 @@ import torch
 from absl import logging
 from torch.nn.utils.stateless import _reparametrize_module
 
-from alfish import nest
+from alfish import nest, random_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.checkpoint import rng_state, set_rng_state
 from alfish.compiled import is_checked
 from alfish.data import AlgStep, TimeStep, reset_state
 from alfish.nest import Nest
@@ -126,11 +123,10 @@ class Actor:
 
     def _compare(self, row: tuple) -> None:
         """Goes back to torch where the program does not do what the policy does."""
-        generators = rng_state()
-        expected = nest.leaves(self._act(*row))
-        set_rng_state(generators)
-        found = [as_tensor(leaf) for leaf in nest.leaves(self._run(row))]
-        set_rng_state(generators)
+        with random_state.preserved():
+            expected = nest.leaves(self._act(*row))
+        with random_state.preserved():
+            found = [as_tensor(leaf) for leaf in nest.leaves(self._run(row))]
         if len(expected) != len(found) or not all(
             a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
             for a, b in zip(expected, found)
@@ -141,17 +137,6 @@ class Actor:
                 type(self._algorithm).__name__,
             )
             self._program, self.gave_up = None, True
-
-
-@contextlib.contextmanager
-def in_eval_mode(algorithm: RLAlgorithm) -> Iterator[None]:
-    """Acts as `Module.eval` says, and leaves the algorithm as it was."""
-    was_training = algorithm.training
-    algorithm.eval()
-    try:
-        yield
-    finally:
-        algorithm.train(was_training)
 
 
 def as_array(leaf: Any) -> np.ndarray:

@@ -4,9 +4,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from alfish import nest, specs
+from alfish import nest, random_state, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.checkpoint import rng_state, set_rng_state
 from alfish.data import Experience, StepType, TimeStep
 from alfish.environments import Environment
 from alfish.transforms import Transforms
@@ -68,11 +67,10 @@ def example_row(environment: Environment, algorithm: RLAlgorithm, transforms: Tr
         torch.zeros(num_envs, dtype=torch.int32),
     )
     state, transform_state = algorithm.initial_state(num_envs), transforms.initial_state(num_envs)
-    generators = rng_state()
     row, here, before = nest.to((time_step, state, transform_state), device)
-    seen, _ = transforms(row, before)
-    step = algorithm.rollout_step(seen, here)
-    set_rng_state(generators)
+    with random_state.preserved():
+        seen, _ = transforms(row, before)
+        step = algorithm.rollout_step(seen, here)
     return Experience(time_step, step.output, step.info, state, None, transform_state)
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from alfish import nest, specs
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.data import AlgStep, Experience, StepType, TimeStep, reset_state
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.numpy_program import quiet
 from alfish.transforms import Transforms
-from alfish.unrollers.actor import Actor, as_array, as_tensor, in_eval_mode
+from alfish.unrollers.actor import Actor, as_array, as_tensor
 from alfish.unrollers.episodes import StartedEpisodes
 from alfish.unrollers.finite import check_finite
 from alfish.unrollers.ragged import RaggedRows

@@ -1,0 +1,38 @@
+"""Files that appear under their names only when they are whole and on the disk."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+    """Writes the whole file or, if killed or out of disk, leaves what was there; on the disk when it returns."""
+    with open_atomically(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """A file to write, which takes its place when the block ends without an error; see `write_atomically`.
+
+    The temporary file is `.NAME.PID.tmp` in the same directory, since a rename is atomic within a file system only.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # before the rename, or a power cut may leave the new name on an empty file
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the rename itself
+    finally:
+        os.close(directory)
