@@ -72,7 +72,7 @@ def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_
     folders = (
         PROJECT / "benchmarks",
         PROJECT / "benchmarks" / "runs",
-    )  # not those of the peers, once these are installed
+    )  # not `peers`, once these are installed
     paths = sorted(path for folder in folders for path in folder.glob("*.py") if not path.name.startswith(PEERS))
     names = [".".join(path.relative_to(PROJECT).with_suffix("").parts) for path in paths]
     assert {"benchmarks.growth", "benchmarks.runs.alfish_run", "benchmarks.runs.replay"} <= {*names}
