@@ -36,3 +36,22 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
         os.fsync(directory)  # the rename itself
     finally:
         os.close(directory)
+
+
+def lock(directory: str | os.PathLike) -> int | None:
+    """Locks a directory until the descriptor that is returned is closed, by the end of the process too.
+
+    Whoever does not ask for the lock reads and writes as ever.
+
+    Returns:
+      None where it is locked already, by this process or another.
+    """
+    import fcntl  # here, because Windows has none
+
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -75,6 +75,8 @@ class Learner:
             raise UsageError(f"Learner.precision is {precision!r}, which takes Learner.compile = True")
         if cuda_graphs and compile is False:
             raise UsageError("Learner.cuda_graphs takes Learner.compile = True or 'auto'")
+        if max_grad_norm is not None and max_grad_norm <= 0:
+            raise UsageError(f"Learner.max_grad_norm is {max_grad_norm}; it must be positive, or None: not clipped")
         self._algorithm = algorithm
         self._progress = nest.host_view(algorithm.progress)
         self._plain = Updates(algorithm, optimizer, max_grad_norm)
@@ -216,6 +218,9 @@ class Learner:
         return kind if len(self._plain.groups) == 1 else f"{kind}/{group}"
 
     def _schedule_per_group(self, learning_rate: Any) -> dict[str, Schedule]:
+        for value in learning_rate.values() if isinstance(learning_rate, Mapping) else (learning_rate,):
+            if not callable(value) and value < 0:
+                raise UsageError(f"Learner.learning_rate is {value}; it is at least 0")
         if not isinstance(learning_rate, Mapping):
             return {name: as_schedule(learning_rate) for name in self._plain.groups}
         if set(learning_rate) != set(self._plain.groups):

@@ -6,11 +6,13 @@ progress bar are listeners.
 
 import json
 import math
+import os
 import random
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from alfish import nest
+from alfish import files, nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.checkpoint import BrokenCheckpoint, Checkpoints, load_model
@@ -30,7 +32,7 @@ from alfish.errors import UsageError
 from alfish.evaluator import Evaluator, make_evaluator
 from alfish.files import write_atomically
 from alfish.learner import Learner
-from alfish.listeners import Listener, Report, default_listeners
+from alfish.listeners import CheckpointSaver, Listener, Report, default_listeners
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.policy import Policy
 from alfish.provenance import provenance
@@ -116,6 +118,10 @@ class Trainer:
                 "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
                 "num_updates, num_iterations or wall_seconds"
             )
+        if summary_period < 1 or num_threads < 1:
+            raise UsageError(
+                f"Trainer.summary_period is {summary_period} and num_threads {num_threads}; they are at least 1"
+            )
         if unroll_length < 0:
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; it must be positive")
         torch.set_num_threads(num_threads)
@@ -168,6 +174,7 @@ class Trainer:
         self._idle_steps = 0  # of the clock, in iterations without acting
         self._owed_steps = 0.0  # vector steps, of unroll lengths that are no whole numbers
         self._started = False
+        self._unlock: Callable[[], Any] = lambda: None  # the run directory, which has one writer at a time
         self._updating = False
         self._interrupted_by: int | None = None
 
@@ -207,6 +214,13 @@ class Trainer:
             return
         self._started = True
         self.root_dir.mkdir(parents=True, exist_ok=True)
+        lock = files.lock(self.root_dir)
+        if lock is None:
+            raise UsageError(
+                f"{self.root_dir} is being trained in already, by this program or another; choose another directory"
+            )
+        self._unlock = weakref.finalize(self, os.close, lock)
+        self._warn_of_settings()
         self.batches.start(self.environment)
         if self.checkpoints.steps():
             step, state = self.checkpoints.load("latest")
@@ -256,6 +270,7 @@ class Trainer:
             listener.close()
         self.unroller.close()
         self.batches.close()
+        self._unlock()
 
     def iterate(self) -> Iterator[Report]:
         """The loop: one unroll, the updates on it, and a report, until one says that it is the last."""
@@ -414,6 +429,19 @@ class Trainer:
             report.scalars["time/train_ms"] = 1000 * (ended - unrolled)
             report.scalars["time/env_steps_per_second"] = steps / (ended - began)
         return report
+
+    def _warn_of_settings(self) -> None:
+        """Says what a run will do that hardly anybody wants."""
+        warmup = self.batches.warmup_env_steps
+        if self._budget_name == "num_env_steps" and self._budget <= warmup:
+            self.log(
+                f"Nothing will be trained: Trainer.num_env_steps is {self._budget:,}, and acting before training takes "
+                f"{warmup:,} (warmup_env_steps)"
+            )
+        if self.config and not any(isinstance(listener, CheckpointSaver) for listener in self.listeners):
+            self.log(
+                "Nothing of this run will be saved: Trainer.listeners has no @CheckpointSaver(), which the default has"
+            )
 
     def _load_models(self, state: dict[str, Any]) -> None:
         name = type(self.algorithm).__name__

@@ -13,8 +13,9 @@ from torch import nn
 from alfish import flat, nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk, take
-from alfish.data import Batch, LossInfo
+from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import UsageError
+from alfish.hooks import refuse_returned
 from alfish.losses import masked_mean
 from alfish.nest import Nest
 from alfish.optimizers import Optimizer
@@ -105,7 +106,11 @@ class Updates:
         """Each group's, 0-d."""
         algorithm, experience = self.algorithm, batch.experience
         step = algorithm.train_step(experience, experience.state)
-        loss_info: LossInfo = algorithm.calc_loss(experience, step.info)
+        if not isinstance(step, AlgStep):
+            raise refuse_returned(step, "AlgStep(info=...)", algorithm, "train_step")
+        loss_info = algorithm.calc_loss(experience, step.info)
+        if not isinstance(loss_info, LossInfo):
+            raise refuse_returned(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
         return self._reduce(loss_info, batch), loss_info
 
     def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:
@@ -163,6 +168,12 @@ class Updates:
             losses[name] = masked_mean(loss, mask)
         for name, loss in scalar.items():
             losses[name] = losses[name] + loss if name in losses else loss
+        for name, loss in losses.items():
+            if not loss.requires_grad and torch.is_grad_enabled():
+                raise UsageError(
+                    f"the loss {name!r} of {type(self.algorithm).__name__} does not depend on any parameter; look for "
+                    "what is detached, or computed under no_grad"
+                )
         if not losses:
             raise UsageError(f"calc_loss returned no loss; the parameter groups are {list(self.groups)}")
         return losses
@@ -177,9 +188,18 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
     """`LossInfo.extra` as `Record.extra`; what is 0-d counts as one row."""
     sums = {}
     for name, value in (loss_info.extra or {}).items():
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"LossInfo.extra[{name!r}] is a {type(value).__name__}; it is a tensor, 0-d or one per row"
+            )
         value = value.detach().float()
         if value.ndim:
             mask = batch.mask[: len(value)]
+            if value.shape[: mask.ndim] != mask.shape:
+                raise UsageError(
+                    f"LossInfo.extra[{name!r}] has shape {list(value.shape)}; it is 0-d, or begins with the rows "
+                    f"{list(batch.mask.shape)}"
+                )
             mask = nest.widened(mask, value).expand_as(value)
             sums[name] = torch.stack([torch.where(mask, value, 0).sum(), mask.sum()])
         else:

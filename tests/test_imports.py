@@ -15,7 +15,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 FLOORS = [
     (0, ["errors", "nest", "flat", "schedules", "files", "random_state", "checkpoint", "summary", "provenance",
          "products", "compiled", "cuda_graphs", "recorder", "numpy_operations", "numpy_program"]),
-    (1, ["data", "specs"]),
+    (1, ["data", "specs", "hooks"]),
     (2, ["losses", "returns", "corrections", "distributions", "optimizers"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
     (3, ["algorithms"]),

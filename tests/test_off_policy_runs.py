@@ -432,3 +432,12 @@ def test_a_summary_that_falls_on_an_iteration_without_updates_is_made_up_for(tmp
     assert trainer.updates > 12
     assert sum("train/loss" in found for found in scalars) == trainer.updates
     assert sum("time/train_ms" in found for found in scalars) > trainer.updates
+
+
+def test_a_budget_that_ends_before_training_begins_is_told(tmp_path, capsys):
+    for budget, told in ((20, True), (21, False)):
+        trainer = make(tmp_path / str(budget), "dqn_episode_boundary", num_iterations=None, num_env_steps=budget)
+        trainer.start()
+        said = capsys.readouterr().err
+        assert ("Nothing will be trained: Trainer.num_env_steps is 20" in said) == told
+        trainer.close()

@@ -819,3 +819,39 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path):
     trainer = make(tmp_path / "other", listeners=[FakeEvaluation(means[:3]), CheckpointSaver(0)], num_iterations=3)
     trainer.train()
     assert trainer.checkpoints.load("best")[1]["counters"]["iterations"] == 2
+
+
+def test_a_directory_is_trained_in_by_one_run_at_a_time(tmp_path):
+    first = make(tmp_path)
+    first.start()
+    with pytest.raises(UsageError, match="is being trained in already"):
+        make(tmp_path).train()
+    first.close()
+    make(tmp_path).train()
+
+
+def test_a_run_from_the_command_line_that_saves_nothing_says_so(tmp_path, capsys):
+    for k, listeners in enumerate(([], [CheckpointSaver(0)])):
+        trainer = make(tmp_path / str(k), listeners=listeners)
+        trainer.config = {"config.gin": ""}
+        trainer.train()
+        assert ("Nothing of this run will be saved" in capsys.readouterr().err) == (k == 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"summary_period": 0}, "summary_period is 0 and num_threads 1; they are at least 1"),
+        ({"num_threads": 0}, "num_threads 0; they are at least 1"),
+        ({"algorithm": functools.partial(PPO, gamma=2.0)}, r"PPO.gamma is 2.0; it is in \[0, 1\]"),
+        ({"algorithm": functools.partial(PPO, lambda_=1.5)}, "PPO.lambda_ is 1.5"),
+        ({"learner": functools.partial(Learner, max_grad_norm=-1.0)}, "Learner.max_grad_norm is -1.0"),
+        ({"learner": functools.partial(Learner, learning_rate=-1.0)}, "Learner.learning_rate is -1.0"),
+        ({"learner": functools.partial(Learner, learning_rate={"all": -1.0})}, "Learner.learning_rate is -1.0"),
+        ({"algorithm": functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=functools.partial(
+            Torso, mlp=functools.partial(MLP, layers=(0,)))))}, r"MLP.layers is \(0,\)"),
+    ],
+)  # fmt: skip
+def test_numbers_that_make_no_sense_are_refused(tmp_path, options, words):
+    with pytest.raises(UsageError, match=words):
+        make(tmp_path, **options)

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from alfish import losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
+from alfish.errors import check_shares
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
 from alfish.schedules import Schedule, as_schedule
@@ -55,6 +56,7 @@ class A2C(RLAlgorithm):
         entropy_coef: float | Schedule = 0.01,
         normalize_advantage: bool = False,
     ):
+        check_shares("A2C", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         self.network: Any = network(observation_spec, action_spec, reward_spec)
         self._gamma, self._lambda = gamma, lambda_

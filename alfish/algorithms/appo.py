@@ -29,7 +29,7 @@ from alfish import corrections, losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
-from alfish.errors import UsageError
+from alfish.errors import UsageError, check_shares
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
 from alfish.schedules import Schedule, as_schedule
@@ -100,6 +100,7 @@ class APPO(RLAlgorithm):
             raise UsageError(f"APPO.loss is {loss!r}; it is one of {LOSSES}")
         if c_bar > rho_bar:
             raise UsageError(f"APPO.c_bar is {c_bar}, above APPO.rho_bar {rho_bar}; lower it")
+        check_shares("APPO", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         self.network: Any = network(observation_spec, action_spec, reward_spec)
         self.single_epoch, self.preprocess_each_epoch = loss == "impala", recompute_advantage

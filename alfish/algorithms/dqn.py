@@ -20,7 +20,7 @@ from gymnasium import spaces
 from alfish import corrections, losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.errors import UsageError
+from alfish.errors import UsageError, check_shares
 from alfish.nest import Nest
 from alfish.networks import QNetwork, Target, warmed_up
 from alfish.schedules import Schedule, as_schedule
@@ -73,6 +73,7 @@ class DQN(RLAlgorithm):
         retrace: bool = False,
         lower_bound: bool = False,
     ):
+        check_shares("DQN", gamma=gamma, lambda_=lambda_, epsilon=None if callable(epsilon) else epsilon)
         super().__init__(observation_spec, action_spec, reward_spec)
         self.num_actions = int(action_spec.n)
         self.q_network: Any = q_network(observation_spec, self.num_actions)

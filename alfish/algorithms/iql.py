@@ -22,7 +22,7 @@ from alfish import losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
-from alfish.errors import UsageError
+from alfish.errors import UsageError, check_shares
 from alfish.nest import Nest
 from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, Target
 from alfish.networks.encoders import Flat, OneHot
@@ -77,6 +77,7 @@ class IQL(RLAlgorithm):
         beta: float = 3.0,
         max_weight: float = 100.0,
     ):
+        check_shares("IQL", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         if not 0 < expectile < 1:
             raise UsageError(f"IQL.expectile is {expectile}; it is between 0 and 1, and 0.5 is the mean")

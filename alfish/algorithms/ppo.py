@@ -17,6 +17,7 @@ from alfish import losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
+from alfish.errors import check_shares
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
 from alfish.schedules import Schedule, as_schedule
@@ -80,6 +81,7 @@ class PPO(RLAlgorithm):
         normalize_advantage: bool = True,
         recompute_advantage: bool = False,
     ):
+        check_shares("PPO", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         self.network: Any = network(observation_spec, action_spec, reward_spec)
         self.preprocess_each_epoch = recompute_advantage

@@ -25,6 +25,7 @@ from torch import nn
 
 from alfish import nest
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
 
 
@@ -52,6 +53,11 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box):
         super().__init__()
+        if not hasattr(self, "on_policy"):
+            raise UsageError(
+                f"{type(self).__name__} does not say whether it trains on the unroll itself or from replay; give the "
+                "class on_policy = True or False"
+            )
         self.check_specs(observation_spec, action_spec, reward_spec)
         self.observation_spec = observation_spec
         self.action_spec = action_spec

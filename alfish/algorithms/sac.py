@@ -31,7 +31,7 @@ from alfish import corrections, losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Categorical, SquashedNormal, sum_of
-from alfish.errors import UsageError
+from alfish.errors import UsageError, check_shares
 from alfish.nest import Nest
 from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, Target, warmed_up
 from alfish.networks.heads import categorical_head
@@ -157,6 +157,7 @@ class SAC(RLAlgorithm):
         retrace: bool = False,
         lower_bound: bool = False,
     ):
+        check_shares("SAC", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         leaves = nest.leaves(action_spec)
         self._box_sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, spaces.Box)]

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from alfish import losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.errors import UsageError
+from alfish.errors import UsageError, check_shares
 from alfish.nest import Nest
 from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Target
 from alfish.schedules import Schedule, as_schedule
@@ -63,6 +63,7 @@ class DDPG(RLAlgorithm):
         noise_std: float | Schedule = 0.1,
         noise_correlation: float = 0.0,
     ):
+        check_shares("DDPG", gamma=gamma)
         super().__init__(observation_spec, action_spec, reward_spec)
         self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]
         self.actor = actor(observation_spec, sum(self._sizes))

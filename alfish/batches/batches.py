@@ -10,6 +10,7 @@ from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
+from alfish.hooks import refuse_returned
 from alfish.nest import Nest
 from alfish.replay import StoredRows, Window
 from alfish.transforms import Transforms
@@ -38,6 +39,7 @@ class Batches(abc.ABC):
     Attributes:
       acts: whether it is fed by environments at all.
       outlasts_acting: whether there is still something to train on once acting has ended.
+      warmup_env_steps: environment steps before any of them is trained on.
       updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
       rows_per_update: that one of them trains; known after `bind`.
       takes_arrays: whether leaves of what `add` takes in may be numpy arrays; known after `bind`.
@@ -47,6 +49,7 @@ class Batches(abc.ABC):
     on_policy: ClassVar[bool]
     acts: ClassVar[bool] = True
     outlasts_acting = False
+    warmup_env_steps = 0
     updates_per_iteration = 1.0
     rows_per_update = 1
     takes_arrays = False
@@ -115,7 +118,10 @@ class Batches(abc.ABC):
                 experience = Experience(
                     seen, action, info, experience.state, burn_in=warming, return_to_go=return_to_go
                 )
-            return self._algorithm.preprocess_experience(experience)
+            prepared = self._algorithm.preprocess_experience(experience)
+        if not isinstance(prepared, Experience):
+            raise refuse_returned(prepared, "the experience", self._algorithm, "preprocess_experience")
+        return prepared
 
 
 def take(source: Batch | StoredRows, index: Nest) -> Batch:

@@ -30,6 +30,7 @@ class EpochBatches(Batches):
         if num_epochs is not None and num_epochs < 1:
             raise UsageError(f"EpochBatches.num_epochs is {num_epochs}; it must be at least 1")
         self._given_epochs, self._minibatch_size = num_epochs, minibatch_size
+        self._has_looked = False  # at what preprocess_experience returns
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
@@ -72,6 +73,7 @@ class EpochBatches(Batches):
     def _batch(self, experience: Experience) -> Batch:
         """The T rows that may train: as `[T, B]` sequences where there is memory, else as one row of T x B."""
         mask = trainable(experience.time_step.step_type)
+        self._check_info(experience.info, *mask.shape)
 
         def first_rows(rows: Nest) -> Nest:
             kept = nest.map(lambda leaf: leaf[: len(mask)], rows)
@@ -82,3 +84,15 @@ class EpochBatches(Batches):
         )
         state = experience.state if self._has_state else None
         return Batch(Experience(time_step, action, info, state), mask)
+
+    def _check_info(self, info: Nest, length: int, num_envs: int) -> None:
+        """Once: it looks alike ever after."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        for name, leaf in nest.named_leaves(info, "info"):
+            if leaf.shape[:2] not in ((length, num_envs), (length + 1, num_envs)):
+                raise UsageError(
+                    f"preprocess_experience of {type(self._algorithm).__name__} returned {name} of shape "
+                    f"{list(leaf.shape)}; it begins with [{length}, {num_envs}], the rows that train"
+                )

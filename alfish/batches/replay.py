@@ -103,7 +103,7 @@ class ReplayBatches(WindowBatches):
             )
         self._capacity, self._batch_size, self._window_length = capacity, batch_size, window_length
         self._state_period, self._burn_in = state_period, burn_in
-        self._ratio, self._warmup = updates_per_env_step, warmup_env_steps
+        self._ratio, self.warmup_env_steps = updates_per_env_step, warmup_env_steps
         self._sampler, self._hindsight, self._clears = sampler, hindsight, clear_after_use
         self._offline, self._offline_sampler, self._offline_updates = offline, offline_sampler, offline_updates
         self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
@@ -128,9 +128,9 @@ class ReplayBatches(WindowBatches):
                 f"ReplayBatches.capacity is {self._capacity}, too little for one window of {num_rows} rows "
                 f"of each of {num_envs} environments; raise it"
             )
-        if self._warmup < needed:
+        if self.warmup_env_steps < needed:
             raise UsageError(
-                f"ReplayBatches.warmup_env_steps is {self._warmup}, too few for one window of {num_rows} "
+                f"ReplayBatches.warmup_env_steps is {self.warmup_env_steps}, too few for one window of {num_rows} "
                 f"rows of each of {num_envs} environments; raise it"
             )
         if math.ceil(unroll_length) > self._capacity // num_envs:
@@ -170,7 +170,7 @@ class ReplayBatches(WindowBatches):
         return min(self._max_chunk_size, max(0, self._offline_updates - self._num_updates))
 
     def acts_at_random(self, env_steps: int) -> bool:
-        return env_steps < self._warmup and not self._offline_updates
+        return env_steps < self.warmup_env_steps and not self._offline_updates
 
     def add(self, experience: Experience) -> None:
         kept = {name: getattr(experience.info, name) for name in self._algorithm.replay_info}
@@ -183,9 +183,9 @@ class ReplayBatches(WindowBatches):
             yield self._chunk([(self._recorded, self._batch_size)], count)
             self._num_updates += count
             return
-        if self._origin is not None and steps < self._origin + self._warmup:
+        if self._origin is not None and steps < self._origin + self.warmup_env_steps:
             return  # resumed without rows
-        due = self._owed(steps - self._warmup) - self._num_updates
+        due = self._owed(steps - self.warmup_env_steps) - self._num_updates
         parts = [(self._collected, self._batch_size - self._num_recorded)]
         parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
         cleared = due > 0 and self._clears
@@ -228,7 +228,7 @@ class ReplayBatches(WindowBatches):
         if self._num_updates >= self._offline_updates:
             self._origin = steps
             self._num_updates = max(self._num_updates, self._owed(steps))
-        return self._warmup
+        return self.warmup_env_steps
 
     def _owed(self, steps: int) -> int:
         """Updates in all, where replay has been trained on for so many steps of the clock, offline ones included."""

@@ -46,6 +46,8 @@ class MLP(nn.Sequential):
     ):
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             raise UsageError(f"MLP.activation is {activation!r}; it is one of {sorted(ACTIVATIONS)} or a module class")
+        if any(size < 1 for size in layers):
+            raise UsageError(f"MLP.layers is {tuple(layers)}; each has at least one feature, and () is no layer at all")
         make_activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         modules: list[nn.Module] = []
         for size in layers:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfish import nest
+from alfish import files, nest
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -490,7 +490,13 @@ class RingBuffer:
         number = iter(range(1_000))
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._unlock = weakref.finalize(self, os.close, _locked(self._directory))
+            lock = files.lock(self._directory)
+            if lock is None:
+                raise UsageError(
+                    f"another replay keeps its rows in {self._directory}, and this one would overwrite them; give each "
+                    "run a directory of its own"
+                )
+            self._unlock = weakref.finalize(self, os.close, lock)
 
         def allocate(leaf: torch.Tensor) -> torch.Tensor:
             if self._directory is None:
@@ -625,26 +631,6 @@ def rows_between(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndar
 def no_window(window_length: int) -> UsageError:
     """What to raise where nothing can be drawn yet."""
     return UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")
-
-
-def _locked(directory: Path) -> int:
-    """A file descriptor; the directory is locked until it is closed.
-
-    Raises:
-      UsageError: another ring holds the lock, in this process or another.
-    """
-    import fcntl  # here, because Windows has none
-
-    file = os.open(directory / "lock", os.O_CREAT | os.O_RDWR)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(file)
-        raise UsageError(
-            f"another replay keeps its rows in {directory}, and this one would overwrite them; give each run a "
-            "directory of its own"
-        ) from error
-    return file
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:

@@ -11,6 +11,8 @@ from alfish import nest, random_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiled import is_checked
 from alfish.data import AlgStep, TimeStep, reset_state
+from alfish.errors import UsageError
+from alfish.hooks import check_step
 from alfish.nest import Nest
 from alfish.numpy_program import NotTranslatable, NumpyProgram
 from alfish.transforms import Transforms
@@ -35,6 +37,7 @@ class Actor:
         self._device = algorithm.progress.device
         self._numpy_after = numpy_after if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
+        self._has_looked = False  # at what rollout_step returns
         self.num_calls = 0
         self.gave_up = False
 
@@ -82,7 +85,25 @@ class Actor:
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
     ) -> tuple[AlgStep, Nest]:
         time_step, transform_state, state = nest.map(self._here, (time_step, transform_state, state))
+        if not self._has_looked:
+            return self._look(time_step, transform_state, state, initial_state)
         return self._policy(time_step, transform_state, state, initial_state)
+
+    def _look(self, *row: Any) -> tuple[AlgStep, Nest]:
+        """`_policy`, found to return what it should, and to write into nothing that it is given."""
+        given = nest.leaves(row)
+        before = [leaf._version for leaf in given]
+        step, transform_state = self._policy(*row)
+        algorithm = self._algorithm
+        if [leaf._version for leaf in given] != before:
+            raise UsageError(
+                f"a transform, or rollout_step of {type(algorithm).__name__}, writes into the time step or the state "
+                "that it is given, and so into the rows that are stored; make a copy"
+            )
+        batch_size = len(row[0].step_type)
+        check_step(step, algorithm, "rollout_step", algorithm.action_spec, batch_size, self._initial_state)
+        self._has_looked = True
+        return step, transform_state
 
     def _policy(
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
@@ -94,6 +115,9 @@ class Actor:
         return as_tensor(leaf).to(self._device)
 
     def _translate(self, row: tuple) -> None:
+        if not self._has_looked:
+            with random_state.preserved():
+                self._act(*row)
         modules = (self._algorithm, self._transforms)
         tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
 

@@ -308,8 +308,8 @@ class Simple(RLAlgorithm):
 
     on_policy = False
 
-    def __init__(self, act):
-        super().__init__(FLOAT, {}, specs.reward_spec())
+    def __init__(self, act, shape=(2,)):
+        super().__init__(FLOAT, spaces.Box(-1, 1, shape), specs.reward_spec())
         torch.manual_seed(0)
         self.online = nn.Linear(4, 2)
         self.target = Target(self.online, 0.5)
@@ -477,18 +477,18 @@ def test_a_constant_that_changes_is_noticed(caplog):
 
 HELD = torch.ones(4)
 UNTRANSLATABLE = {
-    "an operation without translation": lambda self, x: torch.linalg.norm(x, dim=-1).erfinv(),
-    "a plain tensor": lambda self, x: x + HELD,
-    "a look at a value": lambda self, x: x if float(self.progress) < 2 else -x,
-    "a buffer that it writes": lambda self, x: self.online(x) + self.offset.add_(1),
-    "a mean in bfloat16": lambda self, x: x.bfloat16().mean(-1).float(),
-    "a scaled sum": lambda self, x: torch.add(x, x, alpha=2.0),
+    "an operation without translation": (lambda self, x: torch.linalg.norm(x, dim=-1).erfinv(), ()),
+    "a plain tensor": (lambda self, x: x + HELD, (4,)),
+    "a look at a value": (lambda self, x: x if float(self.progress) < 2 else -x, (4,)),
+    "a buffer that it writes": (lambda self, x: self.online(x) + self.offset.add_(1), (2,)),
+    "a mean in bfloat16": (lambda self, x: x.bfloat16().mean(-1).float(), ()),
+    "a scaled sum": (lambda self, x: torch.add(x, x, alpha=2.0), (4,)),
 }
 
 
 @pytest.mark.parametrize("name", UNTRANSLATABLE)
 def test_what_cannot_be_translated_acts_through_torch_without_a_warning(name, caplog):
-    algorithm, twin = (Simple(UNTRANSLATABLE[name]) for _ in range(2))
+    algorithm, twin = (Simple(*UNTRANSLATABLE[name]) for _ in range(2))
     actor, act, _ = actor_of(algorithm, 1)
     _, expected, _ = actor_of(twin, None)
     for _ in range(5):
@@ -507,7 +507,7 @@ def test_translating_a_step_leaves_modules_as_they_were():
 
 def test_at_an_episodes_start_the_state_is_not_taken_for_the_initial_one():
     """There the two are one tensor."""
-    algorithm = Simple(lambda self, x: x)
+    algorithm = Simple(lambda self, x: x, ())
     algorithm.rollout_step = lambda time_step, state: AlgStep(state, state + 1)
     state = torch.zeros(B)
     actor = Actor(algorithm, Transforms([], FLOAT, specs.reward_spec()), state, 0)

@@ -1,0 +1,72 @@
+"""Says in one sentence where a hook returned something else than the contract asks for; see `RLAlgorithm`."""
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.data import AlgStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+
+
+def refuse_returned(found: Any, expected: str, owner: object, hook: str) -> UsageError:
+    """What to raise where a hook of `owner` returned something of another type than `expected`."""
+    return UsageError(f"{hook} of {type(owner).__name__} returned {_kind(found)}; it returns {expected}")
+
+
+def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_size: int, initial_state: Nest) -> None:
+    """Raises where what `rollout_step` or `predict_step` returned is no action of `batch_size` environments.
+
+    Args:
+      step: what was returned.
+      owner, hook: for the message.
+      action_spec: canonical action nest.
+      batch_size: B.
+      initial_state: the algorithm's, `[B, ...]`, whose structure and shapes a state keeps.
+
+    Raises:
+      UsageError: names what is wrong, and what is asked for.
+    """
+    if not isinstance(step, AlgStep):
+        raise refuse_returned(step, "AlgStep(action, state, info)", owner, hook)
+    who = f"{hook} of {type(owner).__name__}"
+    found, asked = dict(nest.named_leaves(step.output, "action")), dict(nest.named_leaves(action_spec, "action"))
+    if found.keys() != asked.keys():
+        raise UsageError(
+            f"{who} returned {' and '.join(found) or 'no action'}; the action space asks for {' and '.join(asked)}"
+        )
+    for name, spec in asked.items():
+        _check_action(who, name, found[name], spec, batch_size)
+    states = [[(path, tuple(leaf.shape)) for path, leaf in nest.named_leaves(state, "state") if _is_tensor(leaf)]
+              for state in (step.state, initial_state)]  # fmt: skip
+    if states[0] != states[1]:
+        carried, first = (", ".join(f"{path} {list(shape)}" for path, shape in state) or "none" for state in states)
+        raise UsageError(f"{who} returned another state ({carried}) than initial_state does ({first}); make them alike")
+
+
+def _check_action(who: str, name: str, action: Any, spec: spaces.Space, batch_size: int) -> None:
+    asked = (batch_size, *(spec.shape or ()))
+    is_float = specs.torch_dtype(spec).is_floating_point
+    if not _is_tensor(action) or tuple(action.shape) != asked or action.is_floating_point() != is_float:
+        kind = "float32" if is_float else "int64"
+        raise UsageError(
+            f"{who} returned as {name} {_kind(action)}; {spec} asks for a tensor of shape {list(asked)} and dtype "
+            f"{kind}"
+        )
+    if isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
+        count = torch.as_tensor(spec.n if isinstance(spec, spaces.Discrete) else spec.nvec, device=action.device)
+        outside = (action < 0) | (action >= count)
+        if outside.any():
+            raise UsageError(f"{who} returned as {name} {action[outside][0].item()}; {spec} counts from 0")
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _kind(found: Any) -> str:
+    if isinstance(found, torch.Tensor):
+        return f"a tensor of shape {list(found.shape)} and dtype {str(found.dtype).removeprefix('torch.')}"
+    return "None" if found is None else f"a {type(found).__name__}"
