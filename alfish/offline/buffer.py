@@ -107,9 +107,15 @@ class OfflineBuffer(RingBuffer):
         kept, held = _split(kept, holdout_share, self.report.name)
         self.holdout = None
         if held:
+            # Every argument is given: what is left out gin would bind again, as if these were the user's sources.
             self.holdout = OfflineBuffer(
                 [Arrays(held, self.spaces, f"{self.report.name}, held out")],
+                length=None,
+                policy=policy,  # what 'warn' has let pass passes again
+                env_id=None,
                 spaces=self.spaces,
+                top_share=1.0,
+                holdout_share=0.0,
                 num_columns=num_columns,
                 action_limit=action_limit,
                 device=device,

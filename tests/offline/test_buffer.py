@@ -1,5 +1,8 @@
 """Every row of every episode, as the stream has it; and nothing that could write."""
 
+import inspect
+
+import gin
 import numpy as np
 import pytest
 import torch
@@ -186,3 +189,31 @@ def test_windows_that_run_past_a_column_are_not_gathered_where_the_rows_lie():
 def test_what_is_held_out_comes_with_returns_too():
     buffer = OfflineBuffer([source(record())], holdout_share=0.3, return_gamma=0.9)
     assert buffer.holdout.sample(4).experience.return_to_go.isfinite().all()
+
+
+BOUND = """
+OfflineBuffer.holdout_share = 0.3
+OfflineBuffer.top_share = 0.9
+OfflineBuffer.length = 40
+OfflineBuffer.env_id = @Stamped
+OfflineBuffer.policy = 'warn'
+OfflineBuffer.num_columns = 2
+OfflineBuffer.action_limit = 0.9
+OfflineBuffer.device = 'cpu'
+OfflineBuffer.directory = None
+OfflineBuffer.keeps_episodes = True
+OfflineBuffer.return_gamma = 0.9
+"""
+
+
+def test_what_is_held_out_reads_nothing_of_what_gin_binds():
+    gin.parse_config(BOUND)
+    bound = {line.partition(" ")[0].partition(".")[2] for line in BOUND.split("\n") if line}
+    assert bound == {*inspect.signature(OfflineBuffer).parameters} - {"sources", "spaces"}  # all that can be
+    episodes = record()
+    episodes[3].rewards[0] = np.inf  # which 'warn' lets pass
+    buffer = OfflineBuffer([source(episodes)])
+    # Episodes 0 to 7 have 36 rows, 8 would be 45, and 7 is the worst of them.
+    assert [episode.id for episode in buffer.episodes] == ["0", "2", "4", "6"]
+    assert [episode.id for episode in buffer.holdout.episodes] == ["1", "3", "5"]
+    assert buffer.holdout.holdout is None
