@@ -44,12 +44,14 @@ class EpisodeSource(abc.ABC):
     Attributes:
       name: as the user gave it.
       spaces: that the source declares; either may be None.
-      notes: what a reader should know about how the data were taken, complete once all episodes were read.
+      notes, warnings: what a reader should know about how the data were taken, and what may be wrong with them;
+        complete once all episodes were read.
     """
 
     def __init__(self, name: str, spaces: Spaces = NO_SPACES):
         self.name, self.spaces = name, spaces
         self.notes: list[str] = []
+        self.warnings: list[str] = []
 
     @abc.abstractmethod
     def episodes(self) -> Iterator[Episode | Unreadable]:
@@ -59,6 +61,11 @@ class EpisodeSource(abc.ABC):
         """Adds a sentence to `notes`, once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def warn(self, sentence: str) -> None:
+        """Adds a sentence to `warnings`, once."""
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
 
 
 class Arrays(EpisodeSource):

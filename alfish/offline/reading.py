@@ -55,6 +55,7 @@ class Reading:
                 if len(self.sources) > 1:
                     item = item._replace(id=f"{source.name} {item.id}")
                 yield from self._validator.check(item)
-            for sentence in source.notes:
-                self.report.add("note", f"{source.name}: {sentence}")
+            for level, sentences in (("warning", source.warnings), ("note", source.notes)):
+                for sentence in sentences:
+                    self.report.add(level, f"{source.name}: {sentence}")
         self._validator.finish()

@@ -67,6 +67,11 @@ def test_d4rl_that_stops_within_an_episode_is_truncated_there(tmp_path):
         ({"rewards": None}, "has no rewards, so it is not a D4RL data set; it has actions, infos"),
         ({"actions": np.zeros(5)}, "actions has 5 rows and rewards 41"),
         ({"terminals": np.zeros(40)}, "terminated has 40 rows and rewards 41"),
+        ({"terminals": np.zeros((41, 2))}, r"terminals has shape \[41, 2\], and \[N\]"),
+        ({"timeouts": np.full(41, 0.5)}, "timeouts holds 0.5, and a flag is 0 or 1"),
+        ({"rewards": np.float64(1)}, r"rewards has shape \[\], and \[N, ...\]"),
+        ({"rewards": None, "rewards/a": np.zeros(41)}, "rewards is a group, and one array is expected"),
+        ({"terminals": None, "terminals/a": np.zeros(41)}, "terminals is a group, and one array is expected"),
     ],
 )
 def test_d4rl_that_is_something_else_is_named(tmp_path, change, words):
@@ -127,6 +132,28 @@ def test_the_first_version_of_d3rlpys_files_is_a_table(tmp_path):
     assert_rows(OfflineBuffer([f"d3rlpy:{tmp_path}/a"], spaces=SPACES), without_final(record()))
 
 
+def test_a_table_that_says_nothing_of_resets_is_a_warning(tmp_path):
+    name = d4rl(tmp_path / "a", record(), False, timeouts=None)
+    words = "transitions across resets are trained on; give"
+    assert f"{words} timeouts" in OfflineBuffer([name], spaces=SPACES).report.sentences("warning")
+    name = name.replace("d4rl:", "d3rlpy:")  # of the first version, whose names these are too
+    assert f"{words} episode_terminals" in OfflineBuffer([name], spaces=SPACES).report.sentences("warning")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"terminals": np.full(41, 0.5)}, "terminals holds 0.5, and a flag is 0 or 1"),
+        ({"episode_terminals": np.zeros(40)}, "truncated has 40 rows and rewards 41"),
+        ({"actions": np.float64(1)}, r"actions has shape \[\], and \[N, ...\]"),
+    ],
+)
+def test_a_table_of_d3rlpy_that_is_something_else_is_named(tmp_path, change, words):
+    name = d4rl(tmp_path / "a", record(), False, timeouts=None, **change).replace("d4rl:", "d3rlpy:")
+    with pytest.raises(UsageError, match=words):
+        list(open_source(name).episodes())
+
+
 def test_what_d3rlpy_itself_wrote(tmp_path):
     d3rlpy = pytest.importorskip("d3rlpy", reason="d3rlpy is not installed")
     table = table_of(record(continuous=True), False)
@@ -176,3 +203,8 @@ def test_a_file_that_is_no_hdf5_is_named(tmp_path, scheme):
 def test_one_library_for_another_is_recognised(tmp_path):
     with pytest.raises(UsageError, match="it looks like d3rlpy's: d3rlpy:FILE"):
         open_source(d3rlpy(tmp_path / "a", record()).replace("d3rlpy:", "d4rl:"))
+    with pytest.raises(UsageError, match="has timeouts and next_observations, so it is D4RL's; write d4rl:"):
+        open_source(d4rl(tmp_path / "b", record()).replace("d4rl:", "d3rlpy:"))
+    name = d4rl(tmp_path / "c", record(), timeouts=None, episode_terminals=np.zeros(41))
+    with pytest.raises(UsageError, match="has episode_terminals, so it is d3rlpy's; write d3rlpy:"):
+        open_source(name)

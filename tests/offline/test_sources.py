@@ -87,15 +87,72 @@ def test_npz_nests_are_names_with_slashes(tmp_path):
         ({"rewards": None}, "has no rewards: its arrays are to be named observations"),
         ({"dones": np.zeros(3)}, "has dones, which is not read"),
         ({"rewards": np.zeros(5)}, r"observations has 41 rows and rewards 5"),
-        ({"actions": np.array([{}] * 41)}, "actions cannot be read .*no Python objects"),
+        ({"actions": np.array([{}] * 41)}, "actions cannot be read; .*no Python objects"),
         ({"lengths": np.array([3, 4])}, "with lengths, observations hold them"),
+        ({"rewards": np.float64(3)}, r"rewards has shape \[\], and \[N, ...\]"),
+        ({"rewards": np.array(["one"] * 41)}, "rewards is of dtype <U3, and numbers are expected"),
+        (
+            {"next_observations": np.zeros((41, 2))},
+            r"next_observations has shape \[41, 2\], and \[41, 3\], as in observations, is expected",
+        ),
+        (
+            {"next_observations": None, "next_observations/a": np.zeros((41, 3))},
+            "next_observations are a, and one array, as observations are, is expected",
+        ),
+        ({"terminated": np.zeros((41, 2))}, r"terminated has shape \[41, 2\], and \[N\]"),
+        ({"terminated": np.zeros(())}, r"terminated has shape \[\], and \[N, ...\]"),
+        ({"truncated": np.full(41, 0.5)}, "truncated holds 0.5, and a flag is 0 or 1"),
+        ({"truncated": np.array(["no"] * 41)}, "truncated is of dtype <U2, and numbers are expected"),
+        ({"observations/a": np.zeros((41, 3))}, "has observations and observations/a; write one of them under"),
+        ({"rewards/a": np.zeros(41)}, "has rewards, rewards/a, and rewards is one array"),
     ],
 )
 def test_an_npz_that_is_something_else_is_named(tmp_path, change, words):
     arrays = table_of(record()) | change
     np.savez(tmp_path / "a.npz", **{name: value for name, value in arrays.items() if value is not None})
+    with pytest.raises(UsageError, match=words) as error:
+        buffer_of(f"npz:{tmp_path}/a.npz")
+    assert "allow_pickle" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "lengths, words",
+    [
+        (np.full((11, 1), 3), r"lengths has shape \[11, 1\], and \[E\], a number for each episode, is expected"),
+        (np.array(41), r"lengths has shape \[\], and \[E\]"),
+        (np.array([42, -1]), "lengths holds -1, and a number of transitions is 0 or more"),
+        (np.array([20.5, 20.5]), "lengths is of dtype float64, and whole numbers are expected"),
+    ],
+)
+def test_npz_lengths_are_a_whole_number_for_each_episode(tmp_path, lengths, words):
+    np.savez(tmp_path / "a.npz", lengths=lengths, **table_of(record(), next_observations=False))
     with pytest.raises(UsageError, match=words):
         buffer_of(f"npz:{tmp_path}/a.npz")
+
+
+def test_npz_of_one_number_for_all_actions_is_named(tmp_path):
+    parts = table_of(record(), next_observations=False) | {"observations": np.zeros((52, 3)), "actions": np.array(1)}
+    np.savez(tmp_path / "a.npz", lengths=np.array([e.length for e in record()]), **parts)
+    with pytest.raises(UsageError, match=r"actions has shape \[\], and \[N, ...\]"):
+        buffer_of(f"npz:{tmp_path}/a.npz")
+
+
+@pytest.mark.parametrize("write, words", [(np.save, "is one array, and an .npz file of several"),
+                                          (np.savetxt, "is not an .npz file; write one with numpy.savez")])  # fmt: skip
+def test_a_file_that_only_ends_in_npz_is_named(tmp_path, write, words):
+    with open(tmp_path / "a.npz", "wb") as file:
+        write(file, np.zeros(3))
+    with pytest.raises(UsageError, match=words) as error:
+        open_source(f"npz:{tmp_path}/a.npz")
+    assert "allow_pickle" not in str(error.value)
+
+
+def test_a_table_that_says_nothing_of_resets_is_a_warning(tmp_path):
+    table = table_of(record(), next_observations=False)
+    del table["truncated"]
+    np.savez(tmp_path / "a.npz", **table)
+    report = buffer_of(f"npz:{tmp_path}/a.npz").report
+    assert "transitions across resets are trained on; give truncated" in report.sentences("warning")
 
 
 def test_npz_lengths_must_add_up(tmp_path):

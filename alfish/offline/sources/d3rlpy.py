@@ -40,6 +40,9 @@ class D3rlpySource(EpisodeSource):
             lacking = missing(file, OLD_COLUMNS) if self._is_old else missing(_columns(file), COLUMNS)
             if lacking:
                 raise UsageError(f"{where} has no {' and no '.join(lacking)}, so it is not a d3rlpy data set")
+            of_d4rl = [name for name in ("timeouts", "next_observations") if name in file]
+            if self._is_old and of_d4rl:
+                raise UsageError(f"{where} has {' and '.join(of_d4rl)}, so it is D4RL's; write d4rl:{where}")
         self.note(
             "d3rlpy stores no final observations: the last step of an episode that did not terminate is given up, and "
             "of one that did, the last observation stands for it"
@@ -66,14 +69,19 @@ class D3rlpySource(EpisodeSource):
 
     def _old(self, file: Any) -> Iterator[Episode | Unreadable]:
         with damage_named(self._path):
-            terminated = np.asarray(file["terminals"][:]).reshape(-1).astype(bool)
-            truncated = None
+            terminated = flat.flags(file["terminals"], f"{self.name}: terminals")
+            ending = None
             if "episode_terminals" in file:
-                truncated = np.asarray(file["episode_terminals"][:]).reshape(-1).astype(bool) & ~terminated
+                ending = flat.flags(file["episode_terminals"], f"{self.name}: episode_terminals")
+            flat.check_rows(file["actions"], f"{self.name}: actions")
             actions = _action(file["actions"][:])
-            table = flat.Table(file["observations"], actions, file["rewards"], terminated, truncated)
-            flat.check_lengths(table, self.name)
+            table = flat.Table(file["observations"], actions, file["rewards"], terminated, ending)
+            flat.check_shapes(table, self.name)
+            if ending is not None:
+                table = table._replace(truncated=ending & ~terminated)
             cuts, _ = flat.cut(table)
+        for sentence in flat.warnings(table, "episode_terminals"):
+            self.warn(sentence)
         yield from flat.episodes(table, cuts)
 
 

@@ -5,8 +5,6 @@ Needs the extra 'hdf5'. Observations may be a group of several arrays. No spaces
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from alfish.errors import UsageError
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources import flat
@@ -38,21 +36,23 @@ class D4RLSource(EpisodeSource):
                     f"{where} has no {' and no '.join(lacking)}, so it is not a D4RL data set{hint}; it has "
                     f"{', '.join(sorted(file)) or 'nothing'}"
                 )
+            if "episode_terminals" in file and "timeouts" not in file:
+                raise UsageError(f"{where} has episode_terminals, so it is d3rlpy's; write d3rlpy:{where}")
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         with open_hdf5(self._path, "a D4RL data set") as file:
             with damage_named(self._path):
-                terminated = _flags(file["terminals"])
-                truncated = _flags(file["timeouts"]) if "timeouts" in file else None
+                terminated = flat.flags(file["terminals"], f"{self.name}: terminals")
+                truncated = None
+                if "timeouts" in file:
+                    truncated = flat.flags(file["timeouts"], f"{self.name}: timeouts")
                 observations, actions = hdf5_nest(file["observations"]), hdf5_nest(file["actions"])
                 following = hdf5_nest(file["next_observations"]) if "next_observations" in file else None
                 table = flat.Table(observations, actions, file["rewards"], terminated, truncated, following)
-                flat.check_lengths(table, self.name)
+                flat.check_shapes(table, self.name)
                 ends, num_unmarked = flat.cut(table)
             for sentence in flat.notes(table, num_unmarked):
                 self.note(sentence)
+            for sentence in flat.warnings(table, "timeouts"):
+                self.warn(sentence)
             yield from flat.episodes(table, ends)
-
-
-def _flags(stored) -> np.ndarray:
-    return np.asarray(stored[:]).reshape(len(stored)).astype(bool)

@@ -11,6 +11,7 @@ from alfish.nest import Nest
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
 from alfish.offline.sources.files import BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows
 
+NUMBERS = "fiub"  # kinds of dtypes
 SAME = 1e-6  # two observations that differ by no more are one
 
 
@@ -25,21 +26,71 @@ class Table(NamedTuple):
     next_observations: Nest = None  # [N, ...], the true one where an episode ends; None: not recorded
 
 
-def check_lengths(table: Table, name: str) -> int:
-    """The number of transitions in a table.
+def flags(stored: Any, label: str) -> np.ndarray:
+    """Flags of 0 and 1, as truth values `[N]`.
+
+    Args:
+      stored: `[N]` or `[N, 1]`, of any dtype of numbers.
+      label: names them and their file in messages.
 
     Raises:
-      UsageError: an array is of another length.
+      UsageError: they have another shape, or hold other numbers.
     """
+    check_rows(stored, label)
+    if stored.shape[1:] not in ((), (1,)):
+        raise UsageError(f"{label} has shape {list(stored.shape)}, and [N], one flag in each row, is expected")
+    values = np.asarray(stored[:]).reshape(-1)
+    other = values[(values != 0) & (values != 1)]
+    if len(other):
+        raise UsageError(f"{label} holds {other[0]}, and a flag is 0 or 1")
+    return values.astype(bool)
+
+
+def check_shapes(table: Table, name: str) -> None:
+    """Raises where a table's arrays do not fit together.
+
+    Raises:
+      UsageError: one holds no numbers, has no rows or another number of them, or the next observations are not like
+        the observations.
+    """
+    named = [leaf for field, values in zip(table._fields, table) for leaf in nest.named_leaves(values, field)]
+    for label, leaf in named:
+        check_rows(leaf, f"{name}: {label}")
     count = len(table.rewards)
-    for field, values in zip(table._fields, table):
-        for label, leaf in nest.named_leaves(values, field):
-            if len(leaf) != count:
-                raise UsageError(
-                    f"{name}: {label} has {len(leaf):,} rows and rewards {count:,}; a table has a row of each for "
-                    "every transition, so write the file again"
-                )
-    return count
+    for label, leaf in named:
+        if len(leaf) != count:
+            raise UsageError(
+                f"{name}: {label} has {len(leaf):,} rows and rewards {count:,}; a table has a row of each for "
+                "every transition, so write the file again"
+            )
+    if table.next_observations is None:
+        return
+    there, here = nest.paths(table.next_observations), nest.paths(table.observations)
+    if there != here:
+        one, other = (", ".join(path or "one array" for path in paths) for paths in (there, here))
+        raise UsageError(f"{name}: next_observations are {one}, and {other}, as observations are, is expected")
+    for (label, leaf), like in zip(
+        nest.named_leaves(table.next_observations, "next_observations"), nest.leaves(table.observations)
+    ):
+        if leaf.shape != like.shape:
+            raise UsageError(
+                f"{name}: {label} has shape {list(leaf.shape)}, and {list(like.shape)}, as in observations, is expected"
+            )
+
+
+def check_rows(values: Any, label: str) -> None:
+    """Raises where values are no array of numbers that has rows.
+
+    Raises:
+      UsageError: says what they are.
+    """
+    shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
+    if shape is None or dtype is None:
+        raise UsageError(f"{label} is a group, and one array is expected")
+    if not shape:
+        raise UsageError(f"{label} has shape [], and [N, ...], a row for each transition, is expected")
+    if dtype.kind not in NUMBERS:
+        raise UsageError(f"{label} is of dtype {dtype}, and numbers are expected")
 
 
 def cut(table: Table) -> tuple[np.ndarray, int]:
@@ -106,8 +157,17 @@ def notes(table: Table, num_unmarked: int) -> Iterator[str]:
             "final observations were not recorded: the last step of an episode that did not terminate is given up, and "
             "of one that did, the last observation stands for it"
         )
-    if table.truncated is None:
-        how = "and where observations do not go on" if table.next_observations is not None else "only"
-        yield f"no time-outs were recorded: episodes are cut at terminations {how}"
+    elif table.truncated is None:
+        yield "no time-outs were recorded: episodes are cut at terminations and where observations do not go on"
     if num_unmarked > 1:
         yield f"{num_unmarked:,} episodes end without a flag, where observations do not go on: they count as truncated"
+
+
+def warnings(table: Table, flag: str) -> Iterator[str]:
+    """Sentences on what of a table is wrong if episodes timed out.
+
+    Args:
+      flag: the name by which this format has time-outs.
+    """
+    if table.truncated is None and table.next_observations is None:
+        yield f"no time-outs were recorded: transitions across resets are trained on; give {flag}"

@@ -18,6 +18,7 @@ A nest is several arrays: `observations/camera`, `observations/speed` are a dict
 """
 
 import contextlib
+import itertools
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ from alfish.offline.spaces import NO_SPACES, Spaces
 
 NEEDED = ("observations", "actions", "rewards", "terminated")
 KNOWN = (*NEEDED, "truncated", "next_observations", "lengths")
+NESTS = ("observations", "actions", "next_observations")
 
 
 class NpzSource(EpisodeSource):
@@ -61,6 +63,9 @@ class NpzSource(EpisodeSource):
     def episodes(self) -> Iterator[Episode | Unreadable]:
         with self._open() as arrays:
             parts: dict[str, Any] = {name: self._read(arrays, name) for name in KNOWN}
+        for name in ("terminated", "truncated"):
+            if parts[name] is not None:
+                parts[name] = flat.flags(parts[name], f"{self.name}: {name}")
         lengths = parts.pop("lengths")
         if lengths is None:
             yield from self._of_table(flat.Table(**{name: parts[name] for name in flat.Table._fields}))
@@ -68,25 +73,25 @@ class NpzSource(EpisodeSource):
             yield from self._of_episodes(lengths, parts)
 
     def _of_table(self, table: flat.Table) -> Iterator[Episode | Unreadable]:
-        flags = (None if of is None else np.asarray(of).reshape(-1).astype(bool) for of in table[3:5])
-        terminated, truncated = flags
-        assert terminated is not None
-        table = table._replace(terminated=terminated, truncated=truncated)
-        flat.check_lengths(table, self.name)
+        flat.check_shapes(table, self.name)
         cuts, num_unmarked = flat.cut(table)
         for sentence in flat.notes(table, num_unmarked):
             self.note(sentence)
+        for sentence in flat.warnings(table, "truncated"):
+            self.warn(sentence)
         yield from flat.episodes(table, cuts)
 
     def _of_episodes(self, lengths: np.ndarray, parts: dict[str, Any]) -> Iterator[Episode]:
         if parts["next_observations"] is not None:
             raise UsageError(f"{self.name} has lengths and next_observations; with lengths, observations hold them")
+        self._check_lengths(lengths)
         count = int(lengths.sum())
         needed = {"observations": count + len(lengths), "actions": count, "rewards": count}
         for name, expected in needed.items():
-            for leaf in nest.leaves(parts[name]):
+            for label, leaf in nest.named_leaves(parts[name], name):
+                flat.check_rows(leaf, f"{self.name}: {label}")
                 if len(leaf) != expected:
-                    raise UsageError(f"{self.name}: {name} has {len(leaf):,} rows, and by its lengths {expected:,}")
+                    raise UsageError(f"{self.name}: {label} has {len(leaf):,} rows, and by its lengths {expected:,}")
         start = 0
         for number, length in enumerate(map(int, lengths)):
             rows, seen = slice(start, start + length), slice(start + number, start + number + length + 1)
@@ -103,6 +108,16 @@ class NpzSource(EpisodeSource):
             )
             start += length
 
+    def _check_lengths(self, lengths: np.ndarray) -> None:
+        if lengths.ndim != 1:
+            raise UsageError(
+                f"{self.name}: lengths has shape {list(lengths.shape)}, and [E], a number for each episode, is expected"
+            )
+        if lengths.dtype.kind not in "iu":
+            raise UsageError(f"{self.name}: lengths is of dtype {lengths.dtype}, and whole numbers are expected")
+        if (lengths < 0).any():
+            raise UsageError(f"{self.name}: lengths holds {lengths.min()}, and a number of transitions is 0 or more")
+
     def _flags(self, values: Any, name: str, number: int, rows: slice, num_episodes: int, count: int) -> np.ndarray:
         """An episode's flags `[T]`, of a file that has one an episode or one a transition."""
         length = rows.stop - rows.start
@@ -117,6 +132,12 @@ class NpzSource(EpisodeSource):
     @contextlib.contextmanager
     def _open(self) -> Iterator[Mapping[str, Any]]:
         with open(self._path, "rb") as file:
+            begin = file.read(6)
+            file.seek(0)
+            if begin == b"\x93NUMPY":
+                raise UsageError(f"{self._path} is one array, and an .npz file of several is needed; use numpy.savez")
+            if begin[:2] != b"PK":  # as every zip file begins
+                raise UsageError(f"{self._path} is not an .npz file; write one with numpy.savez")
             try:
                 arrays = np.load(file, allow_pickle=False)
             except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
@@ -124,25 +145,29 @@ class NpzSource(EpisodeSource):
                     f"{self._path} is not a whole .npz file: nothing of its {self._path.stat().st_size:,} bytes is "
                     f"readable, since its table of contents stands at the end; write it again ({error})"
                 ) from error
-            if not isinstance(arrays, Mapping):
-                raise UsageError(f"{self._path} is one array, and an .npz file of several is needed; use numpy.savez")
             yield arrays
 
     def _read(self, arrays: Any, name: str) -> Nest:
         found = [key for key in arrays if key == name or key.startswith(f"{name}/")]
+        if found and found != [name] and name not in NESTS:
+            raise UsageError(f"{self._path} has {', '.join(found)}, and {name} is one array; write it under that name")
+        for one, other in itertools.permutations(found, 2):
+            if other.startswith(f"{one}/"):
+                raise UsageError(f"{self._path} has {one} and {other}; write one of them under another name")
         try:
             if found == [name]:
-                return arrays[name]
+                return np.asarray(arrays[name])
             tree: dict[str, Any] = {}
             for key in found:
                 *parents, leaf = key.split("/")[1:]
                 place = tree
                 for parent in parents:
                     place = place.setdefault(parent, {})
-                place[leaf] = arrays[key]
+                place[leaf] = np.asarray(arrays[key])
             return tree or None
         except (ValueError, OSError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+            why = "" if "allow_pickle" in str(error) else f" ({error})"  # which is no remedy here
             raise UsageError(
-                f"{self._path}: {name} cannot be read ({error}); readable are arrays of numbers that nothing has "
-                "damaged, no Python objects"
+                f"{self._path}: {name} cannot be read{why}; readable are arrays of numbers that nothing has damaged, "
+                "no Python objects"
             ) from error
