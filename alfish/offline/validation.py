@@ -125,7 +125,13 @@ class Validator:
             if value is None or not nest.leaves(value):
                 raise _UnusableError(f"it has no {field}")
         rewards, length = self._rewards(episode), len(episode.rewards)
-        terminated, truncated = _flags(episode.terminated), _flags(episode.truncated)
+        terminated, truncated = _flags(episode.terminated, "terminated"), _flags(episode.truncated, "truncated")
+        for label, leaf in (
+            *nest.named_leaves(episode.observations, "observations"),
+            *nest.named_leaves(episode.actions, "actions"),
+        ):
+            if not np.ndim(leaf):
+                raise _UnusableError(f"{label} is one value, and an array of one for each step is expected")
         for name, values in (("actions", episode.actions), ("terminated", terminated), ("truncated", truncated)):
             for count in {len(leaf) for leaf in nest.leaves(values)} - {length}:
                 raise _UnusableError(f"it has {length} rewards and {count} {name}")
@@ -297,12 +303,17 @@ def _kept_dtype(dtype: Any) -> np.dtype:
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
 
 
-def _flags(flags: Any) -> np.ndarray:
+def _flags(flags: Any, name: str) -> np.ndarray:
     flags = np.asarray(flags)
     if flags.ndim == 2 and flags.shape[1] == 1:
         flags = flags[:, 0]
-    if flags.ndim != 1 or flags.dtype.kind not in "biuf" or not ((flags == 0) | (flags == 1)).all():
-        raise _UnusableError("terminated and truncated are not one truth value in each step")
+    if flags.ndim != 1 or flags.dtype.kind not in "biuf":
+        raise _UnusableError(
+            f"{name} has shape {list(flags.shape)} and dtype {flags.dtype}; each step needs one number, 0 or 1"
+        )
+    other = flags[(flags != 0) & (flags != 1)]
+    if len(other):
+        raise _UnusableError(f"{name} holds {other[0]}; each step needs 0 or 1")
     return flags.astype(bool)
 
 

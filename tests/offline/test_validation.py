@@ -62,7 +62,13 @@ UNUSABLE = {
     "text rewards": (broken(rewards=lambda r: r.astype("U3")), "rewards are of dtype <U3"),
     "deep rewards": (broken(rewards=lambda r: r[:, None, None]), r"rewards have shape \[8, 1, 1\]"),
     "two rewards": (broken(rewards=lambda r: np.stack([r, r], 1)), r"rewards have shape \[2\] in each step, and \[\]"),
-    "flags of two": (broken(terminated=lambda t: t + 2), "not one truth value in each step"),
+    "flags of two": (broken(terminated=lambda t: t + 2), "terminated holds 2; each step needs 0 or 1"),
+    "half a flag": (broken(truncated=lambda t: t * 0.5), "truncated holds 0.5; each step needs 0 or 1"),
+    "wide flags": (
+        broken(truncated=lambda t: np.stack([t, t], 1)),
+        r"truncated has shape \[8, 2\] and dtype bool; each step needs one number, 0 or 1",
+    ),
+    "one action": (broken(actions=np.int64(1)), "actions is one value, and an array of one for each step is expected"),
     "out of Discrete": (broken(actions=with_value(2, 3)), r"action is 3, which is not in Discrete\(3\)"),
     "below Discrete": (broken(actions=with_value(2, -1)), r"action is -1, which is not in Discrete\(3\)"),
     "unreadable": (
