@@ -36,7 +36,7 @@ class DataSetWriter(EpisodeWriter):
       spaces: of the episodes.
 
     Raises:
-      UsageError: the directory is not empty.
+      UsageError: the directory is not empty, or has no name of its own.
       RunError: of each method, the disk fails.
     """
 
@@ -46,6 +46,8 @@ class DataSetWriter(EpisodeWriter):
             raise UsageError(f"{directory} is a file; choose another place for the data set")
         if self._directory.is_dir() and any(self._directory.iterdir()):
             raise UsageError(f"{directory} is not empty; choose another place for the data set, or move that one away")
+        if not self._directory.name:  # it is made beside its place, and moved there by its name
+            raise UsageError(f"{directory} cannot be replaced by a data set; name a new directory, as data/mine")
         super().__init__(str(self._directory), self._directory.with_name(f".{self._directory.name}.{os.getpid()}.tmp"))
         self._spaces = spaces
         self._checkpoints = Checkpoints(self._making / EPISODES_DIRECTORY, keep_last=2**62)

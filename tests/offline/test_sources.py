@@ -203,6 +203,13 @@ def test_a_data_set_is_not_written_over_another(tmp_path):
         DataSetWriter(tmp_path / "file", SPACES)
 
 
+@pytest.mark.parametrize("directory", [".", ""])
+def test_a_data_set_needs_a_directory_with_a_name(tmp_path, monkeypatch, directory):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="name a new directory"):
+        DataSetWriter(directory, SPACES)
+
+
 def test_a_damaged_file_of_a_set_costs_its_episodes_and_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(writer_module, "SHARD_BYTES", 200)
     name = written(tmp_path / "set", record())
