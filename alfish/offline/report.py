@@ -24,18 +24,20 @@ class Report:
         self.name = name
         self.num_read = self.num_kept = self.num_transitions = self.num_terminated = self.num_truncated = 0
         self._found: dict[tuple[str, str], list[str]] = {}
+        self._found_in: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # the range of a finding's values
         self._bad: set[str] = set()
         self._ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._returns: list[float] = []
         self._lengths: list[int] = []
 
-    def add(self, level: str, what: str, episode_id: str | None = None) -> None:
+    def add(self, level: str, what: str, episode_id: str | None = None, values: np.ndarray | None = None) -> None:
         """Adds a finding; the same words about several episodes are one line.
 
         Args:
           level: one of `LEVELS`.
           what: completes "episode 7: ..."; a whole sentence where it is about no single episode.
           episode_id: that it is about.
+          values: `[T, ...]`, that it is about; the range of all of them is shown.
         """
         assert level in LEVELS
         ids = self._found.setdefault((level, what), [])
@@ -43,6 +45,9 @@ class Report:
             ids.append(episode_id)
             if level == "error":
                 self._bad.add(episode_id)
+        if values is not None:
+            low, high = np.fmin.reduce(values), np.fmax.reduce(values)
+            self._found_in[level, what] = _widened(self._found_in.get((level, what)), low, high)
 
     def count(self, length: int, return_: float, terminated: bool, ranges: Iterable[tuple[str, Any, Any]]) -> None:
         """Counts an episode that passed; `ranges` are name, least and greatest values of its leaves."""
@@ -53,10 +58,7 @@ class Report:
         self._lengths.append(length)
         self._returns.append(return_)
         for name, low, high in ranges:
-            if name in self._ranges:
-                before = self._ranges[name]
-                low, high = np.fmin(before[0], low), np.fmax(before[1], high)
-            self._ranges[name] = (low, high)
+            self._ranges[name] = _widened(self._ranges.get(name), low, high)
 
     def found(self, level: str) -> dict[str, list[str]]:
         """Findings of one level: words to ids of episodes."""
@@ -78,7 +80,7 @@ class Report:
 
     def sentences(self, level: str, limit: int = 3) -> str:
         """The first findings of a level as a clause: `observation is not finite (2 episodes: 3, 17)`."""
-        parts = [what + _about(ids) for what, ids in self.found(level).items()]
+        parts = [self._said(level, what) + _about(ids) for what, ids in self.found(level).items()]
         more = f"; and {len(parts) - limit} more" if len(parts) > limit else ""
         return "; ".join(parts[:limit]) + more
 
@@ -94,7 +96,9 @@ class Report:
             "returns": _summary(self._returns),
             "lengths": _summary(self._lengths),
             "ranges": {name: [_plain(end) for end in _few(*ends)] for name, ends in self._ranges.items()},
-            "found": [{"level": at, "what": what, "episodes": ids} for (at, what), ids in self._found.items()],
+            "found": [
+                {"level": at, "what": self._said(at, what), "episodes": ids} for (at, what), ids in self._found.items()
+            ],
         }
 
     def __str__(self) -> str:
@@ -112,8 +116,20 @@ class Report:
             lines.append(f"  return      {finite.min():.6g} to {finite.max():.6g}, mean {finite.mean():.6g}")
             lines += _histogram(finite)
         for level in LEVELS:
-            lines += [f"  {level:<11} {what}{_about(ids)}" for what, ids in self.found(level).items()]
+            lines += [
+                f"  {level:<11} {self._said(level, what)}{_about(ids)}" for what, ids in self.found(level).items()
+            ]
         return "\n".join(lines)
+
+    def _said(self, level: str, what: str) -> str:
+        """A finding's words, and the range of its values where it has any."""
+        found_in = self._found_in.get((level, what))
+        return what if found_in is None else f"{what}: its values are {_span(*found_in)}"
+
+
+def _widened(before: tuple[np.ndarray, np.ndarray] | None, low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The range that holds both."""
+    return (low, high) if before is None else (np.fmin(before[0], low), np.fmax(before[1], high))
 
 
 def _about(ids: list[str]) -> str:

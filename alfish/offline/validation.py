@@ -27,6 +27,8 @@ from alfish.offline.report import Report
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 POLICIES = ("raise", "drop_episode", "warn")
+MISFIT_SHARE = 0.9  # of the episodes; where so many have errors, the data are not what they are taken for
+MISFIT_REMEDY = "name the environment of these data with --env_id (OfflineBuffer.env_id), or write them again"
 CLIPPED_SILENTLY = 1e-6  # float32 rounds about as much in a conversion of units
 
 
@@ -83,9 +85,9 @@ class Validator:
             self.report.add("error", str(error), item.id)
             return
         faults = list(self._faults(episode)) if episode.length else []
-        for fault, remedy in faults:
+        for fault, remedy, values in faults:
             tolerated = self._policy == "warn"
-            self.report.add("warning" if tolerated else "error", fault + remedy * tolerated, item.id)
+            self.report.add("warning" if tolerated else "error", fault + remedy * tolerated, item.id, values)
         if faults and self._policy != "warn":
             return
         for part in _split(episode):
@@ -109,13 +111,17 @@ class Validator:
         if report.num_kept:
             self._warn_of_the_whole()
         if report.found("error") and self._policy == "raise":
+            remedy = "mend the data, or leave these episodes out with the policy 'drop_episode'"
+            if report.num_bad >= MISFIT_SHARE * report.num_read:
+                remedy = MISFIT_REMEDY
             raise UsageError(
                 f"{report.name}: {report.num_bad:,} of {report.num_read:,} episodes are not fit to learn from: "
-                f"{report.sentences('error')}; mend the data, or leave these episodes out with the policy "
-                "'drop_episode'"
+                f"{report.sentences('error')}; {remedy}"
             )
         if not report.num_kept:
-            why = report.sentences("error") or report.sentences("mended") or "there is none"
+            why = report.sentences("mended") or "there is none"
+            if report.found("error"):
+                why = f"{report.sentences('error')}; {MISFIT_REMEDY}"
             raise UsageError(f"{report.name} holds no episode to learn from: {why}")
 
     def _mended(self, episode: Episode) -> Episode:
@@ -214,17 +220,17 @@ class Validator:
             raise _UnusableError(f"{name} is {outside}, which is not in {leaf.space}")
         return value
 
-    def _faults(self, episode: Episode) -> Iterator[tuple[str, str]]:
-        """What the policy 'warn' lets pass, and what it then does about it."""
+    def _faults(self, episode: Episode) -> Iterator[tuple[str, str, np.ndarray | None]]:
+        """What the policy 'warn' lets pass, what it then does about it, and the values where their range tells more."""
         named = [*self._named_leaves("observation", episode), *self._named_leaves("action", episode)]
         for name, value in [*((name, value) for name, value, _ in named), ("reward", episode.rewards)]:
             if value.dtype.kind == "f" and not np.isfinite(value).all():
-                yield f"{name} is not finite", ""
+                yield f"{name} is not finite", "", None
         if (episode.terminated | episode.truncated)[:-1].any():
-            yield "it ends before its last step", ", and is split there"
+            yield "it ends before its last step", ", and is split there", None
         for name, value, leaf in self._named_leaves("action", episode):
             if _distance(value, leaf.space) > CLIPPED_SILENTLY:
-                yield f"{name} is not in {leaf.space}", ", and clipped"
+                yield f"{name} is not in {leaf.space}", ", and clipped", value
 
     def _clipped(self, episode: Episode) -> Episode:
         """The episode with Box actions inside their bounds."""

@@ -1,5 +1,7 @@
 """Each line of the validator's table: an episode that provokes it, and what becomes of it under each policy."""
 
+import re
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -189,10 +191,27 @@ def test_actions_a_rounding_error_outside_are_clipped_and_others_are_errors():
     kept, report = validate(broken(continuous=True, actions=with_value((2, 1), above)), of=BOX_SPACES)
     assert kept[3].actions[2, 1] == 6 and "out of bounds by up to 1e-6: clipped" in report.sentences("mended")
     episodes = broken(continuous=True, actions=with_value((2, 1), 6.1))
-    with pytest.raises(UsageError, match=r"action is not in Box.*\(1 episode: 3\)"):
+    episodes[5].actions[0, 0] = -7
+    words = r"action is not in Box.*%s: its values are \[-7, -1.\d+\] to \[1.\d+, 6.1\] \(2 episodes: 3, 5\)"
+    with pytest.raises(UsageError, match=words % "float32\\)"):
         validate(episodes, of=BOX_SPACES)
     kept, report = validate(episodes, "warn", BOX_SPACES)
-    assert kept[3].actions[2, 1] == 6 and "and clipped (1 episode: 3)" in report.sentences("warning")
+    assert kept[3].actions[2, 1] == 6 and re.search(words % ", and clipped", report.sentences("warning"))
+    assert re.search(words % ", and clipped", str(report))
+    assert any("and clipped: its values are" in found["what"] for found in report.as_dict()["found"])
+
+
+@pytest.mark.parametrize("number_good", [0, 1, 2])
+def test_dropping_episodes_is_no_remedy_where_hardly_one_is_left(number_good):
+    episodes = [e._replace(observations=e.observations[:, :2]) for e in record()]
+    episodes[:number_good] = record()[:number_good]
+    with pytest.raises(UsageError, match="of 11 episodes") as error:
+        validate(episodes)
+    assert ("drop_episode" in str(error.value)) == (number_good == 2)
+    assert ("name the environment" in str(error.value)) == (number_good < 2)
+    if not number_good:
+        with pytest.raises(UsageError, match="holds no episode to learn from.*name the environment"):
+            validate(episodes, "drop_episode")
 
 
 def warnings_of(episodes, of=SPACES):
