@@ -52,7 +52,7 @@ class OfflineBuffer(RingBuffer):
       holdout_share: of the episodes, spread over the sources' order, that go into `holdout` and are not trained on.
       num_columns: at most.
       action_limit: greatest magnitude of the Box actions that are trained on, in [-1, 1]: at the bounds themselves a
-        squashed policy has no density. `prev_action` is what was executed.
+        tanh policy has infinite log-probability. `prev_action` is what was executed.
       device: where rows are kept, and windows come out.
       directory: keep the rows in memory-mapped files there instead, on the CPU.
       keeps_episodes: know where each row's episode begins and ends.

@@ -22,8 +22,8 @@ class RowMaker:
 
     Args:
       spaces: of the environment, both known.
-      action_limit: the greatest magnitude of a trained Box action in [-1, 1], since a squashed policy gives its bounds
-        no probability; `prev_action` is what was executed. 1: as it is.
+      action_limit: the greatest magnitude of a trained Box action in [-1, 1], since a tanh policy has infinite
+        log-probability at the bounds; `prev_action` is what was executed. 1: as it is.
     """
 
     def __init__(self, spaces: Spaces, action_limit: float):
