@@ -1,5 +1,6 @@
 """The command line: what it prints, and one clear sentence for each mistake, without a traceback."""
 
+import contextlib
 import json
 import math
 import subprocess
@@ -16,7 +17,10 @@ import torch
 import alfish
 from alfish.__main__ import SUBCOMMANDS, main, module_of
 from alfish.bin import configuration
+from alfish.errors import UsageError
 from alfish.evaluator import Evaluation
+from alfish.networks import ActorCritic, CriticEnsemble, Torso
+from alfish.trainer import Trainer
 
 TINY = ["MLP.layers=(8,)", "EpochBatches.num_epochs=1", "Trainer.num_env_steps=600", "Evaluate.num_episodes=2"]
 
@@ -178,12 +182,105 @@ def test_a_value_that_makes_no_sense_is_named(refused, tmp_path, parameter, word
 
 
 def test_a_setting_that_nothing_reads_is_refused_and_where_it_may_be_is_said(refused, tmp_path):
-    assert "nothing reads RMSprop.decay, bound in ppo_cartpole.gin or --gin_param: no part" in refused(
+    assert "nothing reads RMSprop.decay, bound in --gin_param: no part" in refused(
         *train(tmp_path / "run", *TINY, "RMSprop.decay=0.9")
     )
     conf = tmp_path / "mine.gin"
     conf.write_text("include 'ppo_cartpole.gin'\nRMSprop.decay = 0.9\n")
     assert f"bound in {conf}: no part" in refused(*train(tmp_path / "run", conf=str(conf)))
+
+
+@gin.configurable(module="tests.command_line")
+class MyNetwork(ActorCritic):
+    def __init__(self, *specs):
+        super().__init__(*specs, actor_torso=my_torso, critic_torso=my_torso)
+
+
+def my_torso(spec):
+    return Torso(spec, mlp=my_layer)
+
+
+def my_layer(size):
+    layer = torch.nn.Linear(size, 4)
+    layer.output_size = 4
+    return layer
+
+
+@gin.configurable(module="tests.command_line")
+class MyCritics(CriticEnsemble):
+    pass
+
+
+OFFLINE = ["Trainer.num_env_steps=None", "Trainer.num_updates=10", "OfflineBuffer.sources=['alfish:nowhere']"]
+
+
+def settings_of(*files, parameters=()):
+    """Builds what they say; returns nothing, or raises what the command would say."""
+    configuration.read([str(one) for one in files], list(parameters))
+    with contextlib.closing(Trainer("nowhere")):
+        configuration.refuse_unreachable([str(one) for one in files], list(parameters))
+
+
+@pytest.mark.parametrize(
+    "conf, parameter",
+    [
+        ("ppo_cartpole.gin", "Learner.learning_rate=1e-3"),
+        ("ppo_cartpole.gin", "PPO.clip_range=0.1"),
+        ("ppo_cartpole.gin", "Learner.optimizer=@RMSprop"),
+        ("ppo_pendulum.gin", "Trainer.transforms=[]"),
+        ("sac_pendulum.gin", "Trainer.listeners=[]"),
+        ("sac_pendulum.gin", "SAC.critic=@MyCritics"),
+    ],
+)
+def test_a_setting_of_what_was_replaced_is_no_mistake(conf, parameter):
+    settings_of(conf, parameters=[parameter])
+
+
+def test_a_file_may_replace_what_another_or_an_earlier_line_configures(tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text("Trainer.batches = @EpochBatches\n")
+    settings_of("appo_cartpole.gin", mine)
+    settings_of("sac_pendulum.gin", "offline.gin", parameters=OFFLINE)
+    mine.write_text(
+        "include 'ppo_cartpole.gin'\nPPO.entropy_coef = %LR\nLR = @mine/Linear()\nmine/Linear.start = 1.0\nLR = 0.1\n"
+    )
+    settings_of(mine)
+    mine.write_text(
+        "include 'ppo_pendulum.gin'\nTrainer.transforms = [@RewardClip]\nRewardClip.low = -1.0\n"
+        "Trainer.transforms = [@FrameStack]\nFrameStack.num_frames = 2\n"
+    )
+    settings_of(mine)
+
+
+def test_a_network_of_ones_own_leaves_settings_of_the_usual_one_unread(tmp_path):
+    mine = tmp_path / "mine.gin"
+    text = "include 'ppo_cartpole.gin'\nPPO.network = @MyNetwork\n"
+    mine.write_text(text)
+    settings_of(mine)
+    mine.write_text(text + "MLP.layers = (3,)\n")  # said beside the network that does not read it
+    with pytest.raises(UsageError, match=f"nothing reads MLP.layers, bound in {mine}: no part"):
+        settings_of(mine)
+
+
+def test_a_setting_of_what_is_gone_already_is_refused(tmp_path):
+    parameters = ["Learner.learning_rate=1e-3", "learning_rate/Linear.start=0.1"]
+    with pytest.raises(UsageError, match="nothing reads learning_rate/Linear.start, bound in --gin_param: no part"):
+        settings_of("ppo_cartpole.gin", parameters=parameters)
+    mine = tmp_path / "mine.gin"
+    mine.write_text("RewardClip.low = -2.0\ninclude 'ppo_cartpole.gin'\n")
+    with pytest.raises(UsageError, match=f"nothing reads RewardClip.low, bound in {mine}: no part"):
+        settings_of(mine, parameters=["Learner.learning_rate=1e-3"])  # replaces what has nothing to do with it
+    other = tmp_path / "other.gin"
+    other.write_text(f"include '{mine}'\nTrainer.seed = 3\nRMSprop.decay = 0.1\n")
+    with pytest.raises(UsageError, match=rf"RMSprop.decay, RewardClip.low, bound in {mine} and {other}: no part"):
+        settings_of(other)
+
+
+def test_a_run_goes_on_whose_configuration_has_a_setting_of_what_was_replaced(tmp_path):
+    assert main(train(tmp_path / "run", *TINY, "Learner.learning_rate=1e-3")) == 0
+    assert "learning_rate/Linear.start" in (tmp_path / "run" / "config.gin").read_text()
+    assert main(["train", f"--root_dir={tmp_path / 'run'}", "--gin_param=Trainer.num_env_steps=900"]) == 0
+    assert main(train(tmp_path / "new", *TINY, conf=str(tmp_path / "run" / "config.gin"))) == 0
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["confs"]])

@@ -6,17 +6,40 @@ import inspect
 import logging
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import gin
 
 import alfish
+from alfish.bin.values import takes_parts
 from alfish.errors import UsageError
 
 # The config a run was asked for, and with every default in force.
 CONFIG_FILE, OPERATIVE_FILE = "config.gin", "operative_config.gin"
+PARAMETER = "--gin_param="
 BUDGET_LINE = re.compile(r"^Trainer\.(num_env_steps|num_iterations|num_updates|wall_seconds) = .*$", re.MULTILINE)
+
+Key = tuple[str, str]  # scope (`a/b`), selector
+Values = Mapping[Key, Mapping[str, Sequence[Any]]]  # those a parameter has had
+
+
+class Binding(NamedTuple):
+    key: Key
+    parameter: str
+    value: Any
+    origin: str  # a file, or `PARAMETER` and the text
+
+    @property
+    def layer(self) -> str:
+        return _layer_of(self.origin)
+
+
+# Every line that was read, in order: gin itself keeps the last one of a parameter, and not where it was. And the
+# layers in the order in which they ended: a file comes after those that it includes.
+_BINDINGS: list[Binding] = []
+_LAYERS: list[str] = []
 
 
 def confs_directory() -> Path:
@@ -34,25 +57,31 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> None:
       UsageError: a file, name, parameter or import that does not exist, or text that is not gin.
     """
     gin.clear_config()
+    _forget()
     paths = [find(file) for file in files]
     # An include is looked for beside its file and among the shipped confs before the place where the user stands.
     directories = [*(path.parent for path in paths), confs_directory(), confs_directory().parent]
     gin.config._LOCATION_PREFIXES[:] = [*dict.fromkeys(map(str, directories)), ""]
     _register()
     for path in paths:
-        with _named_errors(str(path)):
+        with _named_errors(str(path)), _remembered(str(path)):
             gin.parse_config_file(str(path.resolve()))
     for binding in bindings:
-        with _named_errors(f"--gin_param={binding}"):
+        with _named_errors(PARAMETER + binding), _remembered(PARAMETER + binding):
             gin.parse_config(binding)
 
 
 def read_text(text: str, origin: str) -> None:
-    """Parses a configuration that a run saved."""
+    """Parses a configuration that a run saved, and that was checked when it was made."""
     gin.clear_config()
+    _forget()
     _register()
     with _named_errors(origin):
         gin.parse_config(text)
+
+
+def _layer_of(origin: str) -> str:
+    return PARAMETER if origin.startswith(PARAMETER) else origin
 
 
 def find(file: str) -> Path:
@@ -92,34 +121,32 @@ def operative_text() -> str:
 def refuse_unreachable(files: Sequence[str], bindings: Sequence[str]) -> None:
     """To be called when everything is built: raises where a bound parameter cannot have been, or ever be, read.
 
-    Reachable is what was called while building, and what a reachable binding refers to (`@make_environment`).
+    Reachable is what was called while building, and what a reachable binding refers to (`@make_environment`). What was
+    reachable until a later line, file or --gin_param replaced the reference to it is no mistake.
+
+    Args:
+      files, bindings: what the user named. What a run saved was checked then; what a program binds for itself is its
+        own business.
 
     Raises:
-      UsageError: names the parameters, and where they may have been bound.
+      UsageError: names the parameters, and where they were bound.
     """
-    config, operative = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG
-    reachable = {(scope, selector) for scope, selector in operative}
-    frontier = list(reachable)
-    while frontier:
-        scope, selector = frontier.pop()
-        for key in _keys_for(scope, selector, config):
-            for value in config[key].values():
-                for found in _references(value):
-                    if found not in reachable:
-                        reachable.add(found)
-                        frontier.append(found)
-    read_keys = {key for scope, selector in reachable for key in _keys_for(scope, selector, config)}
-    unread = []
-    for (scope, selector), parameters in config.items():
-        if (scope, selector) in read_keys or selector == "gin.macro":
+    reached = _reached({key: {name: [v] for name, v in found.items()} for key, found in gin.config._CONFIG.items()})
+    last = {(one.key, one.parameter): index for index, one in enumerate(_BINDINGS)}
+    passed = {str(path) for path in map(find, files) if _is_saved(path)}
+    unread: dict[str, str] = {}
+    for index in last.values():
+        one = _BINDINGS[index]
+        if one.key[1] == "gin.macro" or one.origin in passed or _reads(reached, one.key):
             continue
-        name = "/".join(part for part in (scope, selector.rpartition(".")[2]) if part)
-        unread += [f"{name}.{parameter}" for parameter in parameters]
+        if one.layer == PARAMETER and one.origin.removeprefix(PARAMETER) not in bindings:
+            continue
+        if not _was_reachable(index, reached):
+            unread[_name(one)] = one.layer.rstrip("=")
     if unread:
-        origins = " or ".join([*files, *(["--gin_param"] if bindings else [])])
         raise UsageError(
-            f"nothing reads {', '.join(sorted(unread))}, bound in {origins}: no part of this Trainer uses it; "
-            "remove the binding, or refer to what it configures with @"
+            f"nothing reads {', '.join(sorted(unread))}, bound in {' and '.join(dict.fromkeys(unread.values()))}: no "
+            "part of this Trainer uses it; remove the binding, or refer to what it configures with @"
         )
 
 
@@ -149,27 +176,124 @@ def difference(before: str, after: str) -> str:
     )
 
 
-def _keys_for(scope: str, selector: str, config: dict) -> list[tuple[str, str]]:
+def _reached(values: Values) -> set[Key]:
+    """What was called while building, and what its parameters refer to in one of their values."""
+    reached = {(scope, selector) for scope, selector in gin.config._OPERATIVE_CONFIG}
+    frontier = list(reached)
+    while frontier:
+        scope, selector = frontier.pop()
+        for key in _keys_for(scope, selector):
+            for value in (one for had in values.get(key, {}).values() for one in had):
+                found = set(_references(value, values)) - reached
+                reached |= found
+                frontier += found
+    return reached
+
+
+def _reads(reached: set[Key], key: Key) -> bool:
+    return any(key in _keys_for(scope, selector) for scope, selector in reached)
+
+
+def _was_reachable(index: int, reached: set[Key]) -> bool:
+    """Whether what this binding configures was, or may have been, reachable at some time since its line.
+
+    Not all can be known: a part that a later layer has put another in the place of was never built, nor what it would
+    have built by itself.
+    """
+    binding = _BINDINGS[index]
+    values: dict[Key, dict[str, list[Any]]] = {}
+    gone: set[Key] = set()  # what parameters referred to, until later layers bound them
+    later = _LAYERS[_LAYERS.index(binding.layer) + 1 :]
+    for i, one in enumerate(_BINDINGS):
+        had = values.setdefault(one.key, {}).setdefault(one.parameter, [])
+        if i > index and one.layer in later and _reads(reached, one.key):
+            before = had[-1] if had else _default(one.key[1], one.parameter)
+            if before is None and takes_parts(one.key[1], one.parameter):
+                return True  # it chose for itself, as Trainer.listeners do
+            gone |= set(_references(before, values)) - set(_references(one.value, values))
+        if i <= index:
+            had.clear()
+        had.append(one.value)
+    if _reads(_reached(values), binding.key):
+        return True
+    return any(selector == binding.key[1] or takes_parts(selector) for _, selector in gone)
+
+
+def _default(selector: str, parameter: str) -> Any:
+    """A parameter's default; a reference, where it is a configurable."""
+    found = inspect.signature(gin.config._REGISTRY[selector].wrapped).parameters.get(parameter)
+    if found is None or not callable(found.default):  # one of **kwargs, or a plain value
+        return None if found is None else found.default
+    configurable = gin.config._inverse_lookup(found.default)
+    return gin.config.ConfigurableReference(configurable.selector, False) if configurable else found.default
+
+
+def _keys_for(scope: str, selector: str) -> list[Key]:
     """The bindings that a call of `selector` in `scope` (`a/b`) reads: those of '', 'a' and 'a/b'."""
     parts = scope.split("/") if scope else []
-    scopes = ["/".join(parts[:i]) for i in range(len(parts) + 1)]
-    return [(part, selector) for part in scopes if (part, selector) in config]
+    return [("/".join(parts[:i]), selector) for i in range(len(parts) + 1)]
 
 
-def _references(value: object) -> Iterator[tuple[str, str]]:
+def _references(value: object, values: Values) -> Iterator[Key]:
     if isinstance(value, gin.config.ConfigurableReference):
-        if value.configurable.selector == "gin.macro":
-            macro = gin.config._CONFIG.get(("/".join(value.scopes), "gin.macro"), {})
-            for inner in macro.values():
-                yield from _references(inner)
+        scope, selector = "/".join(value.scopes), value.configurable.selector
+        if selector == "gin.macro":
+            for inner in values.get((scope, selector), {}).get("value", ()):
+                yield from _references(inner, values)
         else:
-            yield "/".join(value.scopes), value.configurable.selector
+            yield scope, selector
     elif isinstance(value, dict):
         for inner in (*value.keys(), *value.values()):
-            yield from _references(inner)
+            yield from _references(inner, values)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from _references(inner)
+            yield from _references(inner, values)
+
+
+def _name(binding: Binding) -> str:
+    scope, selector = binding.key
+    return "/".join(part for part in (scope, selector.rpartition(".")[2]) if part) + f".{binding.parameter}"
+
+
+def _is_saved(path: Path) -> bool:
+    return path.name == CONFIG_FILE and path.with_name(OPERATIVE_FILE).is_file()
+
+
+@contextlib.contextmanager
+def _remembered(origin: str) -> Iterator[None]:
+    """Notes each binding that gin parses, and its file: the named one, or what that includes."""
+    parse_file, bind = gin.config.parse_config_file, gin.config.bind_parameter
+    origins = [origin]
+
+    def parse_included(file: str, *arguments: Any) -> Any:
+        origins.append(file)
+        try:
+            return parse_file(file, *arguments)
+        finally:
+            _end(origins.pop())
+
+    def note(key: Any, value: Any) -> None:
+        bind(key, value)
+        parsed = gin.config.ParsedBindingKey.parse(key)
+        _BINDINGS.append(Binding(parsed.config_key, parsed.arg_name, value, origins[-1]))
+
+    gin.config.parse_config_file, gin.config.bind_parameter = parse_included, note
+    try:
+        yield
+    finally:
+        gin.config.parse_config_file, gin.config.bind_parameter = parse_file, bind
+        _end(_layer_of(origin))
+
+
+def _forget() -> None:
+    _BINDINGS.clear()
+    _LAYERS.clear()
+
+
+def _end(layer: str) -> None:
+    if layer in _LAYERS:
+        _LAYERS.remove(layer)
+    _LAYERS.append(layer)
 
 
 def _register() -> None:
