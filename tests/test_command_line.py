@@ -292,6 +292,14 @@ def test_a_reader_who_has_seen_enough_is_no_error(arguments):
     assert command.returncode == 0 and words == b""
 
 
+def test_a_run_that_failed_before_its_first_checkpoint_may_be_configured_anew(refused, run, tmp_path):
+    (tmp_path / "config.gin").write_text((run / "config.gin").read_text().replace("PPO.gamma = 0.98", "PPO.gamma = 0"))
+    assert main(train(tmp_path, *TINY)) == 0
+    assert "PPO.gamma = 0.98" in (tmp_path / "config.gin").read_text()
+    words = refused(*train(tmp_path, *TINY, "PPO.gamma=0.5"))  # now there is a checkpoint
+    assert "is a run with another configuration" in words and "-PPO.gamma = 0.98\n+PPO.gamma = 0.5\n" in words
+
+
 # Mistakes in flags.
 
 

@@ -89,6 +89,10 @@ def main(flag_values: flags.FlagValues) -> int:
 
 def _settle(saved: Path, choice: str) -> None:
     """Compares with the configuration of the run that is there."""
+    from alfish.checkpoint import Checkpoints
+
+    if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
+        return  # it failed before its first checkpoint: there is nothing that another configuration could spoil
     before = saved.read_text()
     changes = configuration.difference(before, configuration.text())
     if not changes or choice == "new":
