@@ -155,6 +155,12 @@ def test_a_conf_without_a_task_asks_for_one(refused, tmp_path):
     assert "make_environment" in words and "env_id" in words
 
 
+def test_an_offline_conf_asks_for_data(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", conf="iql_pendulum.gin"))
+    assert "nothing binds OfflineBuffer.sources; name the data, as in OfflineBuffer.sources = ['alfish:DIR']" in words
+    assert "docs/offline.md" in words and words.count("\n") == 1
+
+
 def test_a_conf_without_an_algorithm_asks_for_one(refused, tmp_path):
     conf = tmp_path / "mine.gin"
     conf.write_text("Trainer.num_iterations = 1\n")

@@ -19,6 +19,8 @@ from alfish.errors import UsageError
 # The config a run was asked for, and with every default in force.
 CONFIG_FILE, OPERATIVE_FILE = "config.gin", "operative_config.gin"
 PARAMETER = "--gin_param="
+# Of required parameters that no shipped conf binds.
+REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
 BUDGET_LINE = re.compile(r"^Trainer\.(num_env_steps|num_iterations|num_updates|wall_seconds) = .*$", re.MULTILINE)
 
 Key = tuple[str, str]  # scope (`a/b`), selector
@@ -160,9 +162,8 @@ def complete() -> Iterator[None]:
         if missing is None:
             raise
         names = " and ".join(f"{missing[1]}.{name}" for name in re.findall(r"\w+", missing[2]))
-        raise UsageError(
-            f"nothing binds {names}; bind it, or take a conf that does (`alfish confs` lists them)"
-        ) from error
+        remedy = REMEDIES.get(names, "bind it, or take a conf that does (`alfish confs` lists them)")
+        raise UsageError(f"nothing binds {names}; {remedy}") from error
 
 
 def difference(before: str, after: str) -> str:

@@ -76,7 +76,9 @@ def main(flag_values: flags.FlagValues) -> int:
         from alfish.profiler import Profile
 
         trainer.listeners.append(Profile())
-    if trainer.train() is None:
+    with configuration.complete():  # what is built when training starts
+        report = trainer.train()
+    if report is None:
         name, budget = trainer.budget
         print(f"{root_dir} is done: Trainer.{name} = {budget:,} is spent; raise it to go on", file=sys.stderr)
         return 0
