@@ -139,6 +139,22 @@ def test_a_syntax_error_is_named_with_its_line(refused, tmp_path, text, line):
     assert line is None or f"line {line + 1} " in words
 
 
+@pytest.mark.parametrize(
+    "parameter, word",
+    [
+        ("make_environment.env_id=CartPole-v1", "CartPole-v1"),
+        ("make_environment.env_id = ALE/Pong-v5  # a game", "ALE/Pong-v5"),
+        ("OfflineBuffer.sources=[alfish:data]", "alfish:data"),
+        ("Trainer.algorithm=PPO", "PPO"),
+    ],
+)
+def test_text_without_quotes_is_told_of_them(refused, tmp_path, parameter, word):
+    words = refused(*train(tmp_path / "run", parameter))
+    assert words.startswith(f"alfish train: --gin_param={parameter}: line 1 has {word}, which is no value: text stands")
+    assert f"('{word}'), a class or function behind @" in words and words.count("\n") == 1
+    assert "line 1 has true, which is written True\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
+
+
 def test_two_budgets_are_both_named(refused, tmp_path):
     words = refused(*train(tmp_path / "run", "Trainer.num_iterations=3"))
     assert "exactly one budget" in words

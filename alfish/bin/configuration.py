@@ -329,6 +329,16 @@ def _named_errors(origin: str) -> Iterator[None]:
 
 
 def _first_sentence(error: Exception) -> str:
+    token = re.search(r"Failed to parse token '(\w+)'", str(error))
+    if isinstance(error, SyntaxError) and token:
+        found = re.search(rf"=.*?(\b{token[1]}\b[^\s,()\[\]{{}}#]*)", error.text or "")
+        word = found[1] if found else token[1]
+        if word.capitalize() in ("True", "False", "None"):
+            return f"line {error.lineno} has {word}, which is written {word.capitalize()}"
+        return (
+            f"line {error.lineno} has {word}, which is no value: text stands in quotes ('{word}'), a class or function "
+            f"behind @"
+        )
     if isinstance(error, SyntaxError):
         return f"line {error.lineno} is not gin: {error.msg}"
     if isinstance(error, tokenize.TokenError):
