@@ -346,6 +346,18 @@ def test_a_missing_flag_is_asked_for(refused, name, flag):
     assert f"{flag} is missing" in refused(name)
 
 
+def test_a_root_dir_that_cannot_be_made_is_refused(refused, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    words = refused(*train(tmp_path / "file", *TINY))
+    assert f"--root_dir={tmp_path / 'file'} cannot be made: it is a file; name another" in words
+    words = refused(*train(tmp_path / "file" / "run", *TINY))
+    assert "run cannot be made: Not a directory; name another directory" in words
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
+    assert "dangling cannot be made: File exists; name another" in refused(*train(tmp_path / "dangling", *TINY))
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    assert f"{tmp_path} may not be written to; name another" in refused(*train(tmp_path, *TINY))
+
+
 def test_a_missing_gin_file_is_asked_for(refused, tmp_path):
     assert "--gin_file is missing: `alfish confs`" in refused("train", f"--root_dir={tmp_path / 'run'}")
 

@@ -14,6 +14,7 @@ The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every ev
 operative_config.gin (with every default), provenance.json, log.txt, and `done` once the budget is spent.
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -61,6 +62,8 @@ def main(flag_values: flags.FlagValues) -> int:
     if flag_values.device:
         bindings.append(f"Trainer.device = '{flag_values.device}'")
     configuration.read(files, bindings)
+    if not flag_values.ceilings:
+        _make_directory(root_dir)
     if saved.is_file():
         _settle(saved, flag_values.on_config_change)
 
@@ -87,6 +90,17 @@ def main(flag_values: flags.FlagValues) -> int:
     name = signal.Signals(trainer.interrupted_by).name
     print(f"{name}: stopped at {trainer.steps:,} steps; the same command continues", file=sys.stderr)
     return 128 + trainer.interrupted_by
+
+
+def _make_directory(root_dir: Path) -> None:
+    """Before anything is built, which may take a while."""
+    try:
+        root_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if root_dir.is_file() else error.strerror
+        raise UsageError(f"--root_dir={root_dir} cannot be made: {reason}; name another directory") from error
+    if not os.access(root_dir, os.W_OK | os.X_OK):
+        raise UsageError(f"--root_dir={root_dir} may not be written to; name another directory")
 
 
 def _settle(saved: Path, choice: str) -> None:
