@@ -1,6 +1,7 @@
 """The command line: what it prints, and one clear sentence for each mistake, without a traceback."""
 
 import contextlib
+import functools
 import json
 import math
 import subprocess
@@ -16,7 +17,9 @@ import torch
 
 import alfish
 from alfish.__main__ import SUBCOMMANDS, main, module_of
+from alfish.algorithms.ppo import PPO
 from alfish.bin import configuration
+from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluation
 from alfish.networks import ActorCritic, CriticEnsemble, Torso
@@ -699,6 +702,21 @@ def test_load_leaves_the_users_gin_configuration_as_it_was(run):
     with gin.config_scope("nine"):
         assert configured(thing=1)[0] == 9
     assert gin.operative_config_str().count("PPO") == 0
+
+
+def test_load_says_of_a_run_that_was_built_in_python_how_to_open_it(refused, tmp_path):
+    trainer = Trainer(
+        tmp_path / "run",
+        algorithm=PPO,
+        environment=functools.partial(make_environment, "CartPole-v1"),
+        num_iterations=1,
+        listeners=[],
+    )
+    trainer.save()
+    trainer.close()
+    with pytest.raises(UsageError, match="run is a run that was built without gin: build its Trainer again in Python"):
+        alfish.load(tmp_path / "run")
+    assert "call load_policy" in refused("evaluate", f"--root_dir={tmp_path / 'run'}")
 
 
 def test_load_leaves_the_users_configuration_even_if_it_fails(run, tmp_path):

@@ -8,6 +8,7 @@ import torch
 
 from alfish import random_state
 from alfish.bin import configuration
+from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
 from alfish.policy import Policy
 from alfish.trainer import Trainer
@@ -46,6 +47,11 @@ def open_run(root_dir: str | Path, device: str = "cpu") -> Iterator[Trainer]:
     """
     root_dir = Path(root_dir)
     path = root_dir / configuration.CONFIG_FILE
+    if not path.is_file() and Checkpoints(root_dir / "checkpoints").steps():
+        raise UsageError(
+            f"{root_dir} is a run that was built without gin: build its Trainer again in Python, with this root_dir, "
+            "and call load_policy"
+        )
     if not path.is_file():
         runs = sorted(str(found.parent) for found in root_dir.parent.glob(f"*/{configuration.CONFIG_FILE}"))
         hint = f"; there are {', '.join(runs[:3])}" if runs else ""
