@@ -117,14 +117,17 @@ def recorded(text, directory):
 
 
 @pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
-def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path):
+def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path, capsys):
     skip_where_an_extra_is_missing(path)
     # Also: whatever it binds is read, or the command would refuse.
     assert main(["train", f"--gin_file={path.name}", f"--root_dir={tmp_path / 'run'}", *tiny(path, tmp_path)]) == 0
     done = json.loads((tmp_path / "run" / "done").read_text())
     assert done["iterations"] == 2
     assert done["updates"] > 0
+    capsys.readouterr()
     assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0
+    clock = f"{done['updates']:,} updates" if done["env_steps"] == 0 else f"{done['env_steps']:,} env steps"
+    assert f"checkpoint at {clock}, 1 episodes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["appo_cartpole", "sac_pendulum", "dqn_recall"])

@@ -14,9 +14,10 @@ from absl import flags
 
 from alfish.errors import UsageError
 
+CHECKPOINT_HELP = "latest, best, or steps: environment steps, or updates where recorded data were trained on."
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", "latest, best, or environment steps.", flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 20, "Whole episodes.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
@@ -31,7 +32,11 @@ def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
     with open_run(flag_values.root_dir, flag_values.device) as trainer:
-        env_steps = trainer.load_policy(checkpoint(flag_values.checkpoint))
+        which = checkpoint(flag_values.checkpoint)
+        if not trainer.batches.acts:
+            which, _ = trainer.checkpoints.load(which)
+        env_steps = trainer.load_policy(which)
+        done = f"{env_steps:,} env steps" if trainer.batches.acts else f"{which:,} updates"
         evaluator = trainer.evaluator(flag_values.num_episodes, flag_values.num_envs)
         evaluation = evaluator.evaluate(flag_values.num_episodes, flag_values.seed, flag_values.sample, env_steps)
         evaluator.close()
@@ -39,7 +44,7 @@ def main(flag_values: flags.FlagValues) -> int:
     if flag_values.json:
         print(json.dumps(summary))
         return 0
-    print(f"checkpoint at {env_steps:,} env steps, {summary['num_episodes']} episodes from seed {flag_values.seed}")
+    print(f"checkpoint at {done}, {summary['num_episodes']} episodes from seed {flag_values.seed}")
     print(f"return  mean {summary['mean']:.2f}  95 % interval [{summary['ci_low']:.2f}, {summary['ci_high']:.2f}]")
     print(f"        std {summary['std']:.2f}  min {summary['min']:.2f}  max {summary['max']:.2f}")
     print(f"length  mean {sum(summary['lengths']) / len(summary['lengths']):.1f}")
@@ -47,9 +52,9 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def checkpoint(name: str) -> str | int:
-    """'latest', 'best', or a number of environment steps."""
+    """'latest', 'best', or a number of steps."""
     if name in ("latest", "best"):
         return name
     if name.replace("_", "").isdigit():
         return int(name)
-    raise UsageError(f"--checkpoint is {name!r}; it is latest, best, or a number of environment steps")
+    raise UsageError(f"--checkpoint is {name!r}; it is latest, best, or a number of steps")

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from alfish.bin.evaluate import checkpoint
+from alfish.bin.evaluate import CHECKPOINT_HELP, checkpoint
 from alfish.environments import Environment, VectorEnvironment
 from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", "latest, best, or environment steps.", flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 1, "Whole episodes.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)

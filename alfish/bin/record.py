@@ -26,7 +26,7 @@ from absl import flags
 
 import alfish
 from alfish.bin import configuration
-from alfish.bin.evaluate import checkpoint
+from alfish.bin.evaluate import CHECKPOINT_HELP, checkpoint
 from alfish.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", "latest, best, or environment steps.", flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 100, "Whole episodes to run.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
