@@ -158,6 +158,57 @@ def test_text_without_quotes_is_told_of_them(refused, tmp_path, parameter, word)
     assert "line 1 has true, which is written True\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
 
 
+@pytest.mark.parametrize(
+    "parameter, words",
+    [
+        ("PPO.gamma = 'abc'", "it is a number"),
+        ("PPO.gamma = @Linear()", "it is a number"),
+        ("PPO.gamma = [0.9]", "it is a number"),
+        ("PPO.normalize_advantage = 'yes'", "it is True or False"),
+        ("Learner.learning_rate = 'fast'", "it is a number or a reference (@...) or a dict"),
+        ("Trainer.unroll_length = 'a'", "it is a number"),
+        ("Trainer.seed = -1", "it is at least 0"),
+        ("Trainer.seed = 'a'", "it is a number"),
+        ("Trainer.num_threads = 0", "it is at least 1"),
+        ("Trainer.summary_period = 0", "it is at least 1"),
+        ("Trainer.device = 0", "it is text in quotes"),
+        ("MLP.layers = 64", "it is a list: write [64]"),
+        ("MLP.layers = 'large'", "it is a list, each entry a number"),
+        ("MLP.layers = ['large']", "it is a list, each entry a number"),
+        ("Trainer.algorithm = 'PPO'", "it takes a class or function: write @PPO"),
+        ("Trainer.algorithm = @PPO()", "it takes a class or function: write @PPO"),
+        ("Trainer.environment = 3", "it is a reference (@...)"),
+        ("Trainer.transforms = @RewardClip", "it takes classes or functions: write [@RewardClip]"),
+        ("Trainer.transforms = [@ObservationNormalizer()]", "it takes classes or functions: write [@Observation"),
+        ("Trainer.metrics = [@AverageReturn]", "it takes objects: write [@AverageReturn()]"),
+        ("Trainer.metrics = @AverageReturn()", "it takes objects: write [@AverageReturn()]"),
+        ("Trainer.listeners = [@Evaluate, @Progress()]", "it takes objects: write [@Evaluate(), @Progress()]"),
+        ("make_environment.env_kwargs = 3", "it is a dict or None"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_path, parameter, words):
+    said = refused(*train(tmp_path / "run", parameter))
+    assert said.startswith(f"alfish train: {parameter.replace(' =', ' is')}, bound in --gin_param; {words}")
+    assert said.count("\n") == 1
+
+
+def test_a_value_of_another_kind_is_named_with_its_file_and_macro(refused, tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text("include 'ppo_cartpole.gin'\nLAYERS = 64\nMLP.layers = %LAYERS\n")
+    words = refused(*train(tmp_path / "run", conf=str(mine)))
+    assert words == f"alfish train: MLP.layers is %LAYERS, bound in {mine}; it is a list: write [64]\n"
+
+
+def test_values_that_serve_as_well_are_taken():
+    parameters = [
+        "Trainer.num_env_steps=1e6", "PPO.gamma=1", "PPO.normalize_advantage=1", "Learner.learning_rate=@Linear()",
+        "Linear.start=1", "MLP.layers=[8]", "MLP.activation=@MLP", "Trainer.metrics=()", "Trainer.listeners=None",
+        "Trainer.metrics=[@AverageReturn(), @EnvInfo()]", "OfflineBuffer.sources='alfish:data'",
+        "Adam.betas=[0.9, 0.99]", "Encoder.leaves={'image': @NatureCNN}", "make_environment.env_id=@MyCritics",
+    ]  # fmt: skip
+    configuration.read(["ppo_cartpole.gin", "offline.gin"], parameters)
+
+
 def test_two_budgets_are_both_named(refused, tmp_path):
     words = refused(*train(tmp_path / "run", "Trainer.num_iterations=3"))
     assert "exactly one budget" in words

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import gin
 
 import alfish
-from alfish.bin.values import takes_parts
+from alfish.bin.values import mistake, takes_parts
 from alfish.errors import UsageError
 
 # The config a run was asked for, and with every default in force.
@@ -56,7 +56,8 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> None:
     A file is looked for where the user stands, then among the shipped confs; includes, also beside the file itself.
 
     Raises:
-      UsageError: a file, name, parameter or import that does not exist, or text that is not gin.
+      UsageError: a file, name, parameter or import that does not exist, text that is not gin, or a value of a kind that
+        its parameter does not take.
     """
     gin.clear_config()
     _forget()
@@ -71,6 +72,7 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> None:
     for binding in bindings:
         with _named_errors(PARAMETER + binding), _remembered(PARAMETER + binding):
             gin.parse_config(binding)
+    _refuse_wrong_kinds()
 
 
 def read_text(text: str, origin: str) -> None:
@@ -175,6 +177,20 @@ def difference(before: str, after: str) -> str:
         for line in changes
         if line[:1] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip() and not line[1:].startswith("#")
     )
+
+
+def _refuse_wrong_kinds() -> None:
+    for one in {(one.key, one.parameter): one for one in _BINDINGS}.values():
+        words = mistake(one.key[1], one.parameter, _without_macros(one.value))
+        if words:
+            raise UsageError(f"{_name(one)} is {one.value!r}, bound in {one.layer.rstrip('=')}; {words}")
+
+
+def _without_macros(value: Any) -> Any:
+    if isinstance(value, gin.config.ConfigurableReference) and value.configurable.selector == "gin.macro":
+        macro = gin.config._CONFIG.get(("/".join(value.scopes), "gin.macro"), {})
+        return _without_macros(macro.get("value"))
+    return type(value)(map(_without_macros, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _reached(values: Values) -> set[Key]:
