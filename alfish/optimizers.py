@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Protocol
 import gin
 import torch
 
+from alfish.errors import UsageError
+
 
 class Optimizer(Protocol):
     def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None: ...
@@ -159,16 +161,22 @@ class RMSprop(_Flat):
 
 @gin.configurable(module="alfish.optimizers")
 class TorchOptimizer:
-    """Any torch optimizer that works entry by entry (SGD, AdamW, NAdam, RAdam, ...): `@TorchOptimizer`.
+    """Any torch optimizer that works entry by entry: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
 
     Looks at `keep`, and so waits for a GPU.
 
     Args:
       parameters: flat vectors.
-      optimizer: a torch optimizer class, or a configured one; takes (parameters, lr).
+      optimizer: a name in torch.optim, a class, or a configured one; takes (parameters, lr).
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Any = gin.REQUIRED):
+        if isinstance(optimizer, str):
+            if not hasattr(torch.optim, optimizer):
+                raise UsageError(
+                    f"TorchOptimizer.optimizer is {optimizer!r}, and torch.optim has no such class; take 'AdamW', say"
+                )
+            optimizer = getattr(torch.optim, optimizer)
         self._optimizer = optimizer(list(parameters), lr=0.0)
 
     def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:

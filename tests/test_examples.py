@@ -27,6 +27,14 @@ def test_the_example_trains_from_its_gin_file(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "done").is_file()
 
 
+def test_parts_of_ones_own_are_used_from_a_gin_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(PROJECT)
+    command = ["train", "--gin_file=examples/parts_cartpole.gin", f"--root_dir={tmp_path / 'run'}"]
+    assert main([*command, "--gin_param=Trainer.num_env_steps=6000", "--gin_param=Announce.length=20.0"]) == 0
+    assert "Episodes are 20 steps long after" in capsys.readouterr().err
+    assert "metrics/largest_reward" in (tmp_path / "run" / "metrics.csv").read_text()
+
+
 def test_what_the_readme_says_to_read_is_600_lines():
     files = ["data.py", "algorithms/rl_algorithm.py", "returns.py", "algorithms/ppo.py"]
     lines = sum(len((PROJECT / "alfish" / name).read_text().splitlines()) for name in files)

@@ -6,9 +6,11 @@ from functools import partial
 import pytest
 import torch
 
+from alfish.errors import UsageError
 from alfish.optimizers import Adam, RMSprop, TorchOptimizer
 
 FACTORIES = {
+    "torch's by name": (partial(TorchOptimizer, optimizer="NAdam"), torch.optim.NAdam),
     "adam": (Adam, torch.optim.Adam),
     "adam, other betas": (
         partial(Adam, betas=(0.8, 0.95), eps=1e-5),
@@ -152,3 +154,8 @@ def test_state_survives_weights_only_loading(factory, tmp_path):
     _train(optimizer, flats, 2)
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     factory(_parameters(3)).load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+
+
+def test_a_name_that_torch_has_not_is_refused():
+    with pytest.raises(UsageError, match="TorchOptimizer.optimizer is 'Adamw', and torch.optim has no such class"):
+        TorchOptimizer([torch.zeros(2)], "Adamw")

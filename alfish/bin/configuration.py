@@ -63,8 +63,9 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> None:
     _forget()
     paths = [find(file) for file in files]
     # An include is looked for beside its file and among the shipped confs before the place where the user stands.
-    directories = [*(path.parent for path in paths), confs_directory(), confs_directory().parent]
-    gin.config._LOCATION_PREFIXES[:] = [*dict.fromkeys(map(str, directories)), ""]
+    # Whole paths: gin takes what begins with a package's name for a file of that package.
+    directories = [*(path.resolve().parent for path in paths), confs_directory(), confs_directory().parent, Path.cwd()]
+    gin.config._LOCATION_PREFIXES[:] = [*dict.fromkeys(map(str, directories))]
     _register()
     for path in paths:
         with _named_errors(str(path)), _remembered(str(path)):
