@@ -118,10 +118,10 @@ class Trainer:
                 "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
                 "num_updates, num_iterations or wall_seconds"
             )
-        if summary_period < 1 or num_threads < 1:
-            raise UsageError(
-                f"Trainer.summary_period is {summary_period} and num_threads {num_threads}; they are at least 1"
-            )
+        counts = ("seed", seed, 0), ("num_threads", num_threads, 1), ("summary_period", summary_period, 1)
+        for name, value, least in counts:
+            if value < least or value != int(value):
+                raise UsageError(f"Trainer.{name} is {value}; it is a whole number of at least {least}")
         if unroll_length < 0:
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; it must be positive")
         torch.set_num_threads(num_threads)

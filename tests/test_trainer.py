@@ -841,8 +841,10 @@ def test_a_run_from_the_command_line_that_saves_nothing_says_so(tmp_path, capsys
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"summary_period": 0}, "summary_period is 0 and num_threads 1; they are at least 1"),
-        ({"num_threads": 0}, "num_threads 0; they are at least 1"),
+        ({"summary_period": 0}, "Trainer.summary_period is 0; it is a whole number of at least 1"),
+        ({"seed": -1}, "Trainer.seed is -1; it is a whole number of at least 0"),
+        ({"seed": 1.5}, "Trainer.seed is 1.5"),
+        ({"num_threads": 0}, "Trainer.num_threads is 0"),
         ({"algorithm": functools.partial(PPO, gamma=2.0)}, r"PPO.gamma is 2.0; it is in \[0, 1\]"),
         ({"algorithm": functools.partial(PPO, lambda_=1.5)}, "PPO.lambda_ is 1.5"),
         ({"learner": functools.partial(Learner, max_grad_norm=-1.0)}, "Learner.max_grad_norm is -1.0"),

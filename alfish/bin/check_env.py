@@ -4,7 +4,7 @@
   alfish check-env --env_id=my_package.my_module:MyEnv-v0
 
 It builds the environment, looks at its spaces, and acts at random for a few episodes: observations outside their space,
-values that are not finite, resets that ignore their seed, and missing autoreset are reported.
+values that are not finite, resets that ignore their seed, episodes that never end and whatever is raised are reported.
 """
 
 import importlib
@@ -21,7 +21,7 @@ import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.environments import make_environment
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("env_id", None, "A gymnasium id, as CartPole-v1 or my_module:MyEnv-v0.", flag_values=FLAGS)
@@ -34,7 +34,7 @@ def main(flag_values: flags.FlagValues) -> int:
     environment = make_environment(flag_values.env_id, num_envs=2, evaluation=True)
     print(f"observation  {specs.describe(environment.observation_spec)}")
     print(f"action       {specs.describe(environment.action_spec)}  (the algorithm's units)")
-    complaints = list(examine(environment, flag_values.num_steps))
+    complaints = list(_examined(environment, flag_values.num_steps))
     environment.close()
     for complaint in complaints:
         print(f"problem      {complaint}")
@@ -47,6 +47,17 @@ def main(flag_values: flags.FlagValues) -> int:
         except UsageError as error:
             print(f"{algorithm.__name__:<12} no: {error}")
     return 0 if able and not complaints else 1
+
+
+def _examined(environment: Any, num_steps: int) -> Iterator[str]:
+    """What `examine` yields, and the error that ends it: what an environment raises is what is to be told."""
+    try:
+        yield from examine(environment, num_steps)
+    except Exception as error:
+        yield (
+            f"{type(error).__name__}: {first_line(error)}; reset returns (observation, info), and step (observation, "
+            "reward, terminated, truncated, info), with every part of the observation as its space says"
+        )
 
 
 def examine(environment: Any, num_steps: int) -> Iterator[str]:
