@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from absl import logging
+
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     """Writes the whole file or, if killed or out of disk, leaves what was there; on the disk when it returns."""
@@ -44,14 +46,16 @@ def lock(directory: str | os.PathLike) -> int | None:
     Whoever does not ask for the lock reads and writes as ever.
 
     Returns:
-      None where it is locked already, by this process or another.
+      None where it is locked already, by this process or another. On a file system without locks it never is.
     """
     import fcntl  # here, because Windows has none
 
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         return None
+    except OSError as error:
+        logging.debug("%s cannot be locked: %s", directory, error)
     return descriptor

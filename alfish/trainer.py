@@ -433,7 +433,7 @@ class Trainer:
     def _warn_of_settings(self) -> None:
         """Says what a run will do that hardly anybody wants."""
         warmup = self.batches.warmup_env_steps
-        if self._budget_name == "num_env_steps" and self._budget <= warmup:
+        if self._budget_name == "num_env_steps" and self._budget <= warmup and not self.batches.rest():
             self.log(
                 f"Nothing will be trained: Trainer.num_env_steps is {self._budget:,}, and acting before training takes "
                 f"{warmup:,} (warmup_env_steps)"

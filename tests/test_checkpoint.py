@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import io
 import os
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from alfish import checkpoint
+from alfish import checkpoint, files
 from alfish.checkpoint import Checkpoints, load_model
 from alfish.errors import UsageError
 from alfish.files import write_atomically
@@ -352,3 +353,16 @@ def test_generators_of_gpus_that_are_not_here_are_mentioned(caplog, monkeypatch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     set_rng_state({**rng_state(), "cuda": [torch.zeros(16, dtype=torch.uint8)]})
     assert "1 GPU generators were saved, 0 GPUs are here" in caplog.text
+
+
+def test_a_directory_is_locked_until_its_descriptor_is_closed_and_never_where_there_are_no_locks(tmp_path, monkeypatch):
+    held = files.lock(tmp_path)
+    assert files.lock(tmp_path) is None
+    os.close(held)
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOTSUP, "no locks here")
+
+    os.close(files.lock(tmp_path))
+    monkeypatch.setattr("fcntl.flock", refuse)
+    os.close(files.lock(tmp_path))

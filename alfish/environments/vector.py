@@ -56,8 +56,7 @@ class VectorEnvironment(Environment):
         self._seeds: Sequence[int] | None = list(seeds)
         self._units = ActionUnits(env.single_action_space)
         self._read = ObservationUnits(env.single_observation_space).from_environment
-        # This class makes each batch anew.
-        copies = self._sequential is None  # which makes copies of its own
+        copies = self._sequential is None  # else each batch is new
         self._read_step = ObservationUnits(env.single_observation_space, copies=copies).from_environment
         self._reads_executed = False
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
