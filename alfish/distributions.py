@@ -2,8 +2,8 @@
 
 Each is a NamedTuple whose fields are tensors `[..., A]`, so it travels through unrolls, replay and minibatches like any
 other record, and what a policy meant at rollout is known exactly in training. All have `sample`, `mode`,
-`log_prob(action)`, `entropy` and `kl(other)`; the last three are summed over the action's dimensions and have the
-leading shape `[...]`.
+`log_prob(action)`, `entropy` and `kl(other)`, but for `SquashedNormal`, whose entropy has no formula. The last three
+are summed over the action's dimensions and have the leading shape `[...]`.
 
 No argument validation and no expand: these run once a vector step.
 """

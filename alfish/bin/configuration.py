@@ -1,4 +1,4 @@
-"""gin: finding, reading, checking and writing configurations. Nothing below this folder calls it."""
+"""gin: finding, reading, checking and writing configurations. Below this folder only a worker's program calls gin."""
 
 import contextlib
 import difflib
