@@ -2,9 +2,10 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from absl import logging
 
@@ -40,8 +41,8 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
         os.close(directory)
 
 
-def lock(directory: str | os.PathLike) -> int | None:
-    """Locks a directory until the descriptor that is returned is closed, by the end of the process too.
+def lock(directory: str | os.PathLike, holder: object) -> Callable[[], Any] | None:
+    """Locks a directory, until what is returned is called, or the holder or the process is gone.
 
     Whoever does not ask for the lock reads and writes as ever.
 
@@ -58,4 +59,4 @@ def lock(directory: str | os.PathLike) -> int | None:
         return None
     except OSError as error:
         logging.debug("%s cannot be locked: %s", directory, error)
-    return descriptor
+    return weakref.finalize(holder, os.close, descriptor)

@@ -11,7 +11,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 
 
-def refuse_returned(found: Any, expected: str, owner: object, hook: str) -> UsageError:
+def return_error(found: Any, expected: str, owner: object, hook: str) -> UsageError:
     """What to raise where a hook of `owner` returned something of another type than `expected`."""
     return UsageError(f"{hook} of {type(owner).__name__} returned {_kind(found)}; it returns {expected}")
 
@@ -30,7 +30,7 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
       UsageError: names what is wrong, and what is asked for.
     """
     if not isinstance(step, AlgStep):
-        raise refuse_returned(step, "AlgStep(action, state, info)", owner, hook)
+        raise return_error(step, "AlgStep(action, state, info)", owner, hook)
     who = f"{hook} of {type(owner).__name__}"
     found, asked = dict(nest.named_leaves(step.output, "action")), dict(nest.named_leaves(action_spec, "action"))
     if found.keys() != asked.keys():

@@ -6,13 +6,11 @@ progress bar are listeners.
 
 import json
 import math
-import os
 import random
 import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -214,12 +212,12 @@ class Trainer:
             return
         self._started = True
         self.root_dir.mkdir(parents=True, exist_ok=True)
-        lock = files.lock(self.root_dir)
-        if lock is None:
+        unlock = files.lock(self.root_dir, self)
+        if unlock is None:
             raise UsageError(
                 f"{self.root_dir} is being trained in already, by this program or another; choose another directory"
             )
-        self._unlock = weakref.finalize(self, os.close, lock)
+        self._unlock = unlock
         self._warn_of_settings()
         self.batches.start(self.environment)
         if self.checkpoints.steps():

@@ -15,7 +15,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk, take
 from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import UsageError
-from alfish.hooks import refuse_returned
+from alfish.hooks import return_error
 from alfish.losses import masked_mean
 from alfish.nest import Nest
 from alfish.optimizers import Optimizer
@@ -107,10 +107,10 @@ class Updates:
         algorithm, experience = self.algorithm, batch.experience
         step = algorithm.train_step(experience, experience.state)
         if not isinstance(step, AlgStep):
-            raise refuse_returned(step, "AlgStep(info=...)", algorithm, "train_step")
+            raise return_error(step, "AlgStep(info=...)", algorithm, "train_step")
         loss_info = algorithm.calc_loss(experience, step.info)
         if not isinstance(loss_info, LossInfo):
-            raise refuse_returned(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
+            raise return_error(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
         return self._reduce(loss_info, batch), loss_info
 
     def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:

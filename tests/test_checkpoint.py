@@ -355,14 +355,20 @@ def test_generators_of_gpus_that_are_not_here_are_mentioned(caplog, monkeypatch)
     assert "1 GPU generators were saved, 0 GPUs are here" in caplog.text
 
 
-def test_a_directory_is_locked_until_its_descriptor_is_closed_and_never_where_there_are_no_locks(tmp_path, monkeypatch):
-    held = files.lock(tmp_path)
-    assert files.lock(tmp_path) is None
-    os.close(held)
+def test_a_directory_is_locked_until_its_holder_is_gone_and_never_where_there_are_no_locks(tmp_path, monkeypatch):
+    class Holder:
+        pass
+
+    holders = [Holder(), Holder()]
+    unlock = files.lock(tmp_path, holders[0])
+    assert files.lock(tmp_path, holders[1]) is None
+    unlock()
+    assert files.lock(tmp_path, holders[0]) is not None
+    del holders[0]
+    assert files.lock(tmp_path, holders[0]) is not None
 
     def refuse(*arguments):
         raise OSError(errno.ENOTSUP, "no locks here")
 
-    os.close(files.lock(tmp_path))
     monkeypatch.setattr("fcntl.flock", refuse)
-    os.close(files.lock(tmp_path))
+    assert files.lock(tmp_path, holders[0]) is not None

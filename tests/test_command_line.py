@@ -261,6 +261,7 @@ def test_a_setting_that_nothing_reads_is_refused_and_where_it_may_be_is_said(ref
     conf = tmp_path / "mine.gin"
     conf.write_text("include 'ppo_cartpole.gin'\nRMSprop.decay = 0.9\n")
     assert f"bound in {conf}: no part" in refused(*train(tmp_path / "run", conf=str(conf)))
+    assert not (tmp_path / "run").exists()
 
 
 @gin.configurable(module="tests.command_line")

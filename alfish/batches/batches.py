@@ -10,7 +10,7 @@ from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
-from alfish.hooks import refuse_returned
+from alfish.hooks import return_error
 from alfish.nest import Nest
 from alfish.replay import StoredRows, Window
 from alfish.transforms import Transforms
@@ -120,7 +120,7 @@ class Batches(abc.ABC):
                 )
             prepared = self._algorithm.preprocess_experience(experience)
         if not isinstance(prepared, Experience):
-            raise refuse_returned(prepared, "the experience", self._algorithm, "preprocess_experience")
+            raise return_error(prepared, "the experience", self._algorithm, "preprocess_experience")
         return prepared
 
 

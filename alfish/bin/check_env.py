@@ -9,6 +9,7 @@ values that are not finite, resets that ignore their seed, episodes that never e
 
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +55,7 @@ def _examined(environment: Any, num_steps: int) -> Iterator[str]:
     try:
         yield from examine(environment, num_steps)
     except Exception as error:
+        traceback.print_exception(error)  # for whoever wrote the environment
         yield (
             f"{type(error).__name__}: {first_line(error)}; reset returns (observation, info), and step (observation, "
             "reward, terminated, truncated, info), with every part of the observation as its space says"

@@ -14,6 +14,7 @@ The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every ev
 operative_config.gin (with every default), provenance.json, log.txt, and `done` once the budget is spent.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -62,6 +63,7 @@ def main(flag_values: flags.FlagValues) -> int:
     if flag_values.device:
         bindings.append(f"Trainer.device = '{flag_values.device}'")
     configuration.read(files, bindings)
+    is_new = not root_dir.exists()
     if not flag_values.ceilings:
         _make_directory(root_dir)
     if saved.is_file():
@@ -69,7 +71,13 @@ def main(flag_values: flags.FlagValues) -> int:
 
     from alfish.bin.run import configured_trainer  # after the configuration: a typo should not wait for torch
 
-    trainer = configured_trainer(root_dir, files, flag_values.gin_param)
+    try:
+        trainer = configured_trainer(root_dir, files, flag_values.gin_param)
+    except Exception:
+        if is_new:
+            with contextlib.suppress(OSError):
+                root_dir.rmdir()
+        raise
     if flag_values.ceilings:
         from alfish.profiler import ceilings
 

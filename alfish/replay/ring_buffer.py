@@ -8,8 +8,6 @@ For policies with memory, the state of a push's row 0 is kept too, once in `stat
 then start at rows that have one, whether these train or not.
 """
 
-import os
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -490,13 +488,13 @@ class RingBuffer:
         number = iter(range(1_000))
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
-            lock = files.lock(self._directory)
-            if lock is None:
+            unlock = files.lock(self._directory, self)
+            if unlock is None:
                 raise UsageError(
                     f"another replay keeps its rows in {self._directory}, and this one would overwrite them; give each "
                     "run a directory of its own"
                 )
-            self._unlock = weakref.finalize(self, os.close, lock)
+            self._unlock = unlock
 
         def allocate(leaf: torch.Tensor) -> torch.Tensor:
             if self._directory is None:
