@@ -20,6 +20,8 @@ _HOME = {
     "RLAlgorithm": "alfish.algorithms.rl_algorithm",
     "Report": "alfish.listeners",
     "StepType": "alfish.data",
+    "StopAt": "alfish.listeners",
+    "StopWithoutProgress": "alfish.listeners",
     "SyncUnroller": "alfish.unrollers",
     "TimeStep": "alfish.data",
     "Trainer": "alfish.trainer",
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from alfish.learner import Learner as Learner
     from alfish.listeners import Listener as Listener
     from alfish.listeners import Report as Report
+    from alfish.listeners import StopAt as StopAt
+    from alfish.listeners import StopWithoutProgress as StopWithoutProgress
     from alfish.policy import Policy as Policy
     from alfish.trainer import Trainer as Trainer
     from alfish.transforms import Transforms as Transforms

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from alfish.trainer import Trainer
 
 
+# What the trainer's own scalars begin with; see `Trainer`.
+TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
+
+
 @dataclass
 class Report:
     """What one iteration did. Listeners read it in order, and may add to it for those after them."""
@@ -27,7 +31,7 @@ class Report:
     updates: int
     wall_seconds: float
     progress: float  # of the budget, in [0, 1]
-    finished: bool  # no iteration follows: the budget is spent, or the run was interrupted
+    finished: bool  # no iteration follows: the run is at its end, or was interrupted
     scalars: dict[str, float] = field(default_factory=dict)  # empty unless a summary was due
     evaluation: Evaluation | None = None
 
@@ -76,6 +80,7 @@ class Evaluate(Listener):
         self._name = name
         self._evaluator: Evaluator | None = None
         self._next = period
+        self._last: tuple[int, int] | None = None  # steps and updates of the last evaluation
 
     def start(self, trainer: "Trainer") -> None:
         names = [listener._name for listener in trainer.listeners if isinstance(listener, Evaluate)]
@@ -90,6 +95,10 @@ class Evaluate(Listener):
         due = self._period and report.steps >= self._next
         if not due and not trainer.finished:
             return
+        policy = report.steps, report.updates
+        if policy == self._last:  # a listener stopped the run because of what it returned
+            return
+        self._last = policy
         if self._period:
             self._next = (report.steps // self._period + 1) * self._period
         assert self._evaluator is not None
@@ -218,6 +227,89 @@ class Progress(Listener):
     def close(self) -> None:
         if self._console is not None:
             self._console.close()
+
+
+class _Watcher(Listener):
+    """Reads one scalar of the reports, and may stop the run for it."""
+
+    def __init__(self, scalar: str):
+        self._scalar = scalar
+
+    def start(self, trainer: "Trainer") -> None:
+        """Raises UsageError where nothing before it reports what it watches."""
+        name = type(self).__name__
+        before = trainer.listeners[: trainer.listeners.index(self)]
+        evaluations = [listener._name for listener in before if isinstance(listener, Evaluate)]
+        known = [*(f"{one}/mean_return" for one in evaluations), *(f"{prefix}/..." for prefix in TRAINER_SCALARS)]
+        if self._scalar.rpartition("/")[0] not in (*evaluations, *TRAINER_SCALARS):
+            raise UsageError(
+                f"{name}.scalar is {self._scalar!r}, which nothing before {name} in Trainer.listeners reports; it is "
+                f"one of {', '.join(known)}, and @Evaluate() reports evaluation/mean_return"
+            )
+
+    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
+        if self._scalar in report.scalars and (reason := self.reason(report.scalars[self._scalar])):
+            trainer.stop(reason)
+
+    def reason(self, value: float) -> str | None:
+        """Why the run is to stop now; None: it goes on."""
+        raise NotImplementedError
+
+
+@gin.configurable(module="alfish.listeners")
+class StopAt(_Watcher):
+    """Stops the run when a return is reached.
+
+    Args:
+      return_: the return, by default the mean of an evaluation.
+      scalar: the watched one, by its name in metrics.csv. An `Evaluate` that reports it stands before this listener.
+    """
+
+    def __init__(self, return_: float = gin.REQUIRED, scalar: str = "evaluation/mean_return"):
+        super().__init__(scalar)
+        self._return = return_
+
+    def reason(self, value: float) -> str | None:
+        if value < self._return or math.isnan(value):
+            return None
+        return f"{self._scalar} is {value:.6g} (StopAt.return_ = {self._return:g})"
+
+
+@gin.configurable(module="alfish.listeners")
+class StopWithoutProgress(_Watcher):
+    """Stops the run when a return has not risen for some time.
+
+    Args:
+      num_evaluations: values in a row that are not above the best one before them, until it stops; at least 1.
+      min_increase: by how much a value must be above the best one to count; at least 0.
+      scalar: as in `StopAt`.
+    """
+
+    def __init__(self, num_evaluations: int = 10, min_increase: float = 0.0, scalar: str = "evaluation/mean_return"):
+        super().__init__(scalar)
+        if num_evaluations < 1:
+            raise UsageError(f"StopWithoutProgress.num_evaluations is {num_evaluations}; it must be at least 1")
+        if not min_increase >= 0:
+            raise UsageError(f"StopWithoutProgress.min_increase is {min_increase}; it must be at least 0")
+        self._num_evaluations, self._min_increase = num_evaluations, min_increase
+        self._best: float | None = None
+        self._num_without = 0
+
+    def reason(self, value: float) -> str | None:
+        if math.isfinite(value) and (self._best is None or value > self._best + self._min_increase):
+            self._best, self._num_without = value, 0
+            return None
+        self._num_without += 1
+        if self._num_without < self._num_evaluations:
+            return None
+        best = "is not finite" if self._best is None else f"has not risen above {self._best:.6g}"
+        return f"{self._scalar} {best} in {self._num_without} evaluations (StopWithoutProgress)"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "num_without": self._num_without}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best, self._num_without = state["best"], state["num_without"]
 
 
 def default_listeners() -> list[Listener]:

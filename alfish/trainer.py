@@ -52,7 +52,9 @@ BUDGETS = {
 
 @gin.configurable(module="alfish")
 class Trainer:
-    """Trains an algorithm in environments until its budget is spent. Give exactly one budget.
+    """Trains an algorithm in environments until its budget is spent, or `stop` is called.
+
+    Give exactly one budget; wall_seconds may stand beside another one as a time limit.
 
     Args:
       root_dir: the run's directory, made if needed; a run that is there is continued.
@@ -70,7 +72,8 @@ class Trainer:
       num_env_steps: budget in environment steps, all environments together.
       num_iterations: budget in iterations.
       num_updates: budget in gradient steps.
-      wall_seconds: budget in seconds of training, over all resumes.
+      wall_seconds: budget in seconds of training, over all resumes. Beside another budget, a time limit: the run ends
+        when either is spent, and `progress`, which schedules follow, is that of the other budget.
       interaction_env_steps: off-policy, acting ends after so many environment steps, and training goes on with what
         replay holds, at the same pace, until the budget is spent; None: it never ends.
       seed: of everything random; environments get independent ones from it.
@@ -110,7 +113,7 @@ class Trainer:
         summary_period: int = 1000,
     ):
         given = dict(zip(BUDGETS, (num_env_steps, num_iterations, num_updates, wall_seconds)))
-        self._budget_name, self._budget = _only_budget(given)
+        self._budget_name, self._budget, self._wall_limit = _budget_of(given)
         if interaction_env_steps is not None and self._budget_name == "num_env_steps":
             raise UsageError(
                 "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
@@ -175,6 +178,7 @@ class Trainer:
         self._unlock: Callable[[], Any] = lambda: None  # the run directory, which has one writer at a time
         self._updating = False
         self._interrupted_by: int | None = None
+        self._stopped: str | None = None  # the reason
 
     # Where the run is.
 
@@ -197,11 +201,17 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        return self._spent() >= self._budget
+        """Whether the run is at its end: a budget is spent, or `stop` was called."""
+        return self._stopped is not None or self._spent() >= self._budget or self.wall_seconds >= self._wall_limit
+
+    @property
+    def stopped(self) -> str | None:
+        """The reason that `stop` was given; None where it was not called."""
+        return self._stopped
 
     @property
     def interrupted_by(self) -> int | None:
-        """The signal that ended `train` before its budget was spent."""
+        """The signal that ended `train` before the run was finished."""
         return None if self.finished else self._interrupted_by
 
     # What it does.
@@ -223,6 +233,7 @@ class Trainer:
         if self.checkpoints.steps():
             step, state = self.checkpoints.load("latest")
             self.load_state_dict(state)
+            self._stopped = self._stopped or self._stopped_before()
             if self.finished:
                 return
             self.log(f"Resuming from {self.root_dir / 'checkpoints'} at {step:,} steps")
@@ -231,8 +242,27 @@ class Trainer:
         for listener in self.listeners:
             listener.start(self)
 
+    def stop(self, reason: str) -> None:
+        """Finishes the run with the iteration under way, as if its budget was spent.
+
+        For listeners, programs and other threads. Every listener receives one more report, which says `finished`: that
+        of the iteration under way, or, after a call from a listener, one at the same steps. `train` then writes the
+        reason to `done`. A later `train` in the same directory does nothing until `done` is removed. The first call
+        counts.
+
+        Args:
+          reason: one line for people, such as 'solved'.
+
+        Raises:
+          UsageError: no reason is given.
+        """
+        if not isinstance(reason, str) or not reason.strip():
+            raise UsageError(f"Trainer.stop takes a reason in words, such as 'solved', and was given {reason!r}")
+        if self._stopped is None:
+            self._stopped = reason.strip()
+
     def train(self) -> Report | None:
-        """Runs until the budget is spent, or SIGTERM or SIGINT asks to stop; a second SIGINT exits at once.
+        """Runs until the run is finished, or SIGTERM or SIGINT asks to stop; a second SIGINT exits at once.
 
         Returns:
           The last report; None if nothing was left to do.
@@ -252,6 +282,8 @@ class Trainer:
                 for report in self.iterate():
                     for listener in self.listeners:
                         listener.after_iteration(self, report)
+            if self._stopped is not None:
+                self.log(f"Stopped at {self.steps:,} steps: {self._stopped}")
             if self.finished:
                 self._mark_done()
         except Exception:
@@ -274,8 +306,9 @@ class Trainer:
         """The loop: one unroll, the updates on it, and a report, until one says that it is the last."""
         finished = self.finished
         while not finished:
-            report = self._iteration()
-            # A signal that comes while listeners work is seen by the next report, so that one always says `finished`.
+            # After `stop` nothing more is trained; the policy of the last report is the final one.
+            report = self._iteration() if self._stopped is None else self._report()
+            # What comes while listeners work is seen by the next report, so that one always says `finished`.
             finished = report.finished
             yield report
 
@@ -512,8 +545,22 @@ class Trainer:
         return getattr(self, BUDGETS[self._budget_name])
 
     def _mark_done(self) -> None:
-        counters = {"env_steps": self.env_steps, "iterations": self.iterations, "updates": self.updates}
-        write_atomically(self.root_dir / "done", json.dumps(counters) + "\n")
+        content: dict[str, Any] = {
+            "env_steps": self.env_steps,
+            "iterations": self.iterations,
+            "updates": self.updates,
+        }
+        if self._stopped is not None:
+            content["reason"] = self._stopped
+        write_atomically(self.root_dir / "done", json.dumps(content) + "\n")
+
+    def _stopped_before(self) -> str | None:
+        """The reason in the `done` of an earlier `train`; None where there is no such file, or a budget was spent."""
+        try:
+            content = json.loads((self.root_dir / "done").read_text())
+        except (FileNotFoundError, ValueError):  # what is no JSON was not written here
+            return None
+        return content.get("reason") if isinstance(content, dict) else None
 
     def _save_what_is_whole(self) -> None:
         """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
@@ -562,15 +609,22 @@ class _Signals:
         self._trainer._interrupted_by = number
 
 
-def _only_budget(given: dict[str, float | None]) -> tuple[str, float]:
+def _budget_of(given: dict[str, float | None]) -> tuple[str, float, float]:
+    """Name and size of the budget, and the limit of seconds beside it."""
     chosen = {name: value for name, value in given.items() if value is not None}
+    said = " and ".join(f"Trainer.{name} = {value}" for name, value in chosen.items()) or "none"
+    for name, value in chosen.items():
+        if value <= 0:
+            raise UsageError(f"Trainer.{name} is {value}; it must be positive")
+    wall_limit = chosen.pop("wall_seconds", math.inf)
+    if not chosen and wall_limit < math.inf:
+        return "wall_seconds", wall_limit, wall_limit
     if len(chosen) != 1:
-        said = " and ".join(f"Trainer.{name} = {value}" for name, value in chosen.items()) or "none"
-        raise UsageError(f"Trainer takes exactly one budget of {', '.join(BUDGETS)}; given: {said}")
-    name, value = next(iter(chosen.items()))
-    if value <= 0:
-        raise UsageError(f"Trainer.{name} is {value}; it must be positive")
-    return name, value
+        raise UsageError(
+            f"Trainer takes exactly one budget of {', '.join(BUDGETS)}, beside which wall_seconds may stand; "
+            f"given: {said}"
+        )
+    return *next(iter(chosen.items())), wall_limit
 
 
 def _device(name: str) -> torch.device:

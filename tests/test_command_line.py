@@ -530,6 +530,27 @@ def test_train_leaves_a_whole_run_directory(run):
     assert "PPO.value_clip_range = None" in operative and "Trainer.seed = 0" in operative  # defaults are there too
 
 
+def test_a_run_that_a_listener_stopped_ends_with_0_and_is_not_continued(tmp_path, capsys):
+    parameters = [
+        "Trainer.listeners=[@Evaluate(), @StopAt(), @CheckpointSaver()]",
+        *("StopAt.return_=1", "Evaluate.period=256", "Evaluate.num_episodes=1", "Trainer.num_env_steps=2000"),
+    ]
+    assert main(train(tmp_path, *parameters)) == 0
+    assert json.loads((tmp_path / "done").read_text())["env_steps"] < 600
+    assert "(StopAt.return_ = 1)" in capsys.readouterr().err
+    assert main(train(tmp_path, *parameters)) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{tmp_path} is done: evaluation/mean_return is ")
+    assert line.endswith(f" (StopAt.return_ = 1); remove {tmp_path / 'done'} to go on")
+    (tmp_path / "done").unlink()
+    limit = "Trainer.wall_seconds=1e-9"
+    assert main([*train(tmp_path, *parameters, limit), "--on_config_change=new"]) == 0
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith(
+        "is done: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000; raise it to go on"
+    )
+
+
 def test_evaluate_prints_one_json_object_with_exactly_its_keys(run, capsys):
     capsys.readouterr()
     assert main(["evaluate", f"--root_dir={run}", "--num_episodes=5", "--num_envs=2", "--json"]) == 0

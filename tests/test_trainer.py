@@ -26,7 +26,7 @@ from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.evaluator import Evaluation
 from alfish.learner import Learner
-from alfish.listeners import CheckpointSaver, Evaluate, Progress, Summaries
+from alfish.listeners import CheckpointSaver, Evaluate, Progress, StopAt, StopWithoutProgress, Summaries
 from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.schedules import Linear
@@ -107,6 +107,21 @@ def test_there_is_exactly_one_budget(tmp_path):
         make(tmp_path, num_iterations=None)
     with pytest.raises(UsageError, match="num_iterations is 0; it must be positive"):
         make(tmp_path, num_iterations=0)
+    with pytest.raises(UsageError, match="wall_seconds is 0; it must be positive"):
+        make(tmp_path, num_iterations=1, wall_seconds=0)
+
+
+@pytest.mark.parametrize("wall_seconds, iterations", [(1e-9, 1), (1e9, 3)])
+def test_a_time_limit_may_stand_beside_a_budget(tmp_path, wall_seconds, iterations):
+    trainer = make(tmp_path, num_iterations=3, wall_seconds=wall_seconds, listeners=[recorder := Recorder(), *saving()])
+    report = trainer.train()
+    assert report.iterations == iterations and report.finished and trainer.finished
+    assert report.progress == iterations / 3 and trainer.budget == ("num_iterations", 3)  # schedules follow the budget
+    assert [r.finished for r in recorder.reports] == [False] * (iterations - 1) + [True]
+    again = make(tmp_path, num_iterations=3, wall_seconds=wall_seconds, listeners=saving())
+    assert again.train() is None  # the limit holds over all resumes
+    make(tmp_path, num_iterations=3, wall_seconds=2e9, listeners=[after := Recorder(), *saving()]).train()
+    assert len(after.reports) == 3 - iterations
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
@@ -191,6 +206,105 @@ def test_infos_are_ignored_where_no_metric_reads_them(tmp_path, metrics, read):
     trainer.train()
     assert ("env_info/episode" in trainer.metrics.results()) == read
     assert bool(trainer.unroller.arrivals.infos) == read
+
+
+# Stopping.
+
+
+def test_a_listener_ends_a_run_and_every_listener_is_told_once(tmp_path, capsys):
+    before, after = Recorder(), Recorder(2, lambda trainer: (trainer.stop("solved"), trainer.stop("too late")))
+    listeners = [Evaluate(1, 1), before, CheckpointSaver(0), after]
+    trainer = make(tmp_path, num_iterations=50, listeners=listeners)
+    report = trainer.train()
+    for recorder in (before, after):
+        assert [(r.iterations, r.finished) for r in recorder.reports] == [(1, False), (2, False), (2, True)]
+    assert [bool(r.evaluation) for r in before.reports] == [True, True, False]  # the policy is the one evaluated
+    assert report.finished and trainer.finished and trainer.stopped == "solved" and trainer.interrupted_by is None
+    assert Checkpoints(tmp_path / "checkpoints").steps()[-1] == report.steps
+    done = json.loads((tmp_path / "done").read_text())
+    assert done == {"env_steps": report.env_steps, "iterations": 2, "updates": report.updates, "reason": "solved"}
+    assert f"Stopped at {report.steps} steps: solved\n" in capsys.readouterr().err
+
+    # The same run again does nothing, with a larger budget too, until the mark is removed.
+    again = make(tmp_path, num_iterations=60, listeners=[CheckpointSaver(0), recorder := Recorder()])
+    assert again.train() is None and again.stopped == "solved" and recorder.reports == []
+    (tmp_path / "done").unlink()
+    on = make(tmp_path, num_iterations=3, listeners=[CheckpointSaver(0), recorder := Recorder()])
+    assert on.train().iterations == 3 and on.stopped is None
+    assert "reason" not in json.loads((tmp_path / "done").read_text())
+
+
+def test_a_program_ends_a_run_with_the_iteration_under_way(tmp_path):
+    class Stopping(PPO):
+        def after_iteration(self, experience):
+            trainer.stop("enough")
+
+    algorithm = functools.partial(Stopping, network=network)
+    trainer = make(tmp_path, algorithm=algorithm, num_iterations=50, listeners=[recorder := Recorder()])
+    trainer.train()
+    assert [(r.iterations, r.finished) for r in recorder.reports] == [(1, True)]
+    other, iterations = make(tmp_path / "other", num_iterations=50), []
+    for report in other.iterate():
+        iterations.append(report.iterations)
+        if report.iterations == 2:
+            other.stop("from the loop")
+    other.close()
+    assert iterations == [1, 2, 2]
+    with pytest.raises(UsageError, match="takes a reason in words, such as 'solved', and was given ''"):
+        trainer.stop("")
+
+
+class Returns(Listener):
+    """Reports these values, one an iteration, as Evaluate and the trainer do."""
+
+    def __init__(self, *values, scalar="evaluation/mean_return"):
+        self._values, self._scalar = values, scalar
+
+    def after_iteration(self, trainer, report):
+        if (value := self._values[report.iterations - 1]) is not None:
+            report.scalars[self._scalar] = value
+
+
+def stopped_at(tmp_path, values, stopper, num_iterations=8, name="run"):
+    evaluate = Evaluate(0, 1)  # at the end only
+    returns = Returns(*values)
+    trainer = make(tmp_path / name, num_iterations=num_iterations, listeners=[evaluate, returns, stopper, *saving()])
+    trainer.train()
+    return trainer.iterations, trainer.stopped
+
+
+def test_a_run_stops_at_a_return(tmp_path):
+    values = [1.0, None, math.nan, 474.9, 475.0, 480.0, 1.0, 1.0]
+    reached = "evaluation/mean_return is 475 (StopAt.return_ = 475)"
+    assert stopped_at(tmp_path, values, StopAt(475)) == (5, reached)
+    assert stopped_at(tmp_path, values, StopAt(481), name="other") == (8, None)
+
+
+def test_a_run_stops_without_progress_and_counts_over_a_resume(tmp_path):
+    values = [1.0, 3.0, 2.0, None, 3.0, math.nan, 4.0, 1.0]
+    words = "evaluation/mean_return has not risen above 3 in 3 evaluations (StopWithoutProgress)"
+    assert stopped_at(tmp_path, values, StopWithoutProgress(3)) == (6, words)
+    assert stopped_at(tmp_path, values, StopWithoutProgress(4), name="patient") == (8, None)
+    # An increase that is too small counts as none.
+    risen = [1.0, 1.1, 1.2, 3.0] + 4 * [None]
+    words = "evaluation/mean_return has not risen above 1 in 2 evaluations (StopWithoutProgress)"
+    assert stopped_at(tmp_path, risen, StopWithoutProgress(2, 0.5), name="small") == (3, words)
+    assert stopped_at(tmp_path, values, StopWithoutProgress(3), num_iterations=5, name="cut") == (5, None)
+    assert stopped_at(tmp_path, values, StopWithoutProgress(3), name="cut")[0] == 6
+    for options, word in [({"num_evaluations": 0}, "num_evaluations is 0"), ({"min_increase": -1}, "increase is -1")]:
+        with pytest.raises(UsageError, match=word):
+            StopWithoutProgress(**options)
+
+
+def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
+    words = r"StopAt.scalar is 'evaluation/mean_return', which nothing before StopAt in Trainer.listeners reports"
+    with pytest.raises(UsageError, match=words):
+        make(tmp_path, listeners=[StopAt(1), Evaluate()]).train()
+    with pytest.raises(UsageError, match="'test/mean_return'.*it is one of evaluation/mean_return, train/..."):
+        make(tmp_path, listeners=[Evaluate(), StopAt(1, "test/mean_return")]).train()
+    trainer = make(tmp_path, listeners=[StopAt(1, "metrics/average_return")], summary_period=1)
+    trainer.train()
+    assert trainer.stopped.startswith("metrics/average_return is ")
 
 
 # Signals.

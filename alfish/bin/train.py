@@ -11,7 +11,9 @@ a checkpoint and stops; a second Ctrl-C stops at once.
 is done soon. --ceilings measures how fast collecting could be at best.
 
 The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
-operative_config.gin (with every default), provenance.json, log.txt, and `done` once the budget is spent.
+operative_config.gin (with every default), provenance.json, log.txt, and `done` once the run is finished: its budget is
+spent, or a listener stopped it (StopAt, StopWithoutProgress), and then `done` has the reason. A run that was stopped is
+not continued until `done` is removed.
 """
 
 import contextlib
@@ -19,11 +21,15 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from alfish.bin import configuration
 from alfish.errors import UsageError
+
+if TYPE_CHECKING:
+    from alfish.trainer import Trainer
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", [], "Gin file; repeat it to add others, later ones win.", flag_values=FLAGS)
@@ -90,14 +96,23 @@ def main(flag_values: flags.FlagValues) -> int:
     with configuration.complete():  # what is built when training starts
         report = trainer.train()
     if report is None:
-        name, budget = trainer.budget
-        print(f"{root_dir} is done: Trainer.{name} = {budget:,} is spent; raise it to go on", file=sys.stderr)
+        print(f"{root_dir} is done: {_end_of(trainer)}", file=sys.stderr)
         return 0
     if trainer.interrupted_by is None:
         return 0
     name = signal.Signals(trainer.interrupted_by).name
     print(f"{name}: stopped at {trainer.steps:,} steps; the same command continues", file=sys.stderr)
     return 128 + trainer.interrupted_by
+
+
+def _end_of(trainer: "Trainer") -> str:
+    """Why a run is finished, and what to do to go on."""
+    if trainer.stopped is not None:
+        return f"{trainer.stopped}; remove {trainer.root_dir / 'done'} to go on"
+    name, budget = trainer.budget
+    if trainer.progress < 1:
+        return f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to go on"
+    return f"Trainer.{name} = {budget:,} is spent; raise it to go on"
 
 
 def _make_directory(root_dir: Path) -> None:
