@@ -2,7 +2,6 @@
 
 import importlib
 import keyword
-import os
 import sys
 from collections.abc import Sequence
 
@@ -35,7 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in SUBCOMMANDS:
         print(f"alfish: there is no subcommand {name!r}\n\n{_help()}", file=sys.stderr)
         return 2
-    sys.path.insert(0, os.getcwd())  # a gin file may import the user's own modules
     module = importlib.import_module(module_of(name))
     if any(argument in ("-h", "--help") for argument in rest):
         show(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")

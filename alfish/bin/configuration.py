@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import gin
 
 import alfish
+from alfish import imports
 from alfish.bin.values import mistake, takes_parts
 from alfish.errors import UsageError
 
@@ -69,20 +70,72 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> None:
     _register()
     for path in paths:
         with _named_errors(str(path)), _remembered(str(path)):
+            _import_modules(path.read_text(), str(path))
             gin.parse_config_file(str(path.resolve()))
     for binding in bindings:
         with _named_errors(PARAMETER + binding), _remembered(PARAMETER + binding):
+            _import_modules(binding, PARAMETER + binding)
             gin.parse_config(binding)
+    _refuse_dynamic_references()
     _refuse_wrong_kinds()
 
 
-def read_text(text: str, origin: str) -> None:
-    """Parses a configuration that a run saved, and that was checked when it was made."""
+@contextlib.contextmanager
+def saved(path: Path, allow_import: Sequence[str] = ()) -> Iterator[None]:
+    """Parses the configuration that a run saved. It may come from another person, so it is not trusted.
+
+    In the context it may import modules of alfish, modules that this process has imported already, and those in
+    `allow_import`; so may what is built from it, as `make_environment.env_id` imports.
+
+    Raises:
+      UsageError: it names another module, registers names dynamically, includes a file, or is not gin.
+    """
     gin.clear_config()
     _forget()
     _register()
-    with _named_errors(origin):
-        gin.parse_config(text)
+    with imports.restricted(allow_import):
+        text = path.read_text()
+        with _named_errors(str(path)):
+            _import_modules(text, str(path))
+            gin.parse_config(text)
+        _refuse_dynamic_references()
+        yield
+
+
+def _import_modules(text: str, origin: str) -> None:
+    """Imports the modules that a gin text names, so that gin finds them imported."""
+    for statement in gin.config_parser.ConfigParser(text, _NoReferences()):
+        if isinstance(statement, gin.config_parser.IncludeStatement) and imports.is_restricted():
+            raise UsageError(f"{origin} includes {statement.filename!r}; the configuration of a run is one file")
+        if not isinstance(statement, gin.config_parser.ImportStatement):
+            continue
+        if not statement.module.startswith("__gin__."):
+            imports.import_named(statement.module, origin)
+        elif imports.is_restricted():
+            raise UsageError(
+                f"{origin} has `{statement.format()}`, with which it could call any function; the configuration of a "
+                "run may not: decorate its classes and functions with @gin.configurable, and import their modules"
+            )
+
+
+class _NoReferences(gin.config_parser.ParserDelegate):
+    """Leaves references and macros of a text unresolved."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> str:
+        return scoped_configurable_name
+
+    def macro(self, macro_name: str) -> str:
+        return macro_name
+
+
+def _refuse_dynamic_references() -> None:
+    """Raises UsageError where a restricted configuration uses what another one has registered dynamically."""
+    if not imports.is_restricted():
+        return
+    references = [reference.config_key for reference in gin.config.iterate_references(gin.config._CONFIG)]
+    for _, selector in (*gin.config._CONFIG, *references):
+        if gin.config._REGISTRY[selector].import_source is not None:
+            raise UsageError(f"{selector} is registered dynamically, and the configuration of a run may not use it")
 
 
 def _layer_of(origin: str) -> str:
@@ -286,6 +339,9 @@ def _remembered(origin: str) -> Iterator[None]:
     def parse_included(file: str, *arguments: Any) -> Any:
         origins.append(file)
         try:
+            path = _find_include(file)
+            if path is not None:
+                _import_modules(path.read_text(), str(path))
             return parse_file(file, *arguments)
         finally:
             _end(origins.pop())
@@ -301,6 +357,12 @@ def _remembered(origin: str) -> Iterator[None]:
     finally:
         gin.config.parse_config_file, gin.config.bind_parameter = parse_file, bind
         _end(_layer_of(origin))
+
+
+def _find_include(file: str) -> Path | None:
+    """Where gin finds a file; None: nowhere."""
+    found = (Path(prefix, file) for prefix in gin.config._LOCATION_PREFIXES)
+    return next((path for path in found if path.is_file()), None)
 
 
 def _forget() -> None:
@@ -332,14 +394,9 @@ def _named_errors(origin: str) -> Iterator[None]:
     logging.getLogger().addFilter(is_about_a_failure)
     try:
         yield
-    except ModuleNotFoundError as error:
-        name = re.search(r"No module named '([\w.]+)'", str(error))  # gin's copy of the error has lost its `name`
-        raise UsageError(
-            f"{origin} imports {name[1] if name else error.name!r}, which is not installed or not on PYTHONPATH"
-        ) from error
+    except UsageError as error:
+        raise UsageError(str(error).split("\n  In ")[0]) from error  # gin appends where an include stands
     except (ValueError, SyntaxError, tokenize.TokenError, AttributeError, OSError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from error
     finally:
         logging.getLogger().removeFilter(is_about_a_failure)

@@ -15,6 +15,9 @@ from absl import flags
 from alfish.errors import UsageError
 
 CHECKPOINT_HELP = "latest, best, or steps: environment steps, or updates where recorded data were trained on."
+ALLOW_IMPORT_HELP = (
+    "Module or package that the run's configuration may import beside alfish's own, as my_lab; repeatable."
+)
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
@@ -24,6 +27,7 @@ flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FL
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -31,7 +35,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
-    with open_run(flag_values.root_dir, flag_values.device) as trainer:
+    with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         which = checkpoint(flag_values.checkpoint)
         if not trainer.batches.acts:
             which, _ = trainer.checkpoints.load(which)

@@ -13,11 +13,13 @@ refused before anything runs.
 
 from absl import flags
 
+from alfish.bin.evaluate import ALLOW_IMPORT_HELP
 from alfish.bin.record import as_json, check_arguments, env_spec_of, origin, written
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -27,7 +29,7 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.offline import Reading, Spaces, open_writer
     from alfish.offline.outputs import rebuildable
 
-    with open_run(root_dir) as trainer:
+    with open_run(root_dir, allow_import=flag_values.allow_import) as trainer:
         spaces = Spaces(trainer.environment.observation_space, trainer.environment.action_space)
         env_spec = rebuildable(env_spec_of(trainer.environment))
         reading = Reading([f"run:{root_dir}"], spaces)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from alfish.bin.evaluate import CHECKPOINT_HELP, checkpoint
+from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, checkpoint
 from alfish.environments import Environment, VectorEnvironment
 from alfish.errors import UsageError
 
@@ -27,6 +27,7 @@ flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_string("video", None, "File to film to, .mp4 or .gif.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -35,7 +36,7 @@ def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
     film = Film(flag_values.video, flag_values.num_episodes) if flag_values.video else None
-    with open_run(flag_values.root_dir, flag_values.device) as trainer:
+    with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         env_steps = trainer.load_policy(checkpoint(flag_values.checkpoint))
         # One environment at a time, so that a film's frames come in order.
         arguments = {"render_mode": "rgb_array"} if film else {}

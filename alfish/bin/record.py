@@ -26,7 +26,7 @@ from absl import flags
 
 import alfish
 from alfish.bin import configuration
-from alfish.bin.evaluate import CHECKPOINT_HELP, checkpoint
+from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, checkpoint
 from alfish.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FL
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_float("min_return", None, "Of the episodes run, write those that return as much.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -57,7 +58,7 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.offline import Report, Spaces, Validator, open_writer
     from alfish.offline.outputs import rebuildable
 
-    with open_run(flag_values.root_dir, flag_values.device) as trainer:
+    with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         about = origin(trainer, which)
         env_steps = trainer.load_policy(about["checkpoint"]["steps"])
         with contextlib.closing(trainer.evaluator(num_episodes, flag_values.num_envs)) as evaluator:

@@ -36,14 +36,19 @@ def configured_trainer(root_dir: str | Path, files: Sequence[str], bindings: Seq
 
 
 @contextlib.contextmanager
-def open_run(root_dir: str | Path, device: str = "cpu") -> Iterator[Trainer]:
+def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[str] = ()) -> Iterator[Trainer]:
     """The trainer of a run, built from the configuration saved in it, with nothing loaded and nothing started.
 
     Within the context gin is configured as the run was; at its end, as it was before, and so are the random generators
     and the number of threads.
 
+    Args:
+      root_dir: of the run.
+      device: of the trainer.
+      allow_import: modules that the configuration may import beside alfish's own, see `configuration.saved`.
+
     Raises:
-      UsageError: there is no run, or one that was not built from gin.
+      UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
     """
     root_dir = Path(root_dir)
     path = root_dir / configuration.CONFIG_FILE
@@ -56,8 +61,7 @@ def open_run(root_dir: str | Path, device: str = "cpu") -> Iterator[Trainer]:
         runs = sorted(str(found.parent) for found in root_dir.parent.glob(f"*/{configuration.CONFIG_FILE}"))
         hint = f"; there are {', '.join(runs[:3])}" if runs else ""
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {configuration.CONFIG_FILE}{hint}")
-    with configuration.preserved(), _generators_preserved():
-        configuration.read_text(path.read_text(), str(path))
+    with configuration.preserved(), _generators_preserved(), configuration.saved(path, allow_import):
         trainer = Trainer(root_dir, device=device, listeners=[])
         try:
             yield trainer
@@ -76,7 +80,9 @@ def _generators_preserved() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def load(root_dir: str | Path, checkpoint: str | int = "latest", device: str = "cpu") -> Policy:
+def load(
+    root_dir: str | Path, checkpoint: str | int = "latest", device: str = "cpu", allow_import: Sequence[str] = ()
+) -> Policy:
     """The trained policy of a run.
 
         policy = alfish.load("runs/ppo")
@@ -86,10 +92,12 @@ def load(root_dir: str | Path, checkpoint: str | int = "latest", device: str = "
       root_dir: of `alfish train`.
       checkpoint: 'latest', 'best' or environment steps.
       device: where it acts.
+      allow_import: modules that the run's configuration may import, as `["my_lab"]`, beside alfish's own and those
+        that this process has imported already.
 
     Raises:
-      UsageError: there is no such run or checkpoint.
+      UsageError: there is no such run or checkpoint, or the configuration imports another module.
     """
-    with open_run(root_dir, device) as trainer:
+    with open_run(root_dir, device, allow_import) as trainer:
         trainer.load_policy(checkpoint)
         return trainer.policy()

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from alfish import imports
 from alfish.bin import configuration
+from alfish.bin.evaluate import ALLOW_IMPORT_HELP
 from alfish.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,11 +57,19 @@ flags.DEFINE_enum(
     "one, or go on with the new one.",
     flag_values=FLAGS,
 )
+flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a directory for the run, as in --root_dir=runs/ppo")
+    with contextlib.ExitStack() as stack:
+        if not flag_values.gin_file:  # else the user names what is trusted
+            stack.enter_context(imports.restricted(flag_values.allow_import))
+        return _train(flag_values, stack)
+
+
+def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
     root_dir = Path(flag_values.root_dir)
     saved = root_dir / configuration.CONFIG_FILE
     files = flag_values.gin_file or [str(saved)]
@@ -72,8 +82,8 @@ def main(flag_values: flags.FlagValues) -> int:
     is_new = not root_dir.exists()
     if not flag_values.ceilings:
         _make_directory(root_dir)
-    if saved.is_file():
-        _settle(saved, flag_values.on_config_change)
+    if saved.is_file() and not _is_to_change(saved, flag_values.on_config_change):
+        stack.enter_context(configuration.saved(saved, flag_values.allow_import))
 
     from alfish.bin.run import configured_trainer  # after the configuration: a typo should not wait for torch
 
@@ -126,19 +136,22 @@ def _make_directory(root_dir: Path) -> None:
         raise UsageError(f"--root_dir={root_dir} may not be written to; name another directory")
 
 
-def _settle(saved: Path, choice: str) -> None:
-    """Compares with the configuration of the run that is there."""
+def _is_to_change(saved: Path, choice: str) -> bool:
+    """Whether the configuration of the run that is there gives way to the one that was read.
+
+    Raises:
+      UsageError: they differ, and `choice` is to stop then.
+    """
     from alfish.checkpoint import Checkpoints
 
     if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
-        return  # it failed before its first checkpoint: there is nothing that another configuration could spoil
+        return True  # it failed before its first checkpoint: there is nothing that another configuration could spoil
     before = saved.read_text()
     changes = configuration.difference(before, configuration.text())
     if not changes or choice == "new":
-        return
+        return True
     if choice == "old":
-        configuration.read_text(before, str(saved))
-        return
+        return False
     raise UsageError(
         f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\n"
         "choose another --root_dir, or go on with --on_config_change=old or =new"

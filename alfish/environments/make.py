@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from alfish import imports
 from alfish.environments.environment import Environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.tensor import TensorEnvironment
@@ -137,6 +139,8 @@ def _adapt(env: VectorEnv, seeds: Sequence[int], evaluation: bool) -> Environmen
 
 def _make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     _check_exists(env_id)
+    if ":" in str(kwargs.get("env_id")):  # of gym's environments, which ids like GymV26Environment-v0 make
+        imports.admit(kwargs["env_id"].partition(":")[0], "make_environment.env_kwargs")
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError, ImportError) as error:
@@ -166,9 +170,7 @@ def _named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -
 def _check_exists(env_id: str) -> None:
     if ":" in env_id:
         module, _, env_id = env_id.partition(":")
-        if importlib.util.find_spec(module.split(".")[0]) is None:
-            raise UsageError(f"make_environment.env_id: there is no module {module!r} to import")
-        importlib.import_module(module)
+        imports.import_named(module, "make_environment.env_id")
     for prefix, extra in EXTRA_OF_PREFIX.items():
         if env_id.startswith(prefix):
             module = {"atari": "ale_py"}[extra]

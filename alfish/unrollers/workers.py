@@ -25,6 +25,8 @@ from alfish.unrollers.shared import SharedMemory
 STACK_BYTES = 1 << 16
 # Each of these would start threads of its own in every worker.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Without the working directory that `-c` puts first: a worker imports from where the trainer does.
+PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from alfish.unrollers.worker import main; main()"
 LOOK_SECONDS = 0.5  # between two looks at what workers are doing
 MAX_DELAY = 10.0  # seconds before a worker is started again
 
@@ -60,7 +62,7 @@ class Worker:
         environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from alfish.unrollers.worker import main; main()", *map(str, arguments)],
+            [sys.executable, "-c", PROGRAM, *map(str, arguments)],
             pass_fds=[*arguments[:3], *fds],
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -167,7 +167,7 @@ def test_an_id_that_resembles_nothing_is_refused_too():
 
 
 def test_a_module_that_is_not_there_is_named():
-    with pytest.raises(UsageError, match="no module 'no_such_module_of_mine' to import"):
+    with pytest.raises(UsageError, match="imports 'no_such_module_of_mine', which is not installed"):
         make_environment("no_such_module_of_mine:MyEnv-v0")
 
 

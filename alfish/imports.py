@@ -1,0 +1,85 @@
+"""Imports of modules that a configuration names, and the policy for configurations that others may have written."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+
+from alfish.errors import UsageError, first_line
+
+# Modules that may be imported beside alfish's own; None: any, because the user wrote the configuration.
+_ALLOWED: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
+
+
+@contextlib.contextmanager
+def restricted(allowed: Sequence[str]) -> Iterator[None]:
+    """Restricts imports by configurations to alfish, modules that are already imported, and `allowed` ones.
+
+    Args:
+      allowed: names of modules or packages; a package allows its submodules.
+    """
+    token = _ALLOWED.set(tuple(allowed))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def is_restricted() -> bool:
+    """Whether the configuration in force is one that others may have written."""
+    return _ALLOWED.get() is not None
+
+
+def admit(module: str, where: str) -> None:
+    """Checks that a configuration may import `module`, and makes it importable where it lies in the working directory.
+
+    Args:
+      module: its name, with dots.
+      where: the file or parameter that names it.
+
+    Raises:
+      UsageError: the policy in force forbids the import; `where` is named, and the flag that allows it.
+    """
+    allowed = _ALLOWED.get()
+    if allowed is not None and module not in sys.modules and not _is_in(module, ("alfish", *allowed)):
+        package = module.partition(".")[0]
+        raise UsageError(
+            f"{where} imports {module!r}, which is not part of alfish; if you trust that module, add "
+            f"--allow_import={package} (in Python, allow_import=[{package!r}])"
+        )
+    # At the end, so that a file there never stands in for an installed module, and only for a module that was named.
+    if _lies_here(module) and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def import_named(module: str, where: str) -> ModuleType:
+    """Imports a module that a configuration names; `where` names it.
+
+    Raises:
+      UsageError: the import is forbidden, there is no such module, or it raises an exception.
+    """
+    admit(module, where)
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and _is_in(module, (missing,)):
+            raise UsageError(f"{where} imports {module!r}, which is not installed or not on PYTHONPATH") from error
+        raise UsageError(
+            f"{where} imports {module!r}, and that raises {type(error).__name__}: {first_line(error)}; "
+            f"`python -c 'import {module}'` shows where"
+        ) from error
+
+
+def _is_in(module: str, packages: Sequence[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _lies_here(module: str) -> bool:
+    top = Path(module.partition(".")[0])
+    return top.is_dir() or top.with_suffix(".py").is_file()
