@@ -4,12 +4,12 @@ The function is run, without gradients, and each operation is written down as it
 second and 70 MB to import.
 """
 
-import contextlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from alfish import nest
@@ -35,7 +35,7 @@ def record(function: Callable[[list[torch.Tensor]], list[Any]], arguments: list[
       NotRecordable: it looks at a tensor's value, uses a tensor that is no argument and was made before, or writes
         what it is given.
     """
-    with torch.no_grad(), _unreadable(), _Recorder(arguments) as recorder:
+    with torch.no_grad(), _Unreadable(), _Recorder(arguments) as recorder:
         results = function(arguments)
     return recorder.finish(results)
 
@@ -130,21 +130,25 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-@contextlib.contextmanager
-def _unreadable() -> Iterator[None]:
-    """Refuses looks at values that a dispatch mode does not see (it does see `item` and `bool`).
+class _Unreadable(TorchFunctionMode):
+    """Refuses the reads of values that a dispatch mode does not receive (it receives `item` and `bool`).
 
-    By `__float__` and `__index__`, `torch.tensor` reads the tensors in a list.
+    A mode is of one thread: other threads read their tensors as always.
     """
-    names = "numpy", "tolist", "__float__", "__index__"
 
-    def refuse(tensor: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-        raise NotRecordable("looks at values")
+    READERS = frozenset(("numpy", "tolist", "__float__", "__index__", "__array__", "__dlpack__", "__repr__"))
+    # Given a list of tensors, these read each of them.
+    MAKERS = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))
 
-    for name in names:
-        setattr(torch.Tensor, name, refuse)
-    try:
-        yield
-    finally:
-        for name in names:
-            delattr(torch.Tensor, name)  # that of the base class shows again
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        name = getattr(function, "__name__", None)
+        if name in self.READERS or (name in self.MAKERS and _lists_tensors(*arguments, *keywords.values())):
+            raise NotRecordable("looks at values")
+        return function(*arguments, **keywords)
+
+
+def _lists_tensors(*values: Any) -> bool:
+    """Whether one of the values is a list or tuple with tensors in it."""
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    return any(isinstance(leaf, torch.Tensor) for leaf in nest.leaves(lists))
