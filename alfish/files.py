@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,20 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
         os.fsync(directory)  # the rename itself
     finally:
         os.close(directory)
+
+
+def open_regular(path: str | os.PathLike) -> BinaryIO:
+    """Opens a file for reading, whose bytes end: no pipe, device or socket, also behind a link.
+
+    Raises:
+      OSError: it is no regular file, or cannot be opened.
+    """
+    # Without O_NONBLOCK the open of a pipe waits for a writer.
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115, the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("it is not a regular file")
+    return file
 
 
 def lock(directory: str | os.PathLike, holder: object) -> Callable[[], Any] | None:

@@ -145,7 +145,7 @@ class CheckpointSaver(Listener):
 
     def start(self, trainer: "Trainer") -> None:
         directory = trainer.root_dir / "checkpoints"
-        trainer.checkpoints = Checkpoints(directory, self._keep_last, self._keep_period)
+        trainer.checkpoints = Checkpoints(directory, self._keep_last, self._keep_period, trainer.checkpoints.origin)
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:
         due = self._period and report.steps >= self._next

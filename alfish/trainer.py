@@ -23,7 +23,16 @@ from torch import nn
 from alfish import files, nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
-from alfish.checkpoint import BrokenCheckpoint, Checkpoints, load_model
+from alfish.checkpoint import (
+    RUN_FILE,
+    BrokenCheckpoint,
+    Checkpoints,
+    Origin,
+    check_like,
+    load_model,
+    new_run_id,
+    run_id,
+)
 from alfish.data import IS_STEP
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError
@@ -86,6 +95,8 @@ class Trainer:
       steps: the run's clock, by which periods are counted and files are named: environment steps, those that training
         has gone on for since acting ended, and updates that recorded data were trained on without acting.
       config: texts to save with the run, by file name; the command line puts the gin configuration here.
+      config_hash: of the configuration without its budget; None: not known. A checkpoint of another configuration is
+        not continued from, unless `accepts_config_change`.
     """
 
     def __init__(
@@ -164,9 +175,12 @@ class Trainer:
             self.unroller.ignore_infos()
         self._plan()
         self.listeners = list(default_listeners() if listeners is None else listeners)
-        self.checkpoints = Checkpoints(self.root_dir / "checkpoints")
-        self.replay_checkpoints = Checkpoints(self.root_dir / "replay", keep_last=2)
+        origin = Origin(run_id(self.root_dir))
+        self.checkpoints = Checkpoints(self.root_dir / "checkpoints", origin=origin)
+        self.replay_checkpoints = Checkpoints(self.root_dir / "replay", keep_last=2, origin=origin)
         self.config: dict[str, str] = {}
+        self.config_hash: str | None = None
+        self.accepts_config_change = False
         self.env_steps = self.iterations = 0
         self.wall_seconds = 0.0
         self._next_summary = summary_period
@@ -230,14 +244,25 @@ class Trainer:
         self._unlock = unlock
         self._warn_of_settings()
         self.batches.start(self.environment)
+        run = run_id(self.root_dir)
+        self._set_origin(run)
         if self.checkpoints.steps():
-            step, state = self.checkpoints.load("latest")
-            self.load_state_dict(state)
+            config = None if self.accepts_config_change else self.config_hash
+            step, _ = self.checkpoints.load("latest", self.load_state_dict, config)
+            if step != self.steps:
+                raise UsageError(
+                    f"The checkpoint at {step} steps in {self.root_dir / 'checkpoints'} was saved at {self.steps} and "
+                    "has been renamed; rename it back, or move it away"
+                )
             self._stopped = self._stopped or self._stopped_before()
             if self.finished:
                 return
             self.log(f"Resuming from {self.root_dir / 'checkpoints'} at {step:,} steps")
-            self._load_replay()
+            self._set_origin(run or self.checkpoints.header(step).run)
+            self._load_replay(step)
+        if run is None:
+            self._set_origin(self.checkpoints.origin.run or new_run_id())
+            write_atomically(self.root_dir / RUN_FILE, f"{self.checkpoints.origin.run}\n")
         (self.root_dir / "done").unlink(missing_ok=True)
         for listener in self.listeners:
             listener.start(self)
@@ -337,9 +362,12 @@ class Trainer:
 
     def load_policy(self, checkpoint: str | int = "latest") -> int:
         """Puts a checkpoint's weights and transforms in place, nothing else; returns its env steps."""
-        _, state = self.checkpoints.load(checkpoint)
-        self._load_models(state)
-        self.env_steps = state["counters"]["env_steps"]
+
+        def load(state: dict[str, Any]) -> None:
+            self._load_models(state)
+            self.env_steps = state["counters"]["env_steps"]
+
+        self.checkpoints.load(checkpoint, load)
         return self.env_steps
 
     def save(self, best: bool = False) -> Path:
@@ -354,8 +382,15 @@ class Trainer:
         return {
             "algorithm": self.algorithm.state_dict(),
             "transforms": self.transforms.state_dict(),
-            "learner": self.learner.state_dict(),
             "unroller": self.unroller.state_dict(),
+            "rng": rng_state(),
+            **self._plain_state(),
+        }
+
+    def _plain_state(self) -> dict[str, Any]:
+        """The part of the state whose kinds are the same in every checkpoint."""
+        return {
+            "learner": self.learner.state_dict(),
             "batches": self.batches.state_dict(),
             "metrics": self.metrics.state_dict(),
             "listeners": {name: listener.state_dict() for name, listener in self._named_listeners()},
@@ -368,12 +403,18 @@ class Trainer:
                 "owed_steps": self._owed_steps,
                 "idle_steps": self._idle_steps,
             },
-            "rng": rng_state(),
             "num_threads": torch.get_num_threads(),
             "config": self.config,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from `state`.
+
+        Raises:
+          UsageError: it does not fit this trainer.
+          Exception: it is not what `state_dict` returns; this trainer is of no use then.
+        """
+        check_like(state, self._plain_state())
         self._load_models(state)
         self.learner.load_state_dict(state["learner"])
         if state["unroller"] is not None:  # as older versions left it after an error
@@ -511,17 +552,18 @@ class Trainer:
         if not isinstance(self.unroller, SyncUnroller):
             raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")
 
-    def _load_replay(self) -> None:
+    def _set_origin(self, run: str | None) -> None:
+        self.checkpoints.origin = self.replay_checkpoints.origin = Origin(run, self.config_hash)
+
+    def _load_replay(self, step: int) -> None:
         """The rows that belong to the checkpoint; where they are not there, the run goes on without them."""
         loss = "was not saved"
-        if self.steps in self.replay_checkpoints.steps():
+        if step in self.replay_checkpoints.steps():
             try:
-                _, stored = self.replay_checkpoints.load(self.steps)
+                self.replay_checkpoints.load(step, self.batches.load_stored, mmap=True)
+                return
             except BrokenCheckpoint as error:
                 loss = f"is lost ({error})"
-            else:
-                self.batches.load_stored(stored)
-                return
         if isinstance(self.batches, ReplayBatches):
             num_steps = self.batches.resume_without_rows(self.steps)
             if self._interaction_env_steps is not None:  # acting may have ended, and without rows nothing trains

@@ -1,6 +1,7 @@
 import errno
 import hashlib
 import io
+import json
 import os
 import pickle
 import random
@@ -8,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import zipfile
 from collections import namedtuple
 from pathlib import Path
 
@@ -16,8 +18,9 @@ import pytest
 import torch
 from torch import nn
 
+import alfish
 from alfish import checkpoint, files
-from alfish.checkpoint import Checkpoints, load_model
+from alfish.checkpoint import Checkpoints, Origin, check_like, load_model
 from alfish.errors import UsageError
 from alfish.files import write_atomically
 from alfish.random_state import rng_state, set_rng_state
@@ -182,8 +185,170 @@ def test_a_pickle_with_code_in_a_checkpoints_place_is_refused(tmp_path, caplog, 
 def test_an_error_that_is_not_the_files_is_not_taken_for_corruption(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, _state(1))
-    with pytest.raises(RuntimeError, match="nowhere"):
-        checkpoints.load(map_location="nowhere")
+    checkpoints.save(2, _state(2))
+
+    def into(state):
+        raise error
+
+    for error in (MemoryError("too little"), UsageError("does not fit PPO")):
+        with pytest.raises(type(error), match=str(error)):
+            checkpoints.load(into=into)
+
+
+def _signed(content):
+    return content + checkpoint._trailer(hashlib.sha256(content))
+
+
+def _with_header(path, **fields):
+    """The file with another header, and the checksum that belongs to it."""
+    content = path.read_bytes()[: -checkpoint._TRAILER_SIZE]
+    start = content.rindex(checkpoint._HEADER_START) + len(checkpoint._HEADER_START)
+    path.write_bytes(_signed(content[:start] + json.dumps(json.loads(content[start:]) | fields).encode()))
+
+
+def _without_header(path):
+    """The file as alfish wrote it before there were headers."""
+    content = path.read_bytes()[: -checkpoint._TRAILER_SIZE]
+    path.write_bytes(_signed(content[: content.rindex(checkpoint._HEADER_START)]))
+
+
+def _saved(content):
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def _compressed(content):
+    file = io.BytesIO()
+    whole = io.BytesIO(_saved(content))
+    with zipfile.ZipFile(whole) as before, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as after:
+        for name in before.namelist():
+            after.writestr(name, before.read(name))
+    return file.getvalue()
+
+
+def _tree(depth):
+    """Tuples that share their parts: 2**depth leaves."""
+    node = (1, 2)
+    for _ in range(depth):
+        node = (node, node)
+    return node
+
+
+def test_a_file_says_where_it_comes_from_without_being_loaded(tmp_path):
+    checkpoints = Checkpoints(tmp_path, origin=Origin("run a", "config a"))
+    path = checkpoints.save(12, _state(1))
+    assert checkpoints.header(12) == (alfish.__version__, checkpoint.SCHEMA, "run a", "config a", 12)
+    _without_header(path)
+    assert checkpoints.header(12) == ("", 0, None, None, 12)
+    assert _value(checkpoints.load(config="config b")) == (12, 1)  # of older files nothing is known
+
+
+def test_a_file_of_another_run_or_configuration_is_refused_and_never_passed_over(tmp_path):
+    Checkpoints(tmp_path, origin=Origin("run a", "config a")).save(1, _state(1))
+    Checkpoints(tmp_path, origin=Origin("run b", "config b")).save(2, _state(2))
+    ours = Checkpoints(tmp_path, origin=Origin("run a"))
+    assert _value(ours.load(1, config="config a")) == (1, 1)
+    for which in ("latest", 2):
+        with pytest.raises(UsageError, match="000002.pt is a checkpoint of another run .*run b.*run a.*move it away"):
+            ours.load(which)
+    with pytest.raises(UsageError, match="000001.pt was saved with another configuration.*--on_config_change=new"):
+        ours.load(1, config="config b")
+    assert _value(Checkpoints(tmp_path).load()) == (2, 2)  # where nobody says which run it is, any will do
+
+
+def _forge_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _forge_a_link(path):
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _forge_a_directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+# What is done to the file at 20 steps, and the words about it.
+FORGED = {
+    "renamed": (lambda path: path.replace(path.with_name("checkpoint-000000000030.pt")), "saved at 20 steps.*renamed"),
+    "newer": (lambda path: _with_header(path, schema=99, alfish="7.1"), "written by alfish 7.1, which this one"),
+    "header": (lambda path: _with_header(path, schema="one"), "damaged header"),
+    "pipe": (_forge_a_pipe, "cannot be read .it is not a regular file"),
+    "endless": (_forge_a_link, "cannot be read .it is not a regular file"),
+    "directory": (_forge_a_directory, "cannot be read"),
+    "no zip": (lambda path: path.write_bytes(_signed(b"x" * 1000)), "does not hold what this alfish saves .*zip"),
+    "compressed": (
+        lambda path: path.write_bytes(_signed(_compressed({"weight": torch.zeros(2**22)}))),
+        "does not hold .*it is compressed",
+    ),
+    "expanded": (
+        lambda path: path.write_bytes(_signed(_saved({"weight": torch.zeros(1).expand(2**40)}))),
+        "does not hold .*declares a tensor of 4398046511104 bytes",
+    ),
+    "shared": (lambda path: path.write_bytes(_signed(_saved(_tree(34)))), "does not hold .*entries"),
+    "another kind": (
+        lambda path: path.write_bytes(_signed(_saved([1, 2]))),
+        "does not hold .*indices must be integers",
+    ),
+    "a missing key": (
+        lambda path: path.write_bytes(_signed(_saved({"a": 1}))),
+        "does not hold .*'counters' is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("forge", FORGED)
+def test_a_file_that_holds_something_else_is_named_in_one_sentence_and_passed_over(tmp_path, caplog, forge):
+    change, words = FORGED[forge]
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(10, _state(1))
+    change(checkpoints.save(20, _state(2)))
+    newest = checkpoints.steps()[-1]
+    updates = []
+    with pytest.raises(UsageError, match=words) as caught:
+        checkpoints.load(newest, lambda state: updates.append(state["counters"]["updates"]))
+    assert f"checkpoint-{newest:012d}.pt" in str(caught.value) and "\n" not in str(caught.value)
+    assert checkpoints.load(into=lambda state: updates.append(state["counters"]["updates"]))[0] == 10
+    assert updates == [1] and "FALLING BACK to checkpoint-000000000010.pt" in caplog.text
+
+
+def test_states_that_hold_much_are_not_taken_for_forged(tmp_path):
+    state = {"many": [None] * 10_000, "view": torch.zeros(1000)[:3], "zeros": torch.zeros(0, 2**40), "tree": _tree(5)}
+    Checkpoints(tmp_path).save(1, state)
+    assert torch.equal(Checkpoints(tmp_path).load()[1]["view"], torch.zeros(3))
+
+
+def test_a_state_may_stay_in_its_file_until_it_is_read(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.save(1, {"rows": torch.arange(1000)})
+
+    def mapped():
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    _, state = checkpoints.load(mmap=True)
+    assert mapped() and torch.equal(state["rows"], torch.arange(1000))
+    del state
+    assert not mapped()
+    loaded = checkpoints.load()
+    assert not mapped() and loaded[0] == 1
+
+
+def test_plain_values_of_another_kind_are_named():
+    example = {"counters": {"steps": 0, "best": None, "seconds": 0.0}, "window": [], "kept": torch.zeros(())}
+    check_like({"counters": {"steps": 3, "best": 2.0, "more": "x"}, "window": (1, "a"), "kept": torch.ones(2)}, example)
+    for state, words in [
+        ({"counters": {"steps": "3"}}, "counters.steps is a str, not a int"),
+        ({"counters": {"steps": True}}, "counters.steps is a bool, not a int"),
+        ({"counters": 3}, "counters is a int, not a dict"),
+        ({"window": {}}, "window is a dict, not a list"),
+        ({"kept": 1.0}, "kept is a float, not a Tensor"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            check_like(state, example)
 
 
 _KILLED_WRITER = """
@@ -267,6 +432,10 @@ def test_a_rewound_run_continues_from_where_it_was_rewound_to(tmp_path, caplog):
     assert _value(checkpoints.load()) == (150, 150)
     assert len(list(tmp_path.glob("*.superseded"))) == 2  # renamed, for nobody asked to delete them
     assert "checkpoint-000000000300.pt is ahead of 150" in caplog.text
+    for step in (50, 25):  # but two are enough
+        checkpoints.save(step, _state(step))
+    names = sorted(path.name for path in tmp_path.glob("*.superseded"))
+    assert names == ["checkpoint-000000000200.pt.superseded", "checkpoint-000000000300.pt.superseded"]
 
 
 def test_an_unreadable_note_of_the_best_does_not_stop_a_save(tmp_path, caplog):
@@ -345,7 +514,7 @@ def test_the_generators_of_gpus_continue_where_they_were(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, rng_state())
     expected = torch.rand(3, device="cuda")
-    set_rng_state(checkpoints.load(map_location="cuda")[1])
+    set_rng_state(checkpoints.load()[1])
     assert torch.equal(torch.rand(3, device="cuda"), expected)
 
 

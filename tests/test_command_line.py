@@ -523,7 +523,7 @@ def test_train_leaves_a_whole_run_directory(run):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "checkpoints", "tensorboard", "metrics.csv", "eval", "log.txt", "provenance.json", "config.gin",
-        "operative_config.gin", "done",
+        "operative_config.gin", "run_id", "done",
     }  # fmt: skip
     assert "PPO.gamma = 0.98" in (run / "config.gin").read_text()
     operative = (run / "operative_config.gin").read_text()

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
 from alfish.bin import configuration
-from alfish.checkpoint import Checkpoints
+from alfish.checkpoint import Checkpoints, Origin, run_id
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, TensorPointMass
 from alfish.errors import UsageError
@@ -189,6 +190,93 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_and_says_so(
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
+def stopped_twice(root_dir):
+    """A run with checkpoints after 1 and 2 iterations, and the paths of both."""
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    trainer = make(root_dir, env_id, env_kwargs, unroll_length)
+    trainer.start()
+    paths = []
+    for report in trainer.iterate():
+        paths.append(trainer.save())
+        if report.iterations == 2:
+            break
+    trainer.close()
+    return paths
+
+
+def test_a_run_keeps_its_id_and_knows_its_own_checkpoints(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    again = functools.partial(make, env_id=env_id, env_kwargs=env_kwargs, unroll_length=unroll_length)
+    one, other = stopped_twice(tmp_path / "one"), stopped_twice(tmp_path / "other")
+    ids = [run_id(path.parents[1]) for path in (one[0], other[0])]
+    assert ids[0] != ids[1] and all(ids)
+    assert Checkpoints(one[0].parent).header(28).run == ids[0]
+    (tmp_path / "one" / "run_id").unlink()  # as a copy of its checkpoints alone
+    assert again(tmp_path / "one", num_iterations=3).train().iterations == 3
+    assert run_id(tmp_path / "one") == ids[0]
+
+    shutil.copy(one[1], other[1])  # of another run, at the same steps
+    before = {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()}
+    for start in ("train", "load_policy"):
+        with pytest.raises(UsageError, match=f"is a checkpoint of another run .{ids[0]}, .*move it away"):
+            getattr(again(tmp_path / "other"), start)()
+    assert {path: path.read_bytes() for path in (tmp_path / "other").rglob("*") if path.is_file()} == before
+    other[1].unlink()
+    assert again(tmp_path / "other", num_iterations=3).train().iterations == 3
+
+
+def wrong_counters(state):
+    state["counters"]["env_steps"] = "56"
+
+
+def no_counters(state):
+    del state["counters"]
+
+
+def wrong_listeners(state):
+    state["listeners"]["CheckpointSaver"] = {"next": "soon", "best": None}
+
+
+def wrong_moments(state):
+    state["learner"]["optimizers"]["all"]["first"] = [torch.zeros(3)]
+
+
+def wrong_metrics(state):
+    state["metrics"] = [1, 2]
+
+
+def wrong_environments(state):
+    state["unroller"] = "unroller"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [wrong_counters, no_counters, wrong_listeners, wrong_moments, wrong_metrics, wrong_environments],
+)
+def test_a_checkpoint_of_other_content_is_named_and_the_one_before_continued_from(tmp_path, caplog, change):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length)
+    whole.train()
+    older, newest = stopped_twice(tmp_path / "cut")
+    _, state = Checkpoints(newest.parent).load()
+    change(state)
+    Checkpoints(newest.parent, origin=Origin(run_id(tmp_path / "cut"))).save(56, state)
+    resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
+    resumed.train()
+    [warning] = [record.getMessage() for record in caplog.records if "FALLING BACK" in record.getMessage()]
+    assert f"{newest} does not hold what this alfish saves" in warning and older.name in warning
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_a_checkpoint_without_a_header_that_was_renamed_is_refused_by_its_own_steps(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    _, newest = stopped_twice(tmp_path)
+    checkpoints = Checkpoints(newest.parent, origin=Origin(run_id(tmp_path)))
+    checkpoints.save(96, checkpoints.load()[1])
+    with pytest.raises(UsageError, match="at 96 steps in .* was saved at 56 and has been renamed"):
+        make(tmp_path, env_id, env_kwargs, unroll_length).train()
+
+
 def test_with_no_readable_checkpoint_it_never_starts_anew(tmp_path):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
     stop_after(make(tmp_path, env_id, env_kwargs, unroll_length), 1)
@@ -295,6 +383,20 @@ def test_another_configuration_can_be_taken_or_left(tmp_path, capsys):
     text = (tmp_path / "config.gin").read_text()
     assert "PPO.gamma = 0.5" in text and "num_env_steps = 3000" in text
     assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 3000
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_unless_it_is_asked_for(tmp_path, capsys):
+    """`config.gin` alone does not tell, since it can be copied or edited."""
+    assert main(command(tmp_path, *TINY)) == 0
+    path = tmp_path / "config.gin"
+    path.write_text(path.read_text().replace("PPO.gamma = 0.98", "PPO.gamma = 0.5"))
+    more = [*TINY, "PPO.gamma=0.5", "Trainer.num_env_steps=2600"]
+    capsys.readouterr()
+    assert main(command(tmp_path, *more)) == 2
+    words = capsys.readouterr().err
+    assert words.count("\n") == 1 and "was saved with another configuration than this run's" in words
+    assert main([*command(tmp_path, *more), "--on_config_change=new"]) == 0
+    assert main(command(tmp_path, *more, "Trainer.num_env_steps=3200")) == 0
 
 
 def test_a_larger_budget_is_no_other_configuration(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import hashlib
 import inspect
 import logging
 import re
@@ -224,13 +225,19 @@ def complete() -> Iterator[None]:
 
 def difference(before: str, after: str) -> str:
     """The lines that differ, as `- old` and `+ new`; the budget does not count, since a run may be extended."""
-    then, now = (BUDGET_LINE.sub("", config).splitlines() for config in (before, after))
-    changes = difflib.unified_diff(then, now, lineterm="", n=0)
-    return "\n".join(
-        line
-        for line in changes
-        if line[:1] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip() and not line[1:].startswith("#")
-    )
+    changes = difflib.unified_diff(_settings(before), _settings(after), lineterm="", n=0)
+    return "\n".join(line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---"))
+
+
+def digest(config: str) -> str:
+    """A hash of the configuration, equal for two where `difference` finds none."""
+    return hashlib.sha256("\n".join(_settings(config)).encode()).hexdigest()
+
+
+def _settings(config: str) -> list[str]:
+    """The lines that set something, without the budget."""
+    lines = BUDGET_LINE.sub("", config).splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def _refuse_wrong_kinds() -> None:

@@ -32,6 +32,7 @@ def configured_trainer(root_dir: str | Path, files: Sequence[str], bindings: Seq
         configuration.CONFIG_FILE: text,
         configuration.OPERATIVE_FILE: configuration.operative_text(),
     }
+    trainer.config_hash = configuration.digest(text)
     return trainer
 
 

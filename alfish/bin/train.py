@@ -11,9 +11,9 @@ a checkpoint and stops; a second Ctrl-C stops at once.
 is done soon. --ceilings measures how fast collecting could be at best.
 
 The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
-operative_config.gin (with every default), provenance.json, log.txt, and `done` once the run is finished: its budget is
-spent, or a listener stopped it (StopAt, StopWithoutProgress), and then `done` has the reason. A run that was stopped is
-not continued until `done` is removed.
+operative_config.gin (with every default), provenance.json, log.txt, run_id, and `done` once the run is finished: its
+budget is spent, or a listener stopped it (StopAt, StopWithoutProgress), and then `done` has the reason. A run that was
+stopped is not continued until `done` is removed. A checkpoint of another run or configuration is not continued from.
 """
 
 import contextlib
@@ -94,6 +94,7 @@ def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
             with contextlib.suppress(OSError):
                 root_dir.rmdir()
         raise
+    trainer.accepts_config_change = flag_values.on_config_change == "new"
     if flag_values.ceilings:
         from alfish.profiler import ceilings
 
