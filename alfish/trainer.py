@@ -29,7 +29,6 @@ from alfish.checkpoint import (
     Checkpoints,
     Origin,
     check_like,
-    load_model,
     new_run_id,
     run_id,
 )
@@ -41,11 +40,11 @@ from alfish.files import write_atomically
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Listener, Report, default_listeners
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
-from alfish.policy import Policy
+from alfish.offline.spaces import TrainedSpaces
+from alfish.policy import Policy, load_networks, make_networks
 from alfish.provenance import provenance
 from alfish.random_state import rng_state, set_rng_state
 from alfish.specs import describe
-from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller, Unroller
 
 # With a budget of seconds, what pays in long runs alone starts from here.
@@ -138,16 +137,14 @@ class Trainer:
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; it must be positive")
         torch.set_num_threads(num_threads)
         self.root_dir = Path(root_dir)
-        self.device = _device(device)
+        self.device = device_named(device)
         self._on_cpu = self.device.type == "cpu"
         self.seed, self._summary_period = seed, summary_period
         _seed_all(seed)
         self._make_environment, self._make_evaluation_environment = environment, evaluation_environment
         self.environment = environment(seed=seed)
-        observation_spec, reward_spec = self.environment.observation_spec, self.environment.reward_spec
-        self.transforms = Transforms(transforms, observation_spec, reward_spec).to(self.device)
-        specs = self.transforms.observation_spec, self.environment.action_spec, self.transforms.reward_spec
-        self.algorithm = algorithm(*specs).to(self.device)
+        specs = self.environment.observation_spec, self.environment.action_spec, self.environment.reward_spec
+        self.algorithm, self.transforms = make_networks(algorithm, transforms, *specs, self.device)
         self.batches = self._make_batches(batches)
         if interaction_env_steps is not None and not self.batches.outlasts_acting:
             raise UsageError(
@@ -364,7 +361,7 @@ class Trainer:
         """Puts a checkpoint's weights and transforms in place, nothing else; returns its env steps."""
 
         def load(state: dict[str, Any]) -> None:
-            self._load_models(state)
+            load_networks(self.algorithm, self.transforms, state, self.root_dir)
             self.env_steps = state["counters"]["env_steps"]
 
         self.checkpoints.load(checkpoint, load)
@@ -384,6 +381,9 @@ class Trainer:
             "transforms": self.transforms.state_dict(),
             "unroller": self.unroller.state_dict(),
             "rng": rng_state(),
+            "spaces": TrainedSpaces(
+                self.environment.observation_space, self.environment.action_space, self.environment.reward_spec
+            ).to_json(),
             **self._plain_state(),
         }
 
@@ -415,7 +415,7 @@ class Trainer:
           Exception: it is not what `state_dict` returns; this trainer is of no use then.
         """
         check_like(state, self._plain_state())
-        self._load_models(state)
+        load_networks(self.algorithm, self.transforms, state, self.root_dir)
         self.learner.load_state_dict(state["learner"])
         if state["unroller"] is not None:  # as older versions left it after an error
             self.unroller.load_state_dict(state["unroller"])
@@ -514,11 +514,6 @@ class Trainer:
             self.log(
                 "Nothing of this run will be saved: Trainer.listeners has no @CheckpointSaver(), which the default has"
             )
-
-    def _load_models(self, state: dict[str, Any]) -> None:
-        name = type(self.algorithm).__name__
-        load_model(self.algorithm, state["algorithm"], f"the {name} configured for {self.root_dir}")
-        load_model(self.transforms, state["transforms"], f"the transforms configured for {self.root_dir}")
 
     def _plan(self) -> None:
         """Tells the learner how long the run is to be, for what pays in long runs alone."""
@@ -669,7 +664,12 @@ def _budget_of(given: dict[str, float | None]) -> tuple[str, float, float]:
     return *next(iter(chosen.items())), wall_limit
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """The device of `Trainer.device`.
+
+    Raises:
+      UsageError: there is no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -19,7 +19,9 @@ import alfish
 from alfish.__main__ import SUBCOMMANDS, main, module_of
 from alfish.algorithms.ppo import PPO
 from alfish.bin import configuration
+from alfish.bin.run import open_run
 from alfish.environments import make_environment
+from alfish.environments.sequential import SequentialVectorEnv
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluation
 from alfish.networks import ActorCritic, CriticEnsemble, Torso
@@ -755,6 +757,63 @@ def test_load_serves_the_policy_that_evaluate_evaluates(run):
     action = policy.act(np.zeros(4, np.float32))
     assert action in (0, 1) and policy.env_steps == int(next((run / "checkpoints").glob("*.pt")).stem[11:])
     assert alfish.load(str(run), "best").env_steps == policy.env_steps
+
+
+SIMULATOR = """
+import gymnasium
+from gymnasium import spaces
+
+
+class Simulator(gymnasium.Env):
+    observation_space = spaces.Dict(speed=spaces.Box(-9, 9, (2,), "float64"), gear=spaces.Discrete(3, start=1))
+    action_space = spaces.Box(-2, 6, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"speed": self.np_random.random(2), "gear": 1}, {}
+
+    def step(self, action):
+        return {"speed": self.np_random.random(2), "gear": 3}, float(action[0]), False, True, {}
+
+
+gymnasium.register("Simulator-v0", Simulator)
+"""
+
+
+def test_load_needs_no_environment(tmp_path, monkeypatch):
+    with monkeypatch.context() as with_simulator:
+        (tmp_path / "my_simulator.py").write_text(SIMULATOR)
+        with_simulator.syspath_prepend(tmp_path)
+        env_id = "make_environment.env_id='my_simulator:Simulator-v0'"
+        assert main(train(tmp_path / "run", *TINY, env_id, "Trainer.transforms=[@ObservationNormalizer]")) == 0
+        with open_run(tmp_path / "run") as trainer:
+            trainer.load_policy()
+            expected = trainer.policy()
+    (tmp_path / "my_simulator.py").unlink()
+    del sys.modules["my_simulator"], gymnasium.registry["Simulator-v0"]
+    policy = alfish.load(tmp_path / "run")
+    observation = {"speed": np.array([0.1, 0.9]), "gear": 2}
+    action = policy.act(observation)
+    assert action == expected.act(observation) and action in policy.action_space
+    assert policy.action_space == expected.action_space and policy.observation_space == expected.observation_space
+
+
+def test_load_of_a_run_of_an_older_version_looks_at_its_environment(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("alfish.bin.run.spaces_of_checkpoint", lambda state: None)
+    built = []
+    monkeypatch.setattr(SequentialVectorEnv, "__init__", noted(SequentialVectorEnv.__init__, built))
+    assert alfish.load(run).act(np.zeros(4, np.float32)) in (0, 1) and built
+    monkeypatch.undo()
+    monkeypatch.setattr(SequentialVectorEnv, "__init__", noted(SequentialVectorEnv.__init__, built := []))
+    assert alfish.load(run).act(np.zeros(4, np.float32)) in (0, 1) and not built
+
+
+def noted(function, calls):
+    def noting(*args, **kwargs):
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    return noting
 
 
 def test_load_leaves_the_users_gin_configuration_as_it_was(run):

@@ -14,12 +14,13 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, NestedBandit, OneState
+from alfish.errors import UsageError
 from alfish.evaluator import make_evaluator
-from alfish.networks import ActorCritic, ImpalaCNN, PolicyHead
+from alfish.networks import GRU, ActorCritic, ImpalaCNN, PolicyHead
 from alfish.networks.encoders import Encoder
 from alfish.networks.torsos import Torso
 from alfish.policy import Policy
-from alfish.transforms import ObservationNormalizer, Transforms
+from alfish.transforms import ObservationNormalizer, Transform, Transforms
 
 
 def policy_of(env_id, algorithm=None, factories=(), **options):
@@ -160,3 +161,123 @@ def test_no_gradient_is_kept():
     policy = policy_of("Pendulum-v1")
     policy.act(np.ones(3, np.float32))
     assert all(parameter.grad is None for parameter in policy.algorithm.parameters())
+
+
+def test_first_begins_an_episode_in_single_rows():
+    policy, observations = policy_of(Long, Remembering), np.ones((3, 1), np.float32)
+
+    def act(first=None):
+        return policy.act(observations, batched=True, first=first).tolist()
+
+    # `Remembering` asserts that prev_action and the state begin anew with each FIRST row, and only there.
+    assert act() == [-50, -50, -50] and act() == [-49, -49, -49]
+    assert act([False, True, False]) == [-48, -50, -48]
+    assert act([False, False, False]) == [-47, -49, -47]
+    assert act(torch.tensor([True, False, True]).numpy()) == [-50, -48, -50]
+    with pytest.raises(ValueError, match="first has 2 entries, and act was called with 3 observations"):
+        act([True, False])
+    policy.reset()
+    alone = [int(policy.act(observations[0], first=first)) for first in (True, False, None, True)]
+    assert alone == [-50, -49, -48, -50]
+
+
+class Arm(OneState):
+    """Observes more than its policy needs."""
+
+    def __init__(self):
+        super().__init__(100)
+        self.observation_space = spaces.Dict(
+            joints=spaces.Box(-1, 1, (3,)), hidden=spaces.Dict(mass=spaces.Box(0, 1, (2,)), kind=spaces.Discrete(3))
+        )
+
+
+class Keep(Transform):
+    """Keeps `joints` only."""
+
+    def __init__(self, observation_spec, reward_spec):
+        super().__init__(observation_spec, reward_spec)
+        self.observation_spec = {"joints": observation_spec["joints"]}
+
+    def transform(self, time_step, state):
+        return time_step._replace(observation={"joints": time_step.observation["joints"]})
+
+
+class Joints(Encoder):
+    """Encodes `joints` only, of all that it is given."""
+
+    def __init__(self, observation_spec):
+        super().__init__(observation_spec["joints"])
+
+    def forward(self, observation):
+        return super().forward(observation["joints"])
+
+
+FULL = {"joints": np.ones(3, np.float32), "hidden": {"mass": np.ones(2, np.float32), "kind": 1}}
+
+
+@pytest.mark.parametrize("part", [{}, {"hidden": None}, {"hidden": {"kind": 2}}])
+@pytest.mark.parametrize("way", ["transform", "encoder", "privileged critic"])
+def test_leaves_that_do_not_change_the_action_may_be_missing(way, part):
+    # The normalizer reads all float leaves, and FrameStack carries them along; nothing of them reaches the action.
+    factories = [ObservationNormalizer, Keep] if way == "transform" else [ObservationNormalizer]
+    torso = functools.partial(Torso, encoder=Joints, memory=functools.partial(GRU, size=4))
+    actor = {"actor_torso": torso} | ({"critic_torso": torso} if way == "encoder" else {})
+    network = functools.partial(ActorCritic, **({} if way == "transform" else actor))
+    policy = policy_of(Arm, functools.partial(PPO, network=network), factories)
+    whole = [policy.act(FULL) for _ in range(3)]
+    policy.reset()
+    assert [policy.act({"joints": FULL["joints"]} | part) for _ in range(3)] == whole
+    assert policy.act(FULL) == policy.act({"joints": FULL["joints"]} | part)
+    rows = {"joints": np.ones((2, 3), np.float32)}
+    policy.reset()
+    assert policy.act(rows, batched=True).shape == (2,)
+
+
+def test_a_missing_leaf_that_the_action_depends_on_is_named_and_changes_nothing():
+    policy = policy_of(Arm, factories=[ObservationNormalizer])
+    partial = {"joints": FULL["joints"], "hidden": {"kind": 2}}
+    with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which act was not given"):
+        policy.act(partial)
+    policy = policy_of(Long, Remembering)
+    with pytest.raises(UsageError, match="act was given none of the leaves observation$"):
+        policy.act(None)
+    assert int(policy.act(np.ones(1, np.float32))) == -50
+
+
+class Looking(Remembering):
+    """Looks at values of the observation in ways of its own."""
+
+    look = None
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(state + self.look(time_step.observation["hidden"]["mass"]), state + 1)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda mass: mass.sum().item(),
+        lambda mass: 1 if (mass > 2).any() else 0,
+        lambda mass: torch.zeros(1).copy_(mass[:, 0]),
+        lambda mass: torch.zeros(1).index_put((torch.tensor([0]),), mass[:, 0]),
+        lambda mass: torch.tensor(mass[0, 0].numpy()),
+        lambda mass: torch.stack(torch.max(mass, 1)[:1]).sum(),
+    ],
+)
+def test_however_a_missing_leaf_is_looked_at(look):
+    algorithm = type("Looking", (Looking,), {"look": staticmethod(look)})
+    with pytest.raises(UsageError, match="depends on observation.hidden.mass, which act was not given"):
+        policy_of(Arm, algorithm).act({"joints": FULL["joints"]})
+
+
+@pytest.mark.parametrize(
+    "observation, batched, words",
+    [
+        (np.ones((2, 3)), False, r"observation has shape \[2, 3\], and \[3\] is expected; batched=True takes one"),
+        (np.ones(3), True, r"observation has shape \[3\], and \[3, 3\] is expected"),
+        (np.ones(()), True, r"observation has shape \[\], and \[0, 3\] is expected"),
+    ],
+)
+def test_an_observation_of_another_shape_is_refused(observation, batched, words):
+    with pytest.raises(UsageError, match=words):
+        policy_of("Pendulum-v1").act(observation, batched)

@@ -1,6 +1,7 @@
 """gin: finding, reading, checking and writing configurations. Below this folder only a worker's program calls gin."""
 
 import contextlib
+import copy
 import difflib
 import hashlib
 import inspect
@@ -170,6 +171,12 @@ def preserved() -> Iterator[None]:
 def text() -> str:
     """The configuration as it was asked for, normalised."""
     return gin.config_str()
+
+
+def bound(selector: str, *parameters: str) -> dict[str, Any]:
+    """The values that are bound to these parameters, with references resolved; other parameters are not looked at."""
+    bindings = gin.get_bindings(selector, resolve_references=False)
+    return {name: copy.deepcopy(bindings[name]) for name in parameters if name in bindings}  # which is how gin resolves
 
 
 def operative_text() -> str:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,8 +11,10 @@ from alfish import random_state
 from alfish.bin import configuration
 from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
-from alfish.policy import Policy
-from alfish.trainer import Trainer
+from alfish.offline.spaces import spaces_of_checkpoint
+from alfish.policy import Policy, load_networks, make_networks
+from alfish.specs import action_spec, observation_spec
+from alfish.trainer import Trainer, device_named
 
 
 def configured_trainer(root_dir: str | Path, files: Sequence[str], bindings: Sequence[str]) -> Trainer:
@@ -51,7 +54,17 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
     Raises:
       UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
     """
-    root_dir = Path(root_dir)
+    with _configured_as(Path(root_dir), allow_import):
+        trainer = Trainer(root_dir, device=device, listeners=[])
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+
+@contextlib.contextmanager
+def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None]:
+    """Within the context gin is configured as a run was; see `open_run`."""
     path = root_dir / configuration.CONFIG_FILE
     if not path.is_file() and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
@@ -63,11 +76,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
         hint = f"; there are {', '.join(runs[:3])}" if runs else ""
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {configuration.CONFIG_FILE}{hint}")
     with configuration.preserved(), _generators_preserved(), configuration.saved(path, allow_import):
-        trainer = Trainer(root_dir, device=device, listeners=[])
-        try:
-            yield trainer
-        finally:
-            trainer.close()
+        yield
 
 
 @contextlib.contextmanager
@@ -89,6 +98,9 @@ def load(
         policy = alfish.load("runs/ppo")
         action = policy.act(observation)
 
+    No environment is built: networks and transforms are built for the spaces that the checkpoint has. Only for
+    checkpoints of older versions, which have none, the environment is built to see its spaces.
+
     Args:
       root_dir: of `alfish train`.
       checkpoint: 'latest', 'best' or environment steps.
@@ -99,6 +111,25 @@ def load(
     Raises:
       UsageError: there is no such run or checkpoint, or the configuration imports another module.
     """
-    with open_run(root_dir, device, allow_import) as trainer:
-        trainer.load_policy(checkpoint)
-        return trainer.policy()
+    root_dir = Path(root_dir)
+    with _configured_as(root_dir, allow_import):
+        checkpoints = Checkpoints(root_dir / "checkpoints")
+        steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
+        spaces = spaces_of_checkpoint(state)
+        if spaces is None:
+            with contextlib.closing(Trainer(root_dir, device=device, listeners=[])) as trainer:
+                trainer.load_policy(checkpoint)
+                return trainer.policy()
+        factories = {"transforms": (), **configuration.bound("alfish.Trainer", "algorithm", "transforms")}
+        if "algorithm" not in factories:
+            raise UsageError(f"{root_dir / configuration.CONFIG_FILE} does not bind Trainer.algorithm")
+        specs = observation_spec(spaces.observation), action_spec(spaces.action), spaces.reward
+        networks = make_networks(factories["algorithm"], factories["transforms"], *specs, device_named(device))
+        policy = Policy(*networks, spaces.observation, spaces.action)
+
+        def fill(state: dict[str, Any]) -> None:
+            load_networks(*networks, state, root_dir)
+            policy.env_steps = int(state["counters"]["env_steps"])
+
+        checkpoints.load(steps, fill)  # again, because an error in what was built between is not one of the file
+        return policy

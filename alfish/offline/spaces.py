@@ -1,5 +1,6 @@
 """The spaces that data were recorded in: declared, compared with an environment's, and kept in a file."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,39 @@ class Spaces(NamedTuple):
 
 
 NO_SPACES = Spaces()
+
+
+class TrainedSpaces(NamedTuple):
+    """Of the environment that a run was trained in, as its checkpoints store them."""
+
+    observation: spaces.Space
+    action: spaces.Space
+    reward: spaces.Box  # see `specs.reward_spec`
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON's types; see `spaces_of_checkpoint`."""
+        shape = list(self.reward.shape)
+        return {"observation": to_json(self.observation), "action": to_json(self.action), "reward_shape": shape}
+
+
+def spaces_of_checkpoint(state: Mapping[str, Any]) -> TrainedSpaces | None:
+    """The spaces of the environment that a run was trained in.
+
+    Args:
+      state: of a checkpoint of the run, see `Trainer.state_dict`.
+
+    Returns:
+      None for older checkpoints, which do not have them.
+
+    Raises:
+      Exception: the state is not one of `Trainer.state_dict`; for `Checkpoints.load`, which names the file.
+    """
+    if (stored := state.get("spaces")) is None:
+        return None
+    observation, action = (from_json(stored[name]) for name in ("observation", "action"))
+    if observation is None or action is None:
+        raise ValueError("a space is missing")
+    return TrainedSpaces(observation, action, specs.reward_spec(*stored["reward_shape"]))
 
 
 def spaces_of(env_id: Any) -> Spaces:
