@@ -40,8 +40,10 @@ def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.source:
         raise UsageError("--source is missing: name data to read, as in --source=npz:mine.npz")
     from alfish.offline import DataSetWriter, Reading
+    from alfish.offline.spaces import NO_SPACES, spaces_of
 
-    reading = Reading(flag_values.source, _environment(flag_values), flag_values.policy)
+    environment = spaces_of(flag_values.env_id) if flag_values.env_id else NO_SPACES
+    reading = Reading(flag_values.source, environment, flag_values.policy)
     try:
         if flag_values.output is None:
             for _ in reading:
@@ -59,18 +61,3 @@ def main(flag_values: flags.FlagValues) -> int:
     if flag_values.output is not None:
         print(f"written to {flag_values.output}; read it with OfflineBuffer.sources = ['alfish:{flag_values.output}']")
     return 0
-
-
-def _environment(flag_values: flags.FlagValues):
-    """The spaces of --env_id; without it, of the run where there is a run among the sources."""
-    from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of
-
-    if flag_values.env_id:
-        return spaces_of(flag_values.env_id)
-    runs = [source.partition(":")[2] for source in flag_values.source if source.startswith("run:")]
-    if not runs:
-        return NO_SPACES
-    from alfish.bin.run import open_run
-
-    with open_run(runs[0]) as trainer:
-        return Spaces(trainer.environment.observation_space, trainer.environment.action_space)

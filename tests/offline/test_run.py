@@ -9,6 +9,7 @@ from gymnasium import spaces
 from recorded import SPACES, assert_rows, record, table_of
 
 from alfish.__main__ import main
+from alfish.checkpoint import Checkpoints
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
@@ -87,8 +88,13 @@ def test_a_run_without_rows_or_spaces_says_what_is_missing(tmp_path):
     with pytest.raises(UsageError, match="has no replay/checkpoint"):
         open_source(f"run:{tmp_path}/run", SPACES)
     name = trained(tmp_path, TOY + STAMPED.format(truncates=False, steps=40))
-    with pytest.raises(UsageError, match="in the algorithm's units; name the environment"):
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    steps, state = checkpoints.load("latest")
+    del state["spaces"]  # as older versions saved it
+    checkpoints.save(steps, state)
+    with pytest.raises(UsageError, match="older version, without its environment's spaces; name .*--env_id"):
         open_source(name)
+    assert list(open_source(name, SPACES).episodes())
 
 
 # alfish import
@@ -104,8 +110,13 @@ def npz(tmp_path):
     return f"npz:{tmp_path}/a.npz"
 
 
-def test_a_run_is_imported_without_saying_its_environment(tmp_path, capsys):
+def test_a_run_is_imported_without_its_environment_and_its_configuration(tmp_path, capsys):
     name = trained(tmp_path, TOY + STAMPED.format(truncates=True, steps=200))
+    # A stranger's, which would run a program if anything were built from it.
+    (tmp_path / "run" / "config.gin").write_text(
+        "from __gin__ import dynamic_registration\nimport subprocess\nfrom alfish import trainer\n"
+        f"subprocess.call.args = ['touch', '{tmp_path}/executed']\ntrainer.Trainer.environment = @subprocess.call()\n"
+    )
     read = [episode for episode in open_source(name, SPACES).episodes() if episode.length]
     capsys.readouterr()
     assert import_(f"--source={name}", f"--output={tmp_path}/set") == 0
@@ -114,6 +125,13 @@ def test_a_run_is_imported_without_saying_its_environment(tmp_path, capsys):
     buffer = OfflineBuffer([f"alfish:{tmp_path}/set"])
     assert buffer.spaces == SPACES
     assert_rows(buffer, read)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_the_spaces_of_a_run_must_fit_those_of_the_environment(tmp_path, capsys):
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=True, steps=40))
+    assert import_(f"--source={name}", "--env_id=CartPole-v1") == 2
+    assert f"the observations of {name} are Box" in capsys.readouterr().err
 
 
 def test_what_is_imported_is_read_again_with_the_environments_spaces(tmp_path, npz, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """The rows that an alfish run has collected: what its newest checkpoint keeps in `replay/`.
 
-Rows are in the algorithm's units, so the environment's spaces are needed to say what they were in its own.
+Rows are in the algorithm's units, so the environment's spaces are needed to say what they were in its own. The run's
+checkpoint has them; nothing of the run's configuration is read or built.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from alfish.errors import UsageError
 from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import existing_directory
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of_checkpoint
 from alfish.replay import RingBuffer
 from alfish.specs import ActionUnits, ObservationUnits
 
@@ -25,25 +26,29 @@ class RunSource(EpisodeSource):
 
     Args:
       where: a run of `alfish train` that keeps a replay.
-      environment: the run's.
+      environment: spaces that stand in for those of a run that did not store its own.
 
     Raises:
-      UsageError: there is no such run, it has no replay, or the environment is not known.
+      UsageError: there is no such run, it has no replay, or the spaces are not known.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
-        replay = existing_directory(where, "a run of `alfish train`") / "replay"
+        root_dir = existing_directory(where, "a run of `alfish train`")
+        replay = root_dir / "replay"
         if not Checkpoints(replay).steps():
             raise UsageError(
                 f"{where} has no replay/checkpoint-*.pt: an on-policy run keeps no rows, and with ReplayBatches.save = "
                 "False none are saved"
             )
-        if environment.observation is None or environment.action is None:
+        checkpoints = Checkpoints(root_dir / "checkpoints")
+        stored = spaces_of_checkpoint(checkpoints.load("latest")[1]) if checkpoints.steps() else None
+        spaces = environment if stored is None else Spaces(stored.observation, stored.action)
+        if None in spaces:
             raise UsageError(
-                f"run:{where} is in the algorithm's units; name the environment that it was trained in (--env_id, "
-                "or OfflineBuffer.env_id)"
+                f"run:{where} was saved by an older version, without its environment's spaces; name the environment "
+                "that it was trained in (--env_id, or OfflineBuffer.env_id)"
             )
-        super().__init__(f"run:{where}", environment)
+        super().__init__(f"run:{where}", spaces)
         self._replay = replay
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
