@@ -41,7 +41,8 @@ class RunSource(EpisodeSource):
                 "False none are saved"
             )
         checkpoints = Checkpoints(root_dir / "checkpoints")
-        stored = spaces_of_checkpoint(checkpoints.load("latest")[1]) if checkpoints.steps() else None
+        _, state = checkpoints.load("latest", spaces_of_checkpoint) if checkpoints.steps() else (0, {})
+        stored = spaces_of_checkpoint(state)
         spaces = environment if stored is None else Spaces(stored.observation, stored.action)
         if None in spaces:
             raise UsageError(
