@@ -1,6 +1,7 @@
 """Stable-Baselines3's pickles: written by itself where it is installed, and by classes of the same names and fields."""
 
 import io
+import itertools
 import os
 import pickle
 import sys
@@ -248,26 +249,128 @@ def test_what_a_pickle_calls_is_named_and_not_executed(tmp_path, monkeypatch, bu
 
 
 def test_a_pickle_changes_nothing_of_what_it_may_name():
-    """BUILD would set attributes of a function or a class that find_class handed out."""
-    for name in ("numpy._core.numeric\n_frombuffer", "collections\nOrderedDict", "numpy\ndtype"):
+    """BUILD would set attributes of a function or a class that a name stands for."""
+    for name in ("numpy._core.numeric\n_frombuffer", "collections\nOrderedDict", "numpy\ndtype", "module\nName"):
         program = b"\x80\x04c" + name.encode() + b"\n}\x8c\x0c__defaults__\x8c\x01xsb."
-        with pytest.raises(pickle.UnpicklingError, match="changes a function"):
-            pickles.DataUnpickler(io.BytesIO(program), ()).load()
-    program = b"\x80\x04cmodule\nName\n}\x8c\x05price\x8c\x01xsb."
-    with pytest.raises((pickle.UnpicklingError, TypeError)):
-        pickles.DataUnpickler(io.BytesIO(program), ("module.Name",)).load()
-    assert not hasattr(pickles.Inert, "price")
+        with pytest.raises(pickles.PickleError, match="changes what is no object of data"):
+            pickles.read(io.BytesIO(program), ("module.Name",))
 
 
 def test_names_are_compared_whole():
     for program in (b"\x80\x04\x8c\x05numpy\x8c\x0fdtype.__class__\x93.", b"cnumpy\nload\n."):
         with pytest.raises(pickles.RefusedError):
-            pickles.DataUnpickler(io.BytesIO(program), ()).load()
+            pickles.read(io.BytesIO(program))
 
 
 def test_arrays_of_objects_hold_only_what_was_read_here(tmp_path):
     infos = np.array([{"a": 1}, {"b": np.float64(2)}], object)
-    assert pickles.DataUnpickler(io.BytesIO(pickle.dumps(infos)), ()).load()[1] == {"b": 2.0}
+    assert pickles.read(io.BytesIO(pickle.dumps(infos)))[1] == {"b": 2.0}
+
+
+class Pickled:
+    """Pickles as a call, and then a change of what it returned."""
+
+    def __init__(self, function, *arguments, state=None):
+        self.reduced = function, arguments, state
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def array(content, code="f4", shape=(2, 3), dtype_state=(3, "<", None, None, None, -1, -1, 0)):
+    """An array of a forged dtype, as numpy pickles it."""
+    dtype = Pickled(np.dtype, code, False, True, state=dtype_state)
+    reconstruct = np.zeros(1).__reduce__()[0]
+    return Pickled(reconstruct, np.ndarray, (0,), b"b", state=(1, shape, dtype, False, content))
+
+
+def test_arrays_are_made_once_the_file_was_read_and_of_bytes_that_fit():
+    whole = pickles.read(io.BytesIO(pickle.dumps(array(np.arange(6, dtype="<f4").tobytes()))))
+    assert whole.tolist() == [[0, 1, 2], [3, 4, 5]]
+    for big, fortran in itertools.product(("<", ">"), (False, True)):
+        values = np.asarray(np.arange(6).reshape(2, 3), f"{big}i4", order="F" if fortran else "C")
+        for protocol in (2, 5):
+            one, other = pickles.read(io.BytesIO(pickle.dumps((values, values), protocol)))
+            assert one is other and (one == values).all()
+    assert pickles.read(io.BytesIO(pickle.dumps(np.zeros((0, 3))))).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "forged, words",
+    [
+        # Objects without the flag that says so, over bytes which are no pointers: numpy would follow these.
+        (array(b"A" * 48, "O8", dtype_state=(3, "|", None, None, None, -1, -1, 0)), "objects that is not whole"),
+        (array(b"A" * 6, "S1", dtype_state=(3, "|", None, None, None, 2**30, 1, 0)), None),  # is not resized
+        (array(b"A" * 24, dtype_state=(3, "<", None, None, None, 2**30, 1, 255)), None),
+        (array(b"A" * 23), "whose content has another size"),
+        (array(b"A" * 24, shape=(2**62, 4)), "whose content has another size"),
+        (array(b"A" * 24, shape=(-2, -3)), "without shape"),
+        (array(b"A" * 24, shape=2), "without shape"),
+        (array("A" * 24), "whose content has another size"),
+        (array(b"A" * 24, "V4"), "of a kind that is not read"),
+        (array(b"A" * 24, "f4,f4"), "of a kind that is not read"),
+        (array(b"A" * 24, dtype_state=(3, "|", None, ("a",), {"a": 1}, 8, 1, 0)), "dtype that is not read"),
+        (array(b"A" * 24, dtype_state=(3, "|", (np.zeros(1).dtype, (2,)), None, None, 8, 1, 0)), "that is not read"),
+        (array(b"A" * 24, dtype_state="text"), "dtype that is not read"),
+        (Pickled(np.dtype, "f4", state=7), "dtype that is not read"),
+    ],
+)
+def test_a_forged_array_or_dtype_reaches_no_object_of_numpy(forged, words):
+    program = pickle.dumps(forged)
+    if words is None:
+        assert pickles.read(io.BytesIO(program)).nbytes == len(forged.reduced[2][4])
+        return
+    with pytest.raises(pickles.PickleError, match=words):
+        pickles.read(io.BytesIO(program))
+
+
+def shared(depth=40, of=1.0, pair=lambda *two: two):
+    """2**depth leaves in a few hundred bytes."""
+    for _ in range(depth):
+        of = pair(of, of)
+    return of
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pickle.dumps(shared()),
+        b"\x80\x04K\x01r\xff\xff\xff\xff.",  # remembered at place 2**32 - 1, which a list would have to reach
+    ],
+)  # fmt: skip
+def test_parts_that_are_shared_cost_their_size_once(program):
+    """Such as 2**40 leaves to whoever walks over them."""
+    assert pickles.read(io.BytesIO(program)) is not None
+
+
+def test_a_tuple_is_no_key():
+    with pytest.raises(pickles.PickleError, match="no name and no number"):
+        pickles.read(io.BytesIO(pickle.dumps({(1, 2): 3})))
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"observations": shared()}, "observations has more than 1000 parts"),
+        ({"rewards": shared()}, "rewards has more than 1000 parts"),
+        ({"observation_space": shared()}, "has a tuple in the place of a space"),
+        ({"observation_space": shared(40, spaces.Discrete(2), lambda *two: spaces.Tuple(two))}, "more than 300 parts"),
+        ({"rewards": 3.0}, "rewards is a float, and an array is expected"),
+        ({"pos": 10**12}, "pos is 1000000000000, and a row of 60 is expected"),
+        ({"pos": shared()}, "pos is tuple"),
+        ({"full": "no"}, "full is no, and a flag is expected"),
+        ({"dones": np.full((60, 1), 0.3, np.float32)}, "dones holds 0.3, and a flag is 0 or 1"),
+        ({"timeouts": np.full((60, 1), 2, np.float32)}, "timeouts holds 2, and a flag is 0 or 1"),
+        ({"rewards": np.zeros((0, 10**12), np.float32)}, r"have as many|must be as many"),
+        ({"rewards": np.zeros((10**12, 0), np.float32)}, "a row of no numbers"),
+        ({"actions": np.zeros((59, 1), int)}, "must be as many"),
+        ({"observations": np.zeros((60, 1, 6), np.float32)}, "rows and rewards|as many"),
+    ],
+)
+def test_fields_that_are_something_else_are_named(tmp_path, buffer_class, fields, words):
+    name = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, **fields))
+    with pytest.raises(UsageError, match=words):
+        list(open_source(name).episodes())
 
 
 @pytest.mark.parametrize("content", [[1, 2, 3], {"observations": np.zeros(3)}, "text"])

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.pickles import numpy_dtype, numpy_scalar
-from alfish.offline.sources.files import existing_file
+from alfish.offline.pickles import DType, numpy_number
+from alfish.offline.sources.files import check_tensor, check_zip, existing_file
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 REPLAY = "_replay_buffer."
@@ -40,8 +40,12 @@ class ALFSource(EpisodeSource):
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         path = existing_file(where, "a checkpoint of ALF")
         super().__init__(f"alf:{where}")
+        check_zip(path)
         entries = _replay(_load(path), where)
-        self._size, self._pos = (entries[name].reshape(-1).long().numpy() for name in ("_current_size", "_current_pos"))
+        self._size, self._pos = (
+            check_tensor(entries[name], f"{where}: {name}").reshape(-1).long().numpy()
+            for name in ("_current_size", "_current_pos")
+        )
         stored = {name: _nest_below(entries, ("time_step", name)) for name in FIELDS}
         self._action = _nest_below(entries, ("action",))
         lacking = [name for name, value in [*stored.items(), ("action", self._action)] if value is None]
@@ -52,7 +56,15 @@ class ALFSource(EpisodeSource):
             )
         if lacking:
             raise UsageError(f"the replay buffer in {where} has no {' and no '.join(lacking)}")
-        self._rows, self._length = stored, stored["step_type"].shape[1]
+        shape = stored["step_type"].shape[:2]
+        for label, leaf in nest.named_leaves((stored, self._action), "_replay_buffer"):
+            check_tensor(leaf, f"{where}: {label}")
+            if leaf.dim() < 2 or leaf.shape[:2] != shape or not self._pos.shape == self._size.shape == shape[:1]:
+                raise UsageError(
+                    f"{where} is damaged: {label} has shape {list(leaf.shape)}, and rings of {list(shape)} rows are "
+                    "expected; copy it again"
+                )
+        self._rows, self._length = stored, shape[1]
         if not ((self._size >= 0) & (self._size <= self._length)).all():
             raise UsageError(
                 f"{where} is damaged: rings of {self._length} rows hold {self._size.tolist()}; copy it again"
@@ -91,15 +103,14 @@ def _load(path: Path) -> Any:
         except (RuntimeError, OSError, EOFError, ValueError, LookupError, MemoryError) as error:
             raise UsageError(
                 f"{path} is cut off or damaged: nothing of its {path.stat().st_size:,} bytes is readable, since its "
-                f"table of contents stands at the end; copy it again ({str(error).splitlines()[0]})"
+                f"table of contents stands at the end; copy it again ({first_line(error)})"
             ) from error
 
 
 def _numpy_numbers() -> list[Any]:
     """What makes a numpy number, which the single file has as its `global_step`."""
-    dtypes = {type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}  # whose state is set
-    scalars = [(numpy_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
-    return [*dtypes, (numpy_dtype, "numpy.dtype"), *scalars]
+    numbers = [(numpy_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    return [(DType, "numpy.dtype"), *numbers]
 
 
 def _replay(checkpoint: Any, where: str) -> dict[str, torch.Tensor]:

@@ -2,19 +2,31 @@
 
 import contextlib
 import importlib
+import json
+import math
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from alfish import nest
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
+from alfish.offline.sources.limits import check_expansion, check_memory
 
 BLOCK_ROWS = 65_536  # read at a time
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, as the place may be
+JSON_EXPANSION = 20  # bytes in memory for each byte of text
+SPECIAL = {
+    "a pipe": Path.is_fifo,
+    "a device": lambda path: path.is_char_device() or path.is_block_device(),
+    "a socket": Path.is_socket,
+    "a directory": Path.is_dir,
+}
 
 
 def existing_file(path: str, what: str) -> Path:
@@ -28,13 +40,28 @@ def existing_file(path: str, what: str) -> Path:
         inside = sorted(entry.name for entry in found.iterdir() if entry.is_file())
         hint = f"; it holds {', '.join(inside[:5])}" if inside else ", and it holds no file"
         raise UsageError(f"{path} is a directory, and {what} is one file{hint}")
-    if not found.is_file():
+    if not found.exists():
         raise UsageError(f"there is no file {path}; check the path of {what}{_beside(found)}")
+    check_regular(found)
     if not os.access(found, os.R_OK):
         raise UsageError(f"{path} may not be read by who runs this; change its permissions")
     if found.stat().st_size == 0:
         raise UsageError(f"{path} is an empty file, not {what}; fetch it again")
     return found
+
+
+def check_regular(path: Path) -> None:
+    """Raises where a path, its links followed, leads to what is no file: reading a pipe or a device might never end.
+
+    Raises:
+      UsageError: says what it is.
+    """
+    kind = next((word for word, is_one in SPECIAL.items() if is_one(path)), None)
+    if kind is not None or not path.is_file():
+        target = f", which leads to {path.resolve()}," if path.is_symlink() else ""
+        raise UsageError(
+            f"{path}{target} is {kind or 'no file'}, and data are read from files only; copy them into one"
+        )
 
 
 def existing_directory(path: str, what: str) -> Path:
@@ -51,6 +78,18 @@ def existing_directory(path: str, what: str) -> Path:
     return found
 
 
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds.
+
+    Raises:
+      UsageError: it is no regular file, or larger than the memory at hand.
+      OSError, ValueError, RecursionError: it cannot be read, or is no JSON.
+    """
+    check_regular(path)
+    check_memory(JSON_EXPANSION * path.stat().st_size, str(path))
+    return json.loads(path.read_text())
+
+
 def extra(module: str, name: str, what: str) -> Any:
     """An optional module.
 
@@ -64,22 +103,77 @@ def extra(module: str, name: str, what: str) -> Any:
 
 
 def open_hdf5(path: Path, what: str) -> Any:
-    """An h5py File to read.
+    """An h5py File to read, all of whose content lies in the file itself.
 
     Raises:
-      UsageError: it is no HDF5 file, or a part of one.
+      UsageError: it is no HDF5 file, or a part of one; it refers to other files, or declares far more than it holds.
     """
     h5py = extra("h5py", "hdf5", what)
+    check_regular(path)
+    size = path.stat().st_size
     try:
-        return h5py.File(path, "r")
+        file = h5py.File(path, "r")
     except OSError as error:
-        size = path.stat().st_size
         if not h5py.is_hdf5(path):
             raise UsageError(f"{path} is not an HDF5 file, so it is not {what}") from error
         raise UsageError(
             f"{path} is cut off or damaged: of its {size:,} bytes nothing is readable, since HDF5 keeps its table of "
             f"contents in what is missing; fetch it again ({error})"
         ) from error
+    try:
+        with damage_named(path):
+            check_expansion(_declared(h5py, file, path), size, str(path))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _declared(h5py: Any, file: Any, path: Path) -> int:
+    """The bytes that the data sets of a file take in memory.
+
+    Raises:
+      UsageError: something in it lies in another file; or it is linked from several places, which may multiply it
+        without end.
+    """
+
+    declared = 0
+
+    # The library calls these, which cannot raise through it: what they return ends the visit.
+    def foreign_link(name: bytes, link: Any) -> str | None:
+        if link.type == h5py.h5l.TYPE_SOFT:
+            return f"{_text(name)} is a link to another part"
+        return None if link.type == h5py.h5l.TYPE_HARD else f"{_text(name)} is a link into another file"
+
+    def foreign_object(name: bytes, about: Any) -> str | None:
+        nonlocal declared
+        if about.rc > 1:
+            return f"{_text(name)} is linked from several places"
+        if about.type != h5py.h5o.TYPE_DATASET:
+            return None
+        stored = h5py.h5d.open(file.id, name)
+        settings = stored.get_create_plist()
+        if settings.get_layout() == h5py.h5d.VIRTUAL:
+            return f"{_text(name)} is a virtual data set, made of other files"
+        if settings.get_external_count():
+            return f"{_text(name)} is stored in another file"
+        chunk = settings.get_chunk() if settings.get_layout() == h5py.h5d.CHUNKED else ()
+        # Rows without numbers count too, and a chunk is read as a whole.
+        numbers = max(math.prod(max(1, size) for size in stored.shape or ()), math.prod(chunk))
+        declared += numbers * stored.dtype.itemsize
+        return None
+
+    foreign = file.id.links.visit(foreign_link, info=True) or h5py.h5o.visit(file.id, foreign_object, info=True)
+    if foreign:
+        raise UsageError(
+            f"{path} is refused: its {foreign}, and data are read from the file itself only, each part once; write it "
+            "again with everything in its place"
+        )
+    return declared
+
+
+def _text(name: bytes) -> str:
+    return repr(name.decode(errors="replace"))
 
 
 @contextlib.contextmanager
@@ -93,6 +187,42 @@ def damage_named(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} is damaged inside ({' '.join(str(error).split())}); fetch it again") from error
 
 
+def check_zip(path: Path) -> None:
+    """Raises where a zip file declares more than it can hold, or has no table of contents.
+
+    Raises:
+      UsageError: says so.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            declared = sum(part.file_size for part in archive.infolist())
+    except (OSError, ValueError, EOFError, RuntimeError, LookupError, NotImplementedError, zipfile.BadZipFile) as error:
+        size = path.stat().st_size
+        raise UsageError(
+            f"{path} is cut off or damaged: nothing of its {size:,} bytes is readable, since its table of contents "
+            f"stands at the end; copy it again ({first_line(error)})"
+        ) from error
+    check_expansion(declared, path.stat().st_size, str(path))
+    check_memory(declared, str(path))
+
+
+def check_tensor(value: Any, name: str) -> torch.Tensor:
+    """The tensor, whose numbers are all in memory.
+
+    Args:
+      value: that a file holds.
+      name: of it and of its file.
+
+    Raises:
+      UsageError: it is no tensor, or one whose shape repeats or leaves out what it holds.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise UsageError(f"{name} is a {type(value).__name__}, and a tensor is expected; write the file again")
+    if value.layout != torch.strided or value.device.type != "cpu" or not value.is_contiguous() or value.is_quantized:
+        raise UsageError(f"{name} is no plain tensor ({list(value.shape)}, {value.dtype}); write the file again")
+    return value.detach()
+
+
 def hdf5_nest(node: Any) -> Nest:
     """A data set, or a nest of those in a group: a dict, or a tuple where its names are `_index_0`, `_index_1`."""
     if hasattr(node, "shape"):
@@ -103,7 +233,15 @@ def hdf5_nest(node: Any) -> Nest:
 
 
 def read_rows(stored: Nest, rows: slice) -> Nest:
-    """Rows of a nest of arrays, in memory."""
+    """Rows of a nest of arrays, in memory.
+
+    Raises:
+      UsageError: they are larger than it.
+    """
+    check_memory(
+        sum((rows.stop - rows.start) * math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in nest.leaves(stored)),
+        f"rows {rows.start:,} to {rows.stop - 1:,}",
+    )
     return nest.map(lambda leaf: np.asarray(leaf[rows]), stored)
 
 

@@ -10,6 +10,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
 from alfish.offline.sources.files import BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows
+from alfish.offline.sources.limits import check_memory
 
 NUMBERS = "fiub"  # kinds of dtypes
 SAME = 1e-6  # two observations that differ by no more are one
@@ -39,10 +40,11 @@ def flags(stored: Any, label: str) -> np.ndarray:
     check_rows(stored, label)
     if stored.shape[1:] not in ((), (1,)):
         raise UsageError(f"{label} has shape {list(stored.shape)}, and [N], one flag in each row, is expected")
+    check_memory(stored.nbytes, label)
     values = np.asarray(stored[:]).reshape(-1)
     other = values[(values != 0) & (values != 1)]
     if len(other):
-        raise UsageError(f"{label} holds {other[0]}, and a flag is 0 or 1")
+        raise UsageError(f"{label} holds {other[0]:g}, and a flag is 0 or 1")
     return values.astype(bool)
 
 
@@ -91,6 +93,8 @@ def check_rows(values: Any, label: str) -> None:
         raise UsageError(f"{label} has shape [], and [N, ...], a row for each transition, is expected")
     if dtype.kind not in NUMBERS:
         raise UsageError(f"{label} is of dtype {dtype}, and numbers are expected")
+    if 0 in shape[1:]:
+        raise UsageError(f"{label} has shape {list(shape)}, and a row of no numbers is nothing to learn from")
 
 
 def cut(table: Table) -> tuple[np.ndarray, int]:

@@ -4,19 +4,21 @@ The pickle is read without executing anything of it (`pickles`), and without Sta
 is a column, unrolled from the oldest row. Box actions stand there in [-1, 1], and are stretched to the space's bounds.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from alfish import specs
+from alfish import nest, specs
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.pickles import load
+from alfish.offline.pickles import Inert, load, shown
 from alfish.offline.sources import flat
 from alfish.offline.sources.files import existing_file
+from alfish.offline.sources.limits import check_nest
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 SPACES = (
@@ -45,6 +47,9 @@ INERT = (
     "numpy.random.bit_generator.__pyx_unpickle_SeedSequence",
     "gymnasium.utils.seeding.RandomNumberGenerator",
 )
+ARRAYS = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
+SEQUENCES = (list, tuple, np.ndarray)
+MAX_PARTS = 300  # of a space
 NEEDED = ("observations", "actions", "rewards", "dones", "pos", "full", "observation_space", "action_space")
 
 
@@ -61,27 +66,74 @@ class SB3Source(EpisodeSource):
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         path = existing_file(where, "a replay buffer of Stable-Baselines3")
-        buffer: Any = load(path, "a replay buffer of Stable-Baselines3", INERT)
-        lacking = [name for name in NEEDED if name not in getattr(buffer, "__dict__", {})]
+        buffer = load(path, "a replay buffer of Stable-Baselines3", INERT)
+        fields = buffer.attributes if isinstance(buffer, Inert) else {}
+        lacking = [name for name in NEEDED if name not in fields]
         if lacking:
-            found = getattr(buffer, "path", type(buffer).__name__)
+            found = buffer.path if isinstance(buffer, Inert) else type(buffer).__name__
             raise UsageError(f"{where} holds a {found}, which is no replay buffer: it has no {', '.join(lacking)}")
-        declared = Spaces(_space(buffer.observation_space, where), _space(buffer.action_space, where))
+        declared = Spaces(
+            *(_space(fields[name], where, itertools.count()) for name in ("observation_space", "action_space"))
+        )
         super().__init__(f"sb3:{where}", declared)
-        self._buffer = buffer
-        # The oldest row first.
-        self._length, newest = len(buffer.rewards), int(buffer.pos)
-        self._order = np.arange(newest, newest + self._length) % self._length if buffer.full else np.arange(newest)
-        if getattr(buffer, "next_observations", None) is None:
-            if buffer.full:
-                self._order = self._order[1:]  # the newest row's next observation lies in the place of the oldest's
-            self.note(
-                "the buffer was made with optimize_memory_usage, so final observations are missing and time-outs look "
-                "like terminations"
+        self._fields: dict[str, Any] = {
+            "timeouts": None,
+            "next_observations": None,
+            "handle_timeout_termination": "timeouts" in fields,
+            **fields,
+        }
+        self._num_rows, self._num_columns = self._check_arrays()
+        self._order = self._rows_by_age()
+        if self._fields["next_observations"] is None:
+            self.note("the buffer was made with optimize_memory_usage, so final observations are missing")
+        if not self._says_timeouts:
+            self.warn(
+                "the buffer was made with handle_timeout_termination = False, which does not say whether an episode "
+                "terminated or timed out: all count as truncated; record it with handle_timeout_termination = True if "
+                "episodes terminate"
             )
 
+    @property
+    def _says_timeouts(self) -> bool:
+        return bool(self._fields["handle_timeout_termination"]) and self._fields["timeouts"] is not None
+
+    def _check_arrays(self) -> tuple[int, int]:
+        """Rows and columns that all arrays have.
+
+        Raises:
+          UsageError: one is something else than rows of numbers in each column.
+        """
+        for name in ARRAYS:
+            check_nest(self._fields[name], f"{self.name}: {name}")
+        named = [leaf for name in ARRAYS for leaf in nest.named_leaves(self._fields[name], name)]
+        for label, values in named:
+            if not isinstance(values, np.ndarray):
+                raise UsageError(f"{self.name}: {label} is a {type(values).__name__}, and an array is expected")
+            flat.check_rows(values, f"{self.name}: {label}")
+        expected = self._fields["rewards"].shape[:2]
+        for label, values in named:
+            if values.ndim < 2 or values.shape[:2] != expected:
+                raise UsageError(
+                    f"{self.name}: {label} has shape {list(values.shape)} and rewards {list(expected)}, and the rows "
+                    "and environments of all arrays must be as many"
+                )
+        return expected
+
+    def _rows_by_age(self) -> np.ndarray:
+        """The rows that were written, the oldest first."""
+        pos, is_full = self._fields["pos"], self._fields["full"]
+        if not isinstance(pos, (int, np.integer)) or not 0 <= pos <= self._num_rows:
+            raise UsageError(f"{self.name}: pos is {shown(pos)}, and a row of {self._num_rows:,} is expected")
+        if not isinstance(is_full, (bool, np.bool_)):
+            raise UsageError(f"{self.name}: full is {shown(is_full)}, and a flag is expected")
+        if not is_full:
+            return np.arange(pos)
+        order = np.arange(pos, pos + self._num_rows) % self._num_rows
+        # The newest row's next observation lies in the place of the oldest row's.
+        return order[1:] if self._fields["next_observations"] is None else order
+
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        for column in range(self._buffer.rewards.shape[1]):
+        for column in range(self._num_columns):
             table = self._column(column)
             ends, num_unmarked = flat.cut(table)
             num_unmarked -= len(ends) > 0 and not (table.terminated | table.truncated)[-1]  # still under way when saved
@@ -94,50 +146,66 @@ class SB3Source(EpisodeSource):
                 yield episode._replace(id=f"{column}.{episode.id}")
 
     def _column(self, column: int) -> flat.Table:
-        buffer, declared = self._buffer, self.spaces
+        fields, declared = self._fields, self.spaces
         assert declared.observation is not None and declared.action is not None
 
         def rows(stored: Any) -> np.ndarray:
             return stored[self._order, column]
 
-        dones = rows(buffer.dones) > 0
-        timeouts = rows(buffer.timeouts) > 0 if "timeouts" in buffer.__dict__ else np.zeros_like(dones)
-        following = getattr(buffer, "next_observations", None)
+        dones = flat.flags(rows(fields["dones"]), f"{self.name}: dones")
+        timeouts = dones
+        if self._says_timeouts:
+            timeouts = flat.flags(rows(fields["timeouts"]), f"{self.name}: timeouts")
 
         def of(space: spaces.Space, column: Any) -> Nest:
             return specs.map_space(lambda leaf, part: rows(part).reshape(-1, *leaf.shape), space, column)
 
-        observations, actions = of(declared.observation, buffer.observations), of(declared.action, buffer.actions)
+        observations, actions = of(declared.observation, fields["observations"]), of(declared.action, fields["actions"])
         if isinstance(declared.action, spaces.Box):  # which stable-baselines3 keeps in [-1, 1], as alfish does
-            actions = specs.ActionUnits(declared.action).to_environment(actions.reshape(len(actions), -1))
-        return flat.Table(
+            stretched = specs.ActionUnits(declared.action).to_environment(actions.reshape(len(actions), -1))
+            actions = stretched.astype(declared.action.dtype)
+        following = fields["next_observations"]
+        table = flat.Table(
             observations,
-            actions.astype(declared.action.dtype),
-            rows(buffer.rewards),
+            actions,
+            rows(fields["rewards"]),
             dones & ~timeouts,
             dones & timeouts,
             None if following is None else of(declared.observation, following),
         )
+        flat.check_shapes(table, self.name)
+        return table
 
 
-def _space(said: Any, where: str) -> spaces.Space:
-    """The space that an inert object describes."""
-    kind, of = type(said).__name__, getattr(said, "__dict__", {})
+def _space(said: Any, where: str, number: Iterator[int]) -> spaces.Space:
+    """The space that an inert object describes; `number` counts its parts."""
+    kind, of = (said.kind, said.attributes) if isinstance(said, Inert) else (type(said).__name__, {})
+    if next(number) >= MAX_PARTS:  # parts that are shared may be without end
+        raise UsageError(f"{where} describes a space of more than {MAX_PARTS} parts; write it again")
     try:
         if kind == "Box":
-            low, high = np.array(of["low"]), np.array(of["high"])
-            return spaces.Box(low, high, low.shape, np.dtype(of["dtype"]).type)
+            low, high = (_numbers(of[end]) for end in ("low", "high"))
+            return spaces.Box(low, high, low.shape, low.dtype.type)
         if kind == "Discrete":
             return spaces.Discrete(int(of["n"]), start=int(of.get("start", 0)))
         if kind == "MultiDiscrete":
-            return spaces.MultiDiscrete(np.array(of["nvec"]), start=np.array(of["start"]) if "start" in of else None)
+            return spaces.MultiDiscrete(_numbers(of["nvec"]), start=_numbers(of["start"]) if "start" in of else None)
         if kind == "MultiBinary":
             count = of["n"]
-            return spaces.MultiBinary(int(count) if np.ndim(count) == 0 else [int(size) for size in count])
+            return spaces.MultiBinary([int(n) for n in count] if isinstance(count, SEQUENCES) else int(count))
         if kind == "Dict":
-            return spaces.Dict({key: _space(child, where) for key, child in of["spaces"].items()})
+            return spaces.Dict({key: _space(part, where, number) for key, part in of["spaces"].items()})
         if kind == "Tuple":
-            return spaces.Tuple([_space(child, where) for child in of["spaces"]])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{where} describes a {kind} space that cannot be read ({error})") from error
+            return spaces.Tuple([_space(part, where, number) for part in of["spaces"]])
+    except UsageError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise UsageError(f"{where} describes a {kind} space that cannot be read ({shown(str(error))})") from error
     raise UsageError(f"{where} has a {kind} in the place of a space")
+
+
+def _numbers(values: Any) -> np.ndarray:
+    """An array of numbers of its own."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in flat.NUMBERS:
+        raise TypeError("its bounds are no arrays of numbers")
+    return values.copy()
