@@ -7,6 +7,7 @@ The numbers of those files count them. Each has a checksum and executes nothing 
 directory appears under its name when it is whole.
 """
 
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
 from alfish.files import write_atomically
 from alfish.offline.episode import Episode, ends
+from alfish.offline.sources.files import check_tensor
+from alfish.offline.sources.limits import check_nest
 from alfish.offline.spaces import Spaces, to_json
 from alfish.offline.writer import EpisodeWriter
 
@@ -86,20 +89,40 @@ def packed_episodes(episodes: list[Episode]) -> dict[str, Any]:
 
 
 def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
-    """The inverse of `packed_episodes`."""
+    """The inverse of `packed_episodes`.
+
+    Raises:
+      LookupError, TypeError, ValueError: it is not what `packed_episodes` returned.
+    """
+
+    def array(name: str, tensor: Any) -> np.ndarray:
+        return check_tensor(tensor, name).numpy()
+
+    for name in ("observations", "actions", "rewards"):
+        check_nest(state[name], name)
     observations, actions, rewards = (
-        nest.map(torch.Tensor.numpy, state[name]) for name in ("observations", "actions", "rewards")
+        nest.map(functools.partial(array, name), state[name]) for name in ("observations", "actions", "rewards")
     )
-    start = 0
-    for number, (id, length, terminated) in enumerate(
-        zip(state["ids"], state["length"].tolist(), state["terminated"].tolist(), strict=True)
+    ids, lengths, terminated = state["ids"], state["length"].tolist(), state["terminated"].tolist()
+    count = sum(lengths)
+    if not all(isinstance(id, str) for id in ids) or min(lengths, default=0) < 0:
+        raise ValueError("its ids or lengths are not those of episodes")
+    for name, values, expected in (
+        ("rewards", rewards, count),
+        ("actions", actions, count),
+        ("observations", observations, count + len(lengths)),
     ):
+        for leaf in nest.leaves(values):
+            if leaf.shape[:1] != (expected,):
+                raise ValueError(f"its {name} have shape {list(leaf.shape)}, and {expected} rows are expected")
+    start = 0
+    for number, (id, length, ended) in enumerate(zip(ids, lengths, terminated, strict=True)):
         taken, seen = slice(start, start + length), slice(start + number, start + number + length + 1)
         yield Episode(
             id,
             nest.at(observations, seen),
             nest.at(actions, taken),
             rewards[taken],
-            *ends(length, terminated, not terminated),
+            *ends(length, ended, not ended),
         )
         start += length

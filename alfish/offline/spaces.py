@@ -1,5 +1,6 @@
 """The spaces that data were recorded in: declared, compared with an environment's, and kept in a file."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ class Spaces(NamedTuple):
 
 
 NO_SPACES = Spaces()
+MAX_SIZE = 2**26  # numbers in an observation or action
 
 
 class TrainedSpaces(NamedTuple):
@@ -132,6 +134,8 @@ def from_json(value: Any) -> spaces.Space | None:
         return spaces.Tuple([from_json(child) for child in value["spaces"]])  # type: ignore[misc]
     if kind == "Box":
         dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
+        if dtype.kind not in "biuf" or math.prod(shape) > MAX_SIZE:
+            raise ValueError(f"a Box of shape {shape} and {dtype} cannot be learned from")
         low, high = (
             np.broadcast_to(np.vectorize(_number(dtype), otypes=[dtype])(np.array(value[end], object)), shape)
             for end in ("low", "high")

@@ -183,9 +183,10 @@ class Validator:
         if rewards.shape[1:] != self._reward_shape:
             one, other = list(rewards.shape[1:]), list(self._reward_shape)
             raise _UnusableError(f"its rewards have shape {one} in each step, and {other} is expected")
-        if rewards.dtype.kind != "f":
+        if rewards.dtype != np.float32:
             self.report.add("mended", f"rewards of dtype {rewards.dtype} are made float32", episode.id)
-        return rewards.astype(np.float32)
+        with np.errstate(over="ignore"):  # which the check for what is not finite tells
+            return rewards.astype(np.float32)
 
     def _cast(self, values: Nest, kind: str, id: str) -> Nest:
         """The values with each leaf in the dtype that is kept."""

@@ -1,13 +1,16 @@
 """D4RL's and d3rlpy's files: written here as they lay them out, and by d3rlpy itself where it is installed."""
 
 import contextlib
+import json
 
 import numpy as np
 import pytest
+from data_sets import written
 from recorded import BOX_SPACES, SPACES, assert_rows, record, table_of, unstretched, without_final
 
 from alfish.errors import UsageError
-from alfish.offline import OfflineBuffer, open_source
+from alfish.offline import OfflineBuffer, Reading, open_source
+from alfish.offline.sources import limits
 
 h5py = pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
 
@@ -165,6 +168,102 @@ def test_what_d3rlpy_itself_wrote(tmp_path):
         data_set.dump(file)
     buffer = OfflineBuffer([f"d3rlpy:{tmp_path}/a"], spaces=BOX_SPACES)
     assert_rows(buffer, without_final(record(continuous=True)), unstretched)
+
+
+def external_link(file, name, secret):
+    file[name] = h5py.ExternalLink(str(secret), "/rows")
+
+
+def external_storage(file, name, secret):
+    secret.with_suffix(".raw").write_bytes(b"7" * 41 * 4)
+    storage = [(str(secret.with_suffix(".raw")), 0, h5py.h5f.UNLIMITED)]
+    file.create_dataset(name, (41,), "f4", external=storage)
+
+
+def virtual(file, name, secret):
+    layout = h5py.VirtualLayout((41,), "f4")
+    layout[:] = h5py.VirtualSource(str(secret), "rows", (41,))
+    file.create_virtual_dataset(name, layout)
+
+
+def soft_link(file, name, secret):
+    file["elsewhere"] = h5py.ExternalLink(str(secret), "/")
+    file[name] = h5py.SoftLink("/elsewhere/rows")
+
+
+def second_link(file, name, secret):
+    file[name] = file[next(other for other in ("terminals", "rewards_0", "episode_0/rewards") if other in file)]
+
+
+def group_in_itself(file, name, secret):
+    file["more/again"] = file["more"] if "more" in file else file.create_group("more")
+
+
+FOREIGN = {
+    external_link: "is a link into another file",
+    external_storage: "is stored in another file",
+    virtual: "is a virtual data set",
+    soft_link: "is a link into another file|is a link to another part",
+    second_link: "is linked from several places",
+    group_in_itself: "is linked from several places",
+}
+
+
+@pytest.mark.parametrize("link", FOREIGN)
+@pytest.mark.parametrize("scheme", ["d4rl", "d3rlpy", "minari"])
+def test_what_lies_in_another_file_is_not_copied_into_the_data(tmp_path, home, scheme, link):
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["rows"] = np.full(41, 7, np.float32)
+    if scheme == "minari":
+        name, path, field = minari(record()), home / "test/stamped-v0/data/main_data.hdf5", "episode_3/rewards"
+    else:
+        name = (d4rl if scheme == "d4rl" else d3rlpy)(tmp_path / "a", record())
+        path, field = tmp_path / "a", "rewards" if scheme == "d4rl" else "rewards_3"
+    with h5py.File(path, "a") as file:
+        del file[field]
+        link(file, field, tmp_path / "secret.h5")
+    with pytest.raises(UsageError, match=rf"{path} is refused: its '.*' ({FOREIGN[link]})"):
+        open_source(name)
+
+
+def minari(episodes):
+    pytest.importorskip("minari", reason="needs the extra 'minari'")
+    return written("minari:test/stamped-v0", episodes)
+
+
+def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
+    """Of chunks that were never written HDF5 gives zeros."""
+    for shape, chunks, words in (
+        ((10**12,), (1000,), "declares 4.0 TB of content and has"),
+        ((10**12, 1), (1000, 1), "declares 4.0 TB of content and has"),
+        ((41,), (10**9,), "declares 4.0 GB of content and has"),
+    ):
+        name = d4rl(tmp_path / "a", record(), rewards=None)
+        with h5py.File(tmp_path / "a", "a") as file:
+            file.create_dataset("rewards", shape, "f4", chunks=chunks, maxshape=(None, *shape[1:]))
+        with pytest.raises(UsageError, match=words):
+            open_source(name)
+
+
+def test_episodes_that_only_a_number_has_are_refused(tmp_path, home):
+    name = d3rlpy(tmp_path / "a", record())
+    with h5py.File(tmp_path / "a", "a") as file:
+        del file["num_episodes"]
+        file["num_episodes"] = 10**12
+    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes and has 47 entries"):
+        list(open_source(name).episodes())
+    name, path = minari(record()), home / "test/stamped-v0/data/metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 10**12}))
+    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes and holds 11"):
+        open_source(name)
+
+
+def test_a_part_that_is_larger_than_the_memory_at_hand_is_named(tmp_path, monkeypatch):
+    names = [d4rl(tmp_path / "a", record()), d3rlpy(tmp_path / "b", record())]
+    monkeypatch.setattr(limits, "memory_at_hand", lambda: 40)
+    for name in names:
+        with pytest.raises(UsageError, match="takes .* bytes of memory, and 40 bytes are at hand"):
+            list(Reading([name]))
 
 
 @pytest.mark.parametrize("write", [d4rl, d3rlpy])

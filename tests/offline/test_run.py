@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from data_sets import STAMPED, TOY, trained
 from gymnasium import spaces
 from recorded import SPACES, assert_rows, record, table_of
@@ -95,6 +96,26 @@ def test_a_run_without_rows_or_spaces_says_what_is_missing(tmp_path):
     with pytest.raises(UsageError, match="older version, without its environment's spaces; name .*--env_id"):
         open_source(name)
     assert list(open_source(name, SPACES).episodes())
+
+
+def test_a_replay_with_other_content_is_named(tmp_path):
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=False, steps=40))
+    checkpoints = Checkpoints(tmp_path / "run/replay", keep_last=1)
+    steps, state = checkpoints.load("latest")
+    for change in (
+        {"length": 10**12},
+        {"length": -1},
+        {"length": 30.5},
+        {"pos": state["pos"] + 1000},
+        {"start": state["pos"] + 1},
+        {"start": state["start"][:1]},
+        {"rows": None},
+        {"rows": state["rows"][:1] + (torch.zeros(1).expand(44),)},
+        {"startable": torch.zeros(1, 1, dtype=torch.bool).expand(10**4, 2), "length": 10**4},
+    ):
+        checkpoints.save(steps, state | change)
+        with pytest.raises(UsageError, match=f"{tmp_path}/run"):
+            list(open_source(name, SPACES).episodes())
 
 
 # alfish import

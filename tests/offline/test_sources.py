@@ -1,6 +1,8 @@
 """The doors that need no other library: .npz files, what `alfish import` writes, and how sources are named."""
 
 import json
+import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ from data_sets import written
 from gymnasium import spaces
 from recorded import BOX_SPACES, SPACES, assert_rows, record, source, table_of, unstretched, without_final
 
+from alfish import checkpoint
+from alfish.checkpoint import Checkpoints
 from alfish.errors import RunError, UsageError
-from alfish.offline import Arrays, DataSetWriter, Episode, OfflineBuffer, Reading, Spaces, open_source
+from alfish.offline import Arrays, DataSetWriter, Episode, EpisodeSource, OfflineBuffer, Reading, Spaces, open_source
 from alfish.offline import data_set as data_set_module
 from alfish.offline import writer as writer_module
-from alfish.offline.sources import SCHEMES
+from alfish.offline.sources import SCHEMES, limits, npz
 from alfish.offline.spaces import from_json, to_json
 
 DICT_SPACES = Spaces(spaces.Dict(here=SPACES.observation, there=SPACES.observation), SPACES.action)
@@ -321,6 +325,155 @@ def test_a_file_of_another_kind_is_refused(tmp_path, scheme):
     (tmp_path / "text").write_text("these are no data, but " * 100)
     with pytest.raises(UsageError, match=str(tmp_path)):
         open_source(f"{scheme}:{tmp_path}/text")
+
+
+def test_an_npz_of_zeros_without_end_is_refused(tmp_path):
+    zeros = np.broadcast_to(np.float32(0), (2**28,))  # 1 GB, in some 100 KB of deflated zeros of zeros
+    np.savez(tmp_path / "a.npz", **table_of(record()))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("lengths.npy", bytes(1000))
+    content = (tmp_path / "a.npz").read_bytes()
+    size = (1000).to_bytes(4, "little")
+    (tmp_path / "a.npz").write_bytes(content.replace(size, zeros.nbytes.to_bytes(4, "little")))
+    with pytest.raises(UsageError, match=f"{tmp_path}/a.npz declares 1.1 GB of content and has .* KB"):
+        open_source(f"npz:{tmp_path}/a.npz")
+
+
+def test_npz_lengths_whose_sum_overflows_are_refused(tmp_path):
+    parts = table_of(record(), next_observations=False) | {"lengths": np.array([2**62] * 4)}
+    np.savez(tmp_path / "a.npz", **parts)
+    with pytest.raises(UsageError, match="by its lengths 18,446,744,073,709,551,620"):
+        buffer_of(f"npz:{tmp_path}/a.npz")
+
+
+@pytest.mark.parametrize("scheme", FILES)
+def test_what_is_no_regular_file_is_named_and_not_read(tmp_path, scheme):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="pipe is a pipe, and data are read from files only"):
+        open_source(f"{scheme}:{tmp_path}/pipe")
+    with pytest.raises(UsageError, match="zero, which leads to /dev/zero, is a device, and data"):
+        open_source(f"{scheme}:{tmp_path}/zero")
+
+
+def test_a_directory_whose_files_are_pipes_is_named_and_not_read(tmp_path):
+    name = written(tmp_path / "set", record())
+    (shard,) = (tmp_path / "set/episodes").iterdir()
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(UsageError, match="not a regular file"):
+        OfflineBuffer([name])
+    (tmp_path / "set/data_set.json").unlink()
+    os.mkfifo(tmp_path / "set/data_set.json")
+    with pytest.raises(UsageError, match="data_set.json is a pipe"):
+        open_source(name)
+
+
+def resaved(directory, change):
+    """Changes the state of a data set's only file, whose checksum is right again."""
+    checkpoints = Checkpoints(directory / "episodes")
+    _, state = checkpoints.load(0)
+    change(state)
+    checkpoints.save(0, state)
+
+
+def shared(depth=40):
+    nested = torch.zeros(3)
+    for _ in range(depth):
+        nested = (nested, nested)
+    return nested
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.clear(),
+        lambda state: state.pop("observations"),
+        lambda state: state.update(length=torch.tensor([2**62] * 11)),
+        lambda state: state.update(length=torch.tensor([-1] * 11)),
+        lambda state: state.update(length=state["length"].roll(1), terminated=state["terminated"][:5]),
+        lambda state: state.update(rewards=torch.zeros(1).expand(41)),
+        lambda state: state.update(rewards=torch.zeros(41).to_sparse()),
+        lambda state: state.update(rewards="text"),
+        lambda state: state.update(actions=state["actions"][:5]),
+        lambda state: state.update(observations={"a": torch.zeros(())}),
+        lambda state: state.update(ids=[1] * 11),
+    ],
+)
+def test_a_file_of_ours_with_other_content_is_named(tmp_path, change):
+    name = written(tmp_path / "set", record())
+    resaved(tmp_path / "set", change)
+    with pytest.raises(UsageError, match=r"not readable: .*checkpoint-0+.pt"):
+        OfflineBuffer([name])
+
+
+def test_a_file_of_ours_may_share_parts_without_end(tmp_path, monkeypatch):
+    name = written(tmp_path / "set", record())
+    monkeypatch.setattr(checkpoint, "_check_loadable", lambda *_: None)  # which walks over all leaves
+    resaved(tmp_path / "set", lambda state: state.update(observations=shared()))
+    with pytest.raises(UsageError, match="not readable: .*checkpoint-0+.pt"):
+        OfflineBuffer([name])
+
+
+def test_an_index_cannot_declare_episodes_without_end(tmp_path):
+    name = written(tmp_path / "set", record())
+    index = tmp_path / "set/data_set.json"
+    about = json.loads(index.read_text())
+    index.write_text(json.dumps(about | {"num_episodes_of_file": [11, 10**12]}))
+    with pytest.raises(UsageError, match=r"no checkpoint at 1 steps.*\(1 episode: 11 to 1000000000010\)"):
+        OfflineBuffer([name])
+    index.write_text(json.dumps(about | {"num_episodes_of_file": [10**12]}))
+    report = OfflineBuffer([name]).report
+    assert "holds 11 episodes, and 1,000,000,000,000 by data_set.json" in report.sentences("warning")
+    for change in ({"num_episodes_of_file": [-1]}, {"num_episodes_of_file": 3}, {"observation_space": []},
+                   {"observation_space": {"type": "Box", "low": 0, "high": 1, "shape": [10**10], "dtype": "uint8"}},
+                   {"observation_space": {"type": "Discrete", "n": -1, "start": 0}}):  # fmt: skip
+        index.write_text(json.dumps(about | change))
+        with pytest.raises(UsageError, match="data_set.json is damaged"):
+            open_source(name)
+    index.write_text("[" * 10**5)
+    with pytest.raises(UsageError, match="data_set.json is damaged"):
+        open_source(name)
+
+
+def test_memory_at_hand_is_that_of_the_machine_and_of_the_container(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(limits, "CGROUP_LIMIT", tmp_path / "limit")
+    assert limits.memory_at_hand() > 2**28
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  5 kB\n")
+    assert limits.memory_at_hand() == 5 * 1024
+    (tmp_path / "limit").write_text("max\n")
+    assert limits.memory_at_hand() == 5 * 1024
+    (tmp_path / "limit").write_text("4096\n")
+    assert limits.memory_at_hand() == 4096
+
+
+class Faulty(EpisodeSource):
+    def __init__(self, where, environment):
+        super().__init__(f"npz:{where}", SPACES)
+        if where == "opened":
+            raise KeyError("deep inside")
+
+    def episodes(self):
+        raise {"memory": MemoryError, "usage": UsageError, "interrupted": KeyboardInterrupt}.get(
+            self.name.partition(":")[2], ZeroDivisionError
+        )("deep\ninside")
+
+
+def test_whatever_a_source_raises_is_a_sentence_that_names_the_file(monkeypatch, refused, tmp_path):
+    monkeypatch.setattr(npz, "NpzSource", Faulty)
+    for name, words in {
+        "opened": r"npz:opened is damaged, or not what its scheme says \(KeyError: 'deep inside'\)",
+        "read": r"npz:read is damaged, or not what its scheme says \(ZeroDivisionError: deep inside\)",
+        "memory": "npz:memory does not fit in memory",
+        "usage": "npz:usage: deep\ninside",
+    }.items():
+        with pytest.raises(UsageError, match=words) as error:
+            list(Reading([f"npz:{name}"]))
+        assert error.value.__cause__ is not None  # whose traceback is kept
+    with pytest.raises(KeyboardInterrupt):
+        list(Reading(["npz:interrupted"]))
+    assert "npz:read is damaged" in refused("import", "--source=npz:read")
 
 
 def test_an_npz_cut_in_half_says_that_nothing_is_readable(tmp_path):

@@ -1,12 +1,16 @@
 """Where episodes come from: a file for each format, named by a scheme, as in `minari:mujoco/hopper/expert-v0`."""
 
+import contextlib
 import difflib
 import importlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from alfish.errors import UsageError
-from alfish.offline.episode import EpisodeSource
+from absl import logging
+
+from alfish.errors import RunError, UsageError
+from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 
@@ -27,6 +31,7 @@ SCHEMES = {
     "alf": Scheme("alf", "ALFSource", "alf:train/algorithm/ckpt-1000-replay_buffer"),
     "run": Scheme("run", "RunSource", "run:runs/sac"),
 }
+MAX_WORDS = 200  # characters of a library's own words in a message
 SCHEME_OF_SUFFIX = {".npz": "npz", ".pkl": "sb3", ".hdf5": "d4rl", ".h5": "d3rlpy"}
 
 
@@ -46,7 +51,51 @@ def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
     if not where:
         raise UsageError(f"{name!r} says no more than the scheme; an example is {SCHEMES[scheme].example}")
     module = importlib.import_module(f"alfish.offline.sources.{SCHEMES[scheme].module}")
-    return getattr(module, SCHEMES[scheme].source)(where, environment)
+    return _Opened(name, lambda: getattr(module, SCHEMES[scheme].source)(where, environment))
+
+
+class _Opened(EpisodeSource):
+    """A source that says in one sentence, which names the file, whatever goes wrong while it is opened or read.
+
+    Args:
+      name: as the user gave it.
+      opened: constructs the source.
+
+    Raises:
+      UsageError: here and while episodes are read; what was raised is its cause.
+    """
+
+    def __init__(self, name: str, opened: Callable[[], EpisodeSource]):
+        with _faults_named(name):
+            self._source = opened()
+        super().__init__(self._source.name, self._source.spaces)
+        self.notes, self.warnings = self._source.notes, self._source.warnings
+
+    def episodes(self) -> Iterator[Episode | Unreadable]:
+        with _faults_named(self.name):
+            yield from self._source.episodes()
+
+
+@contextlib.contextmanager
+def _faults_named(name: str) -> Iterator[None]:
+    """Turns what a source raises into a UsageError that names it."""
+    where = name.partition(":")[2]
+    try:
+        yield
+    except RunError:
+        raise
+    except UsageError as error:
+        if where in str(error) or str(Path(where).expanduser()) in str(error):
+            raise
+        raise UsageError(f"{name}: {error}") from error
+    except MemoryError as error:
+        raise UsageError(f"{name} does not fit in memory; free memory, or split the data") from error
+    except Exception as error:
+        logging.debug("Of %s:", name, exc_info=error)
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(
+            f"{name} is damaged, or not what its scheme says ({words[:MAX_WORDS]}); write it again, or fetch it again"
+        ) from error
 
 
 def _unknown(name: str, scheme: str) -> str:

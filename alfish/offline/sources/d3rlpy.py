@@ -4,6 +4,7 @@ Needs the extra 'hdf5'. The final observation is not stored: where an episode te
 for it; where it was cut, its last step is given up. No spaces are declared.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends, without_final_observation
 from alfish.offline.sources import flat
 from alfish.offline.sources.files import HDF5_DAMAGE, damage_named, existing_file, missing, open_hdf5
+from alfish.offline.sources.limits import check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 COLUMNS = ("observations", "actions", "rewards", "terminated")
@@ -55,6 +57,11 @@ class D3rlpySource(EpisodeSource):
                 return
             with damage_named(self._path):
                 num_episodes = int(file["num_episodes"][()])
+            if not 0 <= num_episodes <= len(file):  # each has several entries
+                raise UsageError(
+                    f"{self._path} is damaged: it declares {num_episodes:,} episodes and has {len(file):,} entries in "
+                    "all; fetch it again"
+                )
             for i in range(num_episodes):
                 try:
                     parts = [_column(file, name, i) for name in COLUMNS]
@@ -74,7 +81,7 @@ class D3rlpySource(EpisodeSource):
             if "episode_terminals" in file:
                 ending = flat.flags(file["episode_terminals"], f"{self.name}: episode_terminals")
             flat.check_rows(file["actions"], f"{self.name}: actions")
-            actions = _action(file["actions"][:])
+            actions = _action(_read(file["actions"]))
             table = flat.Table(file["observations"], actions, file["rewards"], terminated, ending)
             flat.check_shapes(table, self.name)
             if ending is not None:
@@ -92,9 +99,17 @@ def _columns(file: Any) -> list[str]:
 def _column(file: Any, name: str, i: int) -> Nest:
     """What a column holds of episode `i`: an array, or a tuple of them."""
     if f"{name}_{i}" in file or f"{name}_{i}_0" not in file:
-        return file[f"{name}_{i}"][()]
-    count = next(j for j in range(1, 1000) if f"{name}_{i}_{j}" not in file)
-    return tuple(file[f"{name}_{i}_{j}"][()] for j in range(count))
+        return _read(file[f"{name}_{i}"])
+    count = next(j for j in itertools.count(1) if f"{name}_{i}_{j}" not in file)
+    return tuple(_read(file[f"{name}_{i}_{j}"]) for j in range(count))
+
+
+def _read(stored: Any) -> np.ndarray:
+    """A data set of numbers, in memory."""
+    if getattr(stored, "dtype", np.dtype(object)).kind not in flat.NUMBERS:
+        raise TypeError(f"{stored.name} holds no numbers")
+    check_memory(stored.nbytes, stored.name)
+    return stored[()]
 
 
 def _action(values: np.ndarray) -> np.ndarray:

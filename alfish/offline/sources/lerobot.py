@@ -5,7 +5,7 @@ action and its reward are dropped, and the episode is truncated. Films are not r
 a dict of what follows the dot; one alone is the observation itself. No spaces are declared.
 """
 
-import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, without_final_observation
-from alfish.offline.sources.files import existing_directory, extra
+from alfish.offline.sources.files import check_regular, existing_directory, extra, read_json
+from alfish.offline.sources.limits import check_expansion, check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
+NUMBER_BYTES = 8
 IMAGES = ("video", "image")
 
 
@@ -39,9 +41,11 @@ class LeRobotSource(EpisodeSource):
         root = existing_directory(where, what)
         self._files = sorted((root / "data").glob("**/*.parquet"))
         try:
-            info = json.loads((root / "meta" / "info.json").read_text())
+            info = read_json(root / "meta" / "info.json")
             features = {name: dict(feature) for name, feature in info["features"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except UsageError:
+            raise
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{where} is not {what}: meta/info.json does not say its features ({error})") from error
         super().__init__(f"lerobot:{where}")
         if not self._files:
@@ -88,7 +92,13 @@ class LeRobotSource(EpisodeSource):
             yield self._episode(unread)
 
     def _read(self, path: Path, columns: list[str]) -> "Table":
-        table = self._parquet.read_table(path, columns=columns)
+        check_regular(path)
+        with self._parquet.ParquetFile(path) as file:
+            sizes = [math.prod(self._shapes.get(name, ())) for name in columns]
+            declared = NUMBER_BYTES * file.metadata.num_rows * max(1, sum(sizes))
+            check_expansion(declared, path.stat().st_size, str(path))
+            check_memory(declared, str(path))
+            table = file.read(columns)
         arrays = {name: _array(table.column(name), self._shapes.get(name, ())) for name in columns}
         return Table(arrays, table.num_rows)
 

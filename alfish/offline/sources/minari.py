@@ -4,7 +4,10 @@ Needs the extra 'minari', and 'arrow' for sets in Arrow or Parquet. Maps one to 
 """
 
 import difflib
+import operator
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,12 @@ import numpy as np
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import extra, open_hdf5
+from alfish.offline.sources.files import check_regular, extra, open_hdf5, read_json
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 # What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
-DAMAGE = (OSError, KeyError, ValueError, AssertionError, IndexError, TypeError)
+METADATA, EPISODE = "metadata.json", re.compile(r"episode_(\d+)")
+DAMAGE = (OSError, KeyError, ValueError, AssertionError, IndexError, TypeError, RecursionError)
 
 
 class MinariSource(EpisodeSource):
@@ -32,14 +36,17 @@ class MinariSource(EpisodeSource):
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         minari = extra("minari", "minari", "a Minari data set")
-        from minari.dataset.minari_storage import MinariStorage
         from minari.storage.datasets_root_dir import get_dataset_path
 
         path = get_dataset_path(where)
         if not (path / "data").is_dir():
             raise UsageError(_absent(minari, where, path))
         try:
-            metadata: Any = MinariStorage.read_raw_metadata(path / "data")
+            metadata: Any = read_json(path / "data" / METADATA)
+            held = _held(path / "data", metadata["data_format"])
+            total = operator.index(metadata["total_episodes"])
+            if not 0 <= total <= 2 * len(held) + 100:  # some may be lost
+                raise ValueError(f"it declares {total:,} episodes and holds {len(held):,}")
             for kind in ("observation_space", "action_space"):
                 if kind not in metadata:
                     # Minari would build the environment that the file describes, which imports whatever that says.
@@ -55,11 +62,19 @@ class MinariSource(EpisodeSource):
             raise UsageError(f"{path} is not a whole Minari data set: {_words(error)}; download it again") from error
         spaces = Spaces(self._dataset.observation_space, self._dataset.action_space)
         super().__init__(f"minari:{where}", spaces)
-        if metadata["data_format"] == "hdf5":  # one file, which opens as a whole or not at all
-            open_hdf5(path / "data" / "main_data.hdf5", "a Minari data set").close()
+        self._missing = [i for i in range(total) if i not in held]
+        beyond = [i for i in held if i >= total]
+        if beyond:
+            self.warn(
+                f"{len(beyond):,} episodes are not read, since they stand beyond total_episodes = {total:,} of "
+                f"{METADATA}: {', '.join(map(str, sorted(beyond)[:5]))}"
+            )
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        indices = [int(i) for i in self._dataset.episode_indices]
+        for i in self._missing:
+            yield Unreadable(str(i), "it is not there")
+        missing = set(self._missing)
+        indices = [i for i in map(int, self._dataset.episode_indices) if i not in missing]
         done = 0
         try:
             # All from one generator, which opens the file once.
@@ -76,6 +91,20 @@ class MinariSource(EpisodeSource):
             return _episode(episode)
         except DAMAGE as error:
             return Unreadable(str(i), _words(error))
+
+
+def _held(data: Path, data_format: str) -> set[int]:
+    """The numbers of the episodes that are there.
+
+    Raises:
+      UsageError: the files refer to others, or declare more than they hold.
+    """
+    if data_format == "hdf5":  # one file, which opens as a whole or not at all
+        with open_hdf5(data / "main_data.hdf5", "a Minari data set") as file:
+            return {int(name[1]) for name in map(EPISODE.fullmatch, file) if name}
+    for path in data.glob("*/*"):
+        check_regular(path)
+    return {int(entry.name) for entry in data.iterdir() if entry.name.isdecimal()}
 
 
 def _episode(episode: Any) -> Episode:

@@ -31,7 +31,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import existing_file, missing
+from alfish.offline.sources.files import check_zip, existing_file, missing
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NEEDED = ("observations", "actions", "rewards", "terminated")
@@ -85,7 +85,7 @@ class NpzSource(EpisodeSource):
         if parts["next_observations"] is not None:
             raise UsageError(f"{self.name} has lengths and next_observations; with lengths, observations hold them")
         self._check_lengths(lengths)
-        count = int(lengths.sum())
+        count = sum(map(int, lengths))  # which numpy would let overflow
         needed = {"observations": count + len(lengths), "actions": count, "rewards": count}
         for name, expected in needed.items():
             for label, leaf in nest.named_leaves(parts[name], name):
@@ -138,14 +138,8 @@ class NpzSource(EpisodeSource):
                 raise UsageError(f"{self._path} is one array, and an .npz file of several is needed; use numpy.savez")
             if begin[:2] != b"PK":  # as every zip file begins
                 raise UsageError(f"{self._path} is not an .npz file; write one with numpy.savez")
-            try:
-                arrays = np.load(file, allow_pickle=False)
-            except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-                raise UsageError(
-                    f"{self._path} is not a whole .npz file: nothing of its {self._path.stat().st_size:,} bytes is "
-                    f"readable, since its table of contents stands at the end; write it again ({error})"
-                ) from error
-            yield arrays
+            check_zip(self._path)
+            yield np.load(file, allow_pickle=False)
 
     def _read(self, arrays: Any, name: str) -> Nest:
         found = [key for key in arrays if key == name or key.startswith(f"{name}/")]

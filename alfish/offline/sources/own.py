@@ -1,13 +1,13 @@
 """alfish's own layout, which `alfish import` writes."""
 
-import json
+import operator
 from collections.abc import Iterator
 
 from alfish.checkpoint import Checkpoints
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.offline.data_set import EPISODES_DIRECTORY, FORMAT_VERSION, INDEX_FILE, unpacked_episodes
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import existing_directory
+from alfish.offline.sources.files import existing_directory, read_json
 from alfish.offline.spaces import NO_SPACES, Spaces, from_json
 
 
@@ -25,30 +25,53 @@ class OwnSource(EpisodeSource):
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         directory = existing_directory(where, "what `alfish import` writes")
         path = directory / INDEX_FILE
-        if not path.is_file():
+        if not path.exists():
             raise UsageError(f"{where} has no {INDEX_FILE}, so it is not what `alfish import` writes")
         try:
-            index = json.loads(path.read_text())
+            index = read_json(path)
             version = index["format"]
             spaces = Spaces(from_json(index["observation_space"]), from_json(index["action_space"]))
-            self._num_episodes = [int(count) for count in index["num_episodes_of_file"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is damaged ({error}); import the data again") from error
+            self._num_episodes = [operator.index(count) for count in index["num_episodes_of_file"]]
+            if min(self._num_episodes, default=0) < 0:
+                raise ValueError(f"a file of {min(self._num_episodes)} episodes")
+        except UsageError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+            raise UsageError(f"{path} is damaged ({first_line(error)}); import the data again") from error
         if version != FORMAT_VERSION:
             raise UsageError(f"{where} is of format {version}, and this alfish reads {FORMAT_VERSION}; import it again")
         super().__init__(f"alfish:{where}", spaces)
-        self._checkpoints = Checkpoints(directory / EPISODES_DIRECTORY)
+        self._directory = directory / EPISODES_DIRECTORY
+        self._checkpoints = Checkpoints(self._directory)
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         first = 0
         for number, count in enumerate(self._num_episodes):
             try:
-                _, state = self._checkpoints.load(number)
+                found = self._load(number)
             except UsageError as error:
-                readable = len(self._num_episodes) - 1
-                what = f"{str(error).partition(';')[0]}; {readable} other files of the data set are there"
-                for i in range(first, first + count):
-                    yield Unreadable(str(i), what)
+                yield from self._unreadable(number, first, count, str(error).partition(";")[0])
             else:
-                yield from unpacked_episodes(state)
+                if len(found) != count:
+                    self.warn(
+                        f"file {number} of {self._directory} holds {len(found):,} episodes, and {count:,} by "
+                        f"{INDEX_FILE}: {len(found):,} are read"
+                    )
+                yield from found
             first += count
+
+    def _load(self, number: int) -> list[Episode]:
+        found: list[Episode] = []
+        self._checkpoints.load(number, lambda state: found.extend(unpacked_episodes(state)))
+        return found
+
+    def _unreadable(self, number: int, first: int, count: int, words: str) -> Iterator[Unreadable]:
+        """The episodes of a file, each by its number; where the file cannot have held so many, all in one."""
+        path = self._directory / f"checkpoint-{number:012d}.pt"
+        named = words if str(self._directory) in words else f"{path}: {words}"
+        what = f"{named}; {len(self._num_episodes) - 1} other files of the data set are there"
+        if count > (path.stat().st_size if path.is_file() else 0):
+            yield Unreadable(f"{first} to {first + count - 1}", what)
+            return
+        for i in range(first, first + count):
+            yield Unreadable(str(i), what)

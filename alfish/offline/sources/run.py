@@ -4,7 +4,9 @@ Rows are in the algorithm's units, so the environment's spaces are needed to say
 checkpoint has them; nothing of the run's configuration is read or built.
 """
 
+import operator
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,8 @@ from alfish.data import StepType
 from alfish.errors import UsageError
 from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import existing_directory
+from alfish.offline.sources.files import check_tensor, existing_directory
+from alfish.offline.sources.limits import check_memory, check_nest
 from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of_checkpoint
 from alfish.replay import RingBuffer
 from alfish.specs import ActionUnits, ObservationUnits
@@ -53,7 +56,7 @@ class RunSource(EpisodeSource):
         self._replay = replay
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        _, state = Checkpoints(self._replay).load("latest")
+        _, state = Checkpoints(self._replay).load("latest", _check_state)
         sizes = (state["pos"] - state["start"]).clamp(max=state["length"]).tolist()
         ring = RingBuffer(state["length"] * len(sizes), len(sizes), state_period=state.get("state_period"))
         ring.load_state_dict(state)
@@ -74,3 +77,24 @@ class RunSource(EpisodeSource):
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
             actions = ActionUnits(self.spaces.action).stretch(executed)
             yield from rows.episodes(str(column), step.step_type, step.reward, step.discount, observation, actions)
+
+
+def _check_state(state: Any) -> None:
+    """Raises where this is no replay's state, or one of more rows than it has.
+
+    Raises:
+      UsageError, LookupError, TypeError, ValueError: says what it is.
+    """
+    pos, start, startable = (check_tensor(state[name], name) for name in ("pos", "start", "startable"))
+    length, num_columns = operator.index(state["length"]), len(pos)
+    if length < 1 or tuple(startable.shape) != (length, num_columns) or start.shape != pos.shape:
+        raise ValueError(f"its {num_columns} columns of {length} rows are not those of its arrays")
+    if not ((start >= 0) & (start <= pos)).all():
+        raise ValueError("its positions are no positions")
+    check_nest(state["rows"], "rows")
+    leaves = [check_tensor(leaf, "rows") for leaf in nest.leaves(state["rows"])]
+    filled = min(int(pos.max()), length) * num_columns
+    if any(leaf.shape[:1] != (filled,) for leaf in leaves):
+        raise ValueError(f"its rows are not {filled}")
+    row_bytes = sum(leaf[:1].nbytes for leaf in leaves)
+    check_memory(row_bytes * length * num_columns, "the replay")
