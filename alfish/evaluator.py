@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,9 @@ from alfish.unrollers.episodes import EpisodeRows
 
 # float results depend on the batch size, so the policy is always called with this many rows, padded.
 POLICY_BATCH_SIZE = 8
+# Actions after which an episode is cut; the longest of a shipped task, an Atari game, has 27,000.
+MAX_EPISODE_LENGTH = 100_000
+PROGRESS_SECONDS = 30.0  # between two lines about an evaluation that lasts
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,11 @@ class Evaluation:
     seed: int
     returns: tuple[float, ...]
     lengths: tuple[int, ...]  # actions
+    num_cut: int = 0  # episodes that were truncated at the evaluator's `max_length`
 
     @property
     def mean(self) -> float:
+        """Of the returns."""
         return math.fsum(self.returns) / len(self.returns)
 
     def summary(self) -> dict[str, Any]:
@@ -55,6 +62,7 @@ class Evaluation:
             "max": float(returns.max()),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+            "num_cut": self.num_cut,
         }
 
     def to_csv(self) -> str:
@@ -68,6 +76,7 @@ def make_evaluator(
     transforms: Transforms,
     num_episodes: int,
     num_envs: int = POLICY_BATCH_SIZE,
+    max_length: int = MAX_EPISODE_LENGTH,
     **environment_arguments: Any,
 ) -> "Evaluator":
     """An evaluator with environments of its own, of at most `num_envs`.
@@ -78,7 +87,7 @@ def make_evaluator(
     if not environment.seeds_rows and environment.num_envs != num_episodes:
         environment.close()
         environment = make_environment(num_envs=num_episodes, evaluation=True, **environment_arguments)
-    return Evaluator(environment, algorithm, transforms)
+    return Evaluator(environment, algorithm, transforms, max_length)
 
 
 class Evaluator:
@@ -89,10 +98,26 @@ class Evaluator:
     Args:
       environment: built for evaluation; never one that trains.
       algorithm, transforms: read, not changed.
+      max_length: actions after which an episode is truncated, at least 1: in an environment without a time limit a
+        policy may never reach an end.
+
+    Attributes:
+      log: receives a line now and then while an evaluation lasts; by default prints to standard error.
+      num_cut: episodes of the last evaluation that were truncated at `max_length`: the first is logged.
     """
 
-    def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):
+    def __init__(
+        self,
+        environment: Environment,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        max_length: int = MAX_EPISODE_LENGTH,
+    ):
+        if max_length < 1:
+            raise UsageError(f"the evaluator's max_length is {max_length}; it must be at least 1")
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
+        self.max_length, self.num_cut = max_length, 0
+        self.log: Callable[[str], Any] = _print_to_stderr
         self._device = algorithm.progress.device
         self._under_way: object = None  # the rows of the last call of `test_episodes`
 
@@ -130,7 +155,7 @@ class Evaluator:
                 for lane in np.flatnonzero(episode >= 0):
                     returns[episode[lane]] += float(reward[lane])
                     lengths[episode[lane]] += 1
-        return Evaluation(env_steps, seed, tuple(returns), tuple(lengths))
+        return Evaluation(env_steps, seed, tuple(returns), tuple(lengths), self.num_cut)
 
     def generate_test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> list[Episode]:
         """The episodes that `evaluate` measures, all in memory; see `test_episodes`."""
@@ -209,6 +234,9 @@ class Evaluator:
         environment, num_envs = self.environment, self.environment.num_envs
         episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
         started = min(num_envs, num_episodes)
+        self.num_cut = 0
+        length = np.zeros(num_envs, np.int64)  # of the episodes under way
+        pace = _Pace(self.log, num_episodes)
         time_step = environment.reset(_seeds(episode, seed))
         state = self._padded_initial_state(num_envs)
         noise = {k: _seeded_generators(self._device, seed + k) for k in range(started)} if sample else None
@@ -216,10 +244,17 @@ class Evaluator:
         while (episode >= 0).any():
             action, state = self._act(time_step, state, episode, noise)
             time_step = environment.step(nest.to(action, environment.device))
-            yield episode, time_step, True
+            length += 1
             finished = time_step.step_type.cpu().numpy() == StepType.LAST
+            cut = (length >= self.max_length) & (episode >= 0) & ~finished
+            if cut.any():
+                time_step, finished = _truncated(time_step, cut), finished | cut
+                self._report_cut(int(cut.sum()), num_episodes)
+            pace.step(started - int((episode >= 0).sum()))
+            yield episode, time_step, True
             if not finished.any():
                 continue
+            length[finished] = 0
             episode = episode.copy()
             for lane in np.flatnonzero(finished):
                 refill = environment.seeds_rows and started < num_episodes
@@ -230,6 +265,14 @@ class Evaluator:
             time_step = self._after_end(time_step, finished, episode, seed)
             if (episode[finished] >= 0).any():
                 yield np.where(finished, episode, -1), time_step, False
+
+    def _report_cut(self, count: int, num_episodes: int) -> None:
+        if not self.num_cut:
+            self.log(
+                f"An episode was cut at {self.max_length:,} steps and counts as truncated; others may follow "
+                "(Trainer.max_evaluation_length)"
+            )
+        self.num_cut += count
 
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
         """The rows to act from once some environments have finished; those without a further episode idle on."""
@@ -281,6 +324,35 @@ class Evaluator:
         own += own[-1:] * (POLICY_BATCH_SIZE - len(own))
         output, state = nest.map(lambda *rows: torch.cat(rows), *own)
         return output, (state, transform_state)
+
+
+class _Pace:
+    """Logs how far an evaluation is, every `PROGRESS_SECONDS`."""
+
+    def __init__(self, log: Callable[[str], Any], num_episodes: int):
+        self._log, self._num_episodes, self._steps = log, num_episodes, 0
+        self._began = time.monotonic()
+        self._next = self._began + PROGRESS_SECONDS
+
+    def step(self, num_ended: int) -> None:
+        self._steps += 1
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            self._log(
+                f"Evaluating: {num_ended} of {self._num_episodes} episodes have ended after {now - self._began:.0f} s "
+                f"and {self._steps:,} steps of each environment"
+            )
+
+
+def _truncated(time_step: TimeStep, rows: np.ndarray) -> TimeStep:
+    """The same with LAST rows in these places; their discount stays 1."""
+    mask = torch.from_numpy(rows).to(time_step.step_type.device)
+    return time_step._replace(step_type=time_step.step_type.masked_fill(mask, StepType.LAST))
+
+
+def _print_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:

@@ -35,7 +35,7 @@ from alfish.checkpoint import (
 from alfish.data import IS_STEP
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError
-from alfish.evaluator import Evaluator, make_evaluator
+from alfish.evaluator import MAX_EPISODE_LENGTH, Evaluator, make_evaluator
 from alfish.files import write_atomically
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Listener, Report, default_listeners
@@ -82,6 +82,8 @@ class Trainer:
       num_updates: budget in gradient steps.
       wall_seconds: budget in seconds of training, over all resumes. Beside another budget, a time limit: the run ends
         when either is spent, and `progress`, which schedules follow, is that of the other budget.
+      max_evaluation_length: actions after which episodes of evaluation, `alfish play` and `alfish record` are cut, and
+        count as truncated.
       interaction_env_steps: off-policy, acting ends after so many environment steps, and training goes on with what
         replay holds, at the same pace, until the budget is spent; None: it never ends.
       seed: of everything random; environments get independent ones from it.
@@ -116,6 +118,7 @@ class Trainer:
         num_iterations: int | None = None,
         num_updates: int | None = None,
         wall_seconds: float | None = None,
+        max_evaluation_length: int = MAX_EPISODE_LENGTH,
         interaction_env_steps: int | None = None,
         seed: int = 0,
         device: str = "auto",
@@ -129,7 +132,12 @@ class Trainer:
                 "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
                 "num_updates, num_iterations or wall_seconds"
             )
-        counts = ("seed", seed, 0), ("num_threads", num_threads, 1), ("summary_period", summary_period, 1)
+        counts = (
+            ("seed", seed, 0),
+            ("num_threads", num_threads, 1),
+            ("summary_period", summary_period, 1),
+            ("max_evaluation_length", max_evaluation_length, 1),
+        )
         for name, value, least in counts:
             if value < least or value != int(value):
                 raise UsageError(f"Trainer.{name} is {value}; it is a whole number of at least {least}")
@@ -140,6 +148,7 @@ class Trainer:
         self.device = device_named(device)
         self._on_cpu = self.device.type == "cpu"
         self.seed, self._summary_period = seed, summary_period
+        self._max_evaluation_length = max_evaluation_length
         _seed_all(seed)
         self._make_environment, self._make_evaluation_environment = environment, evaluation_environment
         self.environment = environment(seed=seed)
@@ -334,10 +343,22 @@ class Trainer:
             finished = report.finished
             yield report
 
-    def evaluator(self, num_episodes: int, num_envs: int = 8, **environment_arguments: Any) -> Evaluator:
-        """An evaluator of the policy in training, with environments of its own."""
+    def evaluator(
+        self, num_episodes: int, num_envs: int = 8, max_length: int | None = None, **environment_arguments: Any
+    ) -> Evaluator:
+        """An evaluator of the policy in training, with environments of its own.
+
+        Args:
+          num_episodes: whole episodes that it will be asked for, at most.
+          num_envs: environments at a time.
+          max_length: actions after which an episode is cut; None: the trainer's max_evaluation_length.
+          environment_arguments: for the environment's factory, such as render_mode.
+        """
         factory, parts = self._make_evaluation_environment or self._make_environment, (self.algorithm, self.transforms)
-        evaluator = make_evaluator(factory, *parts, num_episodes, num_envs, **environment_arguments)
+        limit = self._max_evaluation_length if max_length is None else max_length
+        evaluator = make_evaluator(factory, *parts, num_episodes, num_envs, limit, **environment_arguments)
+        if self._started:  # else the run is somebody else's to write in
+            evaluator.log = self.log
         for name in ("observation_spec", "action_spec", "reward_spec") if self._make_evaluation_environment else ():
             evaluated, trained = getattr(evaluator.environment, name), getattr(self.environment, name)
             if evaluated != trained:
@@ -509,6 +530,12 @@ class Trainer:
             self.log(
                 f"Nothing will be trained: Trainer.num_env_steps is {self._budget:,}, and acting before training takes "
                 f"{warmup:,} (warmup_env_steps)"
+            )
+        if self.environment.lacks_limit:
+            self.log(
+                f"{self.environment.name} has no time limit, so an episode may never end, and evaluation cuts it at "
+                f"{self._max_evaluation_length:,} steps (Trainer.max_evaluation_length); "
+                "make_environment.env_kwargs = {'max_episode_steps': 1000} sets a limit"
             )
         if self.config and not any(isinstance(listener, CheckpointSaver) for listener in self.listeners):
             self.log(

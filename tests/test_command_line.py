@@ -561,6 +561,7 @@ def test_evaluate_prints_one_json_object_with_exactly_its_keys(run, capsys):
     summary = json.loads(printed)
     assert set(summary) == {
         "env_steps", "num_episodes", "mean", "std", "ci_low", "ci_high", "min", "max", "returns", "lengths",
+        "num_cut",
     }  # fmt: skip
     assert (
         summary == Evaluation(summary["env_steps"], 0, tuple(summary["returns"]), tuple(summary["lengths"])).summary()
@@ -593,6 +594,36 @@ def test_evaluation_leaves_the_run_as_it_was(run):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1"]) == 0
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A run in an environment without a time limit, in which the mode never reaches an end."""
+    path = tmp_path_factory.mktemp("runs") / "endless"
+    parameters = ["make_environment.env_id='CliffWalking-v1'", "Trainer.max_evaluation_length=30"]
+    assert main(train(path, *parameters, "Trainer.num_env_steps=256", "Evaluate.num_episodes=2")) == 0
+    return path
+
+
+def test_episodes_without_an_end_are_cut_wherever_a_policy_is_shown(endless, tmp_path, capsys):
+    log = (endless / "log.txt").read_text()
+    assert "CliffWalking-v1 has no time limit, so an episode may never end, and evaluation cuts it at 30 steps" in log
+    note = "An episode was cut at {} steps and counts as truncated; others may follow (Trainer.max_evaluation_length)"
+    assert log.count(note.format(30)) == 1
+    root_dir = f"--root_dir={endless}"
+    before = (endless / "log.txt").read_text()
+    assert main(["evaluate", root_dir, "--num_episodes=3", "--json"]) == 0
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    assert summary["lengths"] == [30] * 3 and summary["num_cut"] == 3 and note.format(30) in printed.err
+    assert main(["evaluate", root_dir, "--num_episodes=3", "--max_length=11"]) == 0
+    assert "length  mean 11.0, 3 episodes were cut" in capsys.readouterr().out
+    assert main(["play", root_dir, "--max_length=7"]) == 0
+    assert " in 7 steps" in capsys.readouterr().out
+    assert main(["record", root_dir, "--num_episodes=2", "--max_length=5", f"--output={tmp_path / 'data'}"]) == 0
+    index = json.loads((tmp_path / "data" / "data_set.json").read_text())
+    assert index["num_cut"] == 2 and index["reference_scores"]["num_episodes"] == 2
+    assert (endless / "log.txt").read_text() == before
 
 
 def test_a_film_shows_every_frame_of_an_episode_the_final_one_too(run, tmp_path, capsys):

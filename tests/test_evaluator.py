@@ -1,5 +1,6 @@
 """Evaluation: unbiased, seeded, the same however many environments it runs in, and it leaves no trace."""
 
+import contextlib
 import functools
 import random
 
@@ -310,13 +311,74 @@ def test_on_row_sees_every_row_of_every_episode():
     assert counts == {k: length + 1 for k, length in enumerate(evaluation.lengths)}
 
 
+# Episodes without an end.
+
+
+class Endless(OneState):
+    """Never ends in an odd episode, and after 3 actions in an even one."""
+
+    def reset(self, *, seed=None, options=None):
+        self._length = 10**9 if seed is not None and seed % 2 else 3
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 8])
+def test_an_episode_without_an_end_is_cut_and_truncated(num_envs):
+    lines = []
+    parts = parts_of(Endless, make_algorithm=Zero)
+    with contextlib.closing(make_evaluator(*parts, 5, num_envs, max_length=6)) as evaluator:
+        evaluator.log = lines.append
+        evaluation = evaluator.evaluate(5)
+        assert evaluation.lengths == (3, 6, 3, 6, 3) and evaluation.returns == (3.0, 6.0, 3.0, 6.0, 3.0)
+        assert evaluation.num_cut == evaluator.num_cut == evaluation.summary()["num_cut"] == 2
+        assert [line.partition(" and ")[0] for line in lines] == ["An episode was cut at 6 steps"]
+        for episode, length in zip(evaluator.test_episodes(5), evaluation.lengths):
+            assert len(episode.rewards) == length and episode.truncated[-1] and not episode.terminated.any()
+        assert evaluator.num_cut == 2
+        assert evaluator.evaluate(1).num_cut == 0
+    with pytest.raises(UsageError, match="max_length is 0; it must be at least 1"):
+        make_evaluator(*parts, 1, max_length=0)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_and_so_in_a_tensor_environment(mode):
+    parts = parts_of(TensorPointMass, env_kwargs={"length": 20, "autoreset": mode})
+    with contextlib.closing(make_evaluator(*parts, 3, max_length=6)) as evaluator:
+        assert evaluator.evaluate(3).lengths == (6,) * 3 and evaluator.num_cut == 3
+        # The step at which it ends by itself cuts nothing.
+    with contextlib.closing(make_evaluator(*parts, 3, max_length=20)) as evaluator:
+        assert evaluator.evaluate(3).lengths == (20,) * 3 and evaluator.num_cut == 0
+
+
+def test_an_evaluation_that_lasts_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr("alfish.evaluator.PROGRESS_SECONDS", 0.0)
+    lines = []
+    with contextlib.closing(make_evaluator(*parts_of(OneState, make_algorithm=Zero), 3, 2)) as evaluator:
+        evaluator.log = lines.append
+        evaluator.evaluate(3)
+    assert len(lines) == 14 and lines[0].startswith("Evaluating: 0 of 3 episodes have ended after 0 s and 1 steps")
+    assert lines[-1].startswith("Evaluating: 2 of 3 episodes")
+
+
 # What is reported.
 
 
 def test_the_summary_is_right():
     evaluation = Evaluation(env_steps=7, seed=3, returns=(1.0, 2.0, 6.0), lengths=(4, 5, 6))
     summary = evaluation.summary()
-    keys = ["env_steps", "num_episodes", "mean", "std", "ci_low", "ci_high", "min", "max", "returns", "lengths"]
+    keys = [
+        "env_steps",
+        "num_episodes",
+        "mean",
+        "std",
+        "ci_low",
+        "ci_high",
+        "min",
+        "max",
+        "returns",
+        "lengths",
+        "num_cut",
+    ]
     assert list(summary) == keys
     assert (summary["env_steps"], summary["num_episodes"], summary["mean"]) == (7, 3, 3.0)
     assert summary["std"] == pytest.approx(7**0.5) and (summary["min"], summary["max"]) == (1.0, 6.0)

@@ -4,8 +4,10 @@
   alfish evaluate --root_dir=runs/ppo --checkpoint=best --json
 
 Episode k is seeded with `seed + k`, every episode that starts is run to its end, and the numbers do not depend on
---num_envs. With --json, standard output is one JSON object: env_steps, num_episodes, mean, std, ci_low, ci_high (a 95 %
-bootstrap interval of the mean), min, max, returns, lengths.
+--num_envs. An episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 unless the run's
+configuration says otherwise) and counts as truncated; --max_length sets another limit. With --json, standard output is
+one JSON object: env_steps, num_episodes, mean, std, ci_low, ci_high (a 95 % bootstrap interval of the mean), min, max,
+returns, lengths, num_cut (episodes that were cut).
 """
 
 import json
@@ -18,12 +20,14 @@ CHECKPOINT_HELP = "latest, best, or steps: environment steps, or updates where r
 ALLOW_IMPORT_HELP = (
     "Module or package that the run's configuration may import beside alfish's own, as my_lab; repeatable."
 )
+MAX_LENGTH_HELP = "Steps at which an episode is cut; default: Trainer.max_evaluation_length."
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 20, "Whole episodes.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("max_length", None, MAX_LENGTH_HELP, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
@@ -41,7 +45,7 @@ def main(flag_values: flags.FlagValues) -> int:
             which, _ = trainer.checkpoints.load(which)
         env_steps = trainer.load_policy(which)
         done = f"{env_steps:,} env steps" if trainer.batches.acts else f"{which:,} updates"
-        evaluator = trainer.evaluator(flag_values.num_episodes, flag_values.num_envs)
+        evaluator = trainer.evaluator(flag_values.num_episodes, flag_values.num_envs, flag_values.max_length)
         evaluation = evaluator.evaluate(flag_values.num_episodes, flag_values.seed, flag_values.sample, env_steps)
         evaluator.close()
     summary = evaluation.summary()
@@ -51,7 +55,8 @@ def main(flag_values: flags.FlagValues) -> int:
     print(f"checkpoint at {done}, {summary['num_episodes']} episodes from seed {flag_values.seed}")
     print(f"return  mean {summary['mean']:.2f}  95 % interval [{summary['ci_low']:.2f}, {summary['ci_high']:.2f}]")
     print(f"        std {summary['std']:.2f}  min {summary['min']:.2f}  max {summary['max']:.2f}")
-    print(f"length  mean {sum(summary['lengths']) / len(summary['lengths']):.1f}")
+    cut = f", {evaluation.num_cut} episodes were cut" if evaluation.num_cut else ""
+    print(f"length  mean {sum(summary['lengths']) / len(summary['lengths']):.1f}{cut}")
     return 0
 
 

@@ -14,7 +14,7 @@ refused before anything runs.
 from absl import flags
 
 from alfish.bin.evaluate import ALLOW_IMPORT_HELP
-from alfish.bin.record import as_json, check_arguments, env_spec_of, origin, written
+from alfish.bin.record import as_json, check_arguments, origin, written
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
@@ -31,7 +31,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
     with open_run(root_dir, allow_import=flag_values.allow_import) as trainer:
         spaces = Spaces(trainer.environment.observation_space, trainer.environment.action_space)
-        env_spec = rebuildable(env_spec_of(trainer.environment))
+        env_spec = rebuildable(trainer.environment.env_spec)
         reading = Reading([f"run:{root_dir}"], spaces)
         about = origin(trainer, "latest")
     with open_writer(output, spaces, env_spec) as writer:

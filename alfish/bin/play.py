@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, checkpoint
+from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, MAX_LENGTH_HELP, checkpoint
 from alfish.environments import Environment, VectorEnvironment
 from alfish.errors import UsageError
 
@@ -24,6 +24,7 @@ flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS
 flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 1, "Whole episodes.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
+flags.DEFINE_integer("max_length", None, MAX_LENGTH_HELP, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_string("video", None, "File to film to, .mp4 or .gif.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
@@ -40,7 +41,7 @@ def main(flag_values: flags.FlagValues) -> int:
         env_steps = trainer.load_policy(checkpoint(flag_values.checkpoint))
         # One environment at a time, so that a film's frames come in order.
         arguments = {"render_mode": "rgb_array"} if film else {}
-        evaluator = trainer.evaluator(flag_values.num_episodes, num_envs=1, **arguments)
+        evaluator = trainer.evaluator(flag_values.num_episodes, 1, flag_values.max_length, **arguments)
         on_row = film.shoot(evaluator.environment) if film else None
         evaluation = evaluator.evaluate(
             flag_values.num_episodes, flag_values.seed, flag_values.sample, env_steps, on_row

@@ -26,13 +26,12 @@ from absl import flags
 
 import alfish
 from alfish.bin import configuration
-from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, checkpoint
+from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, MAX_LENGTH_HELP, checkpoint
 from alfish.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
-    from alfish.environments import Environment
     from alfish.evaluator import Evaluator
     from alfish.offline import Validator
     from alfish.trainer import Trainer
@@ -44,6 +43,7 @@ flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 100, "Whole episodes to run.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("max_length", None, MAX_LENGTH_HELP, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_float("min_return", None, "Of the episodes run, write those that return as much.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
@@ -61,10 +61,12 @@ def main(flag_values: flags.FlagValues) -> int:
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         about = origin(trainer, which)
         env_steps = trainer.load_policy(about["checkpoint"]["steps"])
-        with contextlib.closing(trainer.evaluator(num_episodes, flag_values.num_envs)) as evaluator:
+        with contextlib.closing(
+            trainer.evaluator(num_episodes, flag_values.num_envs, flag_values.max_length)
+        ) as evaluator:
             environment = evaluator.environment
             spaces = Spaces(environment.observation_space, environment.action_space)
-            env_spec = rebuildable(env_spec_of(environment))
+            env_spec = rebuildable(environment.env_spec)
             report = Report(f"{flag_values.root_dir} at {env_steps:,} env steps")
             validator = Validator(spaces, report=report)
             with open_writer(flag_values.output, spaces, env_spec) as writer:
@@ -76,6 +78,7 @@ def main(flag_values: flags.FlagValues) -> int:
                     "seeds": seeds if environment.seeds_rows else None,  # else one seed resets all environments
                     "sample": flag_values.sample,
                     "min_return": least,
+                    "num_cut": evaluator.num_cut,
                     "reference_scores": {
                         "num_episodes": num_episodes,
                         "mean": math.fsum(returns) / num_episodes,
@@ -154,12 +157,6 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def env_spec_of(environment: "Environment") -> "EnvSpec | None":
-    """gymnasium's spec of the single environments; None where they have none, or there are none."""
-    envs = getattr(getattr(environment, "env", None), "envs", None)
-    return envs[0].spec if envs else None
 
 
 def as_json(env_spec: "EnvSpec | None") -> Any:

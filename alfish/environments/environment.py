@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from alfish import specs
 from alfish.data import TimeStep
@@ -30,6 +31,8 @@ class Environment(abc.ABC):
       resets_rows: whether `reset` takes a mask of rows.
       seeds_rows: whether it also takes a seed a row, so that evaluation may seed every episode.
       gives_arrays: whether there is `step_arrays`.
+      name: of the task, for people: the id or the class that was asked for.
+      env_spec: gymnasium's specification of one environment, with its wrappers; None where there is none.
       infos: gymnasium's info dict of the last reset or step.
       follows_progress: whether `set_progress` does something: a curriculum.
       broken: `[B]` bool, the environments that raised in the last step and were built anew: their episodes ended with
@@ -61,8 +64,17 @@ class Environment(abc.ABC):
         self.action_spec = specs.action_spec(action_space)
         self.reward_spec = specs.reward_spec(num_rewards)
         self.device = device
+        self.name = type(self).__name__
+        self.env_spec: EnvSpec | None = None
         self.env_id = torch.arange(first_env_id, first_env_id + num_envs, dtype=torch.int32, device=device)
         self.infos = {}
+
+    @property
+    def lacks_limit(self) -> bool:
+        """Whether the specification says that an episode may last for ever. Without a specification: False."""
+        spec = self.env_spec
+        limits = () if spec is None else (spec.max_episode_steps, spec.kwargs.get("max_num_frames_per_episode"))
+        return spec is not None and not any(limits)  # Atari's emulator counts frames
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:

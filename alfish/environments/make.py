@@ -12,6 +12,7 @@ import gin
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish import imports
@@ -70,11 +71,12 @@ def make_environment(
     if callable(env_id) and is_vector:
         with _named_kwargs(env_id, kwargs):
             env = env_id(num_envs=num_envs, **kwargs)
-        return _adapt(env, seeds, evaluation)
+        return _adapt(env, seeds, evaluation, env_id, None)
     if vectorization == "envpool" and not evaluation:
         return _make_envpool(env_id, num_envs, seeds, kwargs)
     if vectorization == "vector_entry_point" and not evaluation:
-        return _adapt(_make_vector_class(env_id, num_envs, kwargs), seeds, False)
+        env = _make_vector_class(env_id, num_envs, kwargs)
+        return _adapt(env, seeds, False, env_id, None)
     if vectorization == "envpool" and env_id not in gymnasium.registry:
         raise UsageError(
             f"make_environment.env_id: {env_id!r} is EnvPool's alone, and evaluation takes gymnasium's environments; "
@@ -82,11 +84,15 @@ def make_environment(
             "the same task there, and its vectorization to 'sync'"
         )
 
+    env_spec: EnvSpec | None = None
+
     def single() -> gymnasium.Env:
+        nonlocal env_spec
         with _named_kwargs(env_id, kwargs):
             env = env_id(**kwargs) if callable(env_id) else _make_single(env_id, kwargs)
         for wrapper in (*wrappers, *(() if evaluation else training_wrappers)):
             env = wrapper(env)
+        env_spec = env.spec
         return env
 
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
@@ -95,7 +101,7 @@ def make_environment(
         env = gymnasium.vector.AsyncVectorEnv(scalar, autoreset_mode=mode)
     else:
         env = SequentialVectorEnv([single] * num_envs, mode)
-    return _adapt(env, seeds, evaluation)
+    return _adapt(env, seeds, evaluation, env_id, env_spec)
 
 
 @gin.configurable(module="alfish.environments")
@@ -130,11 +136,21 @@ def spawn_seeds(seed: int, count: int) -> list[int]:
     return [int(child.generate_state(1)[0] >> 1) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
-def _adapt(env: VectorEnv, seeds: Sequence[int], evaluation: bool) -> Environment:
+def _adapt(
+    env: VectorEnv, seeds: Sequence[int], evaluation: bool, env_id: str | Callable[..., Any], env_spec: EnvSpec | None
+) -> Environment:
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
+    environment: Environment
     if returns_tensors:
-        return TensorEnvironment(env, seeds[0])
-    return VectorEnvironment(env, seeds, autoreset=not evaluation)
+        environment = TensorEnvironment(env, seeds[0])
+    else:
+        environment = VectorEnvironment(env, seeds, autoreset=not evaluation)
+    environment.name, environment.env_spec = _name(env_id), env_spec
+    return environment
+
+
+def _name(env_id: str | Callable[..., Any]) -> str:
+    return env_id if isinstance(env_id, str) else getattr(env_id, "__name__", None) or type(env_id).__name__
 
 
 def _make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
@@ -163,8 +179,9 @@ def _named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
-        name = env_id if isinstance(env_id, str) else getattr(env_id, "__name__", repr(env_id))
-        raise UsageError(f"make_environment: {name} does not take env_kwargs={dict(kwargs)}: {error}") from error
+        raise UsageError(
+            f"make_environment: {_name(env_id)} does not take env_kwargs={dict(kwargs)}: {error}"
+        ) from error
 
 
 def _check_exists(env_id: str) -> None:
@@ -202,7 +219,9 @@ def _make_envpool(env_id: Any, num_envs: int, seeds: Sequence[int], kwargs: Mapp
         close = difflib.get_close_matches(str(env_id), envpool.list_all_envs(), 3, 0.5)
         raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
     env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
-    return EnvPoolEnvironment(env, seeds)
+    environment = EnvPoolEnvironment(env, seeds)
+    environment.name = env_id
+    return environment
 
 
 class EnvPoolEnvironment(VectorEnvironment):

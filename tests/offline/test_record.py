@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import alfish
 from alfish.__main__ import main
-from alfish.bin.record import env_spec_of, sha256
+from alfish.bin.record import sha256
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, TensorPointMass
 from alfish.offline import OfflineBuffer, open_source
@@ -277,9 +277,9 @@ gymnasium.register("Edges-v0", Edges)
 
 
 def test_spaces_and_spec_are_those_of_single_environments():
-    assert env_spec_of(make_environment("CartPole-v1", 2, evaluation=True)).id == "CartPole-v1"
-    assert env_spec_of(make_environment(OneState)) is None
-    assert env_spec_of(make_environment(TensorPointMass)) is None
+    assert make_environment("CartPole-v1", 2, evaluation=True).env_spec.id == "CartPole-v1"
+    assert make_environment(OneState).env_spec is None
+    assert make_environment(TensorPointMass).env_spec is None
 
 
 def test_a_checkpoint_of_any_size_has_its_own_checksum(tmp_path):
