@@ -55,9 +55,9 @@ def _run(name: str, module, rest: list[str]) -> int:
         module.FLAGS[flag].unparse()  # of an earlier call in this process
     try:
         left = module.FLAGS([f"alfish {name}", *rest])[1:]
-        if left:
+        if left and not getattr(module, "TAKES_WORDS", False):
             raise UsageError(f"{left[0]!r} is not a flag; flags look like --root_dir=runs/ppo")
-        return module.main(module.FLAGS)
+        return module.main(module.FLAGS, *left)
     except flags.Error as error:
         print(f"alfish {name}: {error}; `alfish {name} --help` lists the flags", file=sys.stderr)
         return 2

@@ -1,6 +1,7 @@
 """A learner's updates as graphs: from the hooks to the optimizer, one graph for each layout of batches."""
 
-from collections.abc import Hashable, Mapping
+import time
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -31,10 +32,14 @@ class CompiledUpdates:
       updates: the plain ones, whose parameters, optimizers and books these share.
       precision: see `CompiledFunction`.
       records: whether to record each graph as a CUDA graph too, where it runs on a GPU.
+      log: receives a line for each graph.
     """
 
-    def __init__(self, updates: Updates, precision: str, records: bool = False):
+    def __init__(
+        self, updates: Updates, precision: str, records: bool = False, log: Callable[[str], Any] = logging.info
+    ):
         self._plain, self._precision = updates, precision
+        self._log = log
         self._records = records and not updates.on_cpu
         self._tolerance = 1e-3 if precision == "float32" else 0.1
         self._made: dict[Hashable, _Graph] = {}
@@ -143,7 +148,7 @@ class CompiledUpdates:
         for name, optimizer in plain.optimizers.items():
             if not hasattr(optimizer, "apply"):
                 raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
-        logging.info("Compiling the update of %s", type(algorithm).__name__)
+        began = time.perf_counter()
         trained: list[str] = []
 
         def update(arguments: Nest) -> Nest:
@@ -177,7 +182,9 @@ class CompiledUpdates:
             return {"total": measured.total, "stop": loss_info.stop, "extra": extra, "priority": priority}
 
         arguments = self._tensors, self._here(self._coefficients), index, source
-        return _Graph(CompiledFunction(update, arguments, self._precision), trained)
+        function = CompiledFunction(update, arguments, self._precision)
+        self._log(f"Compiled the update of {type(algorithm).__name__} in {time.perf_counter() - began:.1f} s")
+        return _Graph(function, trained)
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
         """The graph's `total`, found to be the plain update's as to the losses."""

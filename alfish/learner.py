@@ -53,6 +53,7 @@ class Learner:
 
     Attributes:
       updates: made so far.
+      log: receives a line about each compiled update.
     """
 
     def __init__(
@@ -80,7 +81,10 @@ class Learner:
         self._algorithm = algorithm
         self._progress = nest.host_view(algorithm.progress)
         self._plain = Updates(algorithm, optimizer, max_grad_norm)
-        self._compile = functools.partial(CompiledUpdates, self._plain, precision, cuda_graphs)
+        self.log: Callable[[str], Any] = logging.info
+        self._compile = functools.partial(
+            CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
+        )
         self._compiled = self._compile() if compile is True else None
         self._decides = compile == "auto"
         self._learning_rates = self._schedule_per_group(learning_rate)

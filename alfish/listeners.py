@@ -11,6 +11,7 @@ from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluation, Evaluator
 from alfish.files import write_atomically
+from alfish.formatting import significant
 from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class Report:
     progress: float  # of the budget, in [0, 1]
     finished: bool  # no iteration follows: the run is at its end, or was interrupted
     scalars: dict[str, float] = field(default_factory=dict)  # empty unless a summary was due
+    # Where scalars stand that do not stand at `steps`, by what their names begin with: an evaluation stands at the step
+    # at which it was due, so that those of several seeds stand side by side.
+    nominal_steps: dict[str, int] = field(default_factory=dict)
     evaluation: Evaluation | None = None
 
 
@@ -57,6 +61,9 @@ class Listener:
 @gin.configurable(module="alfish.listeners")
 class Evaluate(Listener):
     """Evaluates on its own environments, always on the same episodes, and writes each of them to `eval/`.
+
+    File names, summaries and the log have an evaluation's nominal step: the multiple of the period, or the budget of
+    environment steps, at which it was due. The iteration itself ends a little later, and elsewhere with each seed.
 
     Args:
       period: steps between evaluations; 0: only at the end.
@@ -99,22 +106,30 @@ class Evaluate(Listener):
         if policy == self._last:  # a listener stopped the run because of what it returned
             return
         self._last = policy
+        nominal = self._nominal_steps(trainer, report)
         if self._period:
             self._next = (report.steps // self._period + 1) * self._period
         assert self._evaluator is not None
         evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         directory = trainer.root_dir / "eval"
         directory.mkdir(exist_ok=True)
-        write_atomically(directory / f"{self._name}-{report.steps:012d}.csv", evaluation.to_csv())
+        write_atomically(directory / f"{self._name}-{nominal:012d}.csv", evaluation.to_csv())
         report.evaluation = evaluation
         summary = evaluation.summary()
         for name in ("mean", "std", "min", "max"):
             report.scalars[f"{self._name}/{name}_return"] = summary[name]
         report.scalars[f"{self._name}/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
+        report.nominal_steps[self._name] = nominal
+        mean, low, high = (significant(summary[name]) for name in ("mean", "ci_low", "ci_high"))
         trainer.log(
-            f"Evaluation at {report.steps:,} steps: return {evaluation.mean:.1f} "
-            f"[{summary['ci_low']:.1f}, {summary['ci_high']:.1f}] over {self._num_episodes} episodes"
+            f"Evaluation at {nominal:,} steps: return {mean} [{low}, {high}] over {self._num_episodes} episodes"
         )
+
+    def _nominal_steps(self, trainer: "Trainer", report: Report) -> int:
+        name, budget = trainer.budget
+        if name == "num_env_steps" and report.env_steps >= budget:
+            return int(budget)
+        return report.steps if trainer.finished else report.steps // self._period * self._period
 
     def close(self) -> None:
         if self._evaluator is not None:
@@ -189,9 +204,14 @@ class Summaries(Listener):
             self._config_written = True
             for name, text in trainer.config.items():
                 self._writer.text(name, f"```\n{text}\n```", report.steps)
-        if report.scalars:
-            counters = report.steps, report.env_steps, report.iterations, report.updates, report.wall_seconds
-            self._writer.scalars(report.scalars, *counters)
+        others = dict(report.scalars)
+        counters = report.env_steps, report.iterations, report.updates, report.wall_seconds
+        nominal = {prefix: steps for prefix, steps in report.nominal_steps.items() if steps != report.steps}
+        for prefix, steps in sorted(nominal.items(), key=lambda item: item[1]):
+            own = {name: others.pop(name) for name in report.scalars if name.startswith(f"{prefix}/")}
+            self._writer.scalars(own, steps, *counters)
+        if others:
+            self._writer.scalars(others, report.steps, *counters)
 
     def close(self) -> None:
         self._writer.close()
@@ -272,7 +292,7 @@ class StopAt(_Watcher):
     def reason(self, value: float) -> str | None:
         if value < self._return or math.isnan(value):
             return None
-        return f"{self._scalar} is {value:.6g} (StopAt.return_ = {self._return:g})"
+        return f"{self._scalar} is {significant(value)} (StopAt.return_ = {self._return:g})"
 
 
 @gin.configurable(module="alfish.listeners")
@@ -302,7 +322,7 @@ class StopWithoutProgress(_Watcher):
         self._num_without += 1
         if self._num_without < self._num_evaluations:
             return None
-        best = "is not finite" if self._best is None else f"has not risen above {self._best:.6g}"
+        best = "is not finite" if self._best is None else f"has not risen above {significant(self._best)}"
         return f"{self._scalar} {best} in {self._num_without} evaluations (StopWithoutProgress)"
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from alfish.errors import UsageError
 from alfish.files import write_atomically
+from alfish.formatting import significant
 
 COUNTERS = ("steps", "env_steps", "iterations", "updates", "wall_seconds")
 
@@ -314,4 +315,4 @@ def _grouped(number: float) -> str:
 
 
 def _short(value: float) -> str:
-    return _grouped(value) if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+    return _grouped(value) if 1000 <= abs(value) < 1e9 else significant(value)

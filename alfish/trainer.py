@@ -173,6 +173,7 @@ class Trainer:
         self._shows_rows = shows_rows  # to others than the batches
         self.unroller.gives_arrays = self.batches.takes_arrays and self._on_cpu and not shows_rows
         self.learner = learner(self.algorithm)
+        self.learner.log = self.log
         self._progress = nest.host_view(self.algorithm.progress)
         self._modes = _Modes(self.algorithm)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
@@ -272,6 +273,7 @@ class Trainer:
         (self.root_dir / "done").unlink(missing_ok=True)
         for listener in self.listeners:
             listener.start(self)
+        self._announce()
 
     def stop(self, reason: str) -> None:
         """Finishes the run with the iteration under way, as if its budget was spent.
@@ -523,6 +525,21 @@ class Trainer:
             report.scalars["time/env_steps_per_second"] = steps / (ended - began)
         return report
 
+    def _announce(self) -> None:
+        """Says what is trained, once nothing has been refused."""
+        trained = sum(parameter.numel() for parameter in self.algorithm.parameters() if parameter.requires_grad)
+        acting = f"{self.unroller.num_envs} environments, " if self.batches.acts else ""
+        self.log(
+            f"{type(self.algorithm).__name__} on {self.environment.name}: {acting}{trained:,} parameters on "
+            f"{self.device}, Trainer.{self._budget_name} = {self._budget:,}"
+        )
+        if self.environment.lacks_limit:
+            self.log(
+                f"{self.environment.name} has no time limit, so an episode may never end, and evaluation cuts it at "
+                f"{self._max_evaluation_length:,} steps (Trainer.max_evaluation_length); "
+                "make_environment.env_kwargs = {'max_episode_steps': 1000} sets a limit"
+            )
+
     def _warn_of_settings(self) -> None:
         """Says what a run will do that hardly anybody wants."""
         warmup = self.batches.warmup_env_steps
@@ -530,12 +547,6 @@ class Trainer:
             self.log(
                 f"Nothing will be trained: Trainer.num_env_steps is {self._budget:,}, and acting before training takes "
                 f"{warmup:,} (warmup_env_steps)"
-            )
-        if self.environment.lacks_limit:
-            self.log(
-                f"{self.environment.name} has no time limit, so an episode may never end, and evaluation cuts it at "
-                f"{self._max_evaluation_length:,} steps (Trainer.max_evaluation_length); "
-                "make_environment.env_kwargs = {'max_episode_steps': 1000} sets a limit"
             )
         if self.config and not any(isinstance(listener, CheckpointSaver) for listener in self.listeners):
             self.log(

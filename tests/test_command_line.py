@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -389,7 +390,8 @@ def test_unknown_subcommands_are_refused_and_the_known_shown(capsys):
 def test_unknown_flags_are_refused(refused, name):
     words = refused(name, "--no_such_flag=3")
     assert "no_such_flag" in words and f"alfish {name} --help" in words
-    assert "'stray' is not a flag" in refused(name, "stray")
+    known = "no shipped configuration has stray" if name == "confs" else "'stray' is not a flag"
+    assert known in refused(name, "stray")
 
 
 @pytest.mark.parametrize(
@@ -517,8 +519,24 @@ def test_confs_lists_every_conf_with_a_task(capsys):
     lines = capsys.readouterr().out.splitlines()
     with_task = sorted(p.name for p in configuration.confs_directory().glob("*.gin") if "# Task:" in p.read_text())
     assert [line.split()[0] for line in lines] == with_task and with_task
+    assert max(map(len, lines)) <= 100
     [line] = [line for line in lines if line.startswith("ppo_cartpole.gin")]
-    assert line.split()[1:3] == ["CartPole-v1", "PPO"] and "500" in line
+    assert line.split()[1:3] == ["CartPole-v1", "PPO"] and line.endswith("500 at 50 k env steps")
+
+
+def test_confs_lists_those_with_all_words_and_shows_one_in_full(refused, capsys):
+    assert main(["confs", "HalfCheetah", "sac"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("sac_halfcheetah.gin\n\nTask: HalfCheetah-v5\nAlgorithm: SAC\nResult: ")
+    assert "mean of 3 seeds (6176 to 6992)" in shown
+    assert shown.endswith("alfish train --gin_file=sac_halfcheetah.gin --root_dir=runs/sac_halfcheetah\n")
+    assert main(["confs", "hopper"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["ppo_hopper.gin", "sac_hopper.gin"]
+    assert main(["confs", "ppo_cartpole"]) == 0  # a name, which appo_cartpole has too
+    assert capsys.readouterr().out.startswith("ppo_cartpole.gin\n\nTask: ")
+    assert refused("confs", "cartpole", "iql") == (
+        "alfish confs: no shipped configuration has cartpole and iql; `alfish confs` lists all of them\n"
+    )
 
 
 def test_train_leaves_a_whole_run_directory(run):
@@ -581,6 +599,7 @@ def test_evaluate_prints_words_otherwise(run, capsys):
     assert main(["evaluate", f"--root_dir={run}", "--num_episodes=3", "--sample", "--seed=4"]) == 0
     words = capsys.readouterr().out
     assert "3 episodes from seed 4" in words and "95 % interval" in words
+    assert not re.search(r"\.0\b", words)  # returns are whole numbers: significant digits only
 
 
 def test_a_flag_of_one_call_is_forgotten_by_the_next(run, capsys):
@@ -617,7 +636,7 @@ def test_episodes_without_an_end_are_cut_wherever_a_policy_is_shown(endless, tmp
     summary = json.loads(printed.out)
     assert summary["lengths"] == [30] * 3 and summary["num_cut"] == 3 and note.format(30) in printed.err
     assert main(["evaluate", root_dir, "--num_episodes=3", "--max_length=11"]) == 0
-    assert "length  mean 11.0, 3 episodes were cut" in capsys.readouterr().out
+    assert "length  mean 11, 3 episodes were cut" in capsys.readouterr().out
     assert main(["play", root_dir, "--max_length=7"]) == 0
     assert " in 7 steps" in capsys.readouterr().out
     assert main(["record", root_dir, "--num_episodes=2", "--max_length=5", f"--output={tmp_path / 'data'}"]) == 0

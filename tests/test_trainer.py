@@ -614,20 +614,43 @@ def test_checkpoints_come_at_their_period_and_at_the_end(tmp_path):
 def test_evaluations_come_at_their_period_and_at_the_end_and_are_kept_by_episode(tmp_path):
     recorder = Recorder()
     options = {"num_iterations": 7, "summary_period": 10**9}
-    trainer = make(tmp_path, OneState, {"length": 9}, listeners=[Evaluate(40, 3, 2, seed=5), recorder], **options)
+    listeners = [Evaluate(40, 3, 2, seed=5), recorder, Summaries()]
+    trainer = make(tmp_path, OneState, {"length": 9}, listeners=listeners, **options)
     trainer.train()
     evaluated = [r.env_steps for r in recorder.reports if r.evaluation]
     assert evaluated == sorted(set(evaluated)) and len(evaluated) == 3
-    assert evaluated[-1] == trainer.env_steps
-    for env_steps in evaluated:
-        text = (tmp_path / "eval" / f"evaluation-{env_steps:012d}.csv").read_text()
-        assert text == "episode,seed,return,length\n0,5,9.0,9\n1,6,9.0,9\n2,7,9.0,9\n"
+    assert evaluated[-1] == trainer.env_steps and 40 < evaluated[0] < 80 < evaluated[1]
+    nominal = [40, 80, trainer.env_steps]  # at which evaluations of all seeds stand
+    assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == [
+        f"evaluation-{steps:012d}.csv" for steps in nominal
+    ]
+    for path in (tmp_path / "eval").iterdir():
+        assert path.read_text() == "episode,seed,return,length\n0,5,9.0,9\n1,6,9.0,9\n2,7,9.0,9\n"
     [report] = [r for r in recorder.reports if r.env_steps == evaluated[0]]
     assert report.scalars["evaluation/mean_return"] == 9 and report.scalars["evaluation/mean_length"] == 9
-    assert (
-        f"Evaluation at {evaluated[0]} steps: return 9.0 [9.0, 9.0] over 3 episodes"
-        in (tmp_path / "log.txt").read_text()
-    )
+    rows = [row for row in rows_of(tmp_path / "metrics.csv") if row["evaluation/mean_return"]]
+    assert [int(row["steps"]) for row in rows] == nominal and [int(row["env_steps"]) for row in rows] == evaluated
+    assert "Evaluation at 40 steps: return 9 [9, 9] over 3 episodes" in (tmp_path / "log.txt").read_text()
+
+
+def test_the_last_evaluation_stands_at_a_budget_of_steps(tmp_path):
+    trainer = make(tmp_path, num_env_steps=75, listeners=[Evaluate(30, 1), Summaries()], summary_period=25)
+    trainer.train()
+    assert trainer.steps > 75
+    assert sorted(int(path.stem.removeprefix("evaluation-")) for path in (tmp_path / "eval").iterdir()) == [30, 60, 75]
+    rows = rows_of(tmp_path / "metrics.csv")
+    steps = [int(row["steps"]) for row in rows]
+    assert steps == sorted(set(steps)) and {30, 60, 75} < set(steps)
+    assert all(bool(row["evaluation/mean_return"]) == (int(row["steps"]) in (30, 60, 75)) for row in rows)
+
+
+def test_a_run_says_first_what_it_trains(tmp_path):
+    trainer = make(tmp_path, num_env_steps=10_000, num_envs=3)
+    trainer.start()
+    trainer.close()
+    count = sum(parameter.numel() for parameter in trainer.algorithm.parameters())
+    line = f"PPO on CartPole-v1: 3 environments, {count} parameters on cpu, Trainer.num_env_steps = 10,000"
+    assert (tmp_path / "log.txt").read_text().splitlines()[0].endswith(f" {line}")
 
 
 def test_a_period_of_0_evaluates_and_saves_at_the_end_only(tmp_path):

@@ -1,33 +1,80 @@
 """Lists the shipped configurations: what each trains, with which algorithm, and what it reaches.
 
-alfish confs
-alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
+  alfish confs
+  alfish confs halfcheetah sac          # those whose file, task or algorithm have all of these words
+  alfish confs ppo_cartpole             # one of them in full: where its settings come from, and all of its result
+  alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
+
+A conf in full is shown for its name, or where a single one has the words.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
 
 from alfish.bin import show
 from alfish.bin.configuration import confs_directory
+from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
-FIELDS = ("Task", "Algorithm", "Result")
+TAKES_WORDS = True
+WIDTH = 100  # of a line
+COLUMNS = (30, 24, 14)  # widths of the file, the task and the algorithm; the result has the rest
 
 
-def main(flag_values: flags.FlagValues) -> int:
-    rows = [row for row in (describe(path) for path in sorted(confs_directory().glob("*.gin"))) if row]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
-    show("\n".join(lines))
+class Conf(NamedTuple):
+    file: str
+    task: str
+    algorithm: str
+    result: str
+    comment: str  # with which the file opens, without its #
+
+
+def main(flag_values: flags.FlagValues, *words: str) -> int:
+    confs = [conf for conf in map(describe, sorted(confs_directory().glob("*.gin"))) if conf]
+    found = [conf for conf in confs if has(conf, words)]
+    named = [conf for conf in found if words and conf.file in (words[0], f"{words[0]}.gin")]
+    if not found:
+        raise UsageError(f"no shipped configuration has {' and '.join(words)}; `alfish confs` lists all of them")
+    if named or len(found) == 1:
+        show(in_full((named or found)[0]))
+    else:
+        show("\n".join(map(line, found)))
     return 0
 
 
-def describe(path: Path) -> tuple[str, str, str, str] | None:
-    """File, task, algorithm, result, from the comment that opens a conf; None for one that only others include."""
-    fields = dict(re.findall(r"^# (\w+): (.*)$", path.read_text(), re.MULTILINE))
+def describe(path: Path) -> Conf | None:
+    """A conf by the comment that opens it; None for one that only others include."""
+    text = path.read_text()
+    opening = re.match(r"(#.*\n)*", text)
+    comment = re.sub(r"^# ?", "", opening[0] if opening else "", flags=re.MULTILINE).strip()
+    fields = dict(re.findall(r"^(\w+): (.*)$", comment, re.MULTILINE))
     if "Task" not in fields:
         return None
-    task, algorithm, result = (fields.get(name, "") for name in FIELDS)
-    return path.name, task, algorithm, result
+    return Conf(path.name, fields["Task"], fields.get("Algorithm", ""), fields.get("Result", ""), comment)
+
+
+def has(conf: Conf, words: Sequence[str]) -> bool:
+    """Whether each of the words is in the file's name, the task or the algorithm."""
+    text = f"{conf.file} {conf.task} {conf.algorithm}".lower()
+    return all(word.lower() in text for word in words)
+
+
+def line(conf: Conf) -> str:
+    """One line of `WIDTH`; cells that are too long end in '..'."""
+    cells = [_fitted(cell, width).ljust(width) for cell, width in zip(conf, COLUMNS)]
+    first = re.split(r", |; | \(", conf.result)[0]
+    result = first if " " in first else conf.result  # a number alone says too little
+    return "  ".join([*cells, _fitted(result, WIDTH - sum(COLUMNS) - 2 * len(COLUMNS))]).rstrip()
+
+
+def in_full(conf: Conf) -> str:
+    name = conf.file.removesuffix(".gin")
+    return f"{conf.file}\n\n{conf.comment}\n\nalfish train --gin_file={conf.file} --root_dir=runs/{name}"
+
+
+def _fitted(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 2].rstrip() + ".."

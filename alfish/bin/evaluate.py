@@ -15,6 +15,7 @@ import json
 from absl import flags
 
 from alfish.errors import UsageError
+from alfish.formatting import significant
 
 CHECKPOINT_HELP = "latest, best, or steps: environment steps, or updates where recorded data were trained on."
 ALLOW_IMPORT_HELP = (
@@ -53,10 +54,11 @@ def main(flag_values: flags.FlagValues) -> int:
         print(json.dumps(summary))
         return 0
     print(f"checkpoint at {done}, {summary['num_episodes']} episodes from seed {flag_values.seed}")
-    print(f"return  mean {summary['mean']:.2f}  95 % interval [{summary['ci_low']:.2f}, {summary['ci_high']:.2f}]")
-    print(f"        std {summary['std']:.2f}  min {summary['min']:.2f}  max {summary['max']:.2f}")
+    shown = {name: significant(summary[name]) for name in ("mean", "ci_low", "ci_high", "std", "min", "max")}
+    print(f"return  mean {shown['mean']}  95 % interval [{shown['ci_low']}, {shown['ci_high']}]")
+    print(f"        std {shown['std']}  min {shown['min']}  max {shown['max']}")
     cut = f", {evaluation.num_cut} episodes were cut" if evaluation.num_cut else ""
-    print(f"length  mean {sum(summary['lengths']) / len(summary['lengths']):.1f}{cut}")
+    print(f"length  mean {significant(sum(summary['lengths']) / len(summary['lengths']))}{cut}")
     return 0
 
 

@@ -18,6 +18,7 @@ from absl import flags
 from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, MAX_LENGTH_HELP, checkpoint
 from alfish.environments import Environment, VectorEnvironment
 from alfish.errors import UsageError
+from alfish.formatting import significant
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
@@ -48,7 +49,7 @@ def main(flag_values: flags.FlagValues) -> int:
         )
         evaluator.close()
     for k, (value, length) in enumerate(zip(evaluation.returns, evaluation.lengths)):
-        print(f"episode {k} (seed {flag_values.seed + k}): return {value:.2f} in {length} steps")
+        print(f"episode {k} (seed {flag_values.seed + k}): return {significant(value)} in {length} steps")
     if film:
         film.close()
         for path, count in film.written:
