@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 import alfish
 from alfish.__main__ import SUBCOMMANDS, main, module_of
@@ -677,6 +678,36 @@ def test_several_films_are_numbered(run, tmp_path):
     pytest.importorskip("pygame")
     assert main(["play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cp-0.gif", "cp-1.gif"]
+
+
+def test_a_film_has_its_name_when_it_is_whole(refused, run, tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    rendered, render = [], CartPoleEnv.render
+
+    def breaks_in_episode_1(env):
+        rendered.append(sorted(path.name for path in tmp_path.iterdir()))
+        if rendered.count(["cp-0.mp4"]) and rendered[-1] != ["cp-0.mp4"]:  # the second one is being written
+            raise RuntimeError("no context")
+        return render(env)
+
+    monkeypatch.setattr(CartPoleEnv, "render", breaks_in_episode_1)
+    monkeypatch.setattr(CartPoleEnv, "mujoco_renderer", None, raising=False)
+    monkeypatch.setattr("alfish.environments.rendering.follow", lambda env: None)
+    video = f"--video={tmp_path / 'cp.mp4'}"
+    words = refused("play", f"--root_dir={run}", video, "--num_episodes=3")
+    assert "MuJoCo cannot render " in words and "(no context); install EGL or OSMesa" in words
+    assert [path.name for path in tmp_path.iterdir()] == ["cp-0.mp4"]
+    assert not any("cp-0.mp4" in names for names in rendered[: rendered.index(["cp-0.mp4"])])
+
+
+def test_a_film_that_cannot_be_written_is_refused(refused, run, tmp_path):
+    (tmp_path / "cp-1.gif").mkdir()
+    words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2")
+    assert f"--video={tmp_path / 'cp-1.gif'} is a directory; name a file" in words
+    (tmp_path / "file").touch()
+    words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'file' / 'cp.gif'}")
+    assert "cp.gif cannot be written: " in words and words.endswith("; name another directory\n")
 
 
 def test_play_says_what_each_episode_returned(run, capsys):

@@ -3,20 +3,24 @@
   alfish play --root_dir=runs/ppo
   alfish play --root_dir=runs/ppo --num_episodes=3 --video=cartpole.mp4
 
-Filming needs no screen: the environment renders to arrays. A film shows each episode from its first frame to its true
-final one, the film's name gets the episode's number where there are several. Films need the extra 'video':
-pip install 'alfish[video]'.
+Filming needs no screen: the environment renders to arrays, MuJoCo's through EGL or OSMesa (MUJOCO_GL chooses one). A
+film shows each episode from its first frame to its true final one. In MuJoCo it uses the tracking camera if there is
+one. The film's name gets the episode's number where there are several, and appears when the film is whole. Films need
+the extra 'video': pip install 'alfish[video]'.
 """
 
+import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from absl import flags
+from gymnasium.vector import SyncVectorEnv
 
 from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, MAX_LENGTH_HELP, checkpoint
-from alfish.environments import Environment, VectorEnvironment
+from alfish.environments import Environment, VectorEnvironment, rendering
 from alfish.errors import UsageError
 from alfish.formatting import significant
 
@@ -37,28 +41,41 @@ def main(flag_values: flags.FlagValues) -> int:
 
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
-    film = Film(flag_values.video, flag_values.num_episodes) if flag_values.video else None
-    with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
+    with contextlib.ExitStack() as stack:
+        film = Film(flag_values.video, flag_values.num_episodes) if flag_values.video else None
+        trainer = stack.enter_context(
+            open_run(flag_values.root_dir, flag_values.device, allow_import=flag_values.allow_import)
+        )
         env_steps = trainer.load_policy(checkpoint(flag_values.checkpoint))
         # One environment at a time, so that a film's frames come in order.
         arguments = {"render_mode": "rgb_array"} if film else {}
         evaluator = trainer.evaluator(flag_values.num_episodes, 1, flag_values.max_length, **arguments)
-        on_row = film.shoot(evaluator.environment) if film else None
+        stack.callback(evaluator.close)
+        on_row = stack.enter_context(film).shoot(evaluator.environment) if film else None
         evaluation = evaluator.evaluate(
             flag_values.num_episodes, flag_values.seed, flag_values.sample, env_steps, on_row
         )
-        evaluator.close()
     for k, (value, length) in enumerate(zip(evaluation.returns, evaluation.lengths)):
         print(f"episode {k} (seed {flag_values.seed + k}): return {significant(value)} in {length} steps")
     if film:
-        film.close()
         for path, count in film.written:
             print(f"{path}: {count} frames")
     return 0
 
 
-class Film:
-    """Writes one file an episode."""
+class Film(contextlib.AbstractContextManager):
+    """Writes one file an episode, which has its name when it is whole; at the end of the context, the last one.
+
+    Args:
+      path: of the film; where there are several, they are numbered.
+      num_episodes: to be filmed.
+
+    Attributes:
+      written: files, and how many frames each has.
+
+    Raises:
+      UsageError: no film can be written there, or the extra 'video' is missing.
+    """
 
     def __init__(self, path: str, num_episodes: int):
         self._path = Path(path)
@@ -69,17 +86,27 @@ class Film:
         except ImportError as error:
             raise UsageError("--video needs the extra 'video': pip install 'alfish[video]'") from error
         self._imageio = imageio.v2
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders to arrays; it needs no screen
         self._several = num_episodes > 1
+        for episode in range(num_episodes):
+            if self._name(episode).is_dir():
+                raise UsageError(f"--video={self._name(episode)} is a directory; name a file")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--video={path} cannot be written: {error.strerror}; name another directory") from error
+        rendering.prepare()
         self._episode, self._frames = -1, 0
         self._writer: Any = None
         self.written: list[tuple[Path, int]] = []
 
-    def shoot(self, environment: Environment) -> Any:
+    def shoot(self, environment: Environment) -> Callable[[np.ndarray], None]:
         """A function for `Evaluator.evaluate` that films the first of the environments."""
         if not isinstance(environment, VectorEnvironment):
             raise UsageError("--video films environments of gymnasium, and this run's return tensors")
         env = environment.env
+        single = env.envs[0] if isinstance(env, SyncVectorEnv) else None
+        if single is not None:
+            rendering.follow(single)
         fps = env.metadata.get("render_fps", 30)
 
         def on_row(episode: np.ndarray) -> None:
@@ -87,7 +114,12 @@ class Film:
                 return
             if episode[0] != self._episode:
                 self._next(int(episode[0]), fps)
-            frames = env.render()
+            try:
+                frames: Any = env.render()
+            except Exception as error:
+                if single is not None and (said := rendering.failure(single, error)) is not None:
+                    raise said from error
+                raise
             if not frames or frames[0] is None:
                 raise UsageError("the environment renders no frames with render_mode='rgb_array'")
             self._writer.append_data(_even(np.asarray(frames[0])))
@@ -95,21 +127,36 @@ class Film:
 
         return on_row
 
-    def close(self) -> None:
-        if self._writer is not None:
+    def __exit__(self, kind: Any, *others: Any) -> None:
+        if kind is None:
+            self._finish()
+        elif self._writer is not None:
             self._writer.close()
-            self.written.append((self._current, self._frames))
-            self._writer = None
+            self._unfinished.unlink(missing_ok=True)
+
+    def _name(self, episode: int) -> Path:
+        return self._path.with_name(f"{self._path.stem}-{episode}{self._path.suffix}") if self._several else self._path
+
+    @property
+    def _unfinished(self) -> Path:
+        return self._path.with_name(f".{self._path.stem}.{os.getpid()}.tmp{self._path.suffix}")
 
     def _next(self, episode: int, fps: float) -> None:
-        self.close()
+        self._finish()
         self._episode, self._frames = episode, 0
-        name = f"{self._path.stem}-{episode}{self._path.suffix}" if self._several else self._path.name
-        self._current = self._path.with_name(name)
-        self._current.parent.mkdir(parents=True, exist_ok=True)
         mp4: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
         options = mp4 if self._path.suffix == ".mp4" else {"duration": 1000 / fps}
-        self._writer = self._imageio.get_writer(self._current, **options)
+        try:
+            self._writer = self._imageio.get_writer(self._unfinished, **options)
+        except OSError as error:
+            raise UsageError(f"--video={self._path} cannot be written: {error.strerror or error}") from error
+
+    def _finish(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            os.replace(self._unfinished, self._name(self._episode))
+            self.written.append((self._name(self._episode), self._frames))
 
 
 def _even(frame: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish import imports
+from alfish.environments import rendering
 from alfish.environments.environment import Environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.tensor import TensorEnvironment
@@ -63,6 +64,8 @@ def make_environment(
         raise UsageError(f"make_environment.vectorization is {vectorization!r}; it is one of {VECTORIZATIONS}")
     if num_envs < 1:
         raise UsageError(f"make_environment.num_envs is {num_envs}; it must be at least 1")
+    if render_mode:
+        rendering.prepare()
     kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
     seeds = spawn_seeds(seed, num_envs)
     is_vector = callable(env_id) and "num_envs" in inspect.signature(env_id).parameters

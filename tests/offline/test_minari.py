@@ -1,13 +1,17 @@
 """Minari's data sets, written by Minari itself, in each of its formats."""
 
+import importlib.metadata
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
 
+import alfish
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, Reading, Spaces, open_source
 
@@ -140,3 +144,11 @@ def test_metadata_that_are_damaged_are_named(home, content):
     with pytest.raises(UsageError, match="not a whole Minari data set"):
         open_source(name)
     shutil.rmtree(home / "test")
+
+
+def test_the_extra_brings_what_minari_download_needs():
+    text = (Path(alfish.__file__).parent.parent / "pyproject.toml").read_text()
+    [requirement] = re.findall(r'^minari = \["minari\[([\w,]+)\]', text, re.MULTILINE)
+    assert set(requirement.split(",")) == {"hdf5", "hf"}
+    needed = [line for line in importlib.metadata.requires("minari") if "huggingface_hub" in line]
+    assert any('extra == "hf"' in line for line in needed)

@@ -1,0 +1,51 @@
+"""Rendering to arrays on machines without a display."""
+
+import ctypes.util
+import os
+import sys
+
+import gymnasium
+
+from alfish.errors import UsageError, first_line
+
+# What MuJoCo can render with where there is no display, by the library that each takes, the better one first.
+BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
+
+
+def prepare() -> None:
+    """Chooses how pygame and MuJoCo render where there is no display; call it before MuJoCo is imported.
+
+    Variables that the user has set stay as they are.
+    """
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders to arrays; it needs no screen
+    has_display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    if "MUJOCO_GL" in os.environ or has_display or sys.platform != "linux":
+        return
+    found = [backend for backend, library in BACKENDS.items() if ctypes.util.find_library(library)]
+    if found:
+        os.environ["MUJOCO_GL"] = found[0]
+
+
+def follow(env: gymnasium.Env) -> None:
+    """Has a MuJoCo environment rendered by its tracking camera, where it has one and no other was asked for."""
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    asked = {"camera_name", "camera_id"} & set(env.spec.kwargs if env.spec else ())
+    if renderer is None or asked:
+        return
+    import mujoco
+
+    camera = mujoco.mj_name2id(renderer.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    if camera != -1:
+        renderer.camera_id = camera
+
+
+def failure(env: gymnasium.Env, error: Exception) -> UsageError | None:
+    """What to say of an error while rendering; None where it is the environment's own."""
+    if not hasattr(env.unwrapped, "mujoco_renderer"):
+        return None
+    backend = os.environ.get("MUJOCO_GL")
+    how = f"with MUJOCO_GL={backend}" if backend else "without a display"
+    return UsageError(
+        f"MuJoCo cannot render {how} ({first_line(error)}); install EGL or OSMesa (apt-get install libegl1, or "
+        "libosmesa6) and leave MUJOCO_GL unset"
+    )
