@@ -23,7 +23,8 @@ class Optimizer(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from the state of an optimizer of the same class; settings are not part of the state."""
 
 
 class _Flat:
@@ -117,6 +118,7 @@ class Adam(_Flat):
         return {"first": self.tensors[:count], "second": self.tensors[count:], "num_steps": self._num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_entries(self, state)
         _copy(self.tensors, (*state["first"], *state["second"]))
         self._num_steps = state["num_steps"]
 
@@ -156,6 +158,7 @@ class RMSprop(_Flat):
         return {"second": self.tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_entries(self, state)
         _copy(self.tensors, state["second"])
 
 
@@ -186,10 +189,28 @@ class TorchOptimizer:
             self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
+        return {"optimizer": type(self._optimizer).__name__, **self._optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._optimizer.load_state_dict(state)
+        """Takes the state; the settings (`weight_decay`, ...) stay those of the configuration."""
+        here = self.state_dict()
+        state = {"optimizer": here["optimizer"], **state}  # older versions did not save the name
+        _check_entries(self, state)
+        saved = state["optimizer"]
+        if saved != here["optimizer"]:
+            raise UsageError(
+                f"the checkpoint holds the state of {saved}, and TorchOptimizer.optimizer is {here['optimizer']}; keep "
+                "the optimizer, or start in an empty directory"
+            )
+        self._optimizer.load_state_dict({"state": state["state"], "param_groups": here["param_groups"]})
+
+
+def _check_entries(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    if state.keys() != optimizer.state_dict().keys():
+        raise UsageError(
+            f"the checkpoint holds the state of another optimizer than {type(optimizer).__name__} "
+            f"({', '.join(state)}); keep Learner.optimizer, or start in an empty directory"
+        )
 
 
 def _silenced(gradient: torch.Tensor | None, keep: torch.Tensor | None) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Our optimizers against torch's, on flat vectors."""
 
 import copy
+import itertools
 from functools import partial
 
 import pytest
@@ -159,3 +160,30 @@ def test_state_survives_weights_only_loading(factory, tmp_path):
 def test_a_name_that_torch_has_not_is_refused():
     with pytest.raises(UsageError, match="TorchOptimizer.optimizer is 'Adamw', and torch.optim has no such class"):
         TorchOptimizer([torch.zeros(2)], "Adamw")
+
+
+def test_a_restored_torch_optimizer_keeps_its_own_settings_and_takes_the_state():
+    def make(weight_decay, size=3):
+        flats = _parameters(size)
+        return TorchOptimizer(flats, partial(torch.optim.AdamW, weight_decay=weight_decay)), flats
+
+    (old, flats), (new, others) = make(0.1), make(0.2)
+    _train(old, flats, 5)
+    new.load_state_dict(copy.deepcopy(old.state_dict()))
+    [settings] = new.state_dict()["param_groups"]
+    assert settings["weight_decay"] == 0.2
+    assert torch.equal(new.state_dict()["state"][0]["exp_avg_sq"], old.state_dict()["state"][0]["exp_avg_sq"])
+    for optimizer, parameters in [(old, flats), (new, others)]:  # and what is done is what is configured
+        parameters[0].fill_(1.0)
+        parameters[0].grad.zero_()
+        optimizer.step(0.5)
+    torch.testing.assert_close(flats[0] - others[0], torch.full((3,), 0.5 * (0.2 - 0.1)))
+    with pytest.raises(UsageError, match="holds the state of AdamW, and TorchOptimizer.optimizer is SGD; keep"):
+        TorchOptimizer(_parameters(3), "SGD").load_state_dict(old.state_dict())
+
+
+def test_the_state_of_another_class_is_refused():
+    made = [factory(_parameters(3)) for factory in (Adam, RMSprop, partial(TorchOptimizer, optimizer="SGD"))]
+    for optimizer, other in itertools.permutations(made, 2):
+        with pytest.raises(UsageError, match="state of another optimizer .*; keep Learner.optimizer"):
+            optimizer.load_state_dict(other.state_dict())
