@@ -21,7 +21,7 @@ import re
 import uuid
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -171,6 +171,7 @@ class Checkpoints:
         into: Callable[[Any], Any] | None = None,
         config: str | None = None,
         mmap: bool = False,
+        first: Collection[int] = (),
     ) -> tuple[int, Nest]:
         """The steps and the state of one checkpoint, on the CPU.
 
@@ -181,14 +182,15 @@ class Checkpoints:
             not hold what it should.
           config: hash of the configuration that the checkpoint must have been saved with; None: any.
           mmap: leave tensors in the file until they are read, for states that are copied leaf by leaf.
+          first: steps that 'latest' tries before all others.
 
         Raises:
           UsageError: if there is no such checkpoint, if it cannot be read, or if it is of another run or configuration.
         """
         if which == "latest":
-            return self._load_latest(into, config, mmap)
+            return self._load_latest(into, config, mmap, first)
         if which == "best":
-            step = self._best()
+            step = self.best()
             if step is None:
                 raise UsageError(f"No checkpoint in {self._directory} is marked as the best; load 'latest' instead.")
         elif isinstance(which, str):
@@ -215,12 +217,14 @@ class Checkpoints:
         except OSError as error:
             raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error})") from error
 
-    def _load_latest(self, into: Callable[[Any], Any] | None, config: str | None, mmap: bool) -> tuple[int, Nest]:
+    def _load_latest(
+        self, into: Callable[[Any], Any] | None, config: str | None, mmap: bool, first: Collection[int]
+    ) -> tuple[int, Nest]:
         steps = self.steps()
         if not steps:
             raise UsageError(f"There is no checkpoint in {self._directory}; check the path, or train first.")
         broken: list[BrokenCheckpoint] = []
-        for step in reversed(steps):
+        for step in sorted(steps, key=lambda step: (step in first, step), reverse=True):
             try:
                 state = self._read(step, into, config, mmap)
             except BrokenCheckpoint as error:
@@ -265,7 +269,7 @@ class Checkpoints:
 
     def _prune(self, keep: Iterable[int]) -> None:
         steps = self.steps()
-        kept = {*steps[-self._keep_last :], self._best(), *keep}
+        kept = {*steps[-self._keep_last :], self.best(), *keep}
         if self._keep_period:
             # The first of a period is always kept, so it stays the first, whatever is pruned around it.
             first_of_period: dict[int, int] = {}
@@ -283,7 +287,8 @@ class Checkpoints:
         for path in self._directory.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
-    def _best(self) -> int | None:
+    def best(self) -> int | None:
+        """The steps of the checkpoint marked as the best one; None where none is."""
         try:
             with open_regular(self._best_path) as file:
                 return int(json.loads(file.read(_HEADER_SIZE))["steps"])

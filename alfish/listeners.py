@@ -146,6 +146,10 @@ class Evaluate(Listener):
 class CheckpointSaver(Listener):
     """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
 
+    A checkpoint of the best policy between two periods is saved without the rows of replay, which may be large. It can
+    be evaluated and played (`--checkpoint=best`). A run that is killed later is continued from the newest checkpoint
+    that has its rows; one that keeps no rows, from the newest of all.
+
     Args:
       period: steps between checkpoints; 0: only at the end, when interrupted, and the best.
       keep_last: how many of the newest are kept.
@@ -161,19 +165,21 @@ class CheckpointSaver(Listener):
     def start(self, trainer: "Trainer") -> None:
         directory = trainer.root_dir / "checkpoints"
         trainer.checkpoints = Checkpoints(directory, self._keep_last, self._keep_period, trainer.checkpoints.origin)
+        if (trainer.checkpoints.best() or 0) > trainer.steps:
+            self._best = None  # the run continues from before it, and will supersede it
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        due = self._period and report.steps >= self._next
+        due = bool(self._period) and report.steps >= self._next
         evaluation = report.evaluation
         is_best = False
         if self._keep_best and evaluation is not None and math.isfinite(evaluation.mean):
             is_best = self._best is None or evaluation.mean >= self._best
             self._best = evaluation.mean if is_best else self._best
-        if not (due or is_best or report.finished):
-            return
-        if self._period:
+        due = due or report.finished
+        if due and self._period:
             self._next = (report.steps // self._period + 1) * self._period
-        trainer.save(best=is_best)
+        if due or is_best:
+            trainer.save(best=is_best, rows=due)
 
     def state_dict(self) -> dict[str, Any]:
         return {"next": self._next, "best": self._best}

@@ -255,7 +255,8 @@ class Trainer:
         self._set_origin(run)
         if self.checkpoints.steps():
             config = None if self.accepts_config_change else self.config_hash
-            step, _ = self.checkpoints.load("latest", self.load_state_dict, config)
+            with_rows = [] if self.batches.stored() is None else self._steps_with_rows()
+            step, _ = self.checkpoints.load("latest", self.load_state_dict, config, first=with_rows)
             if step != self.steps:
                 raise UsageError(
                     f"The checkpoint at {step} steps in {self.root_dir / 'checkpoints'} was saved at {self.steps} and "
@@ -265,6 +266,8 @@ class Trainer:
             if self.finished:
                 return
             self.log(f"Resuming from {self.root_dir / 'checkpoints'} at {step:,} steps")
+            if step in with_rows and step < (newest := self.checkpoints.steps()[-1]):
+                self.log(f"The checkpoint at {newest:,} steps is newer, but was saved without the rows of replay")
             self._set_origin(run or self.checkpoints.header(step).run)
             self._load_replay(step)
         if run is None:
@@ -390,13 +393,19 @@ class Trainer:
         self.checkpoints.load(checkpoint, load)
         return self.env_steps
 
-    def save(self, best: bool = False) -> Path:
-        """Writes a checkpoint of everything that `load_state_dict` continues from."""
-        stored = self.batches.stored()
+    def save(self, best: bool = False, rows: bool = True) -> Path:
+        """Writes a checkpoint of everything that `load_state_dict` continues from.
+
+        Args:
+          best: whether it is of the best policy so far.
+          rows: whether to write the rows of replay too, which may take long. A run is continued from the newest
+            checkpoint that has its rows, if there is one.
+        """
+        stored = self.batches.stored() if rows else None
         if stored is not None:
-            # First, and those of the newest checkpoint are kept: it never stands without its rows.
-            self.replay_checkpoints.save(self.steps, stored, keep=self.checkpoints.steps()[-1:])
-        return self.checkpoints.save(self.steps, self.state_dict(), best)
+            # First, and those of the newest checkpoint that has any are kept: it never stands without its rows.
+            self.replay_checkpoints.save(self.steps, stored, keep=self._steps_with_rows()[-1:])
+        return self.checkpoints.save(self.steps, self.state_dict(), best, keep=self._steps_with_rows())
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -584,6 +593,11 @@ class Trainer:
             )
         if not isinstance(self.unroller, SyncUnroller):
             raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")
+
+    def _steps_with_rows(self) -> list[int]:
+        """Of the checkpoints whose rows of replay were saved, ascending."""
+        rows = self.replay_checkpoints.steps()
+        return [step for step in self.checkpoints.steps() if step in rows]
 
     def _set_origin(self, run: str | None) -> None:
         self.checkpoints.origin = self.replay_checkpoints.origin = Origin(run, self.config_hash)

@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import NamedTuple
 
@@ -239,6 +240,93 @@ def test_a_checkpoint_never_stands_without_its_rows(tmp_path):
     trainer.train()
     assert trainer.checkpoints.steps()[-1] == trainer.env_steps
     assert set(trainer.checkpoints.steps()) <= set(trainer.replay_checkpoints.steps())
+
+
+class Improving(Listener):
+    """Reports a better evaluation after each iteration."""
+
+    def after_iteration(self, trainer, report):
+        report.evaluation = types.SimpleNamespace(mean=float(report.iterations))
+
+
+def test_a_better_evaluation_between_two_periods_is_saved_without_rows_and_not_continued_from(tmp_path, capsys):
+    name = "sac_saved_state"
+
+    def listeners():
+        return [Improving(), CheckpointSaver(30, keep_last=1)]
+
+    whole = make(tmp_path / "whole", name, listeners=listeners())
+    whole.train()
+    cut = make(tmp_path / "cut", name, listeners=listeners())
+    cut.start()
+    for report in cut.iterate():
+        for listener in cut.listeners:
+            listener.after_iteration(cut, report)
+        if report.iterations == 9:
+            break
+    cut.close()  # as after a kill
+    period, best = cut.checkpoints.steps()  # only one is to be kept, and yet that with its rows is
+    assert cut.replay_checkpoints.steps()[-1] == period and best == cut.checkpoints.best() == report.steps
+    assert make(tmp_path / "cut", name).load_policy("best") == best
+
+    resumed = make(tmp_path / "cut", name, listeners=listeners())
+    resumed.start()
+    assert resumed.steps == period and resumed.batches.buffer.num_rows > 0
+    assert f"The checkpoint at {best} steps is newer, but was saved without the rows" in capsys.readouterr().err
+    resumed.train()
+    assert resumed.checkpoints.best() == resumed.steps
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_where_no_checkpoint_has_its_rows_the_newest_is_continued_from(tmp_path):
+    trainer = make(tmp_path, "sac_saved_state")
+    trainer.start()
+    for report in trainer.iterate():
+        if report.iterations in (7, 8):
+            trainer.save(best=True, rows=False)
+        if report.iterations == 8:
+            break
+    trainer.close()
+    assert trainer.replay_checkpoints.steps() == []
+    resumed = make(tmp_path, "sac_saved_state")
+    resumed.start()
+    assert resumed.iterations == 8 and resumed.batches.buffer.num_rows == 0
+    resumed.close()
+
+
+@pytest.mark.parametrize("wrong", [{"pos": torch.tensor([-5, 3])}, {"pos": torch.tensor([7, 7])}, {"rows": "rows"}])
+def test_a_replay_file_of_other_content_is_named_and_nothing_of_it_is_trained_on(tmp_path, capsys, wrong):
+    cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
+    _, stored = cut.replay_checkpoints.load()
+    (path,) = (tmp_path / "replay").glob("*.pt")
+    cut.replay_checkpoints.save(cut.steps, stored | wrong)
+    resumed = make(tmp_path, "dqn_episode_boundary")
+    resumed.start()
+    assert f"Its replay is lost (Checkpoint {path} does not hold" in capsys.readouterr().err
+    assert resumed.batches.buffer.num_rows == 0
+    resumed.train()
+
+
+def anonymous_bytes():
+    """Memory of this process without that of mapped files."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_a_replay_is_restored_without_twice_its_memory(tmp_path, monkeypatch):
+    """Each leaf is copied from the file when its turn comes; before that, nothing of the rows is in memory."""
+    cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
+    _, stored = cut.replay_checkpoints.load()
+    size = 64 * 2**20
+    cut.replay_checkpoints.save(cut.steps, stored | {"rows": (*stored["rows"], torch.ones(size // 4))})
+    seen = []
+    monkeypatch.setattr(ReplayBatches, "load_stored", lambda self, stored: seen.append(anonymous_bytes()))
+    resumed = make(tmp_path, "dqn_episode_boundary")
+    before = anonymous_bytes()
+    resumed.start()
+    resumed.close()
+    assert seen[0] - before < size / 4
 
 
 def test_no_window_goes_across_a_resume_that_could_not_continue_its_episodes(tmp_path):

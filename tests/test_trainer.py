@@ -605,7 +605,7 @@ def test_checkpoints_come_at_their_period_and_at_the_end(tmp_path):
     recorder = Recorder()
     trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=7, listeners=[CheckpointSaver(40), recorder])
     save = trainer.save
-    trainer.save = lambda best=False: (saved.append(trainer.env_steps), save(best))[1]
+    trainer.save = lambda **options: (saved.append(trainer.env_steps), save(**options))[1]
     trainer.train()
     assert [r.env_steps for r in recorder.reports] == [16, 32, 48, 64, 80, 96, 112]
     assert saved == [48, 80, 112]

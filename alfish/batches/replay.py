@@ -225,6 +225,7 @@ class ReplayBatches(WindowBatches):
         Returns:
           How many environment steps to act before there is training again.
         """
+        self.buffer.clear()  # of what came of a file that holds something else
         if self._num_updates >= self._offline_updates:
             self._origin = steps
             self._num_updates = max(self._num_updates, self._owed(steps))

@@ -336,6 +336,7 @@ class RingBuffer:
 
         Raises:
           UsageError: it was saved with another capacity, number of environments or state period.
+          ValueError: its counts do not agree with its rows.
         """
         if state["length"] != self._length or len(state["pos"]) != self.num_envs:
             raise UsageError(
@@ -347,6 +348,11 @@ class RingBuffer:
                 f"the saved replay has a state every {state.get('state_period')} rows, this one every "
                 f"{self._state_period}; keep ReplayBatches.state_period, and the memory"
             )
+        pos, start = state["pos"], state["start"]
+        filled = int(pos.clamp(max=self._length).max()) * self.num_envs
+        saved = nest.leaves(state["rows"])
+        if (start < 0).any() or (start > pos).any() or any(len(leaf) != filled for leaf in saved):
+            raise ValueError(f"positions {start.tolist()} to {pos.tolist()} of {[len(leaf) for leaf in saved]} rows")
         self.clear()
         self._pos, self._start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         self._env_id[:] = state["env_id"].numpy()
