@@ -73,14 +73,20 @@ def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cp
 
 
 def sample(spec: Nest, batch_size: int) -> Nest:
-    """Uniform values `[B, ...]` of a canonical action spec; a Box entry without two bounds is drawn from [-1, 1]."""
+    """Uniform values `[B, ...]` of a canonical action spec.
+
+    A Box entry without two bounds is drawn from [-1, 1], moved as far as a bound that it has asks for.
+    """
 
     def draw(leaf: spaces.Space) -> torch.Tensor:
         shape = (batch_size, *_shape(leaf))
         if isinstance(leaf, spaces.Box):
-            bounded = np.isfinite(leaf.low) & np.isfinite(leaf.high)
-            low, high = (torch.from_numpy(np.where(bounded, b, d)) for b, d in ((leaf.low, -1.0), (leaf.high, 1.0)))
-            return (low + torch.rand(shape) * (high - low)).to(torch.float32)
+            low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            start = np.where(np.isfinite(low), np.maximum(low, -1), np.minimum(high, 1) - 2)
+            low, high = np.where(bounded, low, start), np.where(bounded, high, start + 2)
+            # In float64, so that no rounding leads beyond the bounds.
+            return (torch.from_numpy(low) + torch.rand(shape) * torch.from_numpy(high - low)).to(torch.float32)
         if isinstance(leaf, spaces.MultiBinary):
             return torch.randint(2, shape, dtype=torch_dtype(leaf))
         count: Any = leaf.n if isinstance(leaf, spaces.Discrete) else torch.from_numpy(leaf.nvec)  # type: ignore[attr-defined]
@@ -163,7 +169,8 @@ class ActionUnits:
     """Converts actions between an algorithm's units and an environment's, batched.
 
     A bounded Box is clipped to [-1, 1] and stretched to its bounds; any other Box is clipped to the bounds it has. A
-    Box of integers is rounded.
+    Box of integers is rounded, and each of its integers has an equal share of [-1, 1]. What `stretch` returns is within
+    the bounds, in their own dtype.
 
     Args:
       space: the environment's own action space, of one environment.
@@ -197,10 +204,17 @@ class ActionUnits:
 
 
 class _LeafUnits:
-    """environment = clip(algorithm, low, high) * scale + offset, rounded for integers, reshaped."""
+    """environment = clip(round(clip(algorithm) * scale + offset), low, high), reshaped, without what changes nothing.
+
+    Only integers are rounded. [-1, 1] is stretched to half beyond their bounds, so that each of them, the first and the
+    last included, has an equal share of it.
+    """
 
     def __init__(self, space: spaces.Space, device: torch.device | None):
-        def constant(array: Any, dtype: Any = np.float32) -> Any:
+        # float32 holds neither float64 nor every integer.
+        working: Any = np.float32 if space.dtype in (np.float16, np.float32) else np.float64
+
+        def constant(array: Any, dtype: Any = working) -> Any:
             array = np.asarray(array, dtype).reshape(-1)
             return array if device is None else torch.from_numpy(array).to(device)
 
@@ -209,21 +223,31 @@ class _LeafUnits:
         self._reshapes = self._is_vector and len(self._shape) != 1
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
         self._rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
-        self._low: Any = None
+        self._low: Any = None  # of the algorithm's action
         self._high: Any = None
         self._scale: Any = None
         self._offset: Any = None
-        if isinstance(space, spaces.Box):
-            if space.is_bounded("both"):
-                low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-                self._low, self._high = constant(np.full(low.shape, -1)), constant(np.full(low.shape, 1))
-                if not (np.all(low == -1) and np.all(high == 1)):
-                    self._scale, self._offset = constant((high - low) / 2), constant((high + low) / 2)
-            elif space.bounded_below.any() or space.bounded_above.any():
-                self._low, self._high = constant(space.low), constant(space.high)
-        else:
+        self._least: Any = None  # of the environment's action; None: no rounding leads beyond its bounds
+        self._most: Any = None
+        if not isinstance(space, spaces.Box):
             start = _start(space, device)
             self._offset = None if start is None else start.reshape(-1)
+            return
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        if space.is_bounded("both"):
+            scale, offset = high / 2 - low / 2 + (0.5 if self._rounds else 0), high / 2 + low / 2
+            if np.any(scale != 1) or np.any(offset != 0):
+                self._scale, self._offset = constant(scale), constant(offset)
+            low, high = np.full(low.shape, -1.0), np.full(low.shape, 1.0)
+        ends = constant(_float32(low), np.float32), constant(_float32(high), np.float32)
+        least = constant(_as_float(space.low, working, np.inf))
+        most = constant(_as_float(space.high, working, -np.inf))
+        # Each operation is monotonic, so that nothing leads further than the ends do.
+        lowest, highest = (end if self._scale is None else end * self._scale + self._offset for end in ends)
+        if (lowest < least).any() or (highest > most).any():
+            self._least, self._most = least, most
+        if space.bounded_below.any() or space.bounded_above.any():
+            self._low, self._high = ends
 
     def stretch(self, value: Any) -> Any:
         if self._scale is not None:
@@ -232,6 +256,8 @@ class _LeafUnits:
             value = value + self._offset
         if self._rounds:
             value = value.round()
+        if self._least is not None:
+            value = value.clip(self._least, self._most)
         if self._reshapes:
             value = value.reshape(len(value), *self._shape)
         if value.dtype == self._dtype:
@@ -252,6 +278,15 @@ class _LeafUnits:
         if isinstance(action, np.ndarray):
             return np.minimum(np.maximum(action, self._low), self._high)  # which take half the time of `clip`
         return action.clip(self._low, self._high)
+
+
+def _as_float(bound: np.ndarray, dtype: Any, towards: float) -> np.ndarray:
+    """A bound as floats; an integer that `dtype` does not hold becomes the next float in the direction of `towards`."""
+    result = bound.astype(dtype)
+    if not np.issubdtype(bound.dtype, np.integer):
+        return result
+    beyond = [(int(found) - int(exact)) * towards < 0 for found, exact in zip(result.flat, bound.flat)]
+    return np.where(np.reshape(beyond, bound.shape), np.nextafter(result, dtype(towards)), result)
 
 
 def _check_learnable(space: spaces.Space, name: str) -> None:

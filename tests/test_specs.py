@@ -289,3 +289,71 @@ def test_describe_names_every_leaf():
     assert specs.describe(spaces.Discrete(3)) == "Discrete(3)"
     text = specs.describe(specs.observation_spec(NESTED))
     assert all(path in text for path in ("body.0: Box", "body.1: Discrete(3)", "camera: Box", "switches: MultiBinary"))
+
+
+EXTREME = {
+    "one decimal": spaces.Box(np.float32([-0.3, 0.1, -0.7]), np.float32([0.9, 0.7, 0.1])),
+    "float64": spaces.Box(
+        np.array([-0.3, 0.1, -1e300, -1.7e308]), np.array([0.9, 0.7, 1e300, 1.7e308]), dtype=np.float64
+    ),
+    "float16": spaces.Box(np.float16([-0.3, 0.1]), np.float16([0.9, 0.7]), dtype=np.float16),
+    "half-bounded float64": spaces.Box(np.array([0.3, -np.inf]), np.array([np.inf, 0.1]), dtype=np.float64),
+    "beyond float32": spaces.Box(np.array([-np.inf]), np.array([1e300]), dtype=np.float64),
+    "uint8": spaces.Box(0, 255, (2,), np.uint8),
+    "int64": spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64),
+    "half-bounded int64": spaces.Box(2**62 + 1, np.inf, (2,), np.int64),
+    "a point": spaces.Box(3, 3, (2,), np.int16),
+}
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+@pytest.mark.parametrize("name", EXTREME)
+def test_no_rounding_leads_beyond_the_bounds(name, device):
+    space = EXTREME[name]
+    units, size = ActionUnits(space, device), space.shape[0]
+    rows = [np.full(size, x, np.float32) for x in (-np.inf, -1e30, -1, -0.999, 0.1, 1, 1e30, np.inf)]
+    bounds = space.low.astype(np.float64), space.high.astype(np.float64)
+    rows += [np.clip(bound, -3e38, 3e38).astype(np.float32) for bound in bounds]
+    given = np.stack(rows)
+    taken = units.to_environment(given if device is None else torch.from_numpy(given))
+    for row in np.asarray(taken):
+        assert row.dtype == space.dtype and space.contains(row), row
+
+
+def test_bounds_of_one_decimal_are_never_left():
+    """Where the ends of [-1, 1] are rounded to what the environment would refuse."""
+    count = 0
+    for low in range(-20, 20, 3):
+        for high in range(low + 1, 30, 4):
+            for dtype in (np.float32, np.float64):
+                space = spaces.Box(low / 10, high / 10, (1,), dtype)
+                for row in ActionUnits(space).to_environment(np.float32([[-1], [1]])):
+                    count += 1
+                    assert space.contains(row), (space, row)
+    assert count > 300
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_each_integer_has_an_equal_share(device):
+    space = spaces.Box(np.array([-1, 0, 7]), np.array([1, 4, 7]), dtype=np.int64)
+    grid = np.linspace(-1, 1, 15_001, dtype=np.float32)[:, None].repeat(3, 1)
+    taken = np.asarray(ActionUnits(space, device).to_environment(grid if device is None else torch.from_numpy(grid)))
+    for column, number in enumerate((3, 5, 1)):
+        values, counts = np.unique(taken[:, column], return_counts=True)
+        assert len(values) == number and counts.min() >= counts.max() - 2
+    units = ActionUnits(space)
+    assert np.array_equal(units.to_environment(units.from_environment(taken)), taken)
+
+
+def test_random_actions_are_within_the_bounds_there_are():
+    torch.manual_seed(0)
+    low = np.float32([-1, 5, -np.inf, -np.inf, 0.1, -3e38, -np.inf])
+    high = np.float32([1, np.inf, -5, np.inf, 0.3, 3e38, 0.5])
+    drawn = specs.sample(spaces.Box(low, high), 2000).numpy()
+    assert (drawn >= low).all() and (drawn <= high).all() and np.isfinite(drawn).all()
+    expected = np.float64([2, 2, 2, 2, 0.2, 6e38, 2])
+    np.testing.assert_allclose(np.ptp(drawn.astype(np.float64), 0), expected, rtol=0.01)
+    torch.manual_seed(3)
+    before = -1 + 2 * torch.rand(50, 2)
+    torch.manual_seed(3)
+    assert torch.equal(specs.sample(spaces.Box(-1, 1, (2,)), 50), before)

@@ -120,7 +120,8 @@ class VectorEnvironment(Environment):
             return executed
         spoke = np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs)
         space = self.env.single_action_space
-        reported = self._units.from_environment(_as_structured(self.infos["executed_action"], space, self.num_envs))
+        own_form = _as_structured(self.infos["executed_action"], space, self.num_envs)
+        reported = self._units.executed(self._units.from_environment(own_form))
 
         def choose(own: np.ndarray, new: np.ndarray) -> np.ndarray:
             return np.where(nest.widened(spoke, own), new.astype(own.dtype), own)
