@@ -142,10 +142,11 @@ def chunks_of(name, num_updates, size=12, seed=0, weighted=False):
             acted.append(algorithm.rollout_step(row, reset_state(state, initial, row.step_type)))
             state = acted[-1].state
     action, info = nest.stack([(step.output, step.info) for step in acted])
-    source = EpochBatches(num_updates // 4, size)
+    num_epochs = num_updates // 4
+    source = EpochBatches(1 if algorithm.single_epoch else num_epochs, size)
     source.bind(algorithm, Transforms([], algorithm.observation_spec, algorithm.reward_spec), 4, size)
     source.add(Experience(steps, action, info, initial))
-    return list(source.chunks(0))
+    return [chunk for _ in range(num_epochs if algorithm.single_epoch else 1) for chunk in source.chunks(0)]
 
 
 def windows_of(algorithm, num_updates, size, seed):
@@ -575,6 +576,33 @@ def test_buffers_and_frozen_parameters_are_read_as_they_are():
             learner.train([regression_chunk(k)])
         assert_close(algorithms[1].state_dict(), algorithms[0].state_dict())
     assert learners[1]._compiled is not None
+
+
+class Normed(Regression):
+    """Its statistics move whenever its losses are computed."""
+
+    def __init__(self, hook):
+        super().__init__(hook)
+        self.norm = nn.BatchNorm1d(1)
+
+    def train_step(self, experience, state):
+        seen = self.norm(experience.time_step.observation.reshape(-1, 1)).view_as(experience.time_step.observation)
+        prediction = self.linear(seen[..., None]).squeeze(-1)
+        return AlgStep(info=(prediction - experience.time_step.reward).square())
+
+
+def test_moving_statistics_move_once_an_update(really, caplog):
+    """The comparisons with plain updates leave them alone."""
+    runs = []
+    for is_compiled in (False, True):
+        algorithm = Normed(lambda self, loss, experience: loss)
+        learner = Learner(algorithm, learning_rate=0.05, compile=is_compiled)
+        summaries = [learner.train([regression_chunk(k)]) for k in range(12)]
+        runs.append((algorithm, learner, summaries, torch.get_rng_state()))
+    plain, made = runs
+    assert_alike(plain, made)
+    assert not made[1].is_plain and warnings_in(caplog) == []
+    assert made[0].norm.num_batches_tracked == 12 and made[0].norm.running_mean.abs() > 0.01
 
 
 def test_what_is_compiled_takes_no_gradients(interpreted):

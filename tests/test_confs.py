@@ -38,7 +38,7 @@ TINY = [
 ]
 # By what a conf configures: whatever is bound must be read.
 TINY_WHERE = {
-    "@EpochBatches": ["EpochBatches.num_epochs=2"],
+    "EpochBatches.num_epochs = 10": ["EpochBatches.num_epochs=2"],  # of ppo.gin and appo.gin; A2C has 1
     "EpochBatches.minibatch_size": ["EpochBatches.minibatch_size=8"],
     # An iteration is 16 environment steps, so the first one trains already.
     "@ReplayBatches": [

@@ -901,6 +901,27 @@ def test_an_unroll_is_trained_on_once_where_no_ratio_corrects_for_more(tmp_path,
     assert trainer.updates == updates
 
 
+class RatioOfOnesOwn(A2C):
+    single_epoch = False
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"), [(A2C, "A2C"), (functools.partial(APPO, loss="impala"), "APPO"), (RatioOfOnesOwn, None)]
+)
+def test_more_epochs_are_refused_where_no_ratio_corrects_for_them(tmp_path, algorithm, name):
+    algorithm, batches = functools.partial(algorithm, network=network), functools.partial(EpochBatches, num_epochs=4)
+    if name is None:
+        make(tmp_path, algorithm=algorithm, batches=batches, num_iterations=1).close()
+        return
+    with pytest.raises(UsageError) as error:
+        make(tmp_path, algorithm=algorithm, batches=batches, num_iterations=1)
+    assert str(error.value).splitlines()[0] == (  # gin adds where
+        f"EpochBatches.num_epochs is 4, and {name} trains on an unroll once: no ratio in its loss corrects for the "
+        "updates before; set num_epochs to 1, or train with PPO (an algorithm of your own that has such a ratio says "
+        "single_epoch = False)"
+    )
+
+
 class Starts(OneState):
     """Notes with which random numbers its episodes begin, and raises once."""
 

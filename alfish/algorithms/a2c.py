@@ -41,7 +41,6 @@ class A2C(RLAlgorithm):
     """
 
     on_policy = True
-    single_epoch = True
 
     def __init__(
         self,

@@ -63,6 +63,7 @@ class PPO(RLAlgorithm):
     """
 
     on_policy = True
+    single_epoch = False
 
     def __init__(
         self,

@@ -46,7 +46,9 @@ class RLAlgorithm(nn.Module, abc.ABC):
     replay_info: tuple[str, ...] = ()  # fields of rollout_step's info that replay must keep
     return_gamma: float | None = None  # replay keeps discounted returns to the episode's end: Experience.return_to_go
     replays_state: bool = False  # windows from replay begin where a state was stored, with that state: memory's
-    single_epoch: bool = False  # on-policy, each unroll trains once: no ratio corrects for what its own updates change
+    # On-policy, each unroll trains once. False: a ratio to the policy that acted, in the loss, corrects for what the
+    # updates on an unroll change.
+    single_epoch: bool = True
     preprocess_each_epoch: bool = False  # call preprocess_experience again at the start of every later epoch
 
     progress: torch.Tensor  # float64 0-d in [0, 1], published with the weights; schedules read it
