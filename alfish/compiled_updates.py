@@ -187,9 +187,14 @@ class CompiledUpdates:
         return _Graph(function, trained)
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
-        """The graph's `total`, found to be the plain update's as to the losses."""
-        plain = self._plain
-        with random_state.preserved(), torch.enable_grad():  # which a hook may want inside
+        """The graph's `total`, found to be the plain update's as to the losses.
+
+        Both work on copies of what an update may write, so that moving statistics (BatchNorm) move in updates only.
+        """
+        plain, algorithm = self._plain, self._plain.algorithm
+        buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
+        # Gradients, because a hook may want them inside.
+        with random_state.preserved(), torch.enable_grad(), _reparametrize_module(algorithm, buffers, tie_weights=True):
             losses, _ = plain.losses(batch)
         expected = torch.stack([loss.detach() for loss in losses.values()])
         copies = [leaf.clone() for leaf in self._leaves]
