@@ -178,6 +178,7 @@ class Trainer:
         self._modes = _Modes(self.algorithm)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
         self.metrics = Metrics(metrics, self.unroller.num_envs)
+        self.unroller.shown = self.metrics.reads
         if not self.metrics.reads_infos:
             self.unroller.ignore_infos()
         self._plan()
@@ -494,7 +495,8 @@ class Trainer:
             experience = self.unroller.unroll(length, self.batches.acts_at_random(self.env_steps))
             arrivals = self.unroller.arrivals
             assert arrivals is not None
-            self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos)
+            seen, taken = arrivals.observation, arrivals.action
+            self.metrics.update(arrivals.step_type, arrivals.reward, arrivals.infos, observation=seen, action=taken)
             steps = int(np.count_nonzero(IS_STEP.take(arrivals.step_type)))
             self.env_steps += steps
             if not self._on_cpu:  # to walk the nest for nothing takes a tenth of a short unroll

@@ -7,15 +7,20 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from alfish import nest
 from alfish.errors import UsageError
 from alfish.metrics.rows import InfoRow, Rows
+from alfish.nest import Nest
 
 
 class Metric(Protocol):
     """Consumes raw rows, yields named scalars. Pure bookkeeping: reading a result changes nothing."""
 
     name: str  # every result is called `name`, or `name/...`
-    reads_infos: bool = False  # whether `Rows.infos` is wanted; where no metric wants it, it is not kept
+    # What of `Rows` is wanted; where no metric wants it, it is not kept.
+    reads_infos: bool = False
+    reads_observations: bool = False
+    reads_actions: bool = False
 
     @abc.abstractmethod
     def update(self, rows: Rows) -> None:
@@ -76,6 +81,10 @@ class Metrics:
       metrics: distinct by name.
       num_envs: B.
       flush_rows: how many rows are gathered before the metrics see them. Results do not depend on it.
+
+    Attributes:
+      reads_infos: whether a metric wants infos.
+      reads: which of 'observation' and 'action' metrics want.
     """
 
     def __init__(self, metrics: Sequence[Metric], num_envs: int, flush_rows: int = 256):
@@ -87,6 +96,11 @@ class Metrics:
         self._num_envs = num_envs
         self._flush_rows = flush_rows
         self.reads_infos = any(metric.reads_infos for metric in metrics)
+        wanted = {
+            "observation": any(metric.reads_observations for metric in metrics),
+            "action": any(metric.reads_actions for metric in metrics),
+        }
+        self.reads = tuple(name for name in wanted if wanted[name])
         self._env_id = np.arange(num_envs, dtype=np.int32)
         self._env_id_given = False
         self._open_length = np.full(num_envs, -1)
@@ -98,6 +112,8 @@ class Metrics:
         reward: np.ndarray | torch.Tensor,
         infos: Sequence[InfoRow] = (),
         env_id: np.ndarray | torch.Tensor | None = None,
+        observation: Nest = None,
+        action: Nest = None,
     ) -> None:
         """Takes in new rows; what it keeps it copies.
 
@@ -106,9 +122,10 @@ class Metrics:
         Args:
           step_type, reward, infos: see `Rows`; arrays or tensors.
           env_id: `[B]` int, the same at every call.
+          observation, action: see `Rows`; not read where they are not among `reads`.
 
         Raises:
-          ValueError: if the columns are not those of the calls before.
+          ValueError: if the columns are not those of the calls before, or what metrics read is missing.
         """
         step_type, reward = _copy(step_type), _copy(reward)
         if step_type.shape[1:] != (self._num_envs,) or reward.shape[:2] != step_type.shape:
@@ -118,6 +135,11 @@ class Metrics:
             self._check_env_id(_numpy(env_id))
         if self.reads_infos:
             self._infos += [(self._num_rows + row, _own(info)) for row, info in infos]
+        for name in self.reads:
+            value = observation if name == "observation" else action
+            if value is None:
+                raise ValueError(f"A metric reads rows.{name}, and the rows came without.")
+            self._shown[name].append(nest.map(_copy, value))
         self._step_type.append(step_type)
         self._reward.append(reward)
         self._num_rows += len(step_type)
@@ -167,13 +189,15 @@ class Metrics:
         self._step_type: list[np.ndarray] = []
         self._reward: list[np.ndarray] = []
         self._infos: list[InfoRow] = []
+        self._shown: dict[str, list[Nest]] = {name: [] for name in self.reads}
         self._num_rows = 0
 
     def _flush(self) -> None:
         if self._num_rows == 0:
             return
         step_type, reward = np.concatenate(self._step_type), np.concatenate(self._reward)
-        rows = Rows(step_type, reward, self._infos, self._env_id, self._open_length)
+        shown = {name: nest.map(lambda *parts: np.concatenate(parts), *own) for name, own in self._shown.items()}
+        rows = Rows(step_type, reward, self._infos, self._env_id, self._open_length, **shown)
         self._clear()
         self._open_length = rows.next_open_length
         for metric in self._metrics.values():

@@ -6,6 +6,8 @@ from functools import cached_property
 import numpy as np
 
 from alfish.data import StepType
+from alfish.errors import UsageError
+from alfish.nest import Nest
 
 InfoRow = tuple[int, dict]  # row t, and the vector info dict that came with it
 
@@ -20,6 +22,12 @@ class Rows:
       env_id: `[B]` int, by default 0 ... B-1.
       open_length: `[B]` int, `next_open_length` of the rows before: actions so far in each column's episode, -1 where
         no episode is under way or its FIRST row was never seen. By default -1.
+      observation: `[T, B, ...]` as environments return them, before transforms; float64 as float32, Discrete from 0.
+      action: `[T, B, ...]` executed on the way to the row, in the algorithm's units (Box in [-1, 1], see `specs`); 0 at
+        FIRST.
+
+    Of the last two, anything at PAD. They are there for metrics whose classes say `reads_observations = True` and
+    `reads_actions = True`.
     """
 
     def __init__(
@@ -29,13 +37,37 @@ class Rows:
         infos: Sequence[InfoRow] = (),
         env_id: np.ndarray | None = None,
         open_length: np.ndarray | None = None,
+        observation: Nest = None,
+        action: Nest = None,
     ):
         self.step_type = step_type
         self.infos = infos
         self.num_envs = step_type.shape[1]
         self.env_id = np.arange(self.num_envs, dtype=np.int32) if env_id is None else env_id
         self.open_length = np.full(self.num_envs, -1) if open_length is None else open_length
-        self._reward = reward
+        self._reward, self._observation, self._action = reward, observation, action
+
+    @property
+    def observation(self) -> Nest:
+        """Leaves `[T, B, ...]`, raw.
+
+        Raises:
+          UsageError: no metric has said that it reads them.
+        """
+        if self._observation is None:
+            raise _unread("observation")
+        return self._observation
+
+    @property
+    def action(self) -> Nest:
+        """Leaves `[T, B, ...]`, what was executed on the way to the row.
+
+        Raises:
+          UsageError: no metric has said that it reads them.
+        """
+        if self._action is None:
+            raise _unread("action")
+        return self._action
 
     @cached_property
     def first(self) -> np.ndarray:
@@ -142,3 +174,10 @@ class Rows:
         """`[T, B]` int: what `_arrivals` was when the episode began; negative if it began in earlier rows."""
         row = self._boundary_before
         return np.where(row < 0, -self.open_length, np.take_along_axis(self._arrivals, np.maximum(row, 0), 0))
+
+
+def _unread(name: str) -> UsageError:
+    return UsageError(
+        f"a metric reads rows.{name}, which is kept only for metrics that ask for it; set reads_{name}s = True in the "
+        "metric's class"
+    )

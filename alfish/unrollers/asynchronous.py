@@ -26,7 +26,7 @@ from alfish.unrollers.joining import arrivals_in_columns, in_columns, side_by_si
 from alfish.unrollers.messages import Died, EnvironmentReplaced, Fill, FromWorker, Segment, Setup, Started
 from alfish.unrollers.remote import EnvironmentMaker, to_bytes
 from alfish.unrollers.shared import WeightBoard, state_tensors
-from alfish.unrollers.slots import Slots, example_row, slot_forms
+from alfish.unrollers.slots import Slots, example_arrivals, example_row, slot_forms
 from alfish.unrollers.stats import Stats
 from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Unroller
@@ -231,9 +231,11 @@ class AsyncUnroller(Unroller):
         self.environment.close()
         example = example_row(self.environment, self._algorithm, self._transforms, self._envs_per_worker)
         num_rows = self._length + (1 if self._on_policy or ragged else 0)
-        self._forms = slot_forms(example, num_rows, 2 * self._length + 3 if ragged else self._length + 1)
+        arrivals = example_arrivals(example, self.shown)
+        num_arrivals = 2 * self._length + 3 if ragged else self._length + 1
+        self._forms = slot_forms(example, arrivals, num_rows, num_arrivals)
         self._num_slots = sum(map(len, self._slots_of))
-        self._slots = Slots(self._forms, self._num_slots, nest.flatten(example)[1])
+        self._slots = Slots(self._forms, self._num_slots, nest.flatten((example, arrivals))[1])
         self._board = WeightBoard(state_tensors(self._algorithm, self._transforms))
         self._board.publish(self.policy_version)
         self._modules = to_bytes((self._algorithm, self._transforms), type(self._algorithm).__name__)
@@ -261,6 +263,7 @@ class AsyncUnroller(Unroller):
             numpy_after=self._numpy_after,
             overwrites=self._overwrites,
             keeps_infos=self._keeps_infos,
+            shown=self.shown,
             tolerates_errors=self._max_env_errors is not None,
             cpu=cpu,
         )

@@ -12,7 +12,7 @@ import torch
 from alfish import nest
 from alfish.data import Experience, StepType
 from alfish.nest import Nest
-from alfish.unrollers.unroller import Arrivals
+from alfish.unrollers.unroller import Arrivals, without_infos
 
 
 def side_by_side(parts: list[Experience]) -> Experience:
@@ -49,18 +49,21 @@ def arrivals_in_columns(parts: list[list[Arrivals]]) -> Arrivals:
     num_rows = max(sum(len(part.step_type) for part in own) for own in parts)
     own_envs = example.step_type.shape[1]
     num_envs = len(parts) * own_envs
-    step_type = np.full((num_rows, num_envs), StepType.PAD, np.int32)
-    reward = np.zeros((num_rows, num_envs, *example.reward.shape[2:]), np.float32)
+    joined: Arrivals = nest.map(
+        lambda leaf: np.zeros((num_rows, num_envs, *leaf.shape[2:]), leaf.dtype), without_infos(example)
+    )
+    joined.step_type.fill(StepType.PAD)
     infos: list[tuple[int, dict[str, Any]]] = []
     for worker_index, own in enumerate(parts):
         columns = slice(worker_index * own_envs, (worker_index + 1) * own_envs)
         begin = 0
         for part in own:
             end = begin + len(part.step_type)
-            step_type[begin:end, columns], reward[begin:end, columns] = part.step_type, part.reward
+            for target, leaf in zip(nest.leaves(joined), nest.leaves(without_infos(part)), strict=True):
+                target[begin:end, columns] = leaf
             infos += [(begin + t, _widened(info, columns, num_envs)) for t, info in part.infos]
             begin = end
-    return Arrivals(step_type, reward, infos)
+    return joined._replace(infos=infos)
 
 
 def _taken_apart(part: Experience) -> tuple[Nest, Nest]:

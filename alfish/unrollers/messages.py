@@ -23,6 +23,7 @@ class Setup(NamedTuple):
     numpy_after: int | None
     overwrites: bool
     keeps_infos: bool
+    shown: tuple[str, ...]  # see `Unroller`
     tolerates_errors: bool
     cpu: int | None
 

@@ -4,6 +4,7 @@ Each column is written at its own pace, and the shorter ones are filled up with 
 it happens would split the neighbours' transitions.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from alfish import nest
 from alfish.data import StepType, TimeStep
 from alfish.nest import Nest
 from alfish.unrollers.actor import as_array, as_tensor
-from alfish.unrollers.unroller import Arrivals
+from alfish.unrollers.unroller import SHOWN_FIELDS, Arrivals
 
 
 class RaggedRows:
@@ -58,11 +59,15 @@ class RaggedRows:
             self._infos.append((len(self._arrived), info))
         self._arrived.append(time_step)
 
-    def arrivals(self) -> Arrivals:
-        """What was noted, in its order."""
-        step_type = np.stack([row.step_type.cpu().numpy() for row in self._arrived])
-        reward = np.stack([row.reward.cpu().numpy() for row in self._arrived])
-        return Arrivals(step_type, reward, self._infos)
+    def arrivals(self, shown: Sequence[str] = ()) -> Arrivals:
+        """What was noted, in its order; `shown` are those of `SHOWN_FIELDS` that it holds."""
+
+        def arrived(field: str) -> Nest:
+            rows = [getattr(row, field) for row in self._arrived]
+            return nest.map(lambda *leaves: np.stack([as_array(leaf) for leaf in leaves]), *rows)
+
+        fields = {name: arrived(SHOWN_FIELDS[name]) for name in shown}
+        return Arrivals(arrived("step_type"), arrived("reward"), self._infos, **fields)
 
     def filled_up(self) -> tuple[TimeStep, Nest, Nest]:
         """The rows that were appended, tensors `[num_rows, B, ...]`; PAD where a column has fewer."""

@@ -1,5 +1,6 @@
 """The memory of segments: each slot holds one, where its worker writes it and the trainer reads it."""
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +12,7 @@ from alfish.environments import Environment
 from alfish.transforms import Transforms
 from alfish.unrollers.messages import Segment
 from alfish.unrollers.shared import Block
-from alfish.unrollers.unroller import Arrivals
+from alfish.unrollers.unroller import SHOWN_FIELDS, Arrivals, without_infos
 
 Form: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 
@@ -20,10 +21,10 @@ class Slots:
     """Slots side by side in one shared memory.
 
     Args:
-      forms: shape and dtype of what is in a slot: an `Experience` without its version, then step types and rewards of
-        `Arrivals`; see `slot_forms`.
+      forms: shape and dtype of what is in a slot: an `Experience` without its version, then `Arrivals` without infos;
+        see `slot_forms`.
       count: slots.
-      structure: of the `Experience`, as `nest.flatten` gives it, for `read`.
+      structure: of these two, as `nest.flatten` gives it, for `read`.
       fd: of the memory, in a worker; None: make it.
     """
 
@@ -38,20 +39,22 @@ class Slots:
 
     def write(self, slot: int, experience: Experience, arrivals: Arrivals) -> None:
         """Copies rows and what arrived into a slot; versions, infos and the number of arrivals go by message."""
-        *targets, step_type, reward = self._block.copies[slot]
-        for target, leaf in zip(targets, nest.leaves(experience._replace(policy_version=None)), strict=True):
+        rows, arrived = (
+            nest.leaves(experience._replace(policy_version=None)),
+            nest.leaves(without_infos(arrivals)),
+        )
+        targets, count = iter(self._block.copies[slot]), len(arrivals.step_type)
+        for leaf, target in zip(rows, targets):
             target.copy_(leaf)
-        count = len(arrivals.step_type)
-        step_type[:count] = torch.from_numpy(arrivals.step_type)
-        reward[:count] = torch.from_numpy(arrivals.reward)
+        for leaf, target in zip(arrived, targets, strict=True):
+            target[:count] = torch.from_numpy(leaf)
 
     def read(self, segment: Segment) -> tuple[Experience, Arrivals]:
         """The rows in a segment's slot, and what arrived: not a copy."""
-        *leaves, step_type, reward = self._block.copies[segment.slot]
-        experience: Experience = nest.unflatten(self._structure, leaves)
+        experience, arrivals = nest.unflatten(self._structure, self._block.copies[segment.slot])
         version = torch.full(experience.time_step.env_id.shape[1:], segment.version, dtype=torch.int64)
         count = segment.num_arrivals
-        arrivals = Arrivals(step_type[:count].numpy(), reward[:count].numpy(), segment.infos)
+        arrivals = nest.map(lambda leaf: leaf[:count].numpy(), arrivals)._replace(infos=segment.infos)
         return experience._replace(policy_version=version), arrivals
 
 
@@ -74,12 +77,26 @@ def example_row(environment: Environment, algorithm: RLAlgorithm, transforms: Tr
     return Experience(time_step, step.output, step.info, state, None, transform_state)
 
 
-def slot_forms(example: Experience, num_rows: int, num_arrivals: int) -> list[Form]:
-    """Shapes and dtypes of a slot for segments of `num_rows` rows, the row of `example` being one of them."""
+def example_arrivals(example: Experience, shown: Sequence[str]) -> Arrivals:
+    """Tensors of one row `[B, ...]` of what an unroller that shows these fields tells of such rows; infos is None."""
+    step = example.time_step
+    fields: dict[str, Any] = {name: getattr(step, SHOWN_FIELDS[name]) for name in shown}
+    told: Any = step.step_type, step.reward, None
+    return Arrivals(*told, **fields)
+
+
+def slot_forms(example: Experience, arrivals: Arrivals, num_rows: int, num_arrivals: int) -> list[Form]:
+    """Shapes and dtypes of a slot.
+
+    Args:
+      example: one row `[B, ...]` of a segment.
+      arrivals: `example_arrivals` of it.
+      num_rows: of a segment.
+      num_arrivals: S, at most.
+    """
     rows, starts = (example.time_step, example.action, example.info), (example.state, example.transform_state)
-    step_type, reward = example.time_step.step_type, example.time_step.reward
     return [
         *(((num_rows, *leaf.shape), leaf.dtype) for leaf in nest.leaves(rows)),
         *((tuple(leaf.shape), leaf.dtype) for leaf in nest.leaves(starts)),
-        *(((num_arrivals, *leaf.shape), leaf.dtype) for leaf in (step_type, reward)),
+        *(((num_arrivals, *leaf.shape), leaf.dtype) for leaf in nest.leaves(arrivals)),
     ]

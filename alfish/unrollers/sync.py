@@ -18,7 +18,7 @@ from alfish.unrollers.actor import Actor, as_array, as_tensor
 from alfish.unrollers.episodes import StartedEpisodes
 from alfish.unrollers.finite import check_finite
 from alfish.unrollers.ragged import RaggedRows
-from alfish.unrollers.unroller import Arrivals, Unroller
+from alfish.unrollers.unroller import SHOWN_FIELDS, Arrivals, Unroller
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -218,7 +218,25 @@ class SyncUnroller(Unroller):
             step_type = np.concatenate([step_type, as_array(last.step_type)[None]])
             reward = np.concatenate([reward, as_array(last.reward)[None]])
         self.arrivals = Arrivals(step_type[1 - unseen :], reward[1 - unseen :], infos)
+        if self.shown:
+            shown = {name: self._arrived(SHOWN_FIELDS[name], time_step, last, unseen) for name in self.shown}
+            self.arrivals = self.arrivals._replace(**shown)
         return time_step, action, info
+
+    def _arrived(self, field: str, time_step: TimeStep, last: TimeStep, unseen: bool) -> Nest:
+        """A field of the rows of `arrivals`, arrays `[S, B, ...]`.
+
+        Args:
+          field: of `TimeStep`.
+          time_step: of the unroll, `[T, B]`, on-policy `[T+1, B]`.
+          last: the newest row, `[B]`.
+          unseen: whether row 0 is new too.
+        """
+        rows = nest.map(as_array, getattr(time_step, field))
+        if not self._algorithm.on_policy:  # else it is the extra row
+            end = nest.map(as_array, getattr(last, field))
+            rows = nest.map(lambda leaf, newest: np.concatenate([leaf, newest[None]]), rows, end)
+        return nest.at(rows, slice(1 - unseen, None))
 
     def _unroll_ragged(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """A column gets a row a step, and one more each time its episode ends."""
@@ -247,7 +265,7 @@ class SyncUnroller(Unroller):
         if self._algorithm.on_policy:
             step, _ = self._act()
             rows.append((self._time_step, step.output, step.info))
-        self.arrivals = rows.arrivals()
+        self.arrivals = rows.arrivals(self.shown)
         return rows.filled_up()
 
     def _begin_anew(self) -> None:

@@ -11,7 +11,11 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import UsageError
+from alfish.nest import Nest
 from alfish.transforms import Transforms
+
+# The fields of `Arrivals` that metrics may ask for, and those of `TimeStep` that they are.
+SHOWN_FIELDS = {"observation": "observation", "action": "prev_action"}
 
 
 class Arrivals(NamedTuple):
@@ -20,6 +24,14 @@ class Arrivals(NamedTuple):
     step_type: np.ndarray  # [S, B]
     reward: np.ndarray  # [S, B] or [S, B, R], raw
     infos: list[tuple[int, dict[str, Any]]]  # index into S, and gymnasium's info of that step
+    # Only where metrics read them, see `Unroller.shown`; arrays `[S, B, ...]`.
+    observation: Nest = None  # raw
+    action: Nest = None  # executed on the way to the row, in the algorithm's units
+
+
+def without_infos(arrivals: Arrivals) -> Any:
+    """What of arrivals are arrays."""
+    return arrivals._replace(infos=None)  # type: ignore[arg-type]
 
 
 class Unroller(abc.ABC):
@@ -38,11 +50,13 @@ class Unroller(abc.ABC):
       drains: whether `unroll` hands over what others have collected, whatever length it is asked for.
       gives_arrays: whether leaves of what `unroll` returns may be numpy arrays, where acting made such: whoever wants
         arrays may set it, and saves their way into tensors and back.
+      shown: which of `SHOWN_FIELDS` arrivals hold; whoever reads them sets it before the first unroll.
       policy_version: how often weights were published.
     """
 
     drains = False
     gives_arrays = False
+    shown: tuple[str, ...] = ()
     unroll_length: float  # see `bind`
 
     def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):

@@ -210,6 +210,7 @@ def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> 
         tolerate=tolerate if setup.tolerates_errors else None,
         starts=setup.starts,
     )
+    unroller.shown = setup.shown
     board = WeightBoard(state_tensors(algorithm, transforms), setup.fds["board_header"], setup.fds["board"])
     board.read()  # a curriculum resets by how far training is
     unroller.start()  # the first reset: an error in it is raised in the trainer

@@ -94,7 +94,7 @@ def test_arrivals_stand_in_their_environments_columns(num_rewards):
         [],
         [arrived([[LAST, MID]] * 2, num_rewards=num_rewards)],
     ]
-    step_type, reward, infos = arrivals_in_columns(parts)
+    step_type, reward, infos, *_ = arrivals_in_columns(parts)
     assert step_type.tolist() == [
         [FIRST, FIRST, PAD, PAD, LAST, MID],
         [MID, LAST, PAD, PAD, LAST, MID],

@@ -13,7 +13,7 @@ from alfish.environments import make_environment
 from alfish.environments.toy import Stamped
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers.messages import Seconds, Segment
-from alfish.unrollers.slots import Slots, example_row, slot_forms
+from alfish.unrollers.slots import Slots, example_arrivals, example_row, slot_forms
 from alfish.unrollers.unroller import Arrivals
 
 
@@ -50,8 +50,9 @@ def test_an_example_has_what_the_policy_gives_and_raw_rows(example):
 
 
 def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example):
-    forms = slot_forms(example, num_rows=4, num_arrivals=6)
-    slots = Slots(forms, 3, nest.flatten(example)[1])
+    of_arrivals = example_arrivals(example, ("action",))
+    forms = slot_forms(example, of_arrivals, num_rows=4, num_arrivals=6)
+    slots = Slots(forms, 3, nest.flatten((example, of_arrivals))[1])
     workers = Slots(forms, 3, fd=os.dup(slots.fd))
 
     def filled(leaf, leading=(4,)):
@@ -61,7 +62,7 @@ def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example
     starts = nest.map(lambda leaf: filled(leaf, ()), (example.state, example.transform_state))
     experience = rows._replace(state=starts[0], transform_state=starts[1], policy_version=torch.tensor([8, 8]))
     infos = [(2, {"count": np.arange(2)})]
-    arrivals = Arrivals(np.ones((5, 2), np.int32), np.full((5, 2), 0.5, np.float32), infos)
+    arrivals = Arrivals(np.ones((5, 2), np.int32), np.full((5, 2), 0.5, np.float32), infos, action=np.full((5, 2), 2))
     workers.write(1, experience, arrivals)
 
     def read(slot, num_arrivals=5):
@@ -71,6 +72,7 @@ def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example
     assert nest.flatten(found)[1] == nest.flatten(experience)[1]
     assert all(map(torch.equal, nest.leaves(found), nest.leaves(experience)))
     assert (arrived.step_type == arrivals.step_type).all() and (arrived.reward == arrivals.reward).all()
+    assert (arrived.action == 2).all() and arrived.action.shape == (5, 2) and arrived.observation is None
     assert arrived.infos is infos and len(read(1, num_arrivals=3)[1].reward) == 3
     for other in (0, 2):
         assert not any(leaf.any() for leaf in nest.leaves(read(other)[0]._replace(policy_version=None)))

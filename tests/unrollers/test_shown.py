@@ -1,0 +1,123 @@
+"""What metrics see of observations and actions: the rows that arrived, whoever steps the environments."""
+
+import functools
+
+import numpy as np
+import pytest
+import worker_parts
+from scripted import (
+    DISABLED,
+    FIRST,
+    LAST,
+    MID,
+    NEXT_STEP,
+    PAD,
+    SAME_STEP,
+    Scripted,
+    ScriptedOffPolicy,
+    recorded,
+    unroller_of,
+)
+
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.environments import make_environment
+from alfish.environments.toy import Stamped
+from alfish.errors import UsageError
+from alfish.metrics import Metric, Metrics
+from alfish.metrics.rows import Rows
+from alfish.trainer import Trainer
+from alfish.unrollers import AsyncUnroller
+from alfish.unrollers.workers import Workers
+
+
+class Witness(Metric):
+    """Checks that each row follows from the one before: the policy acts by what it sees (`observation.sum() % 3`)."""
+
+    name = "witness"
+    reads_observations = reads_actions = True
+
+    def __init__(self):
+        self._before = None
+        self.num_checked = 0
+
+    def update(self, rows):
+        for t in range(len(rows.step_type)):
+            for b in range(rows.num_envs):
+                kind, observation, action = rows.step_type[t, b], rows.observation[t, b], rows.action[t, b]
+                if kind == PAD:
+                    continue
+                before = None if self._before is None else self._before.get(b)
+                self._before = {**(self._before or {}), b: observation}
+                if kind == FIRST:
+                    assert observation[2] == 0 and action == 0
+                elif before is not None:
+                    assert observation.tolist() == [*before[:2], before[2] + 1] and rows.reward[t, b] == observation[2]
+                    assert action == int(before.sum()) % 3
+                    self.num_checked += 1
+
+    def result(self):
+        return {self.name: float(self.num_checked)}
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state): ...
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+@pytest.mark.parametrize("algorithm", [Scripted, ScriptedOffPolicy])
+@pytest.mark.parametrize("gives_arrays", [False, True])
+def test_each_row_that_arrives_is_shown_once_with_the_action_that_led_to_it(mode, algorithm, gives_arrays):
+    unroller, metric = unroller_of(recorded(mode), algorithm), Witness()
+    metrics = Metrics([metric], 3, flush_rows=10)
+    unroller.gives_arrays, unroller.shown = gives_arrays, metrics.reads
+    num_arrived = 0
+    for length in (1 if mode == NEXT_STEP else 2, 4, 7, 3):
+        unroller.unroll(length)
+        arrived = unroller.arrivals
+        num_arrived += np.isin(arrived.step_type, (MID, LAST)).sum()
+        metrics.update(arrived.step_type, arrived.reward, observation=arrived.observation, action=arrived.action)
+    assert metrics.results() == {"witness": num_arrived} and num_arrived > 20
+
+
+class NeverAtRandom(ReplayBatches):
+    def acts_at_random(self, env_steps):
+        return False
+
+
+@pytest.mark.parametrize("algorithm", [worker_parts.Seeing, worker_parts.SeeingOffPolicy])
+def test_workers_show_the_same(algorithm, tmp_path):
+    metric = Witness()
+    trainer = Trainer(
+        tmp_path,
+        algorithm=algorithm,
+        environment=functools.partial(make_environment, Stamped, num_envs=2),
+        unroller=functools.partial(
+            AsyncUnroller, num_workers=2, mode="lockstep", workers=functools.partial(Workers, close_timeout=2.0)
+        ),
+        batches=EpochBatches if algorithm.on_policy else NeverAtRandom,
+        metrics=[metric],
+        listeners=[],
+        unroll_length=6,
+        num_iterations=4,
+        device="cpu",
+    )
+    trainer.train()
+    trainer.metrics.results()
+    assert metric.num_checked == trainer.env_steps > 40
+
+
+def test_nothing_is_kept_for_metrics_that_do_not_ask():
+    unroller = unroller_of(recorded(NEXT_STEP))
+    unroller.unroll(4)
+    assert unroller.shown == () and unroller.arrivals.observation is unroller.arrivals.action is None
+    rows = Rows(np.zeros((1, 1), np.int32), np.zeros((1, 1)))
+    for name in ("observation", "action"):
+        with pytest.raises(UsageError) as error:
+            getattr(rows, name)
+        assert str(error.value) == (
+            f"a metric reads rows.{name}, which is kept only for metrics that ask for it; set reads_{name}s = True in "
+            "the metric's class"
+        )
+    with pytest.raises(ValueError, match=r"A metric reads rows\.observation, and the rows came without"):
+        Metrics([Witness()], 1).update(np.zeros((1, 1), np.int32), np.zeros((1, 1)))
