@@ -32,13 +32,7 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
     if not isinstance(step, AlgStep):
         raise return_error(step, "AlgStep(action, state, info)", owner, hook)
     who = f"{hook} of {type(owner).__name__}"
-    found, asked = dict(nest.named_leaves(step.output, "action")), dict(nest.named_leaves(action_spec, "action"))
-    if found.keys() != asked.keys():
-        raise UsageError(
-            f"{who} returned {' and '.join(found) or 'no action'}; the action space asks for {' and '.join(asked)}"
-        )
-    for name, spec in asked.items():
-        _check_action(who, name, found[name], spec, batch_size)
+    check_action(step.output, owner, hook, action_spec, batch_size)
     states = [[(path, tuple(leaf.shape)) for path, leaf in nest.named_leaves(state, "state") if _is_tensor(leaf)]
               for state in (step.state, initial_state)]  # fmt: skip
     if states[0] != states[1]:
@@ -46,7 +40,29 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
         raise UsageError(f"{who} returned another state ({carried}) than initial_state does ({first}); make them alike")
 
 
-def _check_action(who: str, name: str, action: Any, spec: spaces.Space, batch_size: int) -> None:
+def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batch_size: int) -> None:
+    """Raises where what a hook of `owner` returned is no action of `batch_size` environments.
+
+    Args:
+      action: what was returned.
+      owner, hook: for the message.
+      action_spec: canonical action nest.
+      batch_size: B.
+
+    Raises:
+      UsageError: names what is wrong, and what is asked for.
+    """
+    who = f"{hook} of {type(owner).__name__}"
+    found, asked = dict(nest.named_leaves(action, "action")), dict(nest.named_leaves(action_spec, "action"))
+    if found.keys() != asked.keys():
+        raise UsageError(
+            f"{who} returned {' and '.join(found) or 'no action'}; the action space asks for {' and '.join(asked)}"
+        )
+    for name, spec in asked.items():
+        _check_leaf(who, name, found[name], spec, batch_size)
+
+
+def _check_leaf(who: str, name: str, action: Any, spec: spaces.Space, batch_size: int) -> None:
     asked = (batch_size, *(spec.shape or ()))
     is_float = specs.torch_dtype(spec).is_floating_point
     if not _is_tensor(action) or tuple(action.shape) != asked or action.is_floating_point() != is_float:

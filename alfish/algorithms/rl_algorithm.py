@@ -4,6 +4,7 @@ An algorithm owns parameters. It owns no environment, replay, optimizer, unrolle
 worker as it is and a test drives it with tensors made by hand.
 
     rollout_step           acts                                         [B], no gradient
+    random_action          acts in its place while replay is warmed up  [B], no gradient
     preprocess_experience  advantages, returns, intrinsic rewards       whole sequences, no gradient
     train_step             the same networks again                      [T, N], with gradients
     calc_loss              a loss per row                               [T', N]
@@ -23,7 +24,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import nest
+from alfish import nest, specs
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -77,6 +78,19 @@ class RLAlgorithm(nn.Module, abc.ABC):
     @abc.abstractmethod
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         """Acts, exploring. `time_step` `[B]`; `state` is already reset where a row is FIRST."""
+
+    def random_action(self, time_step: TimeStep) -> Nest:
+        """Acts uniformly at random while replay is warmed up. Default: over the whole action space.
+
+        Override it where an environment takes only some actions at a time, and says in its observation which.
+
+        Args:
+          time_step: `[B]`, as `rollout_step` gets it.
+
+        Returns:
+          The action `[B, ...]` in the algorithm's units, on any device.
+        """
+        return specs.sample(self.action_spec, len(time_step.step_type))
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         """Acts as well as it can: the mode, not a sample. Default: `rollout_step`."""

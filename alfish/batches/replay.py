@@ -33,7 +33,8 @@ class ReplayBatches(WindowBatches):
       batch_size: windows an update.
       window_length: rows a window; one more than the n of n-step returns, with memory one more than it trains.
       updates_per_env_step: gradient steps for each environment step after warm-up; may be below 1.
-      warmup_env_steps: environment steps that train nothing; they act uniformly at random, but after offline updates.
+      warmup_env_steps: environment steps that train nothing; they act by the algorithm's `random_action` (by default
+        uniformly), but after offline updates by its policy.
       state_period: with memory, its state is kept once in so many rows of an environment, and windows start there.
       burn_in: with memory, rows before those of the window, which only bring its state up to date.
       sampler: which windows are drawn: `Uniform`, `Prioritized`, `Epochs`.

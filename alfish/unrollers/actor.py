@@ -12,7 +12,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiled import is_checked
 from alfish.data import AlgStep, TimeStep, reset_state
 from alfish.errors import UsageError
-from alfish.hooks import check_step
+from alfish.hooks import check_action, check_step
 from alfish.nest import Nest
 from alfish.numpy_program import NotTranslatable, NumpyProgram
 from alfish.transforms import Transforms
@@ -38,6 +38,7 @@ class Actor:
         self._numpy_after = numpy_after if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
         self._has_looked = False  # at what rollout_step returns
+        self._has_looked_at_random = False  # at what random_action returns
         self.num_calls = 0
         self.gave_up = False
 
@@ -55,6 +56,17 @@ class Actor:
                 self._compare(row)
         self.num_calls += 1
         return self._act(*row) if self._program is None else self._run(row)
+
+    @torch.no_grad()
+    def random_action(self, time_step: TimeStep, transform_state: Nest) -> Nest:
+        """The algorithm's `random_action` for each of B rows, tensors on its device."""
+        seen, _ = self._transforms(*nest.map(self._here, (time_step, transform_state)))
+        algorithm = self._algorithm
+        action = algorithm.random_action(seen)
+        if not self._has_looked_at_random:
+            self._has_looked_at_random = True
+            check_action(action, algorithm, "random_action", algorithm.action_spec, len(seen.step_type))
+        return nest.to(action, self._device)
 
     def refresh(self) -> None:
         """Takes up parameters and buffers that may have changed; to be called before it acts with them."""

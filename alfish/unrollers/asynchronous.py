@@ -171,7 +171,7 @@ class AsyncUnroller(Unroller):
 
         Args:
           length: not read; a segment's length is a setting.
-          at_random: segments granted from now on execute uniformly random actions.
+          at_random: segments granted from now on execute the algorithm's `random_action`.
         """
         if not self._running:
             self._start()

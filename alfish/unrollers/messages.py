@@ -35,7 +35,7 @@ class Fill(NamedTuple):
     """A slot is the worker's, until it tells of the `Segment` there."""
 
     slot: int
-    at_random: bool  # act uniformly at random
+    at_random: bool  # act by the algorithm's `random_action`
     publication: int | None  # of the weights to act with; None: the newest
 
 

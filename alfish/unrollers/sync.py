@@ -6,7 +6,7 @@ import gin
 import numpy as np
 import torch
 
-from alfish import nest, specs
+from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.data import AlgStep, Experience, StepType, TimeStep, reset_state
 from alfish.environments import Environment
@@ -73,7 +73,7 @@ class SyncUnroller(Unroller):
 
         Args:
           length: rows.
-          at_random: execute uniformly random actions in place of the algorithm's.
+          at_random: execute the algorithm's `random_action` in place of its policy's.
 
         Returns:
           Experience whose leaves are `[length, B, ...]`, on-policy `[length+1, B, ...]`; the extra row's action is
@@ -319,8 +319,7 @@ class SyncUnroller(Unroller):
         assert self._time_step is not None
         step, transform_state = self._actor(self._time_step, self._transform_state, self._state)
         if self._at_random:
-            action = specs.sample(self.environment.action_spec, self.environment.num_envs)
-            step = step._replace(output=nest.to(action, self._device))
+            step = step._replace(output=self._actor.random_action(self._time_step, self._transform_state))
         return step, transform_state
 
     def _advance(self, step: AlgStep, transform_state: Nest) -> None:

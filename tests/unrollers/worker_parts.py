@@ -270,3 +270,49 @@ class Parting(Stamped):
     def close(self):
         if os.getpid() != self._home:
             open(self._path, "w").close()
+
+
+class Masked(gymnasium.Env):
+    """Takes the actions that the mask in its observation allows, two of five, and raises at any other."""
+
+    def __init__(self):
+        self.observation_space = spaces.Dict(mask=spaces.MultiBinary(5), step=spaces.Box(0, 100, (1,), np.float32))
+        self.action_space = spaces.Discrete(5)
+        self._step = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        assert self._observation()["mask"][action], f"{action} is forbidden at step {self._step}"
+        self._step += 1
+        return self._observation(), 0.0, self._step == 7, False, {}
+
+    def _observation(self):
+        mask = np.zeros(5, np.int8)
+        mask[[self._step % 5, (self._step + 2) % 5]] = 1
+        return {"mask": mask, "step": np.full(1, self._step, np.float32)}
+
+
+class KeepingToMask(RLAlgorithm):
+    """Its policy takes the first action that is allowed."""
+
+    on_policy = False
+
+    def __init__(self, *specs):
+        super().__init__(*specs)
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(time_step.observation["mask"].long().argmax(-1), state)
+
+    def random_action(self, time_step):
+        return torch.multinomial(time_step.observation["mask"].float(), 1).squeeze(-1)
+
+    def train_step(self, experience, state):
+        return AlgStep()
+
+    def calc_loss(self, experience, info):
+        return LossInfo(self.weight.sum() + torch.zeros(1, experience.time_step.reward.shape[1]))
