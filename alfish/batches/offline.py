@@ -73,6 +73,7 @@ class OfflineBatches(WindowBatches):
         num_rows = self._burn_in + self._window_length
         parts = self._algorithm, self._transforms, num_rows
         self._windows = Windows(buffer, self._sampler, self._hindsight, *parts)
+        self._windows.start(environment)
         observe(self._transforms, buffer)
         if buffer.holdout is not None:
             self._held = Windows(buffer.holdout, Uniform, None, *parts)

@@ -161,10 +161,12 @@ class ReplayBatches(WindowBatches):
         self._collected = Windows(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
 
     def start(self, environment: Environment) -> None:
+        self._collected.start(environment)
         if self._offline is not None and self._recorded is None:
             buffer = recorded(self._offline, self._hindsight, self._algorithm, environment)
             parts = self._offline_sampler, self._hindsight, self._algorithm, self._transforms
             self._recorded = Windows(buffer, *parts, self._burn_in + self._window_length)
+            self._recorded.start(environment)
             observe(self._transforms, buffer)
 
     def rest(self) -> int:

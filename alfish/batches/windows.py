@@ -53,6 +53,11 @@ class Windows:
         self._progress, self._device = nest.host_view(algorithm.progress), algorithm.progress.device
         self._stored: StoredRows | None = None
 
+    def start(self, environment: Environment) -> None:
+        """Takes from the environment what a setting names; raises UsageError where it does not have it."""
+        if self._hindsight is not None:
+            self._hindsight.start(environment.method, environment.observation_space)
+
     def draw(self, num_windows: int, num_batches: int) -> Window:
         """Where the windows of so many minibatches together begin, `[N]`."""
         return self.sampler.draw(num_windows, float(self._progress), num_batches)

@@ -105,6 +105,13 @@ class Environment(abc.ABC):
         """
         raise UsageError(f"{type(self).__name__} has no infos that could say which action was executed")
 
+    def method(self, name: str) -> Callable[..., Any] | None:
+        """A method of the environments' own class or of a wrapper, for calls that read no episode's state.
+
+        Default: None, there is none of this name.
+        """
+        return None
+
     def set_progress(self, progress: float) -> None:
         """Where training is, in [0, 1], for environments that ask for it. Where `follows_progress`."""
 

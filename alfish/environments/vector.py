@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -59,6 +60,7 @@ class VectorEnvironment(Environment):
         copies = self._sequential is None  # else each batch is new
         self._read_step = ObservationUnits(env.single_observation_space, copies=copies).from_environment
         self._reads_executed = False
+        self._one_here: gymnasium.Env | None = None  # see `method`
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
         self._restart = False  # the next step is a reset of all, after a resume
@@ -132,6 +134,16 @@ class VectorEnvironment(Environment):
         if isinstance(self.env, SequentialVectorEnv) and not self._reads_executed:
             self.env.gathers_infos = False
 
+    def method(self, name: str) -> Callable[..., Any] | None:
+        env: Any = self.env.unwrapped
+        if isinstance(self.env, SyncVectorEnv):
+            env = self.env.envs[0]
+        elif isinstance(self.env, AsyncVectorEnv):  # whose environments are in other processes
+            self._one_here = env = self._one_here or self.env.env_fns[0]()
+        if not isinstance(env, gymnasium.Env):
+            return getattr(env, name, None)
+        return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+
     def set_progress(self, progress: float) -> None:
         if self._sequential is not None:
             self._sequential.progress = progress
@@ -191,6 +203,8 @@ class VectorEnvironment(Environment):
 
     def close(self) -> None:
         self.env.close()
+        if self._one_here is not None:
+            self._one_here.close()
 
     def _generators(self) -> list[np.random.Generator]:
         """One an environment, or one for all in a vector environment of its own class (EnvPool does not use it)."""

@@ -6,8 +6,10 @@ are drawn, and stored rows stay what they are: a row is seen under many goals.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import gin
+import numpy as np
 import torch
 from absl import logging
 from gymnasium import spaces
@@ -49,24 +51,27 @@ class HindsightReplay:
     k / (k + 1), 0.8 for k = 4; with windows of more than 2 rows, all of them share a goal.
 
     Args:
-      reward_fn: takes (achieved goals, goals) `[M, *goal]`, returns the environment's rewards `[M]`.
+      reward_fn: takes (achieved goals, goals) `[M, *goal]`, returns the environment's rewards `[M]`. Or the name of a
+        method of the environment that takes (achieved_goal, desired_goal, info) as goal environments' do
+        (gymnasium-robotics): arrays `[M, *goal]` in its own units, and M empty dicts, because replay keeps no infos.
       goal_key: of the observation's dict, what is wanted.
       achieved_key: of the observation's dict, what there is; of the same shape and dtype.
       share: chance of another goal, for each window, in [0, 1].
       strategy: 'future', 'final' or 'episode'.
-      terminated_fn: takes the same, returns `[M]` bool, whether the environment terminates there; None: on no goal.
+      terminated_fn: takes the same, returns `[M]` bool, whether the environment terminates there; or the name of such a
+        method; None: on no goal.
       check_period: how often reward_fn is compared with the stored rewards: at the first call of `relabel`, and at each
         so many calls. The first that differ are warned of, once.
     """
 
     def __init__(
         self,
-        reward_fn: GoalFunction = gin.REQUIRED,
+        reward_fn: GoalFunction | str = "compute_reward",
         goal_key: str = "desired_goal",
         achieved_key: str = "achieved_goal",
         share: float = 0.8,
         strategy: str = "future",
-        terminated_fn: GoalFunction | None = None,
+        terminated_fn: GoalFunction | str | None = None,
         check_period: int = 100,
     ):
         if not 0 <= share <= 1:
@@ -75,7 +80,8 @@ class HindsightReplay:
             raise UsageError(f"HindsightReplay.strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
         if check_period < 1:
             raise UsageError(f"HindsightReplay.check_period is {check_period}; it is at least 1")
-        self._reward_fn, self._terminated_fn = reward_fn, terminated_fn
+        self._reward_fn: Any = reward_fn
+        self._terminated_fn: Any = terminated_fn
         self._goal_key, self._achieved_key = goal_key, achieved_key
         self._share, self._strategy, self._check_period = share, strategy, check_period
         self._num_calls, self._has_warned = 0, False
@@ -112,6 +118,45 @@ class HindsightReplay:
                 f"{self._goal_key} {wanted}; they must have one shape and dtype"
             )
         self._buffer = buffer
+
+    def start(self, method: Callable[[str], Callable[..., Any] | None], space: spaces.Space) -> None:
+        """Takes the functions that were given by name.
+
+        Args:
+          method: the environment's method of a name, None where it has none; see `Environment.method`.
+          space: its observation space.
+
+        Raises:
+          UsageError: it has no such method.
+        """
+        for setting in ("reward_fn", "terminated_fn"):
+            function = getattr(self, f"_{setting}")
+            if isinstance(function, str):
+                setattr(self, f"_{setting}", self._named(setting, function, method(function), space))
+
+    def _named(self, setting: str, name: str, method: Callable[..., Any] | None, space: Any) -> GoalFunction:
+        """A method of the environment as a function of tensors in the stream's units."""
+        if not callable(method):
+            raise UsageError(
+                f"HindsightReplay.{setting} is {name!r}, and the environment has no such method; give it "
+                f"{name}(achieved_goal, desired_goal, info), or bind a function of (achieved goals, goals)"
+            )
+        own = [space[key] for key in (self._achieved_key, self._goal_key)]
+        units = [specs.ObservationUnits(leaf) for leaf in own]
+
+        def of_rows(*goals: torch.Tensor) -> torch.Tensor:
+            rows = [one.to_environment(goal.cpu().numpy()) for one, goal in zip(units, goals)]
+            rows = [np.asarray(row, leaf.dtype) for row, leaf in zip(rows, own)]
+            result = np.array(method(*rows, [{} for _ in rows[0]]))
+            if result.shape[:1] != (len(rows[0]),):
+                raise UsageError(
+                    f"HindsightReplay.{setting}: {name} of the environment was given {len(rows[0])} rows of goals, and "
+                    f"returned shape {list(result.shape)}; it returns one value a row: mend it, or bind a function of "
+                    "(achieved goals, goals)"
+                )
+            return torch.from_numpy(result).to(goals[0].device)
+
+        return of_rows
 
     def relabel(self, batch: Batch, column: torch.Tensor, position: torch.Tensor) -> Batch:
         """The same windows, some of them with another goal. Draws from torch's global generator.

@@ -1,8 +1,10 @@
 """Relabelled windows, whose goals tell which row they were achieved at."""
 
+import functools
 import logging
 
 import gin
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -10,13 +12,17 @@ from gymnasium import spaces
 from test_ring_buffer import LAST, PAD, Columns, reloaded
 
 from alfish import nest, specs
-from alfish.data import Experience, StepType, TimeStep, trainable
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches import ReplayBatches
+from alfish.data import AlgStep, Experience, LossInfo, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.replay import HindsightReplay, RingBuffer
 from alfish.replay.ring_buffer import Window
+from alfish.transforms import Transforms
+from alfish.unrollers import SyncUnroller
 
 FIRST, MID = StepType.FIRST, StepType.MID
 WANTED = 200  # the step of a goal that the environment sets, which no episode has
@@ -496,3 +502,133 @@ def test_bit_flip_goes_by_its_own_goals_through_the_ring(caplog):
     assert (arrival.reward == 0)[mask].float().mean() > 4 * (before.experience.time_step.reward[1:] == 0)[
         mask
     ].float().mean()
+
+
+# Functions of the environment, by name.
+
+
+class Reaching(gymnasium.Env):
+    """Goals of gymnasium-robotics' convention: float64 inside, rewards of whole batches, Discrete from 5."""
+
+    def __init__(self):
+        goal = spaces.Discrete(7, start=5) if self.discrete else spaces.Box(-9, 9, (2,), np.float64)
+        self.observation_space = spaces.Dict(observation=goal, achieved_goal=goal, desired_goal=goal)
+        self.action_space = spaces.Discrete(2)
+
+    discrete = False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self._step += 1
+        seen = self._observation()
+        goals = seen["achieved_goal"], seen["desired_goal"]
+        return seen, self.compute_reward(*([goal] for goal in goals), [{}])[0], False, self._step == 5, {}
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        assert len(info) == len(achieved_goal) and info[0] == {}
+        achieved_goal, desired_goal = np.asarray(achieved_goal), np.asarray(desired_goal)
+        assert achieved_goal.dtype == desired_goal.dtype == (np.int64 if self.discrete else np.float64)
+        if self.discrete:
+            assert achieved_goal.min() >= 5
+            return achieved_goal * 10.0 + desired_goal
+        return -np.linalg.norm(achieved_goal - desired_goal, axis=-1)
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return (np.asarray(achieved_goal) == np.asarray(desired_goal)).all(-1)
+
+    def _observation(self):
+        if self.discrete:
+            return {"observation": 5 + self._step, "achieved_goal": 5 + self._step, "desired_goal": 11}
+        at = np.array([self._step, -self._step], np.float64)
+        return {"observation": at, "achieved_goal": at, "desired_goal": np.full(2, 7.0)}
+
+
+class ReachingNumbers(Reaching):
+    discrete = True
+
+
+class Scalar(Reaching):
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return bool(np.linalg.norm(achieved_goal - desired_goal) < 1)
+
+
+class Still(RLAlgorithm):
+    on_policy = False
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(torch.zeros(len(time_step.step_type), dtype=torch.int64), state)
+
+    def train_step(self, experience, state):
+        return AlgStep()
+
+    def calc_loss(self, experience, info):
+        return LossInfo(torch.zeros(()))
+
+
+def named(environment, **settings):
+    """Windows of a replay of some rows of the environment, before and after hindsight."""
+    hindsight = functools.partial(HindsightReplay, share=1.0, **settings)
+    batches = ReplayBatches(400, 8, 3, warmup_env_steps=40, hindsight=hindsight)
+    transforms = Transforms((), environment.observation_spec, environment.reward_spec)
+    algorithm = Still(environment.observation_spec, environment.action_spec, environment.reward_spec)
+    batches.bind(algorithm, transforms, 20, environment.num_envs)
+    batches.start(environment)
+    batches.add(SyncUnroller(environment, algorithm, transforms).unroll(20))
+    start = Window(torch.arange(2).repeat(9), torch.arange(18) // 2)
+    return batches.buffer.windows(start, 3), batches._collected.at(start)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("make", [Reaching, ReachingNumbers])
+def test_rewards_come_from_the_environment_by_name(make, vectorization, caplog):
+    environment = make_environment(make, num_envs=2, vectorization=vectorization)
+    before, after = named(environment)
+    environment.close()
+    old, new = before.experience.time_step, after.experience.time_step
+    moved = (new.observation["desired_goal"] != old.observation["desired_goal"]).flatten(2).any(-1)[1:] if (
+        make is Reaching) else new.observation["desired_goal"][1:] != old.observation["desired_goal"][1:]  # fmt: skip
+    assert moved.any()
+    achieved, goal = (new.observation[key][1:].double() for key in ("achieved_goal", "desired_goal"))
+    if make is ReachingNumbers:
+        expected = (achieved + 5) * 10 + goal + 5
+    else:
+        expected = -(achieved - goal).norm(dim=-1)
+    assert torch.allclose(new.reward[1:][moved].double(), expected[moved], atol=1e-5)
+    assert "differs" not in caplog.text
+
+
+def test_terminations_come_from_the_environment_by_name():
+    _, after = named(make_environment(Reaching, num_envs=2), terminated_fn="compute_terminated", strategy="future")
+    step = after.experience.time_step
+    reached = (step.observation["achieved_goal"] == step.observation["desired_goal"]).all(-1)[1:]
+    assert (step.discount[1:][reached] == 0).all() and reached.any()
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "sentence"),
+    [
+        (
+            functools.partial(gymnasium.make, "CartPole-v1"),
+            {},
+            "HindsightReplay.reward_fn is 'compute_reward', and the environment has no such method; give it "
+            "compute_reward(achieved_goal, desired_goal, info), or bind a function of (achieved goals, goals)",
+        ),
+        (
+            Scalar,
+            {"terminated_fn": "compute_terminated"},
+            "HindsightReplay.terminated_fn: compute_terminated of the environment was given 36 rows of goals, and "
+            "returned shape []; it returns one value a row: mend it, or bind a function of (achieved goals, goals)",
+        ),
+    ],
+)
+def test_what_the_environment_lacks_is_said_in_a_sentence(make, settings, sentence):
+    with pytest.raises(UsageError) as error:
+        if make is Scalar:
+            named(make_environment(make, num_envs=2), **settings)
+        else:
+            HindsightReplay(**settings).start(make_environment(make).method, Reaching().observation_space)
+    assert str(error.value) == sentence
