@@ -3,6 +3,7 @@
 import importlib
 import keyword
 import sys
+import traceback
 from collections.abc import Sequence
 
 from alfish.bin import show
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"alfish: there is no subcommand {name!r}\n\n{_help()}", file=sys.stderr)
         return 2
     module = importlib.import_module(module_of(name))
+    _define_verbosity(module)
     if any(argument in ("-h", "--help") for argument in rest):
         show(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
         return 0
@@ -46,8 +48,17 @@ def module_of(name: str) -> str:
     return f"alfish.bin.{name.replace('-', '_')}" + "_" * keyword.iskeyword(name)
 
 
-def _run(name: str, module, rest: list[str]) -> int:
+def _define_verbosity(module) -> None:
+    """Adds the flag that every subcommand has."""
     from absl import flags
+
+    if "verbosity" not in module.FLAGS:
+        words = "1 shows debug messages, and the traceback behind a sentence that ends the command."
+        flags.DEFINE_integer("verbosity", 0, words, 0, 1, flag_values=module.FLAGS)
+
+
+def _run(name: str, module, rest: list[str]) -> int:
+    from absl import flags, logging
 
     from alfish.errors import RunError, UsageError
 
@@ -57,11 +68,15 @@ def _run(name: str, module, rest: list[str]) -> int:
         left = module.FLAGS([f"alfish {name}", *rest])[1:]
         if left and not getattr(module, "TAKES_WORDS", False):
             raise UsageError(f"{left[0]!r} is not a flag; flags look like --root_dir=runs/ppo")
+        if module.FLAGS.verbosity:
+            logging.set_verbosity(logging.DEBUG)
         return module.main(module.FLAGS, *left)
     except flags.Error as error:
         print(f"alfish {name}: {error}; `alfish {name} --help` lists the flags", file=sys.stderr)
         return 2
     except (UsageError, RunError) as error:
+        if module.FLAGS.verbosity:
+            traceback.print_exception(error)
         # gin appends the chain of constructors to a message; the user needs the sentence.
         sentence = str(error).split("\n  In call to configurable")[0]
         print(f"alfish {name}: {sentence}", file=sys.stderr)

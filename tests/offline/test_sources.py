@@ -7,11 +7,13 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from absl import logging
 from data_sets import written
 from gymnasium import spaces
 from recorded import BOX_SPACES, SPACES, assert_rows, record, source, table_of, unstretched, without_final
 
 from alfish import checkpoint
+from alfish.__main__ import main
 from alfish.checkpoint import Checkpoints
 from alfish.errors import RunError, UsageError
 from alfish.offline import Arrays, DataSetWriter, Episode, EpisodeSource, OfflineBuffer, Reading, Spaces, open_source
@@ -460,7 +462,7 @@ class Faulty(EpisodeSource):
         )("deep\ninside")
 
 
-def test_whatever_a_source_raises_is_a_sentence_that_names_the_file(monkeypatch, refused, tmp_path):
+def test_whatever_a_source_raises_is_a_sentence_that_names_the_file(monkeypatch, refused, capsys):
     monkeypatch.setattr(npz, "NpzSource", Faulty)
     for name, words in {
         "opened": r"npz:opened is damaged, or not what its scheme says \(KeyError: 'deep inside'\)",
@@ -473,7 +475,15 @@ def test_whatever_a_source_raises_is_a_sentence_that_names_the_file(monkeypatch,
         assert error.value.__cause__ is not None  # whose traceback is kept
     with pytest.raises(KeyboardInterrupt):
         list(Reading(["npz:interrupted"]))
-    assert "npz:read is damaged" in refused("import", "--source=npz:read")
+    sentence = refused("import", "--source=npz:read")
+    assert "npz:read is damaged" in sentence
+    before = logging.get_verbosity()
+    try:
+        assert main(["import", "--source=npz:read", "--verbosity=1"]) == 2
+    finally:
+        logging.set_verbosity(before)
+    said = capsys.readouterr().err
+    assert said.endswith(sentence) and "in episodes" in said and "ZeroDivisionError: deep" in said
 
 
 def test_an_npz_cut_in_half_says_that_nothing_is_readable(tmp_path):

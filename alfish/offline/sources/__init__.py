@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from absl import logging
-
 from alfish.errors import RunError, UsageError
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.spaces import NO_SPACES, Spaces
@@ -91,7 +89,6 @@ def _faults_named(name: str) -> Iterator[None]:
     except MemoryError as error:
         raise UsageError(f"{name} does not fit in memory; free memory, or split the data") from error
     except Exception as error:
-        logging.debug("Of %s:", name, exc_info=error)
         words = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(
             f"{name} is damaged, or not what its scheme says ({words[:MAX_WORDS]}); write it again, or fetch it again"
