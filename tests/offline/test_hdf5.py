@@ -64,6 +64,14 @@ def test_d4rl_that_stops_within_an_episode_is_truncated_there(tmp_path):
     assert_rows(OfflineBuffer([f"d4rl:{tmp_path}/a"], spaces=SPACES), [episodes[0], last])
 
 
+def test_a_break_in_the_middle_is_told_where_the_last_row_has_a_flag_too(tmp_path):
+    timeouts = table_of(record())["truncated"]
+    timeouts[7] = False  # of episode 1
+    buffer = OfflineBuffer([d4rl(tmp_path / "a", record(), timeouts=timeouts)], spaces=SPACES)
+    assert_rows(buffer, record())
+    assert "1 episode ends without a flag" in buffer.report.sentences("note")
+
+
 @pytest.mark.parametrize(
     "change, words",
     [

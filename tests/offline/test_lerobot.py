@@ -1,6 +1,8 @@
 """LeRobot's directories, written here with pyarrow as version 3 lays them out: several episodes a file."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +96,78 @@ def test_rows_on_both_sides_of_a_lost_file_are_not_put_together(tmp_path, lost):
             assert (np.diff(steps) == 1).all() and episode.rewards.tolist() == steps[1:].tolist()
             rows += len(steps)
     assert rows == 41 - 3
+
+
+def changed(name, change):
+    """Rewrites the only file's columns."""
+    (path,) = Path(name.partition(":")[2]).glob("data/**/*.parquet")
+    columns = parquet.read_table(path).to_pydict()
+    change(columns)
+    parquet.write_table(pyarrow.table(columns), path)
+
+
+def reverse(columns):
+    columns["frame_index"][:3] = columns["frame_index"][2::-1]
+
+
+def skip(columns):
+    for name in columns:
+        del columns[name][4]  # the second frame of episode 1
+
+
+def recut(columns):
+    columns["observation.state"][0].append(columns["observation.state"][1].pop(0))
+
+
+def wide(columns):
+    columns["observation.state"] = [[row[:2], row[1:]] for row in columns["observation.state"]]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (reverse, r"out of order: frame_index goes from 2 to 1 \(1 episode: 0\)"),
+        (skip, r"frames are missing or out of order: frame_index goes from 0 to 2 \(1 episode: 1\)"),
+        (recut, r"its lists have from 2 to 4 entries, and \[3\] is declared"),
+        (wide, r"its lists are of shape \[2, 2\], and \[3\] is declared"),
+    ],
+)
+def test_frames_and_lists_that_are_not_what_was_recorded_are_named(tmp_path, change, words):
+    name = written(tmp_path / "set", record(), 1000)
+    changed(name, change)
+    with pytest.raises(UsageError, match=words):
+        OfflineBuffer([name], spaces=SPACES)
+
+
+def test_an_episode_whose_first_frames_are_missing_is_told(tmp_path):
+    name = written(tmp_path / "set", record(), 1000)
+    changed(name, lambda columns: [values.pop(0) for values in columns.values()])
+    report = OfflineBuffer([name], spaces=SPACES).report
+    assert "episode 0 begins with frame 1: the frames before are missing" in report.sentences("warning")
+
+
+def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
+    """A value that repeats takes no room in parquet."""
+    name = written(tmp_path / "set", record(), 1000)
+    info = tmp_path / "set/meta/info.json"
+    about = json.loads(info.read_text())
+    about["features"]["observation.state"]["shape"] = [10**8]
+    info.write_text(json.dumps(about))
+    with pytest.raises(UsageError, match=r"file-000.parquet .*declares 32.8 GB of content and has"):
+        OfflineBuffer([name], spaces=SPACES)
+
+
+def test_pipes_are_named_and_not_read(tmp_path):
+    name = written(tmp_path / "set", record())
+    path = sorted((tmp_path / "set").glob("data/**/*.parquet"))[0]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match=f"{path} is a pipe"):
+        OfflineBuffer([name], spaces=SPACES)
+    (tmp_path / "set/meta/info.json").unlink()
+    os.mkfifo(tmp_path / "set/meta/info.json")
+    with pytest.raises(UsageError, match="info.json is a pipe"):
+        open_source(name)
 
 
 def test_what_is_missing_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -111,6 +112,27 @@ def test_an_arrow_episode_that_is_cut_off_is_named_and_the_others_are_read(home)
     buffer = OfflineBuffer([name], policy="drop_episode")
     assert_rows(buffer, [e for e in record() if e.id != "3"])
     assert list(buffer.report.found("error").values()) == [["3"]]
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_episodes_beyond_the_declared_number_are_told(home, data_format):
+    name = written(record(), data_format=data_format)
+    path = home / "test/stamped-v0/data/metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 8}))
+    report = OfflineBuffer([name]).report
+    assert report.num_read == 8
+    assert "3 episodes are not read, since they stand beyond total_episodes = 8" in report.sentences("warning")
+    assert ": 8, 9, 10" in report.sentences("warning")
+
+
+def test_pipes_are_named_and_not_read(home):
+    name = written(record())
+    for file in ("main_data.hdf5", "metadata.json"):
+        path = home / "test/stamped-v0/data" / file
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(UsageError, match=f"{path} is a pipe"):
+            open_source(name)
 
 
 def test_what_minari_stores_without_a_word_is_found():

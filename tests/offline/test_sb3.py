@@ -123,6 +123,16 @@ def test_a_column_that_breaks_off_is_cut_there_with_its_true_last_observation(tm
     assert "column 0 has 10 episodes that break off without a flag" in read.report.sentences("note")
 
 
+@pytest.mark.parametrize("fields", [{"handle_timeout_termination": False}, {"timeouts": None}])
+def test_ends_of_which_nobody_says_whether_they_are_time_outs_are_truncated_and_told(tmp_path, buffer_class, fields):
+    buffer = OfflineBuffer([saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, **fields))])
+    never = np.zeros(99, bool)
+    assert_rows(
+        buffer, [e._replace(terminated=never[: e.length], truncated=e.terminated | e.truncated) for e in record()]
+    )
+    assert "does not say whether an episode terminated or timed out: all count as" in buffer.report.sentences("warning")
+
+
 def test_without_next_observations_no_final_one_is_invented(tmp_path, buffer_class):
     buffer = filled(buffer_class, [record()], 60, next_observations=None)
     read = OfflineBuffer([saved(tmp_path / "b.pkl", buffer)])

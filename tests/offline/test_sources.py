@@ -400,6 +400,7 @@ def shared(depth=40):
         lambda state: state.update(actions=state["actions"][:5]),
         lambda state: state.update(observations={"a": torch.zeros(())}),
         lambda state: state.update(ids=[1] * 11),
+        lambda state: state.update(ids=["\x1b[2J"] * 11),
     ],
 )
 def test_a_file_of_ours_with_other_content_is_named(tmp_path, change):
@@ -468,7 +469,7 @@ def test_whatever_a_source_raises_is_a_sentence_that_names_the_file(monkeypatch,
         "opened": r"npz:opened is damaged, or not what its scheme says \(KeyError: 'deep inside'\)",
         "read": r"npz:read is damaged, or not what its scheme says \(ZeroDivisionError: deep inside\)",
         "memory": "npz:memory does not fit in memory",
-        "usage": "npz:usage: deep\ninside",
+        "usage": "npz:usage: deep inside",
     }.items():
         with pytest.raises(UsageError, match=words) as error:
             list(Reading([f"npz:{name}"]))

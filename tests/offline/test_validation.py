@@ -143,6 +143,7 @@ def test_an_episode_that_ends_early_is_split_and_no_final_observation_is_invente
 MENDED = {
     "float64": (broken(observations=lambda o: o.astype(np.float64)), "observation of dtype float64 is made float32"),
     "integer rewards": (broken(rewards=lambda r: r.astype(np.int64)), "rewards of dtype int64 are made float32"),
+    "wide rewards": (broken(rewards=lambda r: r.astype(np.float64)), "rewards of dtype float64 are made float32"),
     "whole actions": (broken(actions=lambda a: a.astype(np.float32)), "action of dtype float32 is made int64"),
     "column of rewards": (broken(rewards=lambda r: r[:, None]), None),
     "number flags": (broken(terminated=lambda t: t.astype(np.float32)[:, None]), None),

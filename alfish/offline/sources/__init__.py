@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from alfish.errors import RunError, UsageError
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.sources.files import printable, said
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 
@@ -29,7 +30,6 @@ SCHEMES = {
     "alf": Scheme("alf", "ALFSource", "alf:train/algorithm/ckpt-1000-replay_buffer"),
     "run": Scheme("run", "RunSource", "run:runs/sac"),
 }
-MAX_WORDS = 200  # characters of a library's own words in a message
 SCHEME_OF_SUFFIX = {".npz": "npz", ".pkl": "sb3", ".hdf5": "d4rl", ".h5": "d3rlpy"}
 
 
@@ -83,15 +83,17 @@ def _faults_named(name: str) -> Iterator[None]:
     except RunError:
         raise
     except UsageError as error:
-        if where in str(error) or str(Path(where).expanduser()) in str(error):
+        words = printable(str(error))
+        is_named = where in words or str(Path(where).expanduser()) in words
+        if is_named and words == str(error):
             raise
-        raise UsageError(f"{name}: {error}") from error
+        raise UsageError(words if is_named else f"{name}: {words}") from error
     except MemoryError as error:
         raise UsageError(f"{name} does not fit in memory; free memory, or split the data") from error
     except Exception as error:
-        words = " ".join(f"{type(error).__name__}: {error}".split())
+        words = f"{type(error).__name__}: {said(error)}"
         raise UsageError(
-            f"{name} is damaged, or not what its scheme says ({words[:MAX_WORDS]}); write it again, or fetch it again"
+            f"{name} is damaged, or not what its scheme says ({words}); write it again, or fetch it again"
         ) from error
 
 

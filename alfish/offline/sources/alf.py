@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.errors import UsageError, first_line
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.pickles import DType, numpy_number
-from alfish.offline.sources.files import check_tensor, check_zip, existing_file
+from alfish.offline.sources.files import check_tensor, check_zip, existing_file, said
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 REPLAY = "_replay_buffer."
@@ -103,7 +103,7 @@ def _load(path: Path) -> Any:
         except (RuntimeError, OSError, EOFError, ValueError, LookupError, MemoryError) as error:
             raise UsageError(
                 f"{path} is cut off or damaged: nothing of its {path.stat().st_size:,} bytes is readable, since its "
-                f"table of contents stands at the end; copy it again ({first_line(error)})"
+                f"table of contents stands at the end; copy it again ({said(error)})"
             ) from error
 
 

@@ -15,7 +15,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends, without_final_observation
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import HDF5_DAMAGE, damage_named, existing_file, missing, open_hdf5
+from alfish.offline.sources.files import HDF5_DAMAGE, damage_named, existing_file, missing, open_hdf5, said
 from alfish.offline.sources.limits import check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
@@ -66,7 +66,7 @@ class D3rlpySource(EpisodeSource):
                 try:
                     parts = [_column(file, name, i) for name in COLUMNS]
                 except HDF5_DAMAGE as error:
-                    yield Unreadable(str(i), str(error).strip("'\""))
+                    yield Unreadable(str(i), said(error).strip("'\""))
                     continue
                 yield self._episode(str(i), *parts)
 

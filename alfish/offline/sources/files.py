@@ -14,19 +14,30 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.errors import UsageError, first_line
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.sources.limits import check_expansion, check_memory
 
 BLOCK_ROWS = 65_536  # read at a time
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, as the place may be
 JSON_EXPANSION = 20  # bytes in memory for each byte of text
+MAX_WORDS = 200  # characters of a library's own words in a message
 SPECIAL = {
     "a pipe": Path.is_fifo,
     "a device": lambda path: path.is_char_device() or path.is_block_device(),
     "a socket": Path.is_socket,
     "a directory": Path.is_dir,
 }
+
+
+def said(error: BaseException) -> str:
+    """What a library says of a file, in one line and not too long, without what the file might tell the terminal."""
+    return printable(str(error).strip() or type(error).__name__)[:MAX_WORDS]
+
+
+def printable(words: str) -> str:
+    """Words in one line of characters that can be shown."""
+    return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
 def existing_file(path: str, what: str) -> Path:
@@ -118,7 +129,7 @@ def open_hdf5(path: Path, what: str) -> Any:
             raise UsageError(f"{path} is not an HDF5 file, so it is not {what}") from error
         raise UsageError(
             f"{path} is cut off or damaged: of its {size:,} bytes nothing is readable, since HDF5 keeps its table of "
-            f"contents in what is missing; fetch it again ({error})"
+            f"contents in what is missing; fetch it again ({said(error)})"
         ) from error
     try:
         with damage_named(path):
@@ -184,7 +195,7 @@ def damage_named(path: Path) -> Iterator[None]:
     except UsageError:
         raise
     except HDF5_DAMAGE as error:
-        raise UsageError(f"{path} is damaged inside ({' '.join(str(error).split())}); fetch it again") from error
+        raise UsageError(f"{path} is damaged inside ({said(error)}); fetch it again") from error
 
 
 def check_zip(path: Path) -> None:
@@ -200,7 +211,7 @@ def check_zip(path: Path) -> None:
         size = path.stat().st_size
         raise UsageError(
             f"{path} is cut off or damaged: nothing of its {size:,} bytes is readable, since its table of contents "
-            f"stands at the end; copy it again ({first_line(error)})"
+            f"stands at the end; copy it again ({said(error)})"
         ) from error
     check_expansion(declared, path.stat().st_size, str(path))
     check_memory(declared, str(path))

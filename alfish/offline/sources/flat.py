@@ -9,7 +9,7 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
-from alfish.offline.sources.files import BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows
+from alfish.offline.sources.files import BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows, said
 from alfish.offline.sources.limits import check_memory
 
 NUMBERS = "fiub"  # kinds of dtypes
@@ -104,9 +104,7 @@ def cut(table: Table) -> tuple[np.ndarray, int]:
       `[E]` int64, the row after each episode's last one; and how many of them no flag marks.
     """
     count = len(table.rewards)
-    flagged = np.array(table.terminated, bool)
-    if table.truncated is not None:
-        flagged |= table.truncated
+    flagged = marked(table)
     broken = np.zeros(count, bool)
     if table.next_observations is not None:
         for start in range(0, count - 1, BLOCK_ROWS):
@@ -119,6 +117,11 @@ def cut(table: Table) -> tuple[np.ndarray, int]:
                 broken[rows] |= apart.reshape(len(apart), -1).any(1)
     broken[-1:] = True
     return np.flatnonzero(flagged | broken) + 1, int((broken & ~flagged).sum())
+
+
+def marked(table: Table) -> np.ndarray:
+    """`[N]` bool: a flag says that an episode ends at this row."""
+    return table.terminated if table.truncated is None else table.terminated | table.truncated
 
 
 def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
@@ -134,7 +137,7 @@ def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
         except HDF5_DAMAGE as error:
             for episode in block:
                 yield Unreadable(
-                    str(number), f"rows {episode.start:,} to {episode.stop - 1:,} cannot be read ({error})"
+                    str(number), f"rows {episode.start:,} to {episode.stop - 1:,} cannot be read ({said(error)})"
                 )
                 number += 1
             continue
@@ -163,8 +166,9 @@ def notes(table: Table, num_unmarked: int) -> Iterator[str]:
         )
     elif table.truncated is None:
         yield "no time-outs were recorded: episodes are cut at terminations and where observations do not go on"
-    if num_unmarked > 1:
-        yield f"{num_unmarked:,} episodes end without a flag, where observations do not go on: they count as truncated"
+    if num_unmarked > (not marked(table)[-1:].all()):  # the last one may have been under way when it was saved
+        which = "1 episode ends" if num_unmarked == 1 else f"{num_unmarked:,} episodes end"
+        yield f"{which} without a flag, where observations do not go on: truncated there"
 
 
 def warnings(table: Table, flag: str) -> Iterator[str]:

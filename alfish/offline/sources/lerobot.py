@@ -16,11 +16,12 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, without_final_observation
-from alfish.offline.sources.files import check_regular, existing_directory, extra, read_json
+from alfish.offline.sources.files import check_regular, existing_directory, extra, read_json, said
 from alfish.offline.sources.limits import check_expansion, check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NUMBER_BYTES = 8
+FRAMES = "frame_index"
 IMAGES = ("video", "image")
 
 
@@ -46,7 +47,9 @@ class LeRobotSource(EpisodeSource):
         except UsageError:
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(f"{where} is not {what}: meta/info.json does not say its features ({error})") from error
+            raise UsageError(
+                f"{where} is not {what}: meta/info.json does not say its features ({said(error)})"
+            ) from error
         super().__init__(f"lerobot:{where}")
         if not self._files:
             raise UsageError(f"{where} is not {what}: there is no data/**/*.parquet")
@@ -78,8 +81,7 @@ class LeRobotSource(EpisodeSource):
                     yield self._episode(unread)
                     unread = Table({}, 0)
                 readable = len(self._files) - 1
-                words = " ".join(str(error).split())
-                yield Unreadable(path.name, f"{path} ({words}); {readable} other files of the data set are there")
+                yield Unreadable(path.name, f"{path} ({said(error)}); {readable} other files of the data set are there")
                 continue
             unread = unread.then(table)
             index = unread.columns["episode_index"]
@@ -98,18 +100,29 @@ class LeRobotSource(EpisodeSource):
             declared = NUMBER_BYTES * file.metadata.num_rows * max(1, sum(sizes))
             check_expansion(declared, path.stat().st_size, str(path))
             check_memory(declared, str(path))
+            columns = [*columns, *([FRAMES] if FRAMES in file.schema_arrow.names else [])]
             table = file.read(columns)
         arrays = {name: _array(table.column(name), self._shapes.get(name, ())) for name in columns}
         return Table(arrays, table.num_rows)
 
-    def _episode(self, table: "Table") -> Episode:
+    def _episode(self, table: "Table") -> Episode | Unreadable:
         of, length = table.columns, table.length
+        id, frames = str(of["episode_index"][0]), of.get(FRAMES)
+        if frames is not None:
+            gaps = np.flatnonzero(np.diff(frames) != 1)
+            if len(gaps):
+                before, after = frames[gaps[0] : gaps[0] + 2]
+                return Unreadable(id, f"frames are missing or out of order: {FRAMES} goes from {before} to {after}")
+            if frames[0] != 0:
+                self.warn(
+                    f"episode {id} begins with frame {frames[0]}: the frames before are missing, the rest is kept"
+                )
         observations: Nest = {name.partition(".")[2]: of[name] for name in self._observations}
         if len(observations) == 1:
             observations = next(iter(observations.values()))
         rewards = of["next.reward"] if self._has_rewards else np.zeros(length, np.float32)
         never = np.zeros(length, bool)
-        return without_final_observation(str(of["episode_index"][0]), observations, of["action"], rewards, never, never)
+        return without_final_observation(id, observations, of["action"], rewards, never, never)
 
 
 class Table:
@@ -136,8 +149,18 @@ def _array(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     count, column = len(column), column.combine_chunks()
     if column.null_count:
         raise ValueError(f"{column.null_count} values are missing")
-    depth = 0
+    sizes: list[int] = []  # of the lists at each depth
     while hasattr(column, "flatten") and "list" in str(column.type):
-        column, depth = column.flatten(), depth + 1
+        lengths = (
+            set(column.value_lengths().to_pylist()) if hasattr(column, "value_lengths") else {column.type.list_size}
+        )
+        if len(lengths) > 1:
+            raise ValueError(
+                f"its lists have from {min(lengths)} to {max(lengths)} entries, and {list(shape)} is declared"
+            )
+        sizes += lengths
+        column = column.flatten()
     values = np.asarray(column.to_numpy(zero_copy_only=False))
-    return values.reshape(count, *shape) if depth else values
+    if len(sizes) > 1 and tuple(sizes) != shape:
+        raise ValueError(f"its lists are of shape {sizes}, and {list(shape)} is declared")
+    return values.reshape(count, *shape) if sizes else values

@@ -15,7 +15,7 @@ import numpy as np
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import check_regular, extra, open_hdf5, read_json
+from alfish.offline.sources.files import check_regular, extra, open_hdf5, read_json, said
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 # What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
@@ -59,7 +59,7 @@ class MinariSource(EpisodeSource):
                 f"minari:{where} needs the extra 'arrow': pip install 'alfish[arrow]' ({error})"
             ) from error
         except DAMAGE as error:
-            raise UsageError(f"{path} is not a whole Minari data set: {_words(error)}; download it again") from error
+            raise UsageError(f"{path} is not a whole Minari data set: {said(error)}; download it again") from error
         spaces = Spaces(self._dataset.observation_space, self._dataset.action_space)
         super().__init__(f"minari:{where}", spaces)
         self._missing = [i for i in range(total) if i not in held]
@@ -90,7 +90,7 @@ class MinariSource(EpisodeSource):
             (episode,) = self._dataset.iterate_episodes([i])
             return _episode(episode)
         except DAMAGE as error:
-            return Unreadable(str(i), _words(error))
+            return Unreadable(str(i), said(error))
 
 
 def _held(data: Path, data_format: str) -> set[int]:
@@ -129,7 +129,3 @@ def _absent(minari: Any, where: str, path: Any) -> str:
     close = difflib.get_close_matches(where, local, 3, 0.5) or local[:3]
     hint = f"here are {', '.join(close)}; " if close else ""
     return f"minari:{where} is not on this machine ({path}); {hint}`minari download {where}` fetches what is published"
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -31,7 +31,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import check_zip, existing_file, missing
+from alfish.offline.sources.files import check_zip, existing_file, missing, said
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NEEDED = ("observations", "actions", "rewards", "terminated")
@@ -160,7 +160,7 @@ class NpzSource(EpisodeSource):
                 place[leaf] = np.asarray(arrays[key])
             return tree or None
         except (ValueError, OSError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-            why = "" if "allow_pickle" in str(error) else f" ({error})"  # which is no remedy here
+            why = "" if "allow_pickle" in str(error) else f" ({said(error)})"  # which is no remedy here
             raise UsageError(
                 f"{self._path}: {name} cannot be read{why}; readable are arrays of numbers that nothing has damaged, "
                 "no Python objects"

@@ -4,10 +4,10 @@ import operator
 from collections.abc import Iterator
 
 from alfish.checkpoint import Checkpoints
-from alfish.errors import UsageError, first_line
+from alfish.errors import UsageError
 from alfish.offline.data_set import EPISODES_DIRECTORY, FORMAT_VERSION, INDEX_FILE, unpacked_episodes
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import existing_directory, read_json
+from alfish.offline.sources.files import existing_directory, read_json, said
 from alfish.offline.spaces import NO_SPACES, Spaces, from_json
 
 
@@ -37,7 +37,7 @@ class OwnSource(EpisodeSource):
         except UsageError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-            raise UsageError(f"{path} is damaged ({first_line(error)}); import the data again") from error
+            raise UsageError(f"{path} is damaged ({said(error)}); import the data again") from error
         if version != FORMAT_VERSION:
             raise UsageError(f"{where} is of format {version}, and this alfish reads {FORMAT_VERSION}; import it again")
         super().__init__(f"alfish:{where}", spaces)

@@ -136,7 +136,7 @@ class SB3Source(EpisodeSource):
         for column in range(self._num_columns):
             table = self._column(column)
             ends, num_unmarked = flat.cut(table)
-            num_unmarked -= len(ends) > 0 and not (table.terminated | table.truncated)[-1]  # still under way when saved
+            num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # still under way when saved
             if num_unmarked:
                 self.note(
                     f"column {column} has {num_unmarked} episodes that break off without a flag: they count as "
