@@ -12,10 +12,3 @@ class RunError(RuntimeError):
 def first_line(error: BaseException) -> str:
     """What it says, without the report that may follow."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def check_shares(owner: str, **settings: float | None) -> None:
-    """Raises UsageError where a setting is not in [0, 1]; None is."""
-    for name, value in settings.items():
-        if value is not None and not 0 <= value <= 1:
-            raise UsageError(f"{owner}.{name} is {value}; it is in [0, 1]")

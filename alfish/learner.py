@@ -9,7 +9,7 @@ What summaries need of an update is kept, and read once an iteration.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import torch
@@ -24,7 +24,7 @@ from alfish.data import Batch
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.optimizers import Adam, Optimizer
-from alfish.products import PRECISIONS
+from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, checked
 from alfish.schedules import Schedule, as_schedule
 from alfish.updates import Record, Updates, extra_sums
 
@@ -35,6 +35,7 @@ LARGE_UPDATE = 10_000_000
 
 
 @gin.configurable(module="alfish")
+@checked
 class Learner:
     """Makes the updates of an iteration, as they are written or compiled, and sums up what they say of themselves.
 
@@ -61,23 +62,17 @@ class Learner:
         algorithm: RLAlgorithm,
         *,
         optimizer: Callable[..., Optimizer] = Adam,
-        learning_rate: float | Schedule | Mapping[str, float | Schedule] = 3e-4,
-        max_grad_norm: float | None = None,
-        max_nonfinite_updates: int = 10,
-        compile: bool | str = "auto",
+        learning_rate: NonNegativeFloat | Schedule | Mapping[str, NonNegativeFloat | Schedule] = 3e-4,
+        max_grad_norm: PositiveFloat | None = None,
+        max_nonfinite_updates: PositiveInt = 10,
+        compile: bool | Literal["auto"] = "auto",
         cuda_graphs: bool = False,
-        precision: str = "float32",
+        precision: Literal["float32", "bfloat16"] = "float32",
     ):
-        if precision not in PRECISIONS:
-            raise UsageError(f"Learner.precision is {precision!r}; it is one of {PRECISIONS}")
-        if not isinstance(compile, bool) and compile != "auto":
-            raise UsageError(f"Learner.compile is {compile!r}; it is True, False or 'auto'")
         if precision != "float32" and compile is not True:
             raise UsageError(f"Learner.precision is {precision!r}, which takes Learner.compile = True")
         if cuda_graphs and compile is False:
             raise UsageError("Learner.cuda_graphs takes Learner.compile = True or 'auto'")
-        if max_grad_norm is not None and max_grad_norm <= 0:
-            raise UsageError(f"Learner.max_grad_norm is {max_grad_norm}; it must be positive, or None: not clipped")
         self._algorithm = algorithm
         self._progress = nest.host_view(algorithm.progress)
         self._plain = Updates(algorithm, optimizer, max_grad_norm)
@@ -222,9 +217,6 @@ class Learner:
         return kind if len(self._plain.groups) == 1 else f"{kind}/{group}"
 
     def _schedule_per_group(self, learning_rate: Any) -> dict[str, Schedule]:
-        for value in learning_rate.values() if isinstance(learning_rate, Mapping) else (learning_rate,):
-            if not callable(value) and value < 0:
-                raise UsageError(f"Learner.learning_rate is {value}; it is at least 0")
         if not isinstance(learning_rate, Mapping):
             return {name: as_schedule(learning_rate) for name in self._plain.groups}
         if set(learning_rate) != set(self._plain.groups):

@@ -12,6 +12,7 @@ from alfish.errors import UsageError
 from alfish.evaluator import Evaluation, Evaluator
 from alfish.files import write_atomically
 from alfish.formatting import significant
+from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Listener:
 
 
 @gin.configurable(module="alfish.listeners")
+@checked
 class Evaluate(Listener):
     """Evaluates on its own environments, always on the same episodes, and writes each of them to `eval/`.
 
@@ -75,14 +77,12 @@ class Evaluate(Listener):
 
     def __init__(
         self,
-        period: int = 10_000,
-        num_episodes: int = 20,
-        num_envs: int = 8,
-        seed: int = 0,
+        period: NonNegativeInt = 10_000,
+        num_episodes: PositiveInt = 20,
+        num_envs: PositiveInt = 8,
+        seed: NonNegativeInt = 0,
         name: str = "evaluation",
     ):
-        if num_episodes < 1:
-            raise UsageError(f"Evaluate.num_episodes is {num_episodes}; it must be at least 1")
         self._period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
         self._name = name
         self._evaluator: Evaluator | None = None
@@ -143,6 +143,7 @@ class Evaluate(Listener):
 
 
 @gin.configurable(module="alfish.listeners")
+@checked
 class CheckpointSaver(Listener):
     """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
 
@@ -157,7 +158,13 @@ class CheckpointSaver(Listener):
       keep_best: whether the one with the best mean evaluation return is kept (of equals, the newest).
     """
 
-    def __init__(self, period: int = 50_000, keep_last: int = 3, keep_period: int = 0, keep_best: bool = True):
+    def __init__(
+        self,
+        period: NonNegativeInt = 50_000,
+        keep_last: PositiveInt = 3,
+        keep_period: NonNegativeInt = 0,
+        keep_best: bool = True,
+    ):
         self._period, self._keep_last, self._keep_period, self._keep_best = period, keep_last, keep_period, keep_best
         self._next = period
         self._best: float | None = None
@@ -189,6 +196,7 @@ class CheckpointSaver(Listener):
 
 
 @gin.configurable(module="alfish.listeners")
+@checked
 class Summaries(Listener):
     """Writes scalars to TensorBoard (`tensorboard/`) and to `metrics.csv`, and the configuration to TensorBoard."""
 
@@ -224,10 +232,11 @@ class Summaries(Listener):
 
 
 @gin.configurable(module="alfish.listeners")
+@checked
 class Progress(Listener):
     """Shows a progress bar; where the console is not a terminal, prints a line every `period_seconds`."""
 
-    def __init__(self, period_seconds: float = 5.0):
+    def __init__(self, period_seconds: NonNegativeFloat = 5.0):
         self._period_seconds = period_seconds
         self._console: ConsoleProgress | None = None
         self._values: dict[str, float] = {}
@@ -283,6 +292,7 @@ class _Watcher(Listener):
 
 
 @gin.configurable(module="alfish.listeners")
+@checked
 class StopAt(_Watcher):
     """Stops the run when a return is reached.
 
@@ -291,7 +301,7 @@ class StopAt(_Watcher):
       scalar: the watched one, by its name in metrics.csv. An `Evaluate` that reports it stands before this listener.
     """
 
-    def __init__(self, return_: float = gin.REQUIRED, scalar: str = "evaluation/mean_return"):
+    def __init__(self, return_: FiniteFloat = gin.REQUIRED, scalar: str = "evaluation/mean_return"):
         super().__init__(scalar)
         self._return = return_
 
@@ -302,6 +312,7 @@ class StopAt(_Watcher):
 
 
 @gin.configurable(module="alfish.listeners")
+@checked
 class StopWithoutProgress(_Watcher):
     """Stops the run when a return has not risen for some time.
 
@@ -311,12 +322,13 @@ class StopWithoutProgress(_Watcher):
       scalar: as in `StopAt`.
     """
 
-    def __init__(self, num_evaluations: int = 10, min_increase: float = 0.0, scalar: str = "evaluation/mean_return"):
+    def __init__(
+        self,
+        num_evaluations: PositiveInt = 10,
+        min_increase: NonNegativeFloat = 0.0,
+        scalar: str = "evaluation/mean_return",
+    ):
         super().__init__(scalar)
-        if num_evaluations < 1:
-            raise UsageError(f"StopWithoutProgress.num_evaluations is {num_evaluations}; it must be at least 1")
-        if not min_increase >= 0:
-            raise UsageError(f"StopWithoutProgress.min_increase is {min_increase}; it must be at least 0")
         self._num_evaluations, self._min_increase = num_evaluations, min_increase
         self._best: float | None = None
         self._num_without = 0

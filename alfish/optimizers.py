@@ -10,12 +10,15 @@ that has them can be part of a compiled update.
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import gin
 import torch
 
 from alfish.errors import UsageError
+from alfish.parameters import NonNegativeFloat, Range, checked
+
+Decay = Annotated[float, Range(0, 1, below=True)]
 
 
 class Optimizer(Protocol):
@@ -65,6 +68,7 @@ class _Flat:
 
 
 @gin.configurable(module="alfish.optimizers")
+@checked
 class Adam(_Flat):
     """Adam, with decoupled weight decay.
 
@@ -82,9 +86,9 @@ class Adam(_Flat):
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        eps: NonNegativeFloat = 1e-8,
+        weight_decay: NonNegativeFloat = 0.0,
     ):
         super().__init__(parameters, num_moments=2)
         self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
@@ -124,6 +128,7 @@ class Adam(_Flat):
 
 
 @gin.configurable(module="alfish.optimizers")
+@checked
 class RMSprop(_Flat):
     """RMSprop, with eps outside the root.
 
@@ -137,7 +142,12 @@ class RMSprop(_Flat):
 
     num_coefficients = 1
 
-    def __init__(self, parameters: Sequence[torch.Tensor], decay: float = 0.99, eps: float = 1e-5):
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        decay: Decay = 0.99,
+        eps: NonNegativeFloat = 1e-5,
+    ):
         super().__init__(parameters, num_moments=1)
         self._decay, self._eps = decay, eps
 
@@ -163,6 +173,7 @@ class RMSprop(_Flat):
 
 
 @gin.configurable(module="alfish.optimizers")
+@checked
 class TorchOptimizer:
     """Any torch optimizer that works entry by entry: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
 

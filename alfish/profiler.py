@@ -13,6 +13,7 @@ import torch
 from alfish import nest, specs
 from alfish.data import StepType
 from alfish.listeners import Listener, Report
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, checked
 
 if TYPE_CHECKING:
     from alfish.trainer import Trainer
@@ -31,6 +32,7 @@ LONG_UPDATE = 1000  # microseconds, from which threads can share out what a comp
 
 
 @gin.configurable(module="alfish")
+@checked
 class Profile(Listener):
     """Measures each part of the loop, and prints a table at the end of the run, or when it is interrupted.
 
@@ -43,7 +45,7 @@ class Profile(Listener):
       trace_seconds: at least so long is traced, in whole iterations, and left out of the table; 0: no trace.
     """
 
-    def __init__(self, warmup_updates: int = 16, trace_seconds: float = 0.5):
+    def __init__(self, warmup_updates: NonNegativeInt = 16, trace_seconds: NonNegativeFloat = 0.5):
         self._warmup_updates, self._trace_seconds = warmup_updates, trace_seconds
         self._seconds: dict[str, float] = defaultdict(float)
         self._calls: dict[str, int] = defaultdict(int)

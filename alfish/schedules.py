@@ -13,6 +13,7 @@ import gin
 import torch
 
 from alfish.errors import UsageError
+from alfish.parameters import FiniteFloat, OpenUnitInterval, PositiveFloat, UnitInterval, checked
 
 Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
 
@@ -22,8 +23,9 @@ def as_schedule(value: "float | Schedule") -> Schedule:
 
 
 @gin.configurable(module="alfish")
+@checked
 class Constant:
-    def __init__(self, value: float):
+    def __init__(self, value: FiniteFloat):
         self._value = value
 
     def __call__(self, progress: Any) -> float:
@@ -34,10 +36,13 @@ class Constant:
 
 
 @gin.configurable(module="alfish")
+@checked
 class Linear:
     """Goes straight from `start` to `end` while progress goes from `begin` to `finish`, and is flat outside."""
 
-    def __init__(self, start: float, end: float = 0.0, begin: float = 0.0, finish: float = 1.0):
+    def __init__(
+        self, start: FiniteFloat, end: FiniteFloat = 0.0, begin: UnitInterval = 0.0, finish: UnitInterval = 1.0
+    ):
         if not 0 <= begin < finish <= 1:
             raise UsageError(f"Linear: needs 0 <= begin < finish <= 1, got begin={begin}, finish={finish}")
         self._start, self._end, self._begin, self._finish = start, end, begin, finish
@@ -51,12 +56,11 @@ class Linear:
 
 
 @gin.configurable(module="alfish")
+@checked
 class Exponential:
     """Goes from `start` to `end` by a constant factor; both positive."""
 
-    def __init__(self, start: float, end: float):
-        if start <= 0 or end <= 0:
-            raise UsageError(f"Exponential: start and end must be positive, got {start} and {end}")
+    def __init__(self, start: PositiveFloat, end: PositiveFloat):
         self._start, self._rate = start, math.log(end / start)
 
     def __call__(self, progress: Any) -> Any:
@@ -65,10 +69,11 @@ class Exponential:
 
 
 @gin.configurable(module="alfish")
+@checked
 class Cosine:
     """Goes from `start` to `end` along half a cosine wave."""
 
-    def __init__(self, start: float, end: float = 0.0):
+    def __init__(self, start: FiniteFloat, end: FiniteFloat = 0.0):
         self._start, self._end = start, end
 
     def __call__(self, progress: Any) -> Any:
@@ -78,10 +83,11 @@ class Cosine:
 
 
 @gin.configurable(module="alfish")
+@checked
 class Steps:
     """`values[i]` from progress `boundaries[i-1]` on: one more value than boundaries, which ascend within (0, 1)."""
 
-    def __init__(self, values: Sequence[float], boundaries: Sequence[float]):
+    def __init__(self, values: Sequence[FiniteFloat], boundaries: Sequence[OpenUnitInterval]):
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
             raise UsageError(f"Steps: needs ascending boundaries and one more value, got {values} and {boundaries}")
         self._values, self._boundaries = values, boundaries

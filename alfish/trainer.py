@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 import numpy as np
@@ -41,6 +41,7 @@ from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Listener, Report, default_listeners
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.offline.spaces import TrainedSpaces
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
 from alfish.policy import Policy, load_networks, make_networks
 from alfish.provenance import provenance
 from alfish.random_state import rng_state, set_rng_state
@@ -59,6 +60,7 @@ BUDGETS = {
 
 
 @gin.configurable(module="alfish")
+@checked
 class Trainer:
     """Trains an algorithm in environments until its budget is spent, or `stop` is called.
 
@@ -113,17 +115,17 @@ class Trainer:
         transforms: Sequence[Callable[..., Any]] = (),
         metrics: Sequence[Metric] | None = None,
         listeners: Sequence[Listener] | None = None,
-        unroll_length: float = 128,
-        num_env_steps: int | None = None,
-        num_iterations: int | None = None,
-        num_updates: int | None = None,
-        wall_seconds: float | None = None,
-        max_evaluation_length: int = MAX_EPISODE_LENGTH,
-        interaction_env_steps: int | None = None,
-        seed: int = 0,
+        unroll_length: NonNegativeFloat = 128,
+        num_env_steps: PositiveInt | None = None,
+        num_iterations: PositiveInt | None = None,
+        num_updates: PositiveInt | None = None,
+        wall_seconds: PositiveFloat | None = None,
+        max_evaluation_length: PositiveInt = MAX_EPISODE_LENGTH,
+        interaction_env_steps: NonNegativeInt | None = None,
+        seed: Annotated[int, Range(0, 2**63 - 1)] = 0,
         device: str = "auto",
-        num_threads: int = 1,
-        summary_period: int = 1000,
+        num_threads: PositiveInt = 1,
+        summary_period: PositiveInt = 1000,
     ):
         given = dict(zip(BUDGETS, (num_env_steps, num_iterations, num_updates, wall_seconds)))
         self._budget_name, self._budget, self._wall_limit = _budget_of(given)
@@ -132,17 +134,6 @@ class Trainer:
                 "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
                 "num_updates, num_iterations or wall_seconds"
             )
-        counts = (
-            ("seed", seed, 0),
-            ("num_threads", num_threads, 1),
-            ("summary_period", summary_period, 1),
-            ("max_evaluation_length", max_evaluation_length, 1),
-        )
-        for name, value, least in counts:
-            if value < least or value != int(value):
-                raise UsageError(f"Trainer.{name} is {value}; it is a whole number of at least {least}")
-        if unroll_length < 0:
-            raise UsageError(f"Trainer.unroll_length is {unroll_length}; it must be positive")
         torch.set_num_threads(num_threads)
         self.root_dir = Path(root_dir)
         self.device = device_named(device)
@@ -704,9 +695,6 @@ def _budget_of(given: dict[str, float | None]) -> tuple[str, float, float]:
     """Name and size of the budget, and the limit of seconds beside it."""
     chosen = {name: value for name, value in given.items() if value is not None}
     said = " and ".join(f"Trainer.{name} = {value}" for name, value in chosen.items()) or "none"
-    for name, value in chosen.items():
-        if value <= 0:
-            raise UsageError(f"Trainer.{name} is {value}; it must be positive")
     wall_limit = chosen.pop("wall_seconds", math.inf)
     if not chosen and wall_limit < math.inf:
         return "wall_seconds", wall_limit, wall_limit

@@ -16,9 +16,9 @@ from gymnasium import spaces
 from alfish import losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
-from alfish.errors import check_shares
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
+from alfish.parameters import FiniteFloat, NonNegativeFloat, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -28,6 +28,7 @@ class A2CTarget(NamedTuple):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class A2C(RLAlgorithm):
     """Advantage actor-critic; the paper, and how it differs from it, are in the module's docstring.
 
@@ -49,13 +50,12 @@ class A2C(RLAlgorithm):
         reward_spec: spaces.Box,
         *,
         network: Callable[..., Any] = ActorCritic,
-        gamma: float = 0.99,
-        lambda_: float = 1.0,
-        value_coef: float = 0.5,
-        entropy_coef: float | Schedule = 0.01,
+        gamma: UnitInterval = 0.99,
+        lambda_: UnitInterval = 1.0,
+        value_coef: NonNegativeFloat = 0.5,
+        entropy_coef: FiniteFloat | Schedule = 0.01,
         normalize_advantage: bool = False,
     ):
-        check_shares("A2C", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         self.network: Any = network(observation_spec, action_spec, reward_spec)
         self._gamma, self._lambda = gamma, lambda_

@@ -19,7 +19,7 @@ over the whole unroll, trained rows only.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gin
 import torch
@@ -29,12 +29,11 @@ from alfish import corrections, losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
-from alfish.errors import UsageError, check_shares
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
+from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveFloat, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
-
-LOSSES = ("clipped", "impala")
 
 
 class APPORollout(NamedTuple):
@@ -53,6 +52,7 @@ class APPOTarget(NamedTuple):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class APPO(RLAlgorithm):
     """Asynchronous PPO; papers, and how it differs from them, are in the module's docstring.
 
@@ -84,23 +84,20 @@ class APPO(RLAlgorithm):
         reward_spec: spaces.Box,
         *,
         network: Callable[..., Any] = ActorCritic,
-        gamma: float = 0.99,
-        lambda_: float = 0.95,
-        rho_bar: float = 1.0,
-        c_bar: float = 1.0,
-        loss: str = "clipped",
-        clip_range: float | Schedule = 0.2,
-        value_coef: float = 0.5,
-        entropy_coef: float | Schedule = 0.0,
-        target_kl: float | None = None,
+        gamma: UnitInterval = 0.99,
+        lambda_: UnitInterval = 0.95,
+        rho_bar: PositiveFloat = 1.0,
+        c_bar: PositiveFloat = 1.0,
+        loss: Literal["clipped", "impala"] = "clipped",
+        clip_range: PositiveFloat | Schedule = 0.2,
+        value_coef: NonNegativeFloat = 0.5,
+        entropy_coef: FiniteFloat | Schedule = 0.0,
+        target_kl: PositiveFloat | None = None,
         normalize_advantage: bool = True,
         recompute_advantage: bool = False,
     ):
-        if loss not in LOSSES:
-            raise UsageError(f"APPO.loss is {loss!r}; it is one of {LOSSES}")
         if c_bar > rho_bar:
             raise UsageError(f"APPO.c_bar is {c_bar}, above APPO.rho_bar {rho_bar}; lower it")
-        check_shares("APPO", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         self.network: Any = network(observation_spec, action_spec, reward_spec)
         self.single_epoch, self.preprocess_each_epoch = loss == "impala", recompute_advantage

@@ -22,6 +22,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks import FLOORED_HEAD, Torso, warmed_up
+from alfish.parameters import checked
 
 
 class BCTrain(NamedTuple):
@@ -32,6 +33,7 @@ class BCTrain(NamedTuple):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class BC(RLAlgorithm):
     """Behavioural cloning; see the module's docstring.
 

@@ -20,9 +20,10 @@ from gymnasium import spaces
 from alfish import corrections, losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.errors import UsageError, check_shares
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import QNetwork, Target, warmed_up
+from alfish.parameters import PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -35,6 +36,7 @@ class DQNTrain(NamedTuple):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class DQN(RLAlgorithm):
     """Deep Q-learning; papers, and how it differs from them, are in the module's docstring.
 
@@ -63,17 +65,16 @@ class DQN(RLAlgorithm):
         reward_spec: spaces.Box,
         *,
         q_network: Callable[..., Any] = QNetwork,
-        gamma: float = 0.99,
-        lambda_: float | None = None,
-        epsilon: float | Schedule = 0.1,
+        gamma: UnitInterval = 0.99,
+        lambda_: UnitInterval | None = None,
+        epsilon: UnitInterval | Schedule = 0.1,
         double: bool = True,
-        target_period: int = 1000,
-        target_rate: float = 1.0,
-        huber_delta: float | None = 1.0,
+        target_period: PositiveInt = 1000,
+        target_rate: Rate = 1.0,
+        huber_delta: PositiveFloat | None = 1.0,
         retrace: bool = False,
         lower_bound: bool = False,
     ):
-        check_shares("DQN", gamma=gamma, lambda_=lambda_, epsilon=None if callable(epsilon) else epsilon)
         super().__init__(observation_spec, action_spec, reward_spec)
         self.num_actions = int(action_spec.n)
         self.q_network: Any = q_network(observation_spec, self.num_actions)

@@ -22,10 +22,11 @@ from alfish import losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
-from alfish.errors import UsageError, check_shares
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, Target
 from alfish.networks.encoders import Flat, OneHot
+from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
 
 
 class IQLTrain(NamedTuple):
@@ -39,6 +40,7 @@ class IQLTrain(NamedTuple):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class IQL(RLAlgorithm):
     """Implicit Q-learning; the paper, and how it differs from it, are in the module's docstring.
 
@@ -70,19 +72,14 @@ class IQL(RLAlgorithm):
         policy_head: Callable[[int, Nest], Any] = FLOORED_HEAD,
         critic: Callable[..., Any] = CriticEnsemble,
         value: Callable[..., Any] = ONE_CRITIC,
-        gamma: float = 0.99,
-        lambda_: float = 1.0,
-        target_rate: float = 0.005,
-        expectile: float = 0.7,
-        beta: float = 3.0,
-        max_weight: float = 100.0,
+        gamma: UnitInterval = 0.99,
+        lambda_: UnitInterval = 1.0,
+        target_rate: Rate = 0.005,
+        expectile: OpenUnitInterval = 0.7,
+        beta: NonNegativeFloat = 3.0,
+        max_weight: PositiveFloat = 100.0,
     ):
-        check_shares("IQL", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
-        if not 0 < expectile < 1:
-            raise UsageError(f"IQL.expectile is {expectile}; it is between 0 and 1, and 0.5 is the mean")
-        if beta < 0 or max_weight <= 0:
-            raise UsageError(f"IQL.beta is {beta} and max_weight {max_weight}; they are at least 0, and positive")
         self.action_codes = nn.ModuleList(_code(leaf) for leaf in nest.leaves(action_spec))
         self.actor_encoder: Any = actor_encoder(observation_spec)
         self.actor_mlp: Any = actor_mlp(self.actor_encoder.output_size)

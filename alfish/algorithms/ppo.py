@@ -17,9 +17,9 @@ from alfish import losses, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
-from alfish.errors import check_shares
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
+from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveFloat, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -42,6 +42,7 @@ class PPOTarget(NamedTuple):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class PPO(RLAlgorithm):
     """Proximal policy optimization; the paper, and how it differs from it, are in the module's docstring.
 
@@ -72,17 +73,16 @@ class PPO(RLAlgorithm):
         reward_spec: spaces.Box,
         *,
         network: Callable[..., Any] = ActorCritic,
-        gamma: float = 0.99,
-        lambda_: float = 0.95,
-        clip_range: float | Schedule = 0.2,
-        value_clip_range: float | Schedule | None = None,
-        value_coef: float = 0.5,
-        entropy_coef: float | Schedule = 0.0,
-        target_kl: float | None = None,
+        gamma: UnitInterval = 0.99,
+        lambda_: UnitInterval = 0.95,
+        clip_range: PositiveFloat | Schedule = 0.2,
+        value_clip_range: PositiveFloat | Schedule | None = None,
+        value_coef: NonNegativeFloat = 0.5,
+        entropy_coef: FiniteFloat | Schedule = 0.0,
+        target_kl: PositiveFloat | None = None,
         normalize_advantage: bool = True,
         recompute_advantage: bool = False,
     ):
-        check_shares("PPO", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         self.network: Any = network(observation_spec, action_spec, reward_spec)
         self.preprocess_each_epoch = recompute_advantage

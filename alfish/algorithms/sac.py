@@ -31,10 +31,11 @@ from alfish import corrections, losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Categorical, SquashedNormal, sum_of
-from alfish.errors import UsageError, check_shares
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, Target, warmed_up
 from alfish.networks.heads import categorical_head
+from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 
 
 class Choice(NamedTuple):
@@ -104,6 +105,7 @@ class SACTrain(NamedTuple):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class SAC(RLAlgorithm):
     """Soft actor-critic; papers, and how it differs from them, are in the module's docstring.
 
@@ -143,21 +145,20 @@ class SAC(RLAlgorithm):
         actor_mlp: Callable[[int], Any] = MLP,
         critic: Callable[..., Any] = CriticEnsemble,
         memory: Callable[[int], Any] | None = None,
-        gamma: float = 0.99,
-        lambda_: float | None = None,
-        target_rate: float = 0.005,
-        target_period: int = 1,
-        target_subset: int | None = None,
+        gamma: UnitInterval = 0.99,
+        lambda_: UnitInterval | None = None,
+        target_rate: Rate = 0.005,
+        target_period: PositiveInt = 1,
+        target_subset: PositiveInt | None = None,
         actor_uses_mean: bool = False,
-        initial_alpha: float = 1.0,
+        initial_alpha: PositiveFloat = 1.0,
         learn_alpha: bool = True,
-        box_target_entropy: float | None = None,
-        discrete_target_entropy: float | None = None,
-        discrete_entropy_share: float = 0.5,
+        box_target_entropy: FiniteFloat | None = None,
+        discrete_target_entropy: FiniteFloat | None = None,
+        discrete_entropy_share: UnitInterval = 0.5,
         retrace: bool = False,
         lower_bound: bool = False,
     ):
-        check_shares("SAC", gamma=gamma, lambda_=lambda_)
         super().__init__(observation_spec, action_spec, reward_spec)
         leaves = nest.leaves(action_spec)
         self._box_sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, spaces.Box)]
@@ -189,8 +190,8 @@ class SAC(RLAlgorithm):
         if memory is None:
             self.critic = critic(observation_spec, *sizes)
         size = self.critic.ensemble_size
-        if target_subset is not None and not 1 <= target_subset <= size:
-            raise UsageError(f"SAC.target_subset is {target_subset}; it is at least 1 and at most the {size} critics")
+        if target_subset is not None and target_subset > size:
+            raise UsageError(f"SAC.target_subset is {target_subset}; it is at most the {size} critics")
         self.target_critic = Target(self.critic, target_rate, target_period)
 
         self._target_entropy = {}

@@ -18,9 +18,10 @@ from gymnasium import spaces
 from alfish import losses, nest, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.errors import UsageError, check_shares
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Target
+from alfish.parameters import NonNegativeFloat, PositiveInt, Rate, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -33,6 +34,7 @@ class DDPGTrain(NamedTuple):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class DDPG(RLAlgorithm):
     """Deep deterministic policy gradients; papers, and how it differs from them, are in the module's docstring.
 
@@ -58,12 +60,11 @@ class DDPG(RLAlgorithm):
         *,
         actor: Callable[..., Any] = DeterministicActor,
         critic: Callable[..., Any] = ONE_CRITIC,
-        gamma: float = 0.99,
-        target_rate: float = 0.005,
-        noise_std: float | Schedule = 0.1,
-        noise_correlation: float = 0.0,
+        gamma: UnitInterval = 0.99,
+        target_rate: Rate = 0.005,
+        noise_std: NonNegativeFloat | Schedule = 0.1,
+        noise_correlation: UnitInterval = 0.0,
     ):
-        check_shares("DDPG", gamma=gamma)
         super().__init__(observation_spec, action_spec, reward_spec)
         self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]
         self.actor = actor(observation_spec, sum(self._sizes))
@@ -147,6 +148,7 @@ class DDPG(RLAlgorithm):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class TD3(DDPG):
     """DDPG with the minimum of two critics, smoothed targets, and an actor and targets that move less often.
 
@@ -163,9 +165,9 @@ class TD3(DDPG):
         reward_spec: spaces.Box,
         *,
         critic: Callable[..., Any] = CriticEnsemble,
-        smoothing_std: float = 0.2,
-        smoothing_clip: float = 0.5,
-        actor_period: int = 2,
+        smoothing_std: NonNegativeFloat = 0.2,
+        smoothing_clip: NonNegativeFloat = 0.5,
+        actor_period: PositiveInt = 2,
         **ddpg_arguments,
     ):
         super().__init__(observation_spec, action_spec, reward_spec, critic=critic, **ddpg_arguments)
@@ -194,6 +196,7 @@ class TD3(DDPG):
 
 
 @gin.configurable(module="alfish.algorithms")
+@checked
 class TD3BC(TD3):
     """TD3 whose actor stays close to the data's actions, so that it learns from data that nobody adds to.
 
@@ -214,7 +217,7 @@ class TD3BC(TD3):
         action_spec: Nest,
         reward_spec: spaces.Box,
         *,
-        alpha: float = 2.5,
+        alpha: NonNegativeFloat = 2.5,
         **td3_arguments,
     ):
         super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)

@@ -11,10 +11,12 @@ from alfish.batches.batches import Batches, Chunk
 from alfish.data import Batch, Experience, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.parameters import PositiveInt, checked
 from alfish.transforms import Transforms
 
 
 @gin.configurable(module="alfish")
+@checked
 class EpochBatches(Batches):
     """On-policy: trains on the unroll itself, several times over, in minibatches drawn without replacement.
 
@@ -26,9 +28,7 @@ class EpochBatches(Batches):
 
     on_policy = True
 
-    def __init__(self, num_epochs: int | None = None, minibatch_size: int | None = None):
-        if num_epochs is not None and num_epochs < 1:
-            raise UsageError(f"EpochBatches.num_epochs is {num_epochs}; it must be at least 1")
+    def __init__(self, num_epochs: PositiveInt | None = None, minibatch_size: PositiveInt | None = None):
         self._given_epochs, self._minibatch_size = num_epochs, minibatch_size
         self._has_looked = False  # at what preprocess_experience returns
 

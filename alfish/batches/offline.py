@@ -1,7 +1,7 @@
 """Off-policy batches without an environment: windows of what was recorded elsewhere."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import gin
 import numpy as np
@@ -12,8 +12,8 @@ from alfish.batches.batches import Chunk
 from alfish.batches.windows import WindowBatches, Windows, observe, recorded
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
-from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer
+from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 from alfish.replay import HindsightReplay, Sampler, Uniform, Window
 from alfish.transforms import Transforms
 
@@ -21,6 +21,7 @@ HOLDOUT_WINDOWS = 4096  # at most, spread over the episodes held out
 
 
 @gin.configurable(module="alfish")
+@checked
 class OfflineBatches(WindowBatches):
     """Offline: trains on windows of recorded rows, and never acts. The run's clock counts updates.
 
@@ -43,18 +44,13 @@ class OfflineBatches(WindowBatches):
     def __init__(
         self,
         buffer: Callable[..., OfflineBuffer] = OfflineBuffer,
-        batch_size: int = 256,
-        window_length: int = 2,
-        burn_in: int = 0,
-        updates_per_iteration: int = 50,
+        batch_size: PositiveInt = 256,
+        window_length: Annotated[int, Range(2)] = 2,
+        burn_in: NonNegativeInt = 0,
+        updates_per_iteration: PositiveInt = 50,
         sampler: Callable[[], Sampler] = Uniform,
         hindsight: Callable[[], HindsightReplay] | None = None,
     ):
-        if min(batch_size, updates_per_iteration) < 1 or window_length < 2 or burn_in < 0:
-            raise UsageError(
-                f"OfflineBatches has batch_size {batch_size}, updates_per_iteration {updates_per_iteration}, "
-                f"window_length {window_length} and burn_in {burn_in}; the least are 1, 1, 2 and 0"
-            )
         self._make_buffer, self._batch_size, self._window_length = buffer, batch_size, window_length
         self._burn_in, self._num_updates = burn_in, updates_per_iteration
         self._sampler, self._hindsight = sampler, hindsight

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 
@@ -13,11 +13,13 @@ from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer
+from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
 from alfish.transforms import Transforms
 
 
 @gin.configurable(module="alfish")
+@checked
 class ReplayBatches(WindowBatches):
     """Off-policy: keeps rows in a ring, and trains on windows drawn from it, so many updates for each environment step.
 
@@ -55,33 +57,25 @@ class ReplayBatches(WindowBatches):
 
     def __init__(
         self,
-        capacity: int = 1_000_000,
-        batch_size: int = 256,
-        window_length: int = 2,
-        updates_per_env_step: float = 1.0,
-        warmup_env_steps: int = 1000,
-        state_period: int = 8,
-        burn_in: int = 0,
+        capacity: PositiveInt = 1_000_000,
+        batch_size: PositiveInt = 256,
+        window_length: Annotated[int, Range(2)] = 2,
+        updates_per_env_step: PositiveFloat = 1.0,
+        warmup_env_steps: NonNegativeInt = 1000,
+        state_period: PositiveInt = 8,
+        burn_in: NonNegativeInt = 0,
         sampler: Callable[[], Sampler] = Uniform,
         hindsight: Callable[[], HindsightReplay] | None = None,
         clear_after_use: bool = False,
         offline: Callable[..., OfflineBuffer] | None = None,
-        offline_share: float = 0.5,
+        offline_share: UnitInterval = 0.5,
         offline_sampler: Callable[[], Sampler] = Uniform,
-        offline_updates: int = 0,
-        max_chunk_size: int = 64,
+        offline_updates: NonNegativeInt = 0,
+        max_chunk_size: PositiveInt = 64,
         device: str | None = None,
         directory: str | None = None,
         save: bool = True,
     ):
-        if updates_per_env_step <= 0:
-            raise UsageError(f"ReplayBatches.updates_per_env_step is {updates_per_env_step}; it must be positive")
-        if window_length < 2:
-            raise UsageError(f"ReplayBatches.window_length is {window_length}; a transition takes 2 rows")
-        if state_period < 1 or burn_in < 0:
-            raise UsageError(
-                f"ReplayBatches.state_period is {state_period} and burn_in {burn_in}; they are at least 1 and 0"
-            )
         if offline is None and offline_updates:
             raise UsageError(
                 f"ReplayBatches.offline_updates is {offline_updates}, and there are no data; bind "

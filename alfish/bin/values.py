@@ -1,9 +1,10 @@
-"""Whether bound values are of the kind that a parameter takes, as its annotation says. In doubt they are."""
+"""Whether values that gin has bound are of the kind and in the range that a parameter takes; in doubt they are.
+
+`alfish.parameters` says what annotations mean; here is what references (`@...`) are, which only gin has.
+"""
 
 import collections.abc
-import functools
 import inspect
-import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,33 +13,15 @@ from typing import Any
 
 import gin
 
+from alfish import parameters
+from alfish.parameters import SEQUENCES, bare, elements, is_ours, members
+
 PLAIN = (int, float, str, bool, NoneType, Path)
-SEQUENCES = (collections.abc.Sequence, list, tuple)
-WORDS = {
-    int: "a number",
-    float: "a number",
-    bool: "True or False",
-    str: "text in quotes",
-    Path: "text in quotes",
-    collections.abc.Callable: "a reference (@...)",
-    collections.abc.Mapping: "a dict",
-    NoneType: "None",
-}
-
-
-@functools.cache
-def hints(selector: str) -> dict[str, Any]:
-    """The annotations of a configurable's parameters; none, where they cannot be read."""
-    wrapped = gin.config._REGISTRY[selector].wrapped
-    try:
-        return typing.get_type_hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
-    except (NameError, TypeError, AttributeError):
-        return {}
 
 
 def takes_parts(selector: str, parameter: str | None = None) -> bool:
     """Whether a parameter, or any of them, takes classes, functions or objects, and so is what builds others."""
-    annotations = hints(selector)
+    annotations = _hints(selector)
     if parameter is not None:
         return not _is_plain(annotations.get(parameter, Any))
     return any("Callable" in str(annotation) for annotation in annotations.values())
@@ -53,37 +36,25 @@ def mistake(selector: str, parameter: str, value: Any) -> str | None:
     """
     if not selector.startswith("alfish."):
         return None  # annotations of others may be looser than what they take
-    kinds = _members(hints(selector).get(parameter, Any))
-    return None if any(_fits(value, kind) for kind in kinds) else _wanted(value, kinds)
+    annotation = _hints(selector).get(parameter, Any)
+    words = parameters.mistake(value, annotation, _refers)
+    return words and (_reference_instead(value, members(annotation)) or words)
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    origin = typing.get_origin(kind)
-    if value is None or kind is Any:
-        return True
-    if isinstance(value, gin.config.ConfigurableReference):
-        return _refers(value, kind)
-    if kind in (int, float, bool):
-        return isinstance(value, (int, float))
-    if kind in (str, Path):
-        return isinstance(value, str)
-    if origin in SEQUENCES:
-        elements = _elements(kind)
-        if isinstance(value, (list, tuple)):
-            return all(any(_fits(one, element) for element in elements) for one in value)
-        return isinstance(value, str) and str in elements
-    if origin is collections.abc.Mapping:
-        return isinstance(value, dict)
-    return not (origin is collections.abc.Callable or kind is NoneType or _is_ours(kind))
+def _hints(selector: str) -> dict[str, Any]:
+    wrapped = gin.config._REGISTRY[selector].wrapped
+    return parameters.hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
 
 
-def _refers(value: Any, kind: Any) -> bool:
-    """Whether `@X`, or `@X()`, is of this kind."""
+def _refers(value: Any, kind: Any) -> bool | None:
+    """Whether `@X`, or `@X()`, is of this kind; None: the value is no reference."""
+    if not isinstance(value, gin.config.ConfigurableReference):
+        return None
     origin, target = typing.get_origin(kind), value.configurable.wrapped
     if not value.evaluate:
-        if _is_ours(kind):
-            return any("__call__" in vars(base) for base in kind.__mro__)  # a protocol that a function has too
-        return not (kind in PLAIN or origin in SEQUENCES)
+        if is_ours(kind):
+            return parameters.is_protocol_of_functions(kind)
+        return not (kind in PLAIN or origin in (*SEQUENCES, typing.Literal))
     if not inspect.isclass(target):
         return True  # whatever the function returns
     if origin is collections.abc.Callable:
@@ -91,7 +62,7 @@ def _refers(value: Any, kind: Any) -> bool:
         return not (inspect.isclass(made) and issubclass(target, made)) and not _lacks_arguments(value)
     if origin in SEQUENCES:
         return hasattr(target, "__iter__") or hasattr(target, "__getitem__")
-    return kind not in PLAIN or issubclass(target, kind)
+    return origin is not typing.Literal and (kind not in PLAIN or issubclass(target, kind))
 
 
 def _lacks_arguments(reference: Any) -> bool:
@@ -107,24 +78,19 @@ def _lacks_arguments(reference: Any) -> bool:
     return not bound.issuperset(needed)
 
 
-def _wanted(value: Any, kinds: list[Any]) -> str:
+def _reference_instead(value: Any, kinds: list[Any]) -> str | None:
+    """What to write in place of a reference of the other form, or of the name of something to refer to."""
     sequence = next((kind for kind in kinds if typing.get_origin(kind) in SEQUENCES), None)
-    parts = _elements(sequence) if sequence else kinds
-    takes_classes = any(typing.get_origin(part) is collections.abc.Callable for part in parts)
+    parts = elements(sequence) if sequence else kinds
+    takes_classes = any(typing.get_origin(bare(part)) is collections.abc.Callable for part in parts)
     names = list(_names(value, takes_classes))
-    if names and (takes_classes or any(map(_is_ours, parts))):
-        noun = "classes or functions" if takes_classes else "objects"
-        written = ", ".join(f"@{name}" + "()" * (not takes_classes) for name in names)
-        if sequence:
-            return f"it takes {noun}: write [{written}]"
-        return f"it takes {'a class or function' if takes_classes else 'an object'}: write {written}"
-    if sequence and any(_fits(value, part) for part in parts):
-        return f"it is a list: write [{value!r}]"
+    if not names or not (takes_classes or any(map(is_ours, parts))):
+        return None
+    noun = "classes or functions" if takes_classes else "objects"
+    written = ", ".join(f"@{name}" + "()" * (not takes_classes) for name in names)
     if sequence:
-        words = [WORDS[part] for part in parts if part in WORDS]
-        return "it is a list" + (f", each entry {' or '.join(dict.fromkeys(words))}" if words else "")
-    words = [WORDS.get(typing.get_origin(kind) or kind, "an object, made by @...()") for kind in kinds]
-    return f"it is {' or '.join(dict.fromkeys(words))}"
+        return f"it takes {noun}: write [{written}]"
+    return f"it takes {'a class or function' if takes_classes else 'an object'}: write {written}"
 
 
 def _names(value: Any, takes_classes: bool) -> Iterator[str]:
@@ -139,22 +105,11 @@ def _names(value: Any, takes_classes: bool) -> Iterator[str]:
             yield from _names(inner, takes_classes)
 
 
-def _members(annotation: Any) -> list[Any]:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return list(typing.get_args(annotation))
-    return [annotation]
-
-
-def _elements(sequence: Any) -> list[Any]:
-    return [kind for one in typing.get_args(sequence) if one is not Ellipsis for kind in _members(one)]
-
-
-def _is_ours(kind: Any) -> bool:
-    return inspect.isclass(kind) and kind.__module__.startswith("alfish.")
-
-
 def _is_plain(annotation: Any) -> bool:
-    inner = [one for one in typing.get_args(annotation) if one is not Ellipsis]
-    if typing.get_origin(annotation) is collections.abc.Callable:
+    kind = bare(annotation)
+    if typing.get_origin(kind) is collections.abc.Callable:
         return False
-    return all(map(_is_plain, inner)) if inner else annotation in PLAIN
+    if typing.get_origin(kind) is typing.Literal:
+        return True
+    inner = [one for one in typing.get_args(kind) if one is not Ellipsis]
+    return all(map(_is_plain, inner)) if inner else kind in PLAIN

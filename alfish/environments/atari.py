@@ -11,11 +11,17 @@ import gymnasium
 import numpy as np
 
 from alfish.errors import UsageError
+from alfish.parameters import NonNegativeInt, PositiveInt, checked
 
 
 @gin.configurable(module="alfish.environments")
+@checked
 def preprocess_atari(
-    env: gymnasium.Env, frame_skip: int = 4, screen_size: int = 84, noop_max: int = 30, keep_channel: bool = False
+    env: gymnasium.Env,
+    frame_skip: PositiveInt = 4,
+    screen_size: PositiveInt = 84,
+    noop_max: NonNegativeInt = 30,
+    keep_channel: bool = False,
 ):
     """84 x 84 grey frames, the larger of the last two of each 4; 1 to 30 idle frames at the start. A wrapper.
 
@@ -36,6 +42,7 @@ def preprocess_atari(
 
 
 @gin.configurable(module="alfish.environments")
+@checked
 class FireOnReset(gymnasium.Wrapper):
     """Presses FIRE after each reset and each lost life; a game whose actions have no FIRE is left alone.
 
@@ -78,6 +85,7 @@ class FireOnReset(gymnasium.Wrapper):
 
 
 @gin.configurable(module="alfish.environments")
+@checked
 class EpisodicLife(gymnasium.Wrapper):
     """Ends the episode with each lost life, and goes on with the same game; only a finished game starts a new one.
 

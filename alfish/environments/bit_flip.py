@@ -3,7 +3,7 @@
 Source: Andrychowicz et al., 2017, section 3.1, https://arxiv.org/abs/1707.01495.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 import gymnasium
@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from alfish.errors import UsageError
+from alfish.parameters import Range, checked
 
 
 @gin.configurable(module="alfish.environments.bit_flip")
+@checked
 class BitFlip(gymnasium.Env):
     """Flip one of `num_bits` bits a step until they equal the goal: reward 0 for the step that does it, else -1.
 
@@ -28,9 +29,7 @@ class BitFlip(gymnasium.Env):
       num_bits: n, in [1, 62].
     """
 
-    def __init__(self, num_bits: int = 15):
-        if not 1 <= num_bits <= 62:
-            raise UsageError(f"BitFlip.num_bits is {num_bits}; it is in [1, 62]")
+    def __init__(self, num_bits: Annotated[int, Range(1, 62)] = 15):
         bits = spaces.MultiBinary(num_bits)
         self.observation_space = spaces.Dict(observation=bits, achieved_goal=bits, desired_goal=bits)
         self.action_space = spaces.Discrete(num_bits)
@@ -62,12 +61,14 @@ class BitFlip(gymnasium.Env):
 
 
 @gin.configurable(module="alfish.environments.bit_flip")
+@checked
 def bit_flip_reward(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
     """BitFlip's reward for achieving `achieved` (`[M, n]`) where `goal` was wanted: `[M]` float32, 0 or -1."""
     return bit_flip_reached(achieved, goal).to(torch.float32) - 1
 
 
 @gin.configurable(module="alfish.environments.bit_flip")
+@checked
 def bit_flip_reached(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
     """Whether BitFlip terminates there: `[M]` bool of goals `[M, n]`."""
     return (achieved == goal).all(-1)

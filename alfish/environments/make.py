@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gin
 import gymnasium
@@ -22,22 +22,23 @@ from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
+from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 
-VECTORIZATIONS = ("sync", "async", "vector_entry_point", "envpool")
 # What a module that cannot be imported tells about the extra that brings it.
 EXTRA_OF_MODULE = {"mujoco": "mujoco", "ale_py": "atari", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool"}
 EXTRA_OF_PREFIX = {"ALE/": "atari"}
 
 
 @gin.configurable(module="alfish.environments")
+@checked
 def make_environment(
     env_id: str | Callable[..., Any] = gin.REQUIRED,
-    num_envs: int = 1,
-    vectorization: str = "sync",
+    num_envs: PositiveInt = 1,
+    vectorization: Literal["sync", "async", "vector_entry_point", "envpool"] = "sync",
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
     training_wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
-    seed: int = 0,
+    seed: NonNegativeInt = 0,
     evaluation: bool = False,
     render_mode: str | None = None,
 ) -> Environment:
@@ -60,10 +61,6 @@ def make_environment(
     Raises:
       UsageError: an id that does not exist (with close matches), a missing extra, a space that cannot be learned from.
     """
-    if vectorization not in VECTORIZATIONS:
-        raise UsageError(f"make_environment.vectorization is {vectorization!r}; it is one of {VECTORIZATIONS}")
-    if num_envs < 1:
-        raise UsageError(f"make_environment.num_envs is {num_envs}; it must be at least 1")
     if render_mode:
         rendering.prepare()
     kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
@@ -108,6 +105,7 @@ def make_environment(
 
 
 @gin.configurable(module="alfish.environments")
+@checked
 class StickyAction(gymnasium.wrappers.StickyAction):
     """Executes the last action again, by chance, in place of the next one: in training, exploration that keeps going.
 
@@ -116,7 +114,7 @@ class StickyAction(gymnasium.wrappers.StickyAction):
       repeat_action_probability: of each step, in [0, 1).
     """
 
-    def __init__(self, env: gymnasium.Env, repeat_action_probability: float = 0.25):
+    def __init__(self, env: gymnasium.Env, repeat_action_probability: Annotated[float, Range(0, 1, below=True)] = 0.25):
         super().__init__(env, repeat_action_probability)
 
 

@@ -5,7 +5,7 @@ All are `gymnasium.Env`s or vector environments; build them with `make_environme
 
 import math
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gin
 import gymnasium
@@ -14,10 +14,11 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from alfish.errors import UsageError
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
 
 
 @gin.configurable(module="alfish.environments.toy")
+@checked
 class Stamped(gymnasium.Env):
     """Each observation is (env, episode, step), so every row that was torn, lost, doubled or shifted can be told.
 
@@ -28,7 +29,7 @@ class Stamped(gymnasium.Env):
       truncates: whether episodes end by truncation (else by termination).
     """
 
-    def __init__(self, lengths: tuple[int, ...] = (3, 5, 1, 8), truncates: bool = False):
+    def __init__(self, lengths: tuple[PositiveInt, ...] = (3, 5, 1, 8), truncates: bool = False):
         self.observation_space = spaces.Box(0, 2**31, (3,), np.float32)
         self.action_space = spaces.Discrete(3)
         self._lengths, self._truncates = lengths, truncates
@@ -52,10 +53,11 @@ class Stamped(gymnasium.Env):
 
 
 @gin.configurable(module="alfish.environments.toy")
+@checked
 class OneState(gymnasium.Env):
     """One state, reward 1 a step, truncated after `length` actions: its value is 1 / (1 - gamma)."""
 
-    def __init__(self, length: int = 7):
+    def __init__(self, length: PositiveInt = 7):
         self.observation_space = spaces.Box(1, 1, (1,), np.float32)
         self.action_space = spaces.Discrete(2)
         self._length, self._step = length, 0
@@ -71,6 +73,7 @@ class OneState(gymnasium.Env):
 
 
 @gin.configurable(module="alfish.environments.toy")
+@checked
 class TwoLengths(gymnasium.Env):
     """Episodes of 10 or 500 actions with equal odds: their mean length is 255, unless short ones are counted first."""
 
@@ -90,6 +93,7 @@ class TwoLengths(gymnasium.Env):
 
 
 @gin.configurable(module="alfish.environments.toy")
+@checked
 class Bandit(gymnasium.Env):
     """Match the observation: reward 1 - |action - target| / scale, `length` times an episode, at best.
 
@@ -98,15 +102,15 @@ class Bandit(gymnasium.Env):
       length: actions an episode.
     """
 
-    def __init__(self, action: str = "discrete", length: int = 4):
+    def __init__(
+        self, action: Literal["discrete", "box", "multi_discrete", "multi_binary"] = "discrete", length: PositiveInt = 4
+    ):
         spaces_of = {
             "discrete": spaces.Discrete(4, start=-1),
             "box": spaces.Box(-2, 6, (1,), np.float32),
             "multi_discrete": spaces.MultiDiscrete([4, 4]),
             "multi_binary": spaces.MultiBinary(2),
         }
-        if action not in spaces_of:
-            raise UsageError(f"Bandit.action is {action!r}; it is one of {sorted(spaces_of)}")
         self.action_space = spaces_of[action]
         self.observation_space = spaces.Box(0, 1, (4,), np.float32)
         self._kind, self._length, self._step, self._target = action, length, 0, 0
@@ -135,6 +139,7 @@ class Bandit(gymnasium.Env):
 
 
 @gin.configurable(module="alfish.environments.toy")
+@checked
 class NestedBandit(gymnasium.Env):
     """A Dict(image, vector, Discrete) observation and a MultiDiscrete, or a nested, action; the best return is length.
 
@@ -147,7 +152,7 @@ class NestedBandit(gymnasium.Env):
       length: actions an episode.
     """
 
-    def __init__(self, nested_action: bool = False, image_size: int = 36, length: int = 4):
+    def __init__(self, nested_action: bool = False, image_size: PositiveInt = 36, length: PositiveInt = 4):
         self.observation_space = spaces.Dict(
             image=spaces.Box(0, 255, (image_size, image_size, 1), np.uint8),
             vector=spaces.Box(-1, 1, (2,), np.float64),
@@ -187,6 +192,7 @@ class NestedBandit(gymnasium.Env):
 
 
 @gin.configurable(module="alfish.environments.toy")
+@checked
 class Delayed(gymnasium.Wrapper):
     """Steps that take long, some much longer than others: log-normal, without work for the processor.
 
@@ -196,7 +202,7 @@ class Delayed(gymnasium.Wrapper):
       sigma: of the logarithm.
     """
 
-    def __init__(self, env: gymnasium.Env, mean: float = 0.002, sigma: float = 0.5):
+    def __init__(self, env: gymnasium.Env, mean: NonNegativeFloat = 0.002, sigma: NonNegativeFloat = 0.5):
         super().__init__(env)
         self._mu, self._sigma = math.log(mean) - sigma**2 / 2, sigma
 
@@ -206,6 +212,7 @@ class Delayed(gymnasium.Wrapper):
 
 
 @gin.configurable(module="alfish.environments.toy")
+@checked
 class Recall(gymnasium.Env):
     """A cue is seen in an episode's first observation alone; `delay` steps later the action must name it, for reward 1.
 
@@ -217,9 +224,7 @@ class Recall(gymnasium.Env):
       delay: actions before the one that counts; 0: the cue is still to be seen then.
     """
 
-    def __init__(self, num_cues: int = 4, delay: int = 8):
-        if num_cues < 2 or delay < 0:
-            raise UsageError(f"Recall takes 2 cues or more and a delay of 0 or more, got {num_cues} and {delay}")
+    def __init__(self, num_cues: Annotated[int, Range(2)] = 4, delay: NonNegativeInt = 8):
         self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
         self.action_space = spaces.Discrete(num_cues)
         self._num_cues, self._delay, self._step, self._cue = num_cues, delay, 0, 0
@@ -242,6 +247,7 @@ class Recall(gymnasium.Env):
 
 
 @gin.configurable(module="alfish.environments.toy")
+@checked
 class TensorPointMass(VectorEnv):
     """A point on a line, all environments in a few torch operations: reward -|position|, action a push in [-1, 1].
 
@@ -254,7 +260,13 @@ class TensorPointMass(VectorEnv):
       autoreset: 'next_step' or 'same_step'.
     """
 
-    def __init__(self, num_envs: int, length: int = 20, device: str = "cpu", autoreset: str = "next_step"):
+    def __init__(
+        self,
+        num_envs: PositiveInt,
+        length: PositiveInt = 20,
+        device: str = "cpu",
+        autoreset: Literal["next_step", "same_step"] = "next_step",
+    ):
         mode = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP}[autoreset]
         self.metadata = {"autoreset_mode": mode}
         self.num_envs, self.device, self._length = num_envs, torch.device(device), length

@@ -6,7 +6,7 @@ environments reported `key` (the others read 0), and nested dicts have masks at 
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import numpy as np
@@ -15,11 +15,11 @@ import torch
 from alfish.errors import UsageError
 from alfish.metrics.metric import Metric, Window
 from alfish.metrics.rows import Rows
-
-_MODES = ("episode_end", "step", "sum")
+from alfish.parameters import PositiveInt, checked
 
 
 @gin.configurable(module="alfish.metrics")
+@checked
 class EnvInfo(Metric):
     """Means of what infos report, a scalar each: `env_info/<key>`, `env_info/<key>.<nested key>`.
 
@@ -42,12 +42,10 @@ class EnvInfo(Metric):
         self,
         include: Sequence[str] = ("*",),
         exclude: Sequence[str] = (),
-        when: str = "episode_end",
-        window: int | None = None,
+        when: Literal["episode_end", "step", "sum"] = "episode_end",
+        window: PositiveInt | None = None,
         name: str = "env_info",
     ):
-        if when not in _MODES:
-            raise UsageError(f"EnvInfo.when is {when!r}; choose one of {', '.join(_MODES)}.")
         for globs in (include, exclude):
             if isinstance(globs, str):
                 raise UsageError(f"EnvInfo takes lists of globs, not the string {globs!r}; write [{globs!r}].")

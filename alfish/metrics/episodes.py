@@ -7,9 +7,9 @@ import gin
 import numpy as np
 import torch
 
-from alfish.errors import UsageError
 from alfish.metrics.metric import Metric, Window
 from alfish.metrics.rows import Rows
+from alfish.parameters import PositiveInt, UnitInterval, checked
 
 
 class EpisodeMetric(Metric, abc.ABC):
@@ -48,10 +48,11 @@ class EpisodeMetric(Metric, abc.ABC):
 
 
 @gin.configurable(module="alfish.metrics")
+@checked
 class AverageReturn(EpisodeMetric):
     """Undiscounted sum of an episode's rewards."""
 
-    def __init__(self, window: int = 100, name: str = "average_return"):
+    def __init__(self, window: PositiveInt = 100, name: str = "average_return"):
         super().__init__(window)
         self.name = name
 
@@ -60,10 +61,11 @@ class AverageReturn(EpisodeMetric):
 
 
 @gin.configurable(module="alfish.metrics")
+@checked
 class AverageEpisodeLength(EpisodeMetric):
     """Number of actions in an episode."""
 
-    def __init__(self, window: int = 100, name: str = "average_episode_length"):
+    def __init__(self, window: PositiveInt = 100, name: str = "average_episode_length"):
         super().__init__(window)
         self.name = name
 
@@ -72,6 +74,7 @@ class AverageEpisodeLength(EpisodeMetric):
 
 
 @gin.configurable(module="alfish.metrics")
+@checked
 class AverageDiscountedReturn(EpisodeMetric):
     """Discounted return to the end of the episode, from each of its steps, averaged over these steps.
 
@@ -84,10 +87,10 @@ class AverageDiscountedReturn(EpisodeMetric):
       gamma: in [0, 1]. Where several are wanted, give each metric its `name`.
     """
 
-    def __init__(self, gamma: float = 0.99, window: int = 100, name: str = "average_discounted_return"):
+    def __init__(self, gamma: UnitInterval = 0.99, window: PositiveInt = 100, name: str = "average_discounted_return"):
         super().__init__(window)
         self.name = name
-        self._gamma = _checked(gamma)
+        self._gamma = gamma
 
     def per_step(self, rows: Rows) -> np.ndarray:
         starts = rows.index + 1
@@ -100,6 +103,7 @@ class AverageDiscountedReturn(EpisodeMetric):
 
 
 @gin.configurable(module="alfish.metrics")
+@checked
 class StartDiscountedReturn(EpisodeMetric):
     """Discounted return from the start of the episode, sum_k gamma^k r_k; what a critic says of FIRST rows.
 
@@ -107,16 +111,17 @@ class StartDiscountedReturn(EpisodeMetric):
       gamma: in [0, 1]. Where several are wanted, give each metric its `name`.
     """
 
-    def __init__(self, gamma: float = 0.99, window: int = 100, name: str = "start_discounted_return"):
+    def __init__(self, gamma: UnitInterval = 0.99, window: PositiveInt = 100, name: str = "start_discounted_return"):
         super().__init__(window)
         self.name = name
-        self._gamma = _checked(gamma)
+        self._gamma = gamma
 
     def per_step(self, rows: Rows) -> np.ndarray:
         return rows.reward * self._gamma ** np.maximum(rows.index, 0)
 
 
 @gin.configurable(module="alfish.metrics")
+@checked
 class NumberOfEpisodes(Metric):
     """Episodes that ended since training began, those apart whose start was not seen."""
 
@@ -135,9 +140,3 @@ class NumberOfEpisodes(Metric):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._count = state["count"]
-
-
-def _checked(gamma: float) -> float:
-    if not 0 <= gamma <= 1:
-        raise UsageError(f"A metric's gamma is {gamma}; it must lie in [0, 1].")
-    return float(gamma)

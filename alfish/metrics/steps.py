@@ -7,9 +7,11 @@ import numpy as np
 
 from alfish.metrics.metric import Metric, Window
 from alfish.metrics.rows import Rows
+from alfish.parameters import PositiveInt, checked
 
 
 @gin.configurable(module="alfish.metrics")
+@checked
 class EnvironmentSteps(Metric):
     """Actions that environments have executed since training began."""
 
@@ -31,10 +33,11 @@ class EnvironmentSteps(Metric):
 
 
 @gin.configurable(module="alfish.metrics")
+@checked
 class AverageReward(Metric):
     """Mean reward of the last `window` environment steps, all environments together."""
 
-    def __init__(self, window: int = 10_000, name: str = "average_reward"):
+    def __init__(self, window: PositiveInt = 10_000, name: str = "average_reward"):
         self.name = name
         self._window = Window(window)
 

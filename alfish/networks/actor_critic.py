@@ -15,6 +15,7 @@ from alfish.nest import Nest
 from alfish.networks.heads import PolicyHead
 from alfish.networks.initializers import orthogonal
 from alfish.networks.torsos import Torso
+from alfish.parameters import checked
 
 
 class PolicyValue(NamedTuple):
@@ -23,6 +24,7 @@ class PolicyValue(NamedTuple):
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class ActorCritic(nn.Module):
     """An actor and a critic, on a torso each or on a shared one.
 

@@ -11,9 +11,11 @@ from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
 from alfish.networks.initializers import orthogonal
 from alfish.networks.torsos import MLP
+from alfish.parameters import NonNegativeFloat, PositiveInt, checked
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class DeterministicActor(nn.Module):
     """An action `[..., A]` in (-1, 1).
 
@@ -28,10 +30,10 @@ class DeterministicActor(nn.Module):
     def __init__(
         self,
         observation_spec: Nest,
-        action_size: int,
+        action_size: PositiveInt,
         encoder: Callable[[Nest], Any] = Encoder,
         mlp: Callable[[int], Any] = MLP,
-        gain: float = 0.01,
+        gain: NonNegativeFloat = 0.01,
     ):
         super().__init__()
         self.encoder: Any = encoder(observation_spec)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gin
 import torch
@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from alfish.data import TimeStep
-from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
 from alfish.networks.initializers import orthogonal
 from alfish.networks.torsos import ACTIVATIONS, Torso
+from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class QNetwork(nn.Module):
     """Q of every Discrete action, `[..., A]`.
 
@@ -31,7 +32,7 @@ class QNetwork(nn.Module):
     def __init__(
         self,
         observation_spec: Nest,
-        num_actions: int,
+        num_actions: PositiveInt,
         torso: Callable[[Nest], Any] = Torso,
         dueling: bool = False,
     ):
@@ -84,6 +85,7 @@ class EnsembleLayerNorm(nn.Module):
 
 
 @gin.configurable(module="alfish.networks", denylist=["memory"])
+@checked
 class CriticEnsemble(nn.Module):
     """E critics Q(observation, action), trained and evaluated as one batched product.
 
@@ -105,19 +107,17 @@ class CriticEnsemble(nn.Module):
     def __init__(
         self,
         observation_spec: Nest,
-        action_size: int,
-        num_outputs: int = 1,
-        ensemble_size: int = 2,
-        layers: Sequence[int] = (256, 256),
-        activation: str = "relu",
+        action_size: NonNegativeInt,
+        num_outputs: PositiveInt = 1,
+        ensemble_size: PositiveInt = 2,
+        layers: Sequence[PositiveInt] = (256, 256),
+        activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = "relu",
         layer_norm: bool = False,
-        dropout: float = 0.0,
+        dropout: Annotated[float, Range(0, 1, below=True)] = 0.0,
         encoder: Callable[[Nest], Any] = Encoder,
         memory: Callable[[int], Any] | None = None,
     ):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise UsageError(f"CriticEnsemble.activation is {activation!r}; it is one of {sorted(ACTIVATIONS)}")
         self.encoder: Any = encoder(observation_spec)
         self.memory: Any = None if memory is None else memory(self.encoder.output_size)
         self.feature_size: int = (self.memory or self.encoder).output_size

@@ -20,12 +20,14 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.initializers import orthogonal
+from alfish.parameters import PositiveInt, checked
 
 # Takes a leaf's space, and makes a module that has `output_size` and maps [*, *shape] to [*, output_size].
 LeafEncoder = Callable[..., Any]
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class Encoder(nn.Module):
     """Encodes every leaf and concatenates the features in the order of the leaves.
 
@@ -80,6 +82,7 @@ def is_image(spec: spaces.Space) -> bool:
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class Flat(nn.Module):
     """Flattens a leaf to float32; a bounded integer Box is scaled to [0, 1]."""
 
@@ -96,6 +99,7 @@ class Flat(nn.Module):
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class OneHot(nn.Module):
     """One-hot code of a Discrete or MultiDiscrete leaf."""
 
@@ -137,10 +141,11 @@ class _ImageEncoder(nn.Module):
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class NatureCNN(_ImageEncoder):
     """Three convolutions and a linear layer. Source: Mnih et al., 2015, Methods."""
 
-    def __init__(self, spec: spaces.Box, output_size: int = 512):
+    def __init__(self, spec: spaces.Box, output_size: PositiveInt = 512):
         super().__init__(spec, output_size)
         channels, height, width = self.image_shape
         if min(height, width) < 36:
@@ -161,6 +166,7 @@ class NatureCNN(_ImageEncoder):
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class ImpalaCNN(_ImageEncoder):
     """Residual stages of one convolution, a max-pool and two residual blocks. Source: Espeholt et al., 2018, fig. 3.
 
@@ -170,7 +176,9 @@ class ImpalaCNN(_ImageEncoder):
       output_size: features.
     """
 
-    def __init__(self, spec: spaces.Box, channels: Sequence[int] = (16, 32, 32), output_size: int = 256):
+    def __init__(
+        self, spec: spaces.Box, channels: Sequence[PositiveInt] = (16, 32, 32), output_size: PositiveInt = 256
+    ):
         super().__init__(spec, output_size)
         stages, size = [], self.image_shape[0]
         for width in channels:

@@ -21,10 +21,12 @@ from alfish.distributions import (
 )
 from alfish.nest import Nest
 from alfish.networks.initializers import orthogonal
+from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
 from alfish.specs import is_bounded
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class PolicyHead(nn.Module):
     """One distribution for each leaf of the action: Categorical, MultiCategorical, Bernoulli or DiagonalNormal.
 
@@ -42,11 +44,11 @@ class PolicyHead(nn.Module):
 
     def __init__(
         self,
-        input_size: int,
+        input_size: PositiveInt,
         action_spec: Nest,
-        gain: float = 0.01,
-        initial_log_std: float = 0.0,
-        min_log_std: float | None = None,
+        gain: NonNegativeFloat = 0.01,
+        initial_log_std: FiniteFloat = 0.0,
+        min_log_std: FiniteFloat | None = None,
         learn_std: bool = True,
     ):
         super().__init__()
@@ -84,6 +86,7 @@ FLOORED_HEAD = functools.partial(PolicyHead, min_log_std=-5.0)
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class SquashedNormalHead(nn.Module):
     """A tanh-squashed normal whose standard deviation depends on the features.
 
@@ -95,7 +98,12 @@ class SquashedNormalHead(nn.Module):
     """
 
     def __init__(
-        self, input_size: int, size: int, gain: float = 0.01, min_log_std: float = -20.0, max_log_std: float = 2.0
+        self,
+        input_size: PositiveInt,
+        size: PositiveInt,
+        gain: NonNegativeFloat = 0.01,
+        min_log_std: FiniteFloat = -20.0,
+        max_log_std: FiniteFloat = 2.0,
     ):
         super().__init__()
         self.linear = orthogonal(nn.Linear(input_size, 2 * size), gain)

@@ -20,6 +20,7 @@ from torch import nn
 from alfish import nest
 from alfish.data import StepType, TimeStep
 from alfish.nest import Nest
+from alfish.parameters import PositiveInt, checked
 
 MOST_ROWS_IN_A_GRAPH = 32
 
@@ -69,7 +70,7 @@ class _Memory(nn.Module):
     num_tensors: ClassVar[int]  # `[B, H]` each, of the state; the first is the output
     fused: ClassVar[Any]
 
-    def __init__(self, input_size: int, size: int = 64):
+    def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
         super().__init__()
         self.output_size = size
         self.input_weight = nn.Parameter(torch.empty(self.num_gates * size, input_size))
@@ -168,6 +169,7 @@ class _Memory(nn.Module):
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class GRU(_Memory):
     """A gated recurrent unit; its state is `[B, H]`. Source: Cho et al., 2014, https://arxiv.org/abs/1406.1078.
 
@@ -188,6 +190,7 @@ class GRU(_Memory):
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class LSTM(_Memory):
     """Long short-term memory; its state is (output, cell), `[B, H]` each. Source: Gers et al., 2000.
 
@@ -198,7 +201,7 @@ class LSTM(_Memory):
 
     num_gates, num_tensors, fused = 4, 2, torch.lstm
 
-    def __init__(self, input_size: int, size: int = 64):
+    def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
         super().__init__(input_size, size)
         with torch.no_grad():
             self.input_bias[size : 2 * size] = 1.0  # remembers from the start (Jozefowicz et al., 2015)

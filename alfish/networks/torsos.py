@@ -1,17 +1,17 @@
 """Torsos: what policies and values stand on, from a time step to features."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import torch
 from torch import nn
 
 from alfish.data import TimeStep
-from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
 from alfish.networks.initializers import orthogonal
+from alfish.parameters import PositiveInt, checked
 
 
 class Tanh(nn.Module):
@@ -27,6 +27,7 @@ ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "g
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class MLP(nn.Sequential):
     """Linear layers, each followed by its activation.
 
@@ -39,15 +40,11 @@ class MLP(nn.Sequential):
 
     def __init__(
         self,
-        input_size: int,
-        layers: Sequence[int] = (64, 64),
-        activation: str | Callable[[], nn.Module] = "tanh",
+        input_size: PositiveInt,
+        layers: Sequence[PositiveInt] = (64, 64),
+        activation: Literal["tanh", "relu", "elu", "silu", "gelu"] | Callable[[], nn.Module] = "tanh",
         layer_norm: bool = False,
     ):
-        if isinstance(activation, str) and activation not in ACTIVATIONS:
-            raise UsageError(f"MLP.activation is {activation!r}; it is one of {sorted(ACTIVATIONS)} or a module class")
-        if any(size < 1 for size in layers):
-            raise UsageError(f"MLP.layers is {tuple(layers)}; each has at least one feature, and () is no layer at all")
         make_activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         modules: list[nn.Module] = []
         for size in layers:
@@ -60,6 +57,7 @@ class MLP(nn.Sequential):
 
 
 @gin.configurable(module="alfish.networks")
+@checked
 class Torso(nn.Module):
     """An encoder, an MLP on its features, and a memory of these where one is wanted.
 

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import gin
 import numpy as np
@@ -19,6 +19,7 @@ from alfish.offline.episode import Arrays, Episode, EpisodeSource
 from alfish.offline.reading import Reading
 from alfish.offline.rows import RowMaker
 from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, spaces_of
+from alfish.parameters import PositiveInt, Range, Rate, UnitInterval, checked
 from alfish.replay import RingBuffer, StoredRows
 
 PUSHED_ROWS = 4096  # of each column at a time
@@ -35,6 +36,7 @@ class Stored(NamedTuple):
 
 
 @gin.configurable(module="alfish.offline")
+@checked
 class OfflineBuffer(RingBuffer):
     """Episodes of several sources, as a ring that is full for ever: windows are drawn from it as from replay's.
 
@@ -71,31 +73,19 @@ class OfflineBuffer(RingBuffer):
     def __init__(
         self,
         sources: Sequence[str | EpisodeSource] = gin.REQUIRED,
-        length: int | None = None,
-        policy: str = "raise",
+        length: Annotated[int, Range(2)] | None = None,
+        policy: Literal["raise", "drop_episode", "warn"] = "raise",
         env_id: Any = None,
         spaces: Spaces = NO_SPACES,
-        top_share: float = 1.0,
-        holdout_share: float = 0.0,
-        num_columns: int = 8,
-        action_limit: float = 1 - 1e-5,
+        top_share: Rate = 1.0,
+        holdout_share: Annotated[float, Range(0, 1, below=True)] = 0.0,
+        num_columns: PositiveInt = 8,
+        action_limit: Rate = 1 - 1e-5,
         device: torch.device | str = "cpu",
         directory: str | Path | None = None,
         keeps_episodes: bool = False,
-        return_gamma: float | None = None,
+        return_gamma: UnitInterval | None = None,
     ):
-        if not 0 < action_limit <= 1:
-            raise UsageError(f"OfflineBuffer.action_limit is {action_limit}; it is in (0, 1]")
-        if num_columns < 1 or (length is not None and length < 2):
-            raise UsageError(
-                f"OfflineBuffer.num_columns is {num_columns} and length {length}; one column, and the two rows of a "
-                "transition, are the least"
-            )
-        if not (0 < top_share <= 1 and 0 <= holdout_share < 1):
-            raise UsageError(
-                f"OfflineBuffer.top_share is {top_share} and holdout_share {holdout_share}; the one is in (0, 1], the "
-                "other in [0, 1)"
-            )
         reading = Reading(sources, spaces_of(env_id) if env_id is not None else spaces, policy)
         if None in reading.spaces:
             raise UsageError(

@@ -6,7 +6,7 @@ are drawn, and stored rows stay what they are: a row is seen under many goals.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import gin
 import numpy as np
@@ -18,9 +18,9 @@ from alfish import nest, specs
 from alfish.data import Batch, StepType, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.parameters import PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer
 
-STRATEGIES = ("future", "final", "episode")
 TOLERANCE = 1e-5  # between a stored reward and reward_fn's, absolute and relative
 
 # Takes achieved goals and goals, `[M, ...]` each, in their space's dtype; gives `[M]`.
@@ -28,6 +28,7 @@ GoalFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @gin.configurable(module="alfish.replay")
+@checked
 class HindsightReplay:
     """Gives some windows a goal that was achieved later in the same episode.
 
@@ -69,17 +70,11 @@ class HindsightReplay:
         reward_fn: GoalFunction | str = "compute_reward",
         goal_key: str = "desired_goal",
         achieved_key: str = "achieved_goal",
-        share: float = 0.8,
-        strategy: str = "future",
+        share: UnitInterval = 0.8,
+        strategy: Literal["future", "final", "episode"] = "future",
         terminated_fn: GoalFunction | str | None = None,
-        check_period: int = 100,
+        check_period: PositiveInt = 100,
     ):
-        if not 0 <= share <= 1:
-            raise UsageError(f"HindsightReplay.share is {share}; it is in [0, 1]")
-        if strategy not in STRATEGIES:
-            raise UsageError(f"HindsightReplay.strategy is {strategy!r}; it is one of {', '.join(STRATEGIES)}")
-        if check_period < 1:
-            raise UsageError(f"HindsightReplay.check_period is {check_period}; it is at least 1")
         self._reward_fn: Any = reward_fn
         self._terminated_fn: Any = terminated_fn
         self._goal_key, self._achieved_key = goal_key, achieved_key

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from alfish.errors import UsageError
+from alfish.parameters import PositiveFloat, PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer, no_window, rows_between
 from alfish.replay.sum_tree import SumTree
 from alfish.replay.window import Window
@@ -78,6 +79,7 @@ class Sampler(abc.ABC):
 
 
 @gin.configurable(module="alfish.replay")
+@checked
 class Uniform(Sampler):
     """Every window alike, with replacement; or a share of them from the newest rows.
 
@@ -87,9 +89,7 @@ class Uniform(Sampler):
       recent_rows: how many rows of all environments together are the newest; each has its part of them.
     """
 
-    def __init__(self, recent_share: float = 0.0, recent_rows: int | None = None):
-        if not 0 <= recent_share <= 1:
-            raise UsageError(f"Uniform.recent_share is {recent_share}; it is a share of the windows, in [0, 1]")
+    def __init__(self, recent_share: UnitInterval = 0.0, recent_rows: PositiveInt | None = None):
         if recent_share > 0 and recent_rows is None:
             raise UsageError(f"Uniform.recent_share is {recent_share}; say with Uniform.recent_rows of which rows")
         self._share, self._recent_rows = recent_share, recent_rows
@@ -131,6 +131,7 @@ class Uniform(Sampler):
 
 
 @gin.configurable(module="alfish.replay")
+@checked
 class Prioritized(Sampler):
     """Windows by the priority of their first row, with replacement, and weights that make up for it.
 
@@ -156,13 +157,13 @@ class Prioritized(Sampler):
 
     def __init__(
         self,
-        alpha: float | Schedule = 0.6,
-        beta: float | Schedule = 0.4,
+        alpha: UnitInterval | Schedule = 0.6,
+        beta: UnitInterval | Schedule = 0.4,
         normalize: bool = True,
-        epsilon: float = 1e-6,
+        epsilon: PositiveFloat = 1e-6,
     ):
         if not np.float32(epsilon) > 0:
-            raise UsageError(f"Prioritized.epsilon is {epsilon}; it must be positive, or a row may never come again")
+            raise UsageError(f"Prioritized.epsilon is {epsilon}, which is 0 in float32; raise it")
         self._alpha_schedule, self._beta_schedule = as_schedule(alpha), as_schedule(beta)
         self._normalize, self._epsilon = normalize, epsilon
 
@@ -315,6 +316,7 @@ class Prioritized(Sampler):
 
 
 @gin.configurable(module="alfish.replay")
+@checked
 class Epochs(Sampler):
     """Every window once, in random order, before any comes again: for imitation, and to train on a whole buffer.
 

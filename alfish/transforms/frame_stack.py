@@ -1,5 +1,7 @@
 """Frame stacks: built when rows are used, so that every frame is stored once."""
 
+from typing import Annotated
+
 import gin
 import numpy as np
 import torch
@@ -9,10 +11,12 @@ from alfish import nest
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.parameters import Range, checked
 from alfish.transforms.transform import Rows, Transform
 
 
 @gin.configurable(module="alfish.transforms")
+@checked
 class FrameStack(Transform):
     """Puts each observation behind the `num_frames - 1` before it, oldest first; an episode's first frame is repeated.
 
@@ -22,10 +26,8 @@ class FrameStack(Transform):
     Its state is the frames before a row, `[B, num_frames - 1, ...]` a leaf, oldest first.
     """
 
-    def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, num_frames: int = 4):
+    def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, num_frames: Annotated[int, Range(2)] = 4):
         super().__init__(observation_spec, reward_spec)
-        if num_frames < 2:
-            raise UsageError(f"FrameStack.num_frames is {num_frames}; it must be at least 2")
         for path, leaf in zip(nest.paths(observation_spec), nest.leaves(observation_spec)):
             if not isinstance(leaf, spaces.Box) or not 1 <= len(leaf.shape) <= 3:
                 raise UsageError(f"FrameStack stacks vectors and images, and the observation {path or ''} is {leaf}")

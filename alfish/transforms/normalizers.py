@@ -14,6 +14,7 @@ from alfish import nest
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.parameters import PositiveFloat, UnitInterval, checked
 from alfish.returns import reverse_scan
 from alfish.transforms.transform import Transform
 
@@ -54,6 +55,7 @@ class RunningMoments(nn.Module):
 
 
 @gin.configurable(module="alfish.transforms")
+@checked
 class ObservationNormalizer(Transform):
     """Shifts and scales float leaves to mean 0 and deviation 1 over all rows seen, and clips.
 
@@ -69,8 +71,8 @@ class ObservationNormalizer(Transform):
         observation_spec: Nest,
         reward_spec: spaces.Box,
         leaves: Sequence[str] = ("*",),
-        clip: float = 10.0,
-        epsilon: float = 1e-8,
+        clip: PositiveFloat = 10.0,
+        epsilon: PositiveFloat = 1e-8,
     ):
         super().__init__(observation_spec, reward_spec)
         self._clip, self._epsilon = clip, epsilon
@@ -110,6 +112,7 @@ class ObservationNormalizer(Transform):
 
 
 @gin.configurable(module="alfish.transforms")
+@checked
 class RewardNormalizer(Transform):
     """Divides rewards by the standard deviation of discounted returns-so-far, and clips. Vector rewards: per entry.
 
@@ -131,9 +134,9 @@ class RewardNormalizer(Transform):
         self,
         observation_spec: Nest,
         reward_spec: spaces.Box,
-        gamma: float = 0.99,
-        clip: float = 10.0,
-        epsilon: float = 1e-8,
+        gamma: UnitInterval = 0.99,
+        clip: PositiveFloat = 10.0,
+        epsilon: PositiveFloat = 1e-8,
     ):
         super().__init__(observation_spec, reward_spec)
         self._gamma, self._clip, self._epsilon = gamma, clip, epsilon

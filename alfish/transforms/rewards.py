@@ -6,16 +6,20 @@ from gymnasium import spaces
 from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.parameters import FiniteFloat, checked
 from alfish.transforms.transform import Transform
 
 
 @gin.configurable(module="alfish.transforms")
+@checked
 class RewardClip(Transform):
     """Clips rewards to [low, high], in reward units."""
 
     changes_rewards = True
 
-    def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, low: float = -1.0, high: float = 1.0):
+    def __init__(
+        self, observation_spec: Nest, reward_spec: spaces.Box, low: FiniteFloat = -1.0, high: FiniteFloat = 1.0
+    ):
         super().__init__(observation_spec, reward_spec)
         if low >= high:
             raise UsageError(f"RewardClip: low must be below high, got {low} and {high}")
@@ -26,12 +30,13 @@ class RewardClip(Transform):
 
 
 @gin.configurable(module="alfish.transforms")
+@checked
 class RewardScale(Transform):
     """Multiplies rewards by `scale`."""
 
     changes_rewards = True
 
-    def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, scale: float = gin.REQUIRED):
+    def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, scale: FiniteFloat = gin.REQUIRED):
         super().__init__(observation_spec, reward_spec)
         self._scale = scale
 

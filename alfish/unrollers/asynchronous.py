@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gin
 import numpy as np
@@ -21,6 +21,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, StepType
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
 from alfish.transforms import Transforms
 from alfish.unrollers.joining import arrivals_in_columns, in_columns, side_by_side
 from alfish.unrollers.messages import Died, EnvironmentReplaced, Fill, FromWorker, Segment, Setup, Started
@@ -32,12 +33,12 @@ from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Unroller
 from alfish.unrollers.workers import LOOK_SECONDS, Worker, Workers
 
-MODES = ("lockstep", "free")
 OFF_POLICY_LENGTH = 8  # rows of a segment, where nothing asks for more
 WARN_SECONDS = 30.0  # of waiting without a word
 
 
 @gin.configurable(module="alfish.unrollers")
+@checked
 class AsyncUnroller(Unroller):
     """Takes over what worker processes collect while the trainer trains.
 
@@ -77,19 +78,19 @@ class AsyncUnroller(Unroller):
         environment: Environment,
         algorithm: RLAlgorithm,
         transforms: Transforms,
-        num_workers: int = 1,
-        envs_per_worker: int | None = None,
-        mode: str = "free",
-        slots: int = 2,
-        unroll_length: int | None = None,
-        segments_per_unroll: int | None = None,
-        max_unroll_length: int | None = None,
-        max_policy_lag: int | None = None,
-        parameter_update_period: int = 1,
-        worker_step_interval: float = 0.0,
-        stagger: int = 0,
-        max_env_errors: int | None = 100,
-        numpy_after: int | None = 0,
+        num_workers: PositiveInt = 1,
+        envs_per_worker: PositiveInt | None = None,
+        mode: Literal["lockstep", "free"] = "free",
+        slots: Annotated[int, Range(2)] = 2,
+        unroll_length: PositiveInt | None = None,
+        segments_per_unroll: PositiveInt | None = None,
+        max_unroll_length: PositiveInt | None = None,
+        max_policy_lag: NonNegativeInt | None = None,
+        parameter_update_period: PositiveInt = 1,
+        worker_step_interval: NonNegativeFloat = 0.0,
+        stagger: NonNegativeInt = 0,
+        max_env_errors: NonNegativeInt | None = 100,
+        numpy_after: NonNegativeInt | None = 0,
         overwrite_policy_output: bool = False,
         workers: Callable[[int], Workers] = Workers,
     ):
@@ -101,19 +102,6 @@ class AsyncUnroller(Unroller):
             )
         if overwrite_policy_output:
             refuse_on_policy(algorithm)
-        if mode not in MODES:
-            raise UsageError(f"AsyncUnroller.mode is {mode!r}; it is one of {MODES}")
-        _refuse_less_than(
-            1,
-            num_workers=num_workers,
-            envs_per_worker=envs_per_worker,
-            unroll_length=unroll_length,
-            segments_per_unroll=segments_per_unroll,
-            max_unroll_length=max_unroll_length,
-            parameter_update_period=parameter_update_period,
-        )
-        _refuse_less_than(2, slots=slots)
-        _refuse_less_than(0, stagger=stagger, max_policy_lag=max_policy_lag)
         self._lockstep, self._on_policy = mode == "lockstep", algorithm.on_policy
         if self._lockstep and segments_per_unroll not in (None, num_workers):
             raise UsageError("AsyncUnroller.segments_per_unroll is for mode 'free'; in lockstep each worker gives one")
@@ -388,9 +376,3 @@ class AsyncUnroller(Unroller):
                 f"AsyncUnroller.segments_per_unroll = {self._segments_per_unroll} segments; lower that, or raise "
                 "AsyncUnroller.slots"
             )
-
-
-def _refuse_less_than(least: int, **settings: int | None) -> None:
-    for name, value in settings.items():
-        if value is not None and value < least:
-            raise UsageError(f"AsyncUnroller.{name} is {value}; it must be at least {least}")

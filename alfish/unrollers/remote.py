@@ -42,7 +42,7 @@ class EnvironmentMaker:
         self._modules = _modules_of(self._config)
         # gin makes a wrapper anew for each look at a reference with a scope; what it wraps stays the same.
         bound = _bound()
-        if bound is None or bound.configurable.wrapped is not _origin(factory):
+        if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
 
     def __call__(self) -> Callable[..., Environment]:

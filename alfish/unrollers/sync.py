@@ -13,6 +13,7 @@ from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.numpy_program import quiet
+from alfish.parameters import NonNegativeInt, checked
 from alfish.transforms import Transforms
 from alfish.unrollers.actor import Actor, as_array, as_tensor
 from alfish.unrollers.episodes import StartedEpisodes
@@ -22,6 +23,7 @@ from alfish.unrollers.unroller import SHOWN_FIELDS, Arrivals, Unroller
 
 
 @gin.configurable(module="alfish.unrollers")
+@checked
 class SyncUnroller(Unroller):
     """Steps the environment that it is given.
 
@@ -38,7 +40,7 @@ class SyncUnroller(Unroller):
         environment: Environment,
         algorithm: RLAlgorithm,
         transforms: Transforms,
-        numpy_after: int | None = 0,
+        numpy_after: NonNegativeInt | None = 0,
         overwrite_policy_output: bool = False,
     ):
         super().__init__(environment, algorithm, transforms)

@@ -11,11 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import gin
 from absl import logging
 
 from alfish.errors import RunError, UsageError
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.unrollers.channel import Channel
 from alfish.unrollers.messages import Died, EnvironmentFailed, Failed, FromWorker, Refused, Segment, Setup, Started
 from alfish.unrollers.pulse import DUMP_SIGNAL, PULSE_BYTES, Pulse
@@ -102,6 +104,7 @@ class Worker:
 
 
 @gin.configurable(module="alfish.unrollers")
+@checked
 class Workers:
     """Worker processes: starts them, hears what they tell, kills what hangs, and starts anew what has died.
 
@@ -124,18 +127,16 @@ class Workers:
 
     def __init__(
         self,
-        count: int,
+        count: PositiveInt,
         *,
-        start_timeout: float = 300.0,
-        step_timeout: float = 60.0,
-        close_timeout: float = 5.0,
-        max_deaths: int = 5,
-        death_window: float = 600.0,
-        on_failure: str = "raise",
-        cpus: Sequence[int] | None = None,
+        start_timeout: PositiveFloat = 300.0,
+        step_timeout: PositiveFloat = 60.0,
+        close_timeout: NonNegativeFloat = 5.0,
+        max_deaths: PositiveInt = 5,
+        death_window: PositiveFloat = 600.0,
+        on_failure: Literal["raise", "shrink"] = "raise",
+        cpus: Sequence[NonNegativeInt] | None = None,
     ):
-        if on_failure not in ("raise", "shrink"):
-            raise UsageError(f"Workers.on_failure is {on_failure!r}; it is 'raise' or 'shrink'")
         self._limits = {
             Pulse.STARTING: start_timeout,
             Pulse.RESETTING: start_timeout,

@@ -262,7 +262,7 @@ def test_an_unknown_vectorization_shows_the_known_ones():
 
 @pytest.mark.parametrize("num_envs", [0, -1])
 def test_at_least_one_environment(num_envs):
-    with pytest.raises(UsageError, match=f"num_envs is {num_envs}; it must be at least 1"):
+    with pytest.raises(UsageError, match=f"num_envs is {num_envs}; it is a whole number of at least 1"):
         make_environment("CartPole-v1", num_envs=num_envs)
 
 

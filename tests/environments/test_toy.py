@@ -60,7 +60,7 @@ def test_recall_shows_the_cue_once_and_rewards_its_name_at_the_end_alone(num_cue
 
 def test_recall_refuses_what_it_cannot_be():
     for settings in ((1, 8), (4, -1)):
-        with pytest.raises(UsageError, match="Recall takes"):
+        with pytest.raises(UsageError, match="Recall.(num_cues is 1|delay is -1); it is a whole number of at least"):
             Recall(*settings)
 
 

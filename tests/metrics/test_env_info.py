@@ -262,7 +262,7 @@ def test_results_equal_a_plain_loop_over_steps(seed, when):
 
 
 def test_mistakes_in_settings_are_refused():
-    with pytest.raises(UsageError, match="episode_end, step, sum"):
+    with pytest.raises(UsageError, match="one of 'episode_end', 'step', 'sum'"):
         EnvInfo(when="always")
     with pytest.raises(UsageError, match="success"):
         EnvInfo(include="success")

@@ -170,9 +170,9 @@ def test_spaces_come_from_somewhere():
         ({"sources": "npz:x"}, "give a list"),
         ({"action_limit": 0.0}, r"in \(0, 1\]"),
         ({"num_columns": 0}, "num_columns is 0"),
-        ({"length": 1}, "length 1"),
+        ({"length": 1}, "length is 1"),
         ({"length": 3}, "first episode of arrays has more rows"),
-        ({"policy": "ignore"}, "raise, drop_episode, warn"),
+        ({"policy": "ignore"}, "'raise', 'drop_episode', 'warn'"),
     ],
 )
 def test_arguments_out_of_range_are_named(arguments, words):

@@ -224,9 +224,9 @@ def test_evaluating_a_run_reads_no_data(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"batch_size": 0}, "batch_size 0"),
-        ({"updates_per_iteration": 0}, "updates_per_iteration 0"),
-        ({"window_length": 1}, "window_length 1"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"updates_per_iteration": 0}, "updates_per_iteration is 0"),
+        ({"window_length": 1}, "window_length is 1"),
         ({"burn_in": 2}, "Regressor has no memory to warm up"),
     ],
 )
@@ -287,7 +287,7 @@ def test_looking_at_what_is_held_out_changes_nothing(tmp_path):
     "settings", [{"top_share": 0}, {"top_share": 1.5}, {"holdout_share": 1}, {"holdout_share": -1}]
 )
 def test_shares_that_are_none_are_refused(settings):
-    with pytest.raises(UsageError, match="top_share is .* and holdout_share"):
+    with pytest.raises(UsageError, match=f"OfflineBuffer.{next(iter(settings))} is .*; it is a number in"):
         data(**settings)()
 
 

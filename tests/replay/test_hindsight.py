@@ -407,7 +407,7 @@ def test_a_ring_that_keeps_no_episodes_is_refused():
     [
         ({"share": 1.2}, "share is 1.2"),
         ({"share": -0.1}, "share is -0.1"),
-        ({"strategy": "random"}, "'random'; it is one of future, final, episode"),
+        ({"strategy": "random"}, "'random'; it is one of 'future', 'final', 'episode'"),
         ({"check_period": 0}, "check_period is 0"),
     ],
 )

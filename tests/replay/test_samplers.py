@@ -543,11 +543,14 @@ def test_alpha_and_beta_may_be_schedules():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": 1.5}, "Prioritized.alpha is 1.5 at progress 0.0; it is in"),
-        ({"alpha": Linear(0.5, -0.5)}, "Prioritized.alpha is -0.5 at progress 1.0"),
-        ({"beta": Linear(0.5, 2.0)}, "Prioritized.beta is 2.0 at progress 1.0"),
-        ({"epsilon": 0.0}, "Prioritized.epsilon is 0.0; it must be positive"),
-        ({"epsilon": -1.0}, "Prioritized.epsilon is -1.0; it must be positive"),
+        ({"alpha": 1.5}, "Prioritized.alpha is 1.5; it is a number in"),
+        ({"alpha": Linear(0.5, -0.5)}, "Prioritized.alpha is Linear.0.5 -> -0.5.; at progress 1 it is -0.5"),
+        (
+            {"beta": Linear(0.5, 2.0)},
+            "Prioritized.beta is Linear.0.5 -> 2.0.; at progress 1 it is 2.0, and it is",
+        ),
+        ({"epsilon": 0.0}, "Prioritized.epsilon is 0.0; it is a positive number"),
+        ({"epsilon": -1.0}, "Prioritized.epsilon is -1.0; it is a positive number"),
     ],
 )
 def test_settings_outside_their_ranges_are_refused(settings, message):
@@ -737,8 +740,8 @@ def test_recent_windows_start_where_a_state_is_stored():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"recent_share": 1.1}, "Uniform.recent_share is 1.1; it is a share"),
-        ({"recent_share": -0.1}, "Uniform.recent_share is -0.1; it is a share"),
+        ({"recent_share": 1.1}, "Uniform.recent_share is 1.1; it is a number in"),
+        ({"recent_share": -0.1}, "Uniform.recent_share is -0.1; it is a number in"),
         ({"recent_share": 0.5}, "say with Uniform.recent_rows"),
         ({"recent_share": 0.5, "recent_rows": 8}, "recent_rows is 8, 2 of each of 3 .* take 3; raise it to 9"),
     ],
