@@ -125,6 +125,32 @@ def test_episodes_beyond_the_declared_number_are_told(home, data_format):
     assert ": 8, 9, 10" in report.sentences("warning")
 
 
+@pytest.mark.parametrize("data_format", ["arrow", "parquet"])
+def test_rows_that_take_no_room_are_refused(home, data_format):
+    pytest.importorskip("pyarrow", reason="needs the extra 'arrow'")
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    name = written(record(), data_format=data_format)
+    (path,) = (home / "test/stamped-v0/data/3").glob(f"*.{data_format}")
+    whole = ipc.open_file(path).read_all() if data_format == "arrow" else parquet.read_table(path)
+    count = 4_000_000
+    columns = {
+        field.name: pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(np.zeros(3 * count, np.float32)), 3)
+        if field.name == "observations"
+        else pyarrow.array(np.zeros(count, field.type.to_pandas_dtype()))
+        for field in whole.schema
+    }
+    table = pyarrow.table(columns)
+    if data_format == "arrow":
+        with ipc.new_file(str(path), table.schema, options=ipc.IpcWriteOptions(compression="zstd")) as file:
+            file.write_table(table)
+    else:
+        parquet.write_table(table, path, compression="zstd")
+    with pytest.raises(UsageError, match=rf"{path} declares 1\d\d.* MB of content and has"):
+        open_source(name)
+
+
 def test_pipes_are_named_and_not_read(home):
     name = written(record())
     for file in ("main_data.hdf5", "metadata.json"):

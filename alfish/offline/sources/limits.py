@@ -8,7 +8,7 @@ from typing import Any
 
 from alfish.errors import UsageError
 
-SMALL = 256 * 2**20  # bytes that any file may declare
+SMALL = 64 * 2**20  # bytes that any file may declare
 MAX_EXPANSION = 250  # of more than that, the bytes declared for each byte stored; compressed frames reach some 100
 MAX_PARTS = 1000  # of a nest
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")

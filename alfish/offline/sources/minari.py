@@ -3,6 +3,7 @@
 Needs the extra 'minari', and 'arrow' for sets in Arrow or Parquet. Maps one to one: T+1 observations, T of the rest.
 """
 
+import contextlib
 import difflib
 import operator
 import re
@@ -16,6 +17,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import check_regular, extra, open_hdf5, read_json, said
+from alfish.offline.sources.limits import check_expansion, check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 # What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
@@ -104,7 +106,37 @@ def _held(data: Path, data_format: str) -> set[int]:
             return {int(name[1]) for name in map(EPISODE.fullmatch, file) if name}
     for path in data.glob("*/*"):
         check_regular(path)
+        if path.suffix == f".{data_format}":
+            declared = 0
+            with contextlib.suppress(OSError, ValueError, LookupError):  # a damaged one is named when it is read
+                declared = _declared(path, data_format)
+            check_expansion(declared, path.stat().st_size, str(path))
+            check_memory(declared, str(path))
     return {int(entry.name) for entry in data.iterdir() if entry.name.isdecimal()}
+
+
+def _declared(path: Path, data_format: str) -> int:
+    """The bytes that the rows of a file take in memory, which may be stored in a thousandth of that."""
+    if data_format == "parquet":
+        with extra("pyarrow.parquet", "arrow", "a Minari data set").ParquetFile(path) as file:
+            return file.metadata.num_rows * sum(map(_row_bytes, file.schema_arrow.types))
+    ipc = extra("pyarrow.ipc", "arrow", "a Minari data set")
+    with ipc.open_file(str(path)) as file:
+        schema = file.schema
+    one = ipc.IpcReadOptions(included_fields=[schema.names.index("terminations")])  # the narrowest, a bit a row
+    with ipc.open_file(str(path), options=one) as file:
+        num_rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
+    return num_rows * sum(map(_row_bytes, schema.types))
+
+
+def _row_bytes(kind: Any) -> int:
+    """The bytes that a row of an Arrow type takes; of one that varies, those that say where it lies."""
+    if getattr(kind, "num_fields", 0):
+        size = sum(_row_bytes(kind.field(i).type) for i in range(kind.num_fields))
+        return size * getattr(kind, "list_size", 1)
+    with contextlib.suppress(ValueError):
+        return max(1, kind.bit_width // 8)
+    return 8
 
 
 def _episode(episode: Any) -> Episode:
