@@ -6,7 +6,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from alfish.bin import show
+from alfish.bin import end_output, prepare_process, show
+from alfish.errors import RunError, UsageError
 
 SUBCOMMANDS = {
     "train": "train what a gin file describes, or continue a run",
@@ -21,8 +22,27 @@ SUBCOMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a subcommand; returns its exit status: 2 for a user's mistake, 1 for a run that failed."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    """Runs a subcommand; returns its exit status: 2 for a user's mistake, 1 for a run that failed.
+
+    Args:
+      arguments: of the command; None: those of the process, whose standard streams and working directory are seen to.
+    """
+    if arguments is not None:
+        return _command(list(arguments))
+    try:
+        prepare_process()
+        status = _command(sys.argv[1:])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        end_output()
+        return 1
+    except RunError as error:
+        print(f"alfish: {error}", file=sys.stderr)
+        return 1
+
+
+def _command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         show(_help())
         return 0 if arguments else 2
@@ -59,8 +79,6 @@ def _define_verbosity(module) -> None:
 
 def _run(name: str, module, rest: list[str]) -> int:
     from absl import flags, logging
-
-    from alfish.errors import RunError, UsageError
 
     for flag in module.FLAGS:
         module.FLAGS[flag].unparse()  # of an earlier call in this process

@@ -31,7 +31,7 @@ from torch import nn
 
 import alfish
 from alfish.errors import RunError, UsageError, first_line
-from alfish.files import open_atomically, open_regular, write_atomically
+from alfish.files import make_directory, open_atomically, open_regular, write_atomically, writing
 from alfish.nest import Nest
 
 # Raised whenever an older alfish could not read what this one saves.
@@ -131,26 +131,34 @@ class Checkpoints:
 
         Raises:
           TypeError: names the first leaf that could not be loaded again.
-          OSError: if the disk fails; the earlier checkpoints are as they were.
+          DiskError: if the disk fails; the earlier checkpoints are as they were.
+          UsageError: if something of another kind stands in the file's place.
         """
         step = operator.index(step)
         if step < 0:
             raise ValueError(f"A checkpoint's steps must be at least 0, got {step}.")
         _check_loadable(state)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
         path = self._path(step)
+        make_directory(self._directory)
+        with writing(path):
+            self._remove_leftovers()
         with open_atomically(path) as file:
             # Straight into the file: a replay may be half of the machine's memory.
             hashing = _HashingWriter(file)
-            torch.save(state, hashing)  # type: ignore[arg-type]  # it needs no more than `write` and `flush`
+            try:
+                torch.save(state, hashing)  # type: ignore[arg-type]  # it needs no more than `write` and `flush`
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):  # torch, closing its archive, hides why that is cut off
+                    raise error.__context__ from None
+                raise
             header = Header(alfish.__version__, SCHEMA, self.origin.run, self.origin.config, step)
             hashing.write(_HEADER_START + json.dumps(header._asdict()).encode())
             file.write(_trailer(hashing.sha256))
-        self._supersede(step)
-        if best:
-            self.mark_best(step)
-        self._prune(keep)
+        with writing(path):
+            self._supersede(step)
+            if best:
+                self.mark_best(step)
+            self._prune(keep)
         return path
 
     def mark_best(self, step: int) -> None:

@@ -4,15 +4,65 @@ import contextlib
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from absl import logging
 
+from alfish.errors import RunError, UsageError
+
+
+class DiskError(RunError):
+    """A file that cannot be written, through the state of the disk: full, over its quota, read-only or broken."""
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike) -> Iterator[None]:
+    """Turns an OSError into one sentence about `path`, which is being written.
+
+    Raises:
+      UsageError: something of another kind stands there or above it.
+      DiskError: the disk fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        path = Path(path)
+        if isinstance(error, (FileExistsError, IsADirectoryError, NotADirectoryError)):
+            in_the_way = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
+            kind = "a directory" if in_the_way.is_dir() else "not a directory"
+            raise UsageError(f"{in_the_way} is {kind}, and {path} is to be written there; move it away") from error
+        directory = path if path.is_dir() else path.parent
+        raise DiskError(f"{directory} cannot be written to: {error.strerror or error} ({path.name})") from error
+
+
+def check_places(directory: str | os.PathLike, files: Iterable[str], directories: Iterable[str]) -> None:
+    """Checks that nothing stands in the way of files and directories that will be written.
+
+    Raises:
+      UsageError: names the first that is of another kind.
+    """
+    for name, is_right, kind in [
+        *((name, Path.is_file, "file") for name in files),
+        *((name, Path.is_dir, "directory") for name in directories),
+    ]:
+        path = Path(directory) / name
+        if os.path.lexists(path) and not is_right(path):
+            raise UsageError(f"{path} is not a {kind}, and alfish writes a {kind} of that name; move it away")
+
+
+def make_directory(path: str | os.PathLike) -> None:
+    """Makes a directory and those above it, where they are missing; raises as `writing`."""
+    with writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Writes the whole file or, if killed or out of disk, leaves what was there; on the disk when it returns."""
+    """Writes the whole file or, if killed or out of disk, leaves what was there; on the disk when it returns.
+
+    Raises: as `writing`.
+    """
     with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -25,21 +75,22 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut may leave the new name on an empty file
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename itself
-    finally:
-        os.close(directory)
+    with writing(path):
+        try:
+            with open(temporary, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # before the rename, or a power cut may leave the new name on an empty file
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # the rename itself
+        finally:
+            os.close(directory)
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:

@@ -10,7 +10,7 @@ import gin
 from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
 from alfish.evaluator import Evaluation, Evaluator
-from alfish.files import write_atomically
+from alfish.files import make_directory, write_atomically
 from alfish.formatting import significant
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
@@ -112,7 +112,7 @@ class Evaluate(Listener):
         assert self._evaluator is not None
         evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         directory = trainer.root_dir / "eval"
-        directory.mkdir(exist_ok=True)
+        make_directory(directory)
         write_atomically(directory / f"{self._name}-{nominal:012d}.csv", evaluation.to_csv())
         report.evaluation = evaluation
         summary = evaluation.summary()

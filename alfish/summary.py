@@ -6,19 +6,22 @@ them later.
 
 import contextlib
 import csv
+import errno
 import io
 import os
+import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
+from absl import logging
 from tqdm import tqdm
 
 from alfish.errors import UsageError
-from alfish.files import write_atomically
+from alfish.files import make_directory, open_regular, write_atomically, writing
 from alfish.formatting import significant
 
 COUNTERS = ("steps", "env_steps", "iterations", "updates", "wall_seconds")
@@ -87,6 +90,8 @@ class MultiWriter:
 class TensorBoardWriter:
     """TensorBoard event files; the other counters stand under `counters/`.
 
+    Where the disk fails, a warning says so and nothing more is written: curves alone are not worth a run.
+
     Args:
       directory: of the event files.
       purge_step: steps from which on a resumed run writes again (the resumed checkpoint's steps + 1, for
@@ -98,30 +103,58 @@ class TensorBoardWriter:
 
     def __init__(self, directory: str | os.PathLike, purge_step: int | None = None):
         try:
-            from tensorboard.compat.proto.summary_pb2 import Summary  # here, because it takes some tenths of a second
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto import (
+                event_pb2,
+                summary_pb2,
+            )  # here, because it takes some tenths of a second
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise UsageError("TensorBoard is not installed; pip install tensorboard.") from error
-        self._writer: Any = SummaryWriter(str(directory), purge_step=purge_step)
-        self._summary = Summary
+        self._event, self._summary, self._path = event_pb2.Event, summary_pb2.Summary, Path(directory)
+        # Not through torch's SummaryWriter, whose thread ends with a traceback where the disk fails.
+        self._file: Any = None
+        with self._unless_the_disk_fails():
+            self._path.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+            self._file = open(self._path / name, "ab", buffering=0)  # noqa: SIM115, closed by `close`
+        self._records = RecordWriter(self._file)
+        self._write(step=purge_step, file_version="brain.Event:2")
+        if purge_step is not None:
+            self._write(step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
     def scalars(
         self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
         counters = zip(COUNTERS[1:], (env_steps, iterations, updates, wall_seconds), strict=True)
         all_values = values | {f"counters/{name}": counter for name, counter in counters}
-        # One event for all: `add_scalar` makes one each, at five times the cost.
         row = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in all_values.items()]
-        self._writer.file_writer.add_summary(self._summary(value=row), steps)
+        self._write(step=steps, summary=self._summary(value=row))
 
     def text(self, tag: str, text: str, steps: int) -> None:
-        self._writer.add_text(tag, text, steps)
+        from torch.utils.tensorboard.summary import text as text_summary
+
+        self._write(step=steps, summary=text_summary(tag, text))
 
     def flush(self) -> None:
-        self._writer.flush()
+        pass
 
     def close(self) -> None:
-        self._writer.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, **fields: Any) -> None:
+        if self._file is not None:
+            with self._unless_the_disk_fails():
+                self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+
+    @contextlib.contextmanager
+    def _unless_the_disk_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            logging.warning("%s cannot be written to (%s): its curves end here.", self._path, error.strerror or error)
+            self.close()
 
 
 class CSVWriter:
@@ -140,7 +173,7 @@ class CSVWriter:
 
     def __init__(self, path: str | os.PathLike, resume_steps: int | None = None):
         self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._path.parent)
         self._columns = list(COUNTERS)
         rows = []
         if self._path.exists():
@@ -162,27 +195,35 @@ class CSVWriter:
             self._rewrite(rows)
         counters = (int(steps), int(env_steps), int(iterations), int(updates), float(wall_seconds))
         cells = (float(values[name]) if name in values else "" for name in self._columns[len(COUNTERS) :])
-        csv.writer(self._file, lineterminator="\n").writerow((*counters, *cells))
-        self._file.flush()
+        row = io.StringIO(newline="")
+        csv.writer(row, lineterminator="\n").writerow((*counters, *cells))
+        with writing(self._path):
+            content = row.getvalue().encode()
+            if self._file.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def text(self, tag: str, text: str, steps: int) -> None:
         pass
 
     def flush(self) -> None:
-        self._file.flush()
+        pass
 
     def close(self) -> None:
         self._file.close()
 
     def _read(self) -> list[list[str]]:
         """The header and the rows; a last line without its end, which a kill has left, is dropped."""
-        content = self._path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        table = list(csv.reader(io.StringIO(whole.decode(), newline="")))
+        try:
+            with open_regular(self._path) as file:
+                content = file.read()
+            whole = content[: content.rfind(b"\n") + 1]
+            table = list(csv.reader(io.StringIO(whole.decode(), newline="")))
+        except (OSError, ValueError, csv.Error) as error:
+            raise UsageError(f"{self._path} is no table of metrics ({error}); move it away.") from error
         if table and tuple(table[0][: len(COUNTERS)]) != COUNTERS:
             raise UsageError(f"{self._path} is no table of metrics (its columns are {table[0]}); move it away.")
         for number, row in enumerate(table[1:], start=2):
-            if not row or not row[0].isdigit():
+            if not row or not (row[0].isascii() and row[0].isdigit()):
                 raise UsageError(f"{self._path}, row {number}, does not start with its steps; mend or move the file.")
         return table
 
@@ -193,7 +234,9 @@ class CSVWriter:
         writer.writerow(self._columns)
         writer.writerows(row + [""] * (len(self._columns) - len(row)) for row in rows)
         write_atomically(self._path, content.getvalue())
-        self._file = open(self._path, "a", encoding="utf-8", newline="")  # noqa: SIM115, closed by `close`
+        # Without a buffer, which `close` would try to write again where the disk has failed.
+        with writing(self._path):
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115, closed by `close`
 
 
 class _Moment(NamedTuple):

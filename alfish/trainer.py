@@ -36,7 +36,7 @@ from alfish.data import IS_STEP
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError
 from alfish.evaluator import MAX_EPISODE_LENGTH, Evaluator, make_evaluator
-from alfish.files import write_atomically
+from alfish.files import DiskError, write_atomically
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Listener, Report, default_listeners
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
@@ -48,6 +48,9 @@ from alfish.random_state import rng_state, set_rng_state
 from alfish.specs import describe
 from alfish.unrollers import SyncUnroller, Unroller
 
+# What a run writes into its directory, beside the texts of its configuration.
+FILES = ("metrics.csv", "log.txt", "provenance.json", RUN_FILE, "done")
+DIRECTORIES = ("checkpoints", "replay", "eval", "tensorboard")
 # With a budget of seconds, what pays in long runs alone starts from here.
 LONG_RUN_SECONDS = 300
 # Each budget, and the attribute that is counted against it.
@@ -234,13 +237,14 @@ class Trainer:
         if self._started:
             return
         self._started = True
-        self.root_dir.mkdir(parents=True, exist_ok=True)
+        files.make_directory(self.root_dir)
         unlock = files.lock(self.root_dir, self)
         if unlock is None:
             raise UsageError(
                 f"{self.root_dir} is being trained in already, by this program or another; choose another directory"
             )
         self._unlock = unlock
+        files.check_places(self.root_dir, (*FILES, *self.config), DIRECTORIES)
         self._warn_of_settings()
         self.batches.start(self.environment)
         run = run_id(self.root_dir)
@@ -458,8 +462,12 @@ class Trainer:
 
     def log(self, text: str) -> None:
         """Prints a line without breaking the progress bar, and keeps it in `log.txt`."""
-        with open(self.root_dir / "log.txt", "a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        path = self.root_dir / "log.txt"
+        try:
+            with files.writing(path), open(path, "a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        except DiskError as error:  # no reason not to say it
+            text = f"{text} [{error}]"
         for listener in self.listeners:
             if hasattr(listener, "line"):
                 listener.line(text)
@@ -648,8 +656,12 @@ class Trainer:
         """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
         if not self._updating:
             self.unroller.break_off()
-            self.save()
-            self.log(f"Saved a checkpoint at {self.steps:,} steps after an error")
+            try:
+                self.save()
+            except DiskError as error:  # that which is being raised is to be seen
+                self.log(f"No checkpoint was saved at {self.steps:,} steps: {error}")
+            else:
+                self.log(f"Saved a checkpoint at {self.steps:,} steps after an error")
 
 
 class _Modes:

@@ -383,7 +383,7 @@ def test_a_failing_disk_leaves_the_previous_content_and_no_litter(tmp_path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(files.DiskError, match=f"{tmp_path} cannot be written to: No space left on device .best.json"):
         write_atomically(path, b"after")
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.json"]
     assert path.read_text() == "before"

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -964,3 +965,37 @@ def test_import_alfish_alone_waits_for_nothing():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         alfish.nothing  # noqa: B018
     assert "import torch" not in source
+
+
+def test_a_command_works_with_streams_that_are_closed_or_full_and_says_what_it_cannot(tmp_path):
+    """In processes of their own; none of them imports torch."""
+    alfish_command = f"{sys.executable} -m alfish"
+    root = Path(alfish.__file__).parent.parent
+    script = f"""
+        export PYTHONPATH={root}
+        {alfish_command} confs > /dev/full; echo confs $?
+        {alfish_command} nonsense 2> /dev/full; echo nonsense $?
+        {alfish_command} nonsense 2>&-; echo nonsense $?
+        {alfish_command} confs >&- 2>&- <&-; echo confs $?
+        mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone; {alfish_command} confs; echo gone $?
+    """
+    found = subprocess.run(["bash", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    assert found.stdout.split("\n") == ["confs 1", "nonsense 2", "nonsense 2", "confs 0", "gone 1", ""]
+    assert found.stderr.splitlines() == [
+        "alfish confs: standard output cannot be written to: No space left on device",
+        "alfish: the working directory has been deleted; change to another one",
+    ]
+
+
+def test_a_run_trains_on_where_nobody_can_be_shown_its_progress(run, tmp_path):
+    """A file that is opened while standard error is closed does not take its place."""
+    run = shutil.copytree(run, tmp_path / "run")
+    script = f"""
+        {sys.executable} -m alfish train --root_dir={run} --gin_param=Trainer.num_env_steps=9999 2> /dev/full
+        echo $?
+        {sys.executable} -m alfish evaluate --root_dir={run} --num_episodes=1 --json > /dev/full 2>&-
+        echo $?
+    """
+    root = Path(alfish.__file__).parent.parent
+    found = subprocess.run(["bash", "-c", textwrap.dedent(script)], cwd=root, capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == ("0\n1\n", "")

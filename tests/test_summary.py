@@ -4,6 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from alfish.errors import UsageError
+from alfish.files import DiskError
 from alfish.summary import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter
 
 HEADER = "steps,env_steps,iterations,updates,wall_seconds"
@@ -255,3 +256,43 @@ def test_a_terminal_gets_one_bar_that_messages_do_not_break():
     assert "\rhello\n" in text or "\nhello\n" in text
     assert "100%|" in text.rsplit("\r", 1)[-1]
     assert "60 000 / 50 000" in text.rsplit("\r", 1)[-1]
+
+
+def test_a_full_disk_ends_the_curves_with_a_warning_and_nothing_else(tmp_path, caplog, monkeypatch):
+    writer = TensorBoardWriter(tmp_path / "events")
+    writer.scalars({"loss": 1.0}, 1, 1, 1, 1, 1.0)
+
+    class Full(io.RawIOBase):
+        def write(self, content):
+            raise OSError(28, "No space left on device")
+
+    writer._records._writer = Full()
+    for step in (2, 3):
+        writer.scalars({"loss": 1.0}, step, 1, 1, 1, 1.0)
+    writer.text("config", "x", 3)
+    writer.flush()
+    writer.close()
+    [record] = caplog.records
+    assert (
+        f"{tmp_path / 'events'} cannot be written to (No space left on device): its curves end here" in record.message
+    )
+    (tmp_path / "file").touch()
+    TensorBoardWriter(tmp_path / "file" / "events").scalars({"loss": 1.0}, 1, 1, 1, 1, 1.0)
+    assert len(caplog.records) == 2
+
+
+def test_a_row_that_does_not_fit_on_the_disk_is_an_error_once(tmp_path):
+    writer = CSVWriter(tmp_path / "metrics.csv")
+    writer._file.close()
+    writer._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(DiskError, match=f"{tmp_path} cannot be written to: No space left on device .metrics.csv"):
+        writer.scalars({}, 1, 1, 1, 1, 1.0)
+    writer.close()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"steps,env_steps\n", b"a" * 200_000 + b"\n"])
+def test_a_file_that_is_no_table_is_named(tmp_path, content):
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(UsageError, match="metrics.csv is no table of metrics .*; move it away"):
+        CSVWriter(tmp_path / "metrics.csv")
+    assert (tmp_path / "metrics.csv").read_bytes() == content

@@ -1,6 +1,8 @@
 """The trainer: budgets, reports, signals, files. Without gin: every class is constructed with plain arguments."""
 
+import contextlib
 import csv
+import errno
 import functools
 import json
 import math
@@ -8,6 +10,7 @@ import os
 import random
 import signal
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +19,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from alfish import files
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
@@ -25,6 +29,7 @@ from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.evaluator import Evaluation
+from alfish.files import DiskError
 from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Evaluate, Progress, StopAt, StopWithoutProgress, Summaries
 from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
@@ -1016,3 +1021,74 @@ def test_a_run_from_the_command_line_that_saves_nothing_says_so(tmp_path, capsys
 def test_numbers_that_make_no_sense_are_refused(tmp_path, options, words):
     with pytest.raises(UsageError, match=words):
         make(tmp_path, **options)
+
+
+OWN_FILES = ["metrics.csv", "log.txt", "provenance.json", "run_id", "done", "config.gin"]
+OWN_DIRECTORIES = ["checkpoints", "replay", "eval", "tensorboard"]
+
+
+@pytest.mark.parametrize("name", OWN_FILES + OWN_DIRECTORIES)
+def test_what_stands_in_the_place_of_a_runs_own_files_is_named_before_anything_is_trained(tmp_path, name):
+    others = [Path.mkdir, os.mkfifo] if name in OWN_FILES else [Path.touch, os.mkfifo]
+    for make_another in others:
+        make_another(tmp_path / name)
+        with pytest.raises(UsageError) as caught:  # a pipe is not waited for either
+            trainer = make(tmp_path)
+            trainer.config = {"config.gin": ""}
+            trainer.train()
+        words = str(caught.value).split("\n  In call to")[0]  # gin adds the chain of constructors
+        assert (
+            words.startswith(f"{tmp_path / name}") and "\n" not in words and ("move it" in words or "remove" in words)
+        )
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
+
+
+def test_a_directory_in_the_place_of_a_checkpoint_is_named(tmp_path):
+    (tmp_path / "checkpoints" / "checkpoint-000000000016.pt").mkdir(parents=True)
+    trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=1, listeners=[CheckpointSaver()])
+    with pytest.raises(UsageError, match="None of the 1 checkpoints .*Is a directory"):
+        trainer.train()
+    trainer = make(tmp_path / "new", OneState, {"length": 100}, num_iterations=1, listeners=[CheckpointSaver()])
+    trainer.start()
+    (tmp_path / "new" / "checkpoints" / "checkpoint-000000000016.pt").mkdir(parents=True)
+    with pytest.raises(UsageError, match="000016.pt is a directory, and .*000016.pt is to be written there; move it"):
+        trainer.train()
+
+
+def test_a_full_disk_ends_a_run_with_a_sentence_and_an_error_of_an_environment_is_still_seen(
+    tmp_path, monkeypatch, capsys
+):
+    replace = os.replace
+
+    def full(source, target):
+        if str(target).endswith(".pt"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(DiskError, match=f"^{tmp_path}/a/checkpoints cannot be written to: No space left on device"):
+        make(tmp_path / "a", OneState, listeners=[CheckpointSaver(1)]).train()
+    assert "No checkpoint was saved at" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="spoiled"):
+        make(tmp_path / "b", OneState, listeners=[Spoiling()]).train()
+    assert "No checkpoint was saved at" in (tmp_path / "b" / "log.txt").read_text()
+
+
+class Spoiling(Listener):
+    def after_iteration(self, trainer, report):
+        if report.iterations == 2:
+            raise ValueError("spoiled")
+
+
+def test_a_log_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, monkeypatch, capsys):
+    trainer = make(tmp_path)
+    monkeypatch.setattr(files, "writing", lambda path: full_disk(path))
+    trainer.log("a line")
+    assert "a line [" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def full_disk(path):
+    raise DiskError(f"{path} cannot be written to")
+    yield

@@ -28,7 +28,8 @@ from absl import flags
 from alfish import imports
 from alfish.bin import configuration
 from alfish.bin.evaluate import ALLOW_IMPORT_HELP
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
+from alfish.files import DiskError
 
 if TYPE_CHECKING:
     from alfish.trainer import Trainer
@@ -104,8 +105,13 @@ def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
         from alfish.profiler import Profile
 
         trainer.listeners.append(Profile())
-    with configuration.complete():  # what is built when training starts
-        report = trainer.train()
+    try:
+        with configuration.complete():  # what is built when training starts
+            report = trainer.train()
+    except DiskError as error:
+        newest = trainer.checkpoints.steps()[-1:]
+        at = f"continues from the checkpoint at {newest[0]:,} steps" if newest else "begins again"
+        raise RunError(f"{error}; once it can be written to, the same command {at}") from error
     if report is None:
         print(f"{root_dir} is done: {_end_of(trainer)}", file=sys.stderr)
         return 0
