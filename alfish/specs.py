@@ -29,7 +29,7 @@ def observation_spec(space: spaces.Space) -> Nest:
     Raises:
       UsageError: if a leaf is not one of `LEAF_SPACES` (Text, Graph, Sequence, OneOf), with its path.
     """
-    _check_learnable(space, "observation")
+    check_learnable(space, "observation")
     return map_space(_observation_leaf, space)
 
 
@@ -39,7 +39,7 @@ def action_spec(space: spaces.Space) -> Nest:
     Raises:
       UsageError: if a leaf is not one of `LEAF_SPACES`, with its path.
     """
-    _check_learnable(space, "action")
+    check_learnable(space, "action")
     return map_space(_action_leaf, space)
 
 
@@ -126,7 +126,7 @@ class ObservationUnits:
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None, copies: bool = True):
-        _check_learnable(space, "observation")
+        check_learnable(space, "observation")
         self._starts = map_space(lambda leaf: _start(leaf, device), space)
         self._space = space
         self.from_environment: Callable[[Any], Nest] = _reader(space, device, copies)
@@ -178,7 +178,7 @@ class ActionUnits:
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None):
-        _check_learnable(space, "action")
+        check_learnable(space, "action")
         self._units = map_space(lambda leaf: _LeafUnits(leaf, device), space)
         self._bare = self._units if isinstance(self._units, _LeafUnits) else None
 
@@ -289,13 +289,70 @@ def _as_float(bound: np.ndarray, dtype: Any, towards: float) -> np.ndarray:
     return np.where(np.reshape(beyond, bound.shape), np.nextafter(result, dtype(towards)), result)
 
 
-def _check_learnable(space: spaces.Space, name: str) -> None:
-    for path, leaf in nest.named_leaves(map_space(lambda leaf: leaf, space), name):
+def outside(value: Any, space: spaces.Space, name: str) -> str | None:
+    """What of a value is not as its space says, in one sentence; None where all is.
+
+    Args:
+      value: a single element.
+      space: with any leaves.
+      name: of the whole, with which the names of its parts begin.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = [(value[key], child, f"{name}.{key}") for key, child in space.items()]
+    elif isinstance(space, spaces.Tuple):
+        parts = [(value[i], child, f"{name}.{i}") for i, child in enumerate(space.spaces)]
+    else:
+        return None if value in space else _fault(np.asarray(value), space, name)
+    return next((fault for part in parts if (fault := outside(*part))), None)
+
+
+def _fault(value: np.ndarray, space: spaces.Space, name: str) -> str:
+    if value.shape != _shape(space):
+        return f"{name} has the shape {value.shape}, and its space {_shape(space)}"
+    low, high = _bounds(space)
+    wrong = np.argwhere(~((value >= low) & (value <= high)))  # with what is not a number
+    if not len(wrong):
+        return f"{name} is of dtype {value.dtype}, and its space of {space.dtype}"
+    index = tuple(int(i) for i in wrong[0])
+    at = f"{name}[{', '.join(map(str, index))}]" if index else name
+    bounds = f"[{np.broadcast_to(low, value.shape)[index]}, {np.broadcast_to(high, value.shape)[index]}]"
+    others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"{at} is {value[index]}, outside {bounds}{others}"
+
+
+def _bounds(space: spaces.Space) -> tuple[Any, Any]:
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return 0, 1
+
+
+def check_learnable(space: Any, name: str) -> None:
+    """Raises UsageError where a space, or a part of it, is nothing that can be learned from; names the part.
+
+    Args:
+      space: what an environment gives for one.
+      name: 'observation' or 'action'.
+    """
+    leaves = nest.named_leaves(map_space(lambda leaf: leaf, space), name)
+    for path, leaf in leaves:
+        if not isinstance(leaf, spaces.Space):
+            given = f"the class {leaf.__name__}" if isinstance(leaf, type) else repr(leaf)
+            raise UsageError(f"the space of {path} is {given}; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))")
         if not isinstance(leaf, LEAF_SPACES):
             raise UsageError(
                 f"{path} is a {type(leaf).__name__} space, which alfish cannot learn from; wrap the environment so "
                 "that it is a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
             )
+        if isinstance(leaf, spaces.Box) and (np.isnan(leaf.low).any() or np.isnan(leaf.high).any()):
+            raise UsageError(f"the space of {path} has bounds that are nan; where there is none, it is -inf or inf")
+        if 0 in _shape(leaf):
+            raise UsageError(f"the space of {path} is {leaf}, which has no entries; leave it out, or give it some")
+    if not leaves:
+        raise UsageError(f"the space of {name} is {space}, which has no parts; it needs one Box or Discrete at least")
 
 
 def _observation_leaf(space: spaces.Space) -> spaces.Space:

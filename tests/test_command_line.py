@@ -57,11 +57,11 @@ def run(tmp_path_factory):
 def refused(capsys):
     """Asserts that a command fails with one sentence; returns it."""
 
-    def refused(*arguments, status=2):
+    def refused(*arguments, status=2, printed=False):
         capsys.readouterr()
         assert main([str(argument) for argument in arguments]) == status
         captured = capsys.readouterr()
-        assert captured.out == "" and "Traceback" not in captured.err
+        assert bool(captured.out) == printed and "Traceback" not in captured.err
         assert captured.err.startswith("alfish") and "In call to configurable" not in captured.err
         return captured.err
 
@@ -756,12 +756,27 @@ class Bad(gymnasium.Env):
         self.count += 1
         observation = np.full(3 if self.fault == "wide" else 2, 3.0 if self.fault == "outside" else 0.5, np.float32)
         reward = float("nan") if self.fault == "reward" and self.count == 3 else 0.0
+        if self.fault == "vector":
+            reward = np.array([1.0, 2.0], np.float32)
         if self.fault == "short":
             return observation, reward, False, {}
         return observation, reward, self.count == 5 and self.fault != "endless", False, {}
 
 
-for fault in ("none", "seed", "outside", "reward", "endless", "wide", "short"):
+class Task(Bad):
+    def __init__(self, fault="none", low=-1):
+        super().__init__(fault)
+        self.observation_space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(low, 1, (2, 3), np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": 1, "b": np.full((2, 3), super().reset(seed=seed)[0][0], np.float32)}, {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return {"a": 1, "b": np.float32([[0.5, 0.5, 0.5], [0.5, 2.5, 3.5]])}, *rest
+
+
+for fault in ("none", "vector", "seed", "outside", "reward", "endless", "wide", "short"):
     gymnasium.register(f"Bad-{fault}-v0", Bad, kwargs={"fault": fault})
 """
 
@@ -770,7 +785,7 @@ for fault in ("none", "seed", "outside", "reward", "endless", "wide", "short"):
     "fault, word",
     [
         ("seed", "two resets with the same seed give different observations"),
-        ("outside", "an observation is not in the observation space"),
+        ("outside", "is outside its space: observation[0] is 3.0, outside [-1.0, 1.0] (and 1 more)"),
         ("reward", "a reward is not finite"),
         ("endless", "no episode ended in 50 random steps"),
         ("wide", "every part of the observation as its space says"),
@@ -784,6 +799,54 @@ def test_check_env_says_what_is_wrong_with_a_bad_one(tmp_path, monkeypatch, caps
     assert main(["check-env", f"--env_id=bad_envs:Bad-{fault}-v0", "--num_steps=50"]) == 1
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem")]
     assert word in line
+
+
+def test_check_env_takes_classes_settings_wrappers_and_gin_files(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bad_tasks.py").write_text(BAD.replace("Bad-", "Worse-"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "task.gin").write_text("import bad_tasks\nmake_environment.env_id = 'bad_tasks:Worse-none-v0'\n")
+
+    def checked(*arguments):
+        status = main(["check-env", "--num_steps=50", *arguments])
+        return status, capsys.readouterr().out
+
+    task = "--env_id=@bad_tasks.Task"
+    status, words = checked(task)
+    assert status == 1
+    assert "outside its space: observation.b[1, 1] is 2.5, outside [-1.0, 1.0] (and 1 more)\n" in words
+    status, words = checked(task, "--env_kwargs={'low': -5}", "--wrappers=gymnasium.wrappers:FlattenObservation")
+    assert status == 1 and words.startswith("observation  Box(") and "[6] is 2.5, outside [-5.0, 1.0]" in words
+    assert checked(f"--gin_file={tmp_path / 'task.gin'}")[0] == 0
+    assert checked("--gin_param=make_environment.env_id='CartPole-v1'")[0] == 0
+    assert gin.config_str() == ""
+
+
+def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
+    (tmp_path / "bad_vectors.py").write_text(BAD.replace("Bad-", "Vector-"))
+    monkeypatch.syspath_prepend(tmp_path)
+    out = refused("check-env", "--env_id=bad_vectors:Vector-vector-v0", printed=True)
+    assert "the environment rewards each step with 2 numbers, and alfish trains on one; wrap it so that it adds" in out
+    for flag, words in [
+        ("--env_kwargs=3", "--env_kwargs is '3'; it is a dict, as \"{'difficulty': 2}\""),
+        ("--env_kwargs={'a':", "it is a dict"),
+        (
+            "--wrappers=gymnasium.wrappers:No",
+            "--wrappers is 'gymnasium.wrappers:No', and there is no such class; one is",
+        ),
+        ("--wrappers=no_such.thing:A", "--wrappers imports 'no_such.thing', which is not installed"),
+        ("--env_id=@bad_vectors:No", "--env_id is 'bad_vectors:No', and there is no such class"),
+        ("--env_id=@NotThere", "No configurable matching"),
+    ]:
+        arguments = [flag] if "env_id" in flag else ["--env_id=CartPole-v1", flag]
+        assert words in refused("check-env", *arguments)
+
+
+def test_check_env_notes_that_a_task_has_no_time_limit(capsys):
+    assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100"]) == 0
+    assert "note         it has no time limit, so an episode may never end: set one" in capsys.readouterr().out
+    limited = "--env_kwargs={'max_episode_steps': 100}"
+    assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100", limited]) == 0
+    assert "note" not in capsys.readouterr().out
 
 
 def test_check_env_has_nothing_to_say_of_the_same_one_without_its_faults(tmp_path, monkeypatch, capsys):

@@ -357,3 +357,49 @@ def test_random_actions_are_within_the_bounds_there_are():
     before = -1 + 2 * torch.rand(50, 2)
     torch.manual_seed(3)
     assert torch.equal(specs.sample(spaces.Box(-1, 1, (2,)), 50), before)
+
+
+NAN_BOUNDS = spaces.Box(-1, 1, (2,), np.float32)
+NAN_BOUNDS.low = np.float32([np.nan, -1])
+
+
+@pytest.mark.parametrize(
+    "space, words",
+    [
+        (spaces.Box, "the space of action is the class Box; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))"),
+        (3, "the space of action is 3; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))"),
+        (spaces.Dict({}), "the space of action is Dict(), which has no parts; it needs one Box or Discrete at least"),
+        (
+            spaces.Dict(a=NAN_BOUNDS),
+            "the space of action.a has bounds that are nan; where there is none, it is -inf or",
+        ),
+        (
+            spaces.Box(-1, 1, (0,)),
+            "the space of action is Box([], [], (0,), float32), which has no entries; leave it out",
+        ),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (2, 0))]), "the space of action.1 is Box([], [], (2, 0), "),
+    ],
+)
+def test_a_space_without_content_is_refused(space, words):
+    with pytest.raises(UsageError) as error:
+        specs.action_spec(space)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value, space, words",
+    [
+        ([0.5, 2.5, np.nan], spaces.Box(-1, 2, (3,)), "x[1] is 2.5, outside [-1.0, 2.0] (and 1 more)"),
+        ([0, np.nan], spaces.Box(-1, 2, (2,)), "x[1] is nan, outside [-1.0, 2.0]"),
+        ([0.0] * 3, spaces.Box(-1, 2, (2,)), "x has the shape (3,), and its space (2,)"),
+        (np.float64([0, 0]), spaces.Box(-1, 2, (2,)), "x is of dtype float64, and its space of float32"),
+        (5, spaces.Discrete(4, start=1), "x is 5, outside [1, 4]"),
+        ([0, 3], spaces.MultiDiscrete([2, 3]), "x[1] is 3, outside [0, 2]"),
+        ([0, 2], spaces.MultiBinary(2), "x[1] is 2, outside [0, 1]"),
+        ({"a": (0, 9)}, spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)] * 2)), "x.a.1 is 9, outside [0, 1]"),
+        ([0, 1], spaces.MultiBinary(2), None),
+    ],
+)
+def test_what_is_outside_its_space_is_named(value, space, words):
+    value = np.asarray(value, getattr(value, "dtype", space.dtype)) if isinstance(value, list) else value
+    assert specs.outside(value, space, "x") == words

@@ -1,16 +1,21 @@
 """Says whether alfish can train on an environment, with which algorithms, and why not.
 
   alfish check-env --env_id=CartPole-v1
-  alfish check-env --env_id=my_package.my_module:MyEnv-v0
+  alfish check-env --env_id=my_package.my_module:MyEnv-v0 --env_kwargs="{'difficulty': 2}"
+  alfish check-env --env_id=@my_package.my_module.MyEnv     # a class, or a function that makes an environment
+  alfish check-env --env_id=MiniGrid-Empty-8x8-v0 --wrappers=minigrid.wrappers:ImgObsWrapper
+  alfish check-env --gin_file=my_task.gin                   # what its make_environment makes
 
 It builds the environment, looks at its spaces, and acts at random for a few episodes: observations outside their space,
-values that are not finite, resets that ignore their seed, episodes that never end and whatever is raised are reported.
+values that are not finite, resets that ignore their seed, episodes that never end, rewards that are vectors, and
+whatever is raised, are reported. An environment without a time limit gets a note.
 """
 
+import ast
 import importlib
 import pkgutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,26 +24,45 @@ from absl import flags
 from gymnasium.vector.utils import iterate
 
 import alfish.algorithms
-from alfish import nest, specs
+from alfish import imports, nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.environments import make_environment
+from alfish.bin import configuration
+from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError, first_line
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_string("env_id", None, "A gymnasium id, as CartPole-v1 or my_module:MyEnv-v0.", flag_values=FLAGS)
+flags.DEFINE_string(
+    "env_id", None, "A gymnasium id, as CartPole-v1 or my_module:MyEnv-v0, or @my_module.MyEnv.", flag_values=FLAGS
+)
+flags.DEFINE_string("env_kwargs", None, "For the environment's constructor, as {'difficulty': 2}.", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "wrappers",
+    [],
+    "A wrapper, as gymnasium.wrappers:FlattenObservation; repeatable, innermost first.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_multi_string(
+    "gin_file", [], "Gin file whose make_environment is taken; the other flags win over it.", flag_values=FLAGS
+)
+flags.DEFINE_multi_string("gin_param", [], "One binding, as for `alfish train`; repeatable.", flag_values=FLAGS)
 flags.DEFINE_integer("num_steps", 1000, "Random steps to take.", 1, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
-    if not flag_values.env_id:
+    if not (flag_values.env_id or flag_values.gin_file or flag_values.gin_param):
         raise UsageError("--env_id is missing: name an environment, as in --env_id=CartPole-v1")
-    environment = make_environment(flag_values.env_id, num_envs=2, evaluation=True)
+    environment = _make(flag_values)
     print(f"observation  {specs.describe(environment.observation_spec)}")
     print(f"action       {specs.describe(environment.action_spec)}  (the algorithm's units)")
     complaints = list(_examined(environment, flag_values.num_steps))
     environment.close()
     for complaint in complaints:
         print(f"problem      {complaint}")
+    if environment.lacks_limit:
+        print(
+            "note         it has no time limit, so an episode may never end: set one, as "
+            "make_environment.env_kwargs = {'max_episode_steps': 1000}"
+        )
     able = False
     for algorithm in algorithms():
         try:
@@ -50,10 +74,52 @@ def main(flag_values: flags.FlagValues) -> int:
     return 0 if able and not complaints else 1
 
 
+def _make(flag_values: flags.FlagValues) -> Environment:
+    """The environments that the flags describe, for evaluation."""
+    given: dict[str, Any] = {}
+    bindings = list(flag_values.gin_param)
+    env_id = flag_values.env_id or ""
+    if env_id.startswith("@") and {".", ":"} & set(env_id):
+        given["env_id"] = _named(env_id[1:], "--env_id")
+    elif env_id.startswith("@"):
+        bindings.append(f"make_environment.env_id = {env_id}")
+    elif env_id:
+        given["env_id"] = env_id
+    if flag_values.env_kwargs is not None:
+        given["env_kwargs"] = _dict(flag_values.env_kwargs)
+    if flag_values.wrappers:
+        given["wrappers"] = [_named(wrapper, "--wrappers") for wrapper in flag_values.wrappers]
+    with configuration.preserved():
+        configuration.read(flag_values.gin_file, bindings)
+        with configuration.complete():
+            return make_environment(**given, num_envs=2, evaluation=True)
+
+
+def _dict(text: str) -> dict[str, Any]:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"--env_kwargs is {text!r}; it is a dict, as \"{{'difficulty': 2}}\"")
+    return value
+
+
+def _named(where: str, flag: str) -> Callable[..., Any]:
+    """The class or function at `module.Name` or `module:Name`."""
+    module, _, name = where.replace(":", ".").rpartition(".")
+    found = getattr(imports.import_named(module, flag), name, None) if module else None
+    if not callable(found):
+        raise UsageError(f"{flag} is {where!r}, and there is no such class; one is named as my_module:MyClass")
+    return found
+
+
 def _examined(environment: Any, num_steps: int) -> Iterator[str]:
     """What `examine` yields, and the error that ends it: what an environment raises is what is to be told."""
     try:
         yield from examine(environment, num_steps)
+    except UsageError:  # a sentence of alfish's own
+        raise
     except Exception as error:
         traceback.print_exception(error)  # for whoever wrote the environment
         yield (
@@ -74,10 +140,10 @@ def examine(environment: Any, num_steps: int) -> Iterator[str]:
     num_ended, said_outside = 0, False
     for _ in range(num_steps):
         observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-        outside = [one for one in iterate(env.observation_space, observation) if one not in space]
-        if outside and not said_outside:
+        faults = (specs.outside(one, space, "observation") for one in iterate(env.observation_space, observation))
+        if not said_outside and (fault := next(filter(None, faults), None)):
             said_outside = True
-            yield f"an observation is not in the observation space {space}: {outside[0]}"
+            yield f"an observation is outside its space: {fault}"
         if not np.isfinite(reward).all():
             yield f"a reward is not finite: {reward}"
             return

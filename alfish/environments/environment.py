@@ -32,7 +32,7 @@ class Environment(abc.ABC):
       seeds_rows: whether it also takes a seed a row, so that evaluation may seed every episode.
       gives_arrays: whether there is `step_arrays`.
       name: of the task, for people: the id or the class that was asked for.
-      env_spec: gymnasium's specification of one environment, with its wrappers; None where there is none.
+      env_spec: gymnasium's specification of one environment, without training wrappers; None where there is none.
       infos: gymnasium's info dict of the last reset or step.
       follows_progress: whether `set_progress` does something: a curriculum.
       broken: `[B]` bool, the environments that raised in the last step and were built anew: their episodes ended with

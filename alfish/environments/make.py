@@ -15,10 +15,10 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from alfish import imports
+from alfish import imports, specs
 from alfish.environments import rendering
 from alfish.environments.environment import Environment
-from alfish.environments.sequential import SequentialVectorEnv
+from alfish.environments.sequential import SequentialVectorEnv, refuse_vector
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
@@ -90,9 +90,13 @@ def make_environment(
         nonlocal env_spec
         with _named_kwargs(env_id, kwargs):
             env = env_id(**kwargs) if callable(env_id) else _make_single(env_id, kwargs)
-        for wrapper in (*wrappers, *(() if evaluation else training_wrappers)):
+        for wrapper in wrappers:
             env = wrapper(env)
-        env_spec = env.spec
+        env_spec = env.spec  # of the task, which training wrappers do not change
+        for wrapper in () if evaluation else training_wrappers:
+            env = wrapper(env)
+        specs.check_learnable(env.observation_space, "observation")  # before gymnasium makes batches of them
+        specs.check_learnable(env.action_space, "action")
         return env
 
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
@@ -123,13 +127,12 @@ class ScalarReward(gymnasium.Wrapper):
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return (
-            observation,
-            float(reward.item() if isinstance(reward, np.ndarray) else reward),
-            terminated,
-            truncated,
-            info,
-        )
+        try:
+            number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except (TypeError, ValueError):
+            refuse_vector(reward)
+            raise
+        return observation, number, terminated, truncated, info
 
 
 def spawn_seeds(seed: int, count: int) -> list[int]:
@@ -151,7 +154,8 @@ def _adapt(
 
 
 def _name(env_id: str | Callable[..., Any]) -> str:
-    return env_id if isinstance(env_id, str) else getattr(env_id, "__name__", None) or type(env_id).__name__
+    made = getattr(env_id, "func", env_id)  # of a partial
+    return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
 
 
 def _make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from alfish.errors import UsageError
+
 
 class SequentialVectorEnv(SyncVectorEnv):
     """gymnasium's `SyncVectorEnv` with a `step` that takes half the time.
@@ -46,7 +48,7 @@ class SequentialVectorEnv(SyncVectorEnv):
         was_quiet = not self.something_ended and not any(all_begins)
         observations: list[Any] = []
         rewards, terminations, truncations, infos = [], [], [], []
-        reward: Any
+        reward: Any = 0.0
         if self.replaced:
             self.replaced = []
         # The array last: its iterator ends with an error that takes as long as a step of some environments, if asked.
@@ -60,6 +62,7 @@ class SequentialVectorEnv(SyncVectorEnv):
                     observation, reward, terminated, truncated, info = env.step(action)
                 reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
             except Exception as error:
+                refuse_vector(reward)
                 if self.report is None:
                     raise
                 observation, info = self._replace(len(observations), error)
@@ -148,3 +151,12 @@ class SequentialVectorEnv(SyncVectorEnv):
                 f"shape {self._observations.shape[1:]}"
             )
         return batch
+
+
+def refuse_vector(reward: Any) -> None:
+    """Raises UsageError where a reward is a vector."""
+    if np.size(reward) > 1:
+        raise UsageError(
+            f"the environment rewards each step with {np.size(reward)} numbers, and alfish trains on one; wrap it so "
+            "that it adds them up with weights, as mo_gymnasium.wrappers.LinearReward does"
+        )

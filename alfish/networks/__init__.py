@@ -9,7 +9,7 @@ features (MLPs, heads, critics) maps features alone. Sizes come from specs, so n
 from alfish.networks.actor_critic import ActorCritic, PolicyValue
 from alfish.networks.actors import DeterministicActor
 from alfish.networks.critics import ONE_CRITIC, CriticEnsemble, QNetwork
-from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot
+from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, SmallCNN
 from alfish.networks.heads import FLOORED_HEAD, PolicyHead, SquashedNormalHead
 from alfish.networks.memory import GRU, LSTM, warmed_up
 from alfish.networks.target import Target
@@ -28,6 +28,7 @@ __all__ = [
     "OneHot",
     "PolicyHead",
     "QNetwork",
+    "SmallCNN",
     "SquashedNormalHead",
     "Target",
     "Torso",

@@ -2,8 +2,9 @@
 
 The encoder of a leaf is chosen from its space: images go through a CNN, Discrete and MultiDiscrete become one-hot,
 everything else is flattened to float. An image is a Box of three dimensions whose two larger ones are at least 36, or
-any three-dimensional uint8 Box; its channels are its smallest end, first or last. A bounded integer Box is scaled to
-[0, 1] by its space's high.
+any three-dimensional uint8 Box; its channels are its smallest end, first or last. Its size chooses the CNN: `NatureCNN`
+for 36 x 36 or more, `SmallCNN` for 3 x 3 or more; a smaller one is flattened. A bounded integer Box is scaled to [0, 1]
+by its space's high.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ class Encoder(nn.Module):
 
     Args:
       observation_spec: nest of spaces.
-      image: encoder of image leaves.
+      image: encoder of image leaves; None: chosen by their size.
       vector: encoder of every other Box and MultiBinary leaf.
       discrete: encoder of Discrete and MultiDiscrete leaves.
       leaves: encoders for single leaves by path (`{'camera.left': @ImpalaCNN}`), before any rule.
@@ -58,7 +59,7 @@ class Encoder(nn.Module):
                 return overrides[path]
             if isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
                 return discrete or OneHot
-            return (image or NatureCNN) if is_image(spec) else (vector or Flat)
+            return (image or _encoder_by_size(spec)) if is_image(spec) else (vector or Flat)
 
         encoders = [choose(path, spec)(spec) for path, spec in zip(paths, specs)]
         self.encoders = nn.ModuleList(encoders)
@@ -79,6 +80,13 @@ def is_image(spec: spaces.Space) -> bool:
     if not isinstance(spec, spaces.Box) or len(spec.shape) != 3:
         return False
     return spec.dtype == np.uint8 or sorted(spec.shape)[1] >= 36
+
+
+def _encoder_by_size(spec: spaces.Space) -> LeafEncoder:
+    height, width = _image_shape(spec)[1:]
+    if min(height, width) >= 36:
+        return NatureCNN
+    return SmallCNN if min(height, width) >= 3 else Flat
 
 
 @gin.configurable(module="alfish.networks")
@@ -124,10 +132,10 @@ class _ImageEncoder(nn.Module):
         super().__init__()
         if len(spec.shape) != 3:
             raise UsageError(f"{type(self).__name__} encodes images [H, W, C] or [C, H, W], not a leaf of {spec.shape}")
-        self._channels_last = spec.shape[-1] <= spec.shape[0]
+        self._channels_last = _has_channels_last(spec)
         self._scale = _integer_scale(spec)
         self.output_size = output_size
-        self.image_shape = spec.shape if not self._channels_last else (spec.shape[2], *spec.shape[:2])
+        self.image_shape = _image_shape(spec)
 
     def flat_size(self, convolutions: nn.Module) -> int:
         with torch.no_grad():
@@ -150,7 +158,7 @@ class NatureCNN(_ImageEncoder):
         channels, height, width = self.image_shape
         if min(height, width) < 36:
             raise UsageError(
-                f"NatureCNN needs images of 36 x 36 or more, got {height} x {width}; bind ImpalaCNN or Flat"
+                f"NatureCNN needs images of 36 x 36 or more, got {height} x {width}; bind SmallCNN, ImpalaCNN or Flat"
             )
         convolutions = nn.Sequential(
             orthogonal(nn.Conv2d(channels, 32, 8, 4)),
@@ -161,6 +169,27 @@ class NatureCNN(_ImageEncoder):
             nn.ReLU(),
             nn.Flatten(),
         )
+        linear = orthogonal(nn.Linear(self.flat_size(convolutions), output_size))
+        self.body = nn.Sequential(convolutions, linear, nn.ReLU())
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class SmallCNN(_ImageEncoder):
+    """Convolutions of 3 x 3, those behind the first of stride 2, and a linear layer, for images of few pixels.
+
+    Args:
+      spec: the image's space, of any size.
+      channels: of each convolution.
+      output_size: features.
+    """
+
+    def __init__(self, spec: spaces.Box, channels: Sequence[PositiveInt] = (16, 32), output_size: PositiveInt = 256):
+        super().__init__(spec, output_size)
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip((self.image_shape[0], *channels), channels):
+            layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, 2 if layers else 1, padding=1)), nn.ReLU()]
+        convolutions = nn.Sequential(*layers, nn.Flatten())
         linear = orthogonal(nn.Linear(self.flat_size(convolutions), output_size))
         self.body = nn.Sequential(convolutions, linear, nn.ReLU())
 
@@ -198,6 +227,17 @@ class _Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.body(x)
+
+
+def _has_channels_last(spec: spaces.Space) -> bool:
+    assert spec.shape is not None
+    return spec.shape[-1] <= spec.shape[0]
+
+
+def _image_shape(spec: spaces.Space) -> tuple[int, ...]:
+    """Channels, height, width."""
+    assert spec.shape is not None
+    return (spec.shape[2], *spec.shape[:2]) if _has_channels_last(spec) else tuple(spec.shape)
 
 
 def _integer_scale(spec: spaces.Space) -> float:

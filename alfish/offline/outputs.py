@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+from absl import logging
 from gymnasium.envs.registration import EnvSpec
 
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.offline.data_set import DataSetWriter
 from alfish.offline.episode import Episode
 from alfish.offline.sources import SCHEMES
@@ -47,13 +49,19 @@ def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | Non
 
 
 def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
-    """The spec as a file can hold it; None where there is none, or gymnasium could not make the environment from it."""
+    """The spec as a file can hold it; None where there is none, or gymnasium cannot make the environment from it."""
     if env_spec is None or any(wrapper.kwargs is None for wrapper in env_spec.additional_wrappers):
         return None
     try:
-        return EnvSpec.from_json(env_spec.to_json())
+        plain = EnvSpec.from_json(env_spec.to_json())
     except (TypeError, ValueError):  # a class, or another object, is among its arguments
         return None
+    try:
+        gymnasium.make(plain, disable_env_checker=True).close()
+    except Exception as error:  # of whoever wrote the environment or a wrapper
+        logging.warning("The data set does not say how %s is made, which fails: %s", plain.id, first_line(error))
+        return None
+    return plain
 
 
 class MinariWriter(EpisodeWriter):

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
-from alfish.environments.make import spawn_seeds
+from alfish.environments.make import ScalarReward, spawn_seeds
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import UsageError
 
@@ -281,3 +281,57 @@ def test_the_result_is_an_environment_of_the_stream():
     assert isinstance(environment, VectorEnvironment) and environment.num_envs == 3
     assert environment.action_spec == spaces.Box(-1, 1, (1,), np.float32)
     assert environment.reward_spec.shape == ()
+
+
+class Spaces(OneState):
+    def __init__(self, **own):
+        super().__init__()
+        vars(self).update(own)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+@pytest.mark.parametrize("space", [spaces.Box, spaces.Dict({}), spaces.Box(-1, 1, (0,))])
+def test_a_space_without_content_is_refused_before_gymnasium_sees_it(vectorization, name, space):
+    with pytest.raises(UsageError, match=f"the space of {name.removesuffix('_space')} is "):
+        make_environment(Spaces, 2, vectorization, {name: space})
+
+
+class VectorReward(OneState):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.float32([reward, 2.0]), *rest
+
+
+def test_a_vector_reward_is_refused_in_one_sentence():
+    environment = make_environment(VectorReward, 2)
+    environment.reset()
+    words = "rewards each step with 2 numbers, and alfish trains on one; wrap it so that it adds them up with weights"
+    with pytest.raises(UsageError, match=words):
+        environment.step(torch.zeros(2, dtype=torch.int64))
+    environment.close()
+    in_a_process = ScalarReward(VectorReward())
+    in_a_process.reset()
+    with pytest.raises(UsageError, match=words):
+        in_a_process.step(0)
+
+
+def test_the_name_and_the_time_limit_of_a_task_are_known(monkeypatch):
+    def about(*arguments, **options):
+        environment = make_environment(*arguments, **options)
+        environment.close()
+        return environment.name, environment.lacks_limit
+
+    assert about("CartPole-v1") == ("CartPole-v1", False)
+    assert about("Blackjack-v1") == ("Blackjack-v1", True)
+    assert about("Blackjack-v1", vectorization="async") == ("Blackjack-v1", True)
+    assert about("Blackjack-v1", env_kwargs={"max_episode_steps": 9}) == ("Blackjack-v1", False)
+    limit = functools.partial(gymnasium.wrappers.TimeLimit, max_episode_steps=5)
+    assert about("Blackjack-v1", wrappers=[limit]) == ("Blackjack-v1", False)
+    assert about(OneState) == ("OneState", False)  # nothing says so
+    assert about(TensorPointMass, 2) == ("TensorPointMass", False)
+    assert about(functools.partial(OneState, 3)) == ("OneState", False)
+    gymnasium.register("Frames-v0", OneState, kwargs={"max_num_frames_per_episode": 9})
+    monkeypatch.setattr(OneState, "__init__", lambda self, **_: Stamped.__init__(self))
+    assert about("Frames-v0") == ("Frames-v0", False)  # as Atari's emulator is told
+    del gymnasium.registry["Frames-v0"]

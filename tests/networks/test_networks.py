@@ -10,7 +10,7 @@ from alfish import nest, specs
 from alfish.data import TimeStep
 from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
 from alfish.errors import UsageError
-from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, Torso
+from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
 from alfish.networks.encoders import is_image
 from alfish.networks.torsos import Tanh
 
@@ -105,7 +105,7 @@ def test_integers_are_scaled_by_their_spaces_high_and_floats_are_not(space, valu
     assert Flat(space)(leaf).tolist() == [pytest.approx([expected, expected])]
 
 
-@pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN])
+@pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN, SmallCNN])
 @pytest.mark.parametrize("high", [255, 100])
 def test_an_image_reaches_the_convolutions_between_zero_and_one(cnn, high):
     seen = []
@@ -116,7 +116,7 @@ def test_an_image_reaches_the_convolutions_between_zero_and_one(cnn, high):
     torch.testing.assert_close(seen[0], torch.ones(2, 1, 36, 36))
 
 
-@pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN])
+@pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN, SmallCNN])
 def test_channels_first_and_last_are_the_same_image(cnn):
     torch.manual_seed(0)
     last = cnn(spaces.Box(0, 255, (36, 40, 3), np.uint8))
@@ -181,8 +181,8 @@ def test_an_encoder_for_a_leaf_that_there_is_not_is_named():
 
 
 def test_images_that_do_not_fit_are_refused_with_a_remedy():
-    with pytest.raises(UsageError, match=r"36 x 36.*got 10 x 12.*ImpalaCNN or Flat"):
-        Encoder(spaces.Box(0, 255, (10, 12, 3), np.uint8))
+    with pytest.raises(UsageError, match=r"36 x 36.*got 10 x 12.*SmallCNN, ImpalaCNN or Flat"):
+        NatureCNN(spaces.Box(0, 255, (10, 12, 3), np.uint8))
     assert ImpalaCNN(spaces.Box(0, 255, (10, 12, 3), np.uint8)).output_size == 256
     with pytest.raises(UsageError, match="ImpalaCNN encodes images"):
         ImpalaCNN(spaces.Box(0, 255, (10, 12), np.uint8))
@@ -366,3 +366,26 @@ def test_a_critic_without_hidden_layers_stands_on_its_own_torso():
 def test_a_normal_over_an_unbounded_action_says_that_it_is_not_scaled(caplog, bound, warns):
     PolicyHead(3, {"push": spaces.Box(np.float32(-bound), np.float32(bound), (2,))})
     assert ("action push has no bounds" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
+    "shape, kind",
+    [
+        ((36, 36, 3), NatureCNN),
+        ((35, 36, 3), SmallCNN),
+        ((20, 84, 3), SmallCNN),
+        ((10, 10, 4), SmallCNN),
+        ((7, 7, 3), SmallCNN),
+        ((3, 7, 7), SmallCNN),
+        ((3, 3, 1), SmallCNN),
+        ((2, 2, 1), Flat),
+        ((1, 1, 1), Flat),
+    ],
+)
+def test_images_of_every_size_have_an_encoder(shape, kind):
+    encoder = Encoder(spaces.Box(0, 255, shape, np.uint8))
+    assert [type(one) for one in encoder.encoders] == [kind]
+    features = encoder(torch.randint(256, (5, 2, *shape), dtype=torch.uint8))
+    assert features.shape == (5, 2, encoder.output_size) and torch.isfinite(features).all()
+    own = Encoder(spaces.Box(0, 255, shape, np.uint8), image=Flat)
+    assert isinstance(own.encoders[0], Flat)  # what is asked for is taken

@@ -2,6 +2,8 @@
 
 import hashlib
 
+import gin
+import gymnasium
 import pytest
 from data_sets import STAMPED, TOY, about, assert_same, left_by, trained
 from recorded import SPACES, assert_rows
@@ -29,6 +31,27 @@ def test_a_runs_replay_is_exported_row_by_row(tmp_path, output, truncates, capsy
     [path] = (tmp_path / "run" / "checkpoints").glob("*.pt")
     assert told["checkpoint"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert told["report"]["num_kept"] == len(kept)
+
+
+gin.external_configurable(gymnasium.wrappers.TimeAwareObservation, module="test_export")
+WRAPPED = """
+make_environment.env_id = 'CartPole-v1'
+make_environment.training_wrappers = [@StickyAction]
+make_environment.wrappers = [@TimeAwareObservation]
+Trainer.num_env_steps = 60
+ReplayBatches.batch_size = 4
+ReplayBatches.warmup_env_steps = 20
+MLP.layers = (4,)
+Evaluate.num_episodes = 1
+"""
+
+
+def test_a_run_with_wrappers_is_exported_with_the_task_that_they_leave(tmp_path, output):
+    trained(tmp_path, "include 'dqn.gin'\nimport alfish.environments\n" + WRAPPED)
+    assert main(["export", f"--root_dir={tmp_path}/run", f"--output={output}"]) == 0
+    told = about(output if output.startswith("minari:") else f"alfish:{output}")["env_spec"]
+    assert told["id"] == "CartPole-v1"
+    assert [wrapper["name"] for wrapper in told["additional_wrappers"]] == ["TimeAwareObservation"]
 
 
 def test_a_run_without_replay_says_so(tmp_path, output, refused):
