@@ -275,11 +275,11 @@ class _Watcher(Listener):
         name = type(self).__name__
         before = trainer.listeners[: trainer.listeners.index(self)]
         evaluations = [listener._name for listener in before if isinstance(listener, Evaluate)]
-        known = [*(f"{one}/mean_return" for one in evaluations), *(f"{prefix}/..." for prefix in TRAINER_SCALARS)]
         if self._scalar.rpartition("/")[0] not in (*evaluations, *TRAINER_SCALARS):
+            others = ", ".join(f"{prefix}/..." for prefix in (*evaluations, *TRAINER_SCALARS))
             raise UsageError(
-                f"{name}.scalar is {self._scalar!r}, which nothing before {name} in Trainer.listeners reports; it is "
-                f"one of {', '.join(known)}, and @Evaluate() reports evaluation/mean_return"
+                f"{name}.scalar is {self._scalar!r}, which nothing before {name} in Trainer.listeners reports; put "
+                f"@Evaluate(), which reports evaluation/mean_return, before it, or watch one of {others}"
             )
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:

@@ -1,6 +1,7 @@
 """The command line: what it prints, and one clear sentence for each mistake, without a traceback."""
 
 import contextlib
+import errno
 import functools
 import json
 import math
@@ -705,13 +706,20 @@ def test_a_film_has_its_name_when_it_is_whole(refused, run, tmp_path, monkeypatc
     assert not any("cp-0.mp4" in names for names in rendered[: rendered.index(["cp-0.mp4"])])
 
 
-def test_a_film_that_cannot_be_written_is_refused(refused, run, tmp_path):
+def test_a_film_that_cannot_be_written_is_refused(refused, run, tmp_path, monkeypatch):
     (tmp_path / "cp-1.gif").mkdir()
     words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2")
     assert f"--video={tmp_path / 'cp-1.gif'} is a directory; name a file" in words
     (tmp_path / "file").touch()
     words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'file' / 'cp.gif'}")
     assert "cp.gif cannot be written: " in words and words.endswith("; name another directory\n")
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("imageio.v2.get_writer", full)
+    words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'x.gif'}", status=1)
+    assert f"--video={tmp_path / 'x.gif'} cannot be written: [Errno 28] No space left on device" in words
 
 
 def test_play_says_what_each_episode_returned(run, capsys):

@@ -305,7 +305,7 @@ def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
     words = r"StopAt.scalar is 'evaluation/mean_return', which nothing before StopAt in Trainer.listeners reports"
     with pytest.raises(UsageError, match=words):
         make(tmp_path, listeners=[StopAt(1), Evaluate()]).train()
-    with pytest.raises(UsageError, match="'test/mean_return'.*it is one of evaluation/mean_return, train/..."):
+    with pytest.raises(UsageError, match="'test/mean_return'.*or watch one of evaluation/..., train/..., "):
         make(tmp_path, listeners=[Evaluate(), StopAt(1, "test/mean_return")]).train()
     trainer = make(tmp_path, listeners=[StopAt(1, "metrics/average_return")], summary_period=1)
     trainer.train()

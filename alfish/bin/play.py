@@ -11,7 +11,7 @@ the extra 'video': pip install 'alfish[video]'.
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, MAX_LENGTH_HELP, checkpoint
 from alfish.environments import Environment, VectorEnvironment, rendering
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError, first_line
 from alfish.formatting import significant
 
 FLAGS = flags.FlagValues()
@@ -122,7 +122,8 @@ class Film(contextlib.AbstractContextManager):
                 raise
             if not frames or frames[0] is None:
                 raise UsageError("the environment renders no frames with render_mode='rgb_array'")
-            self._writer.append_data(_even(np.asarray(frames[0])))
+            with self._named_errors():
+                self._writer.append_data(_even(np.asarray(frames[0])))
             self._frames += 1
 
         return on_row
@@ -131,8 +132,16 @@ class Film(contextlib.AbstractContextManager):
         if kind is None:
             self._finish()
         elif self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):  # what ended the film is being raised
+                self._writer.close()
             self._unfinished.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"--video={self._path} cannot be written: {first_line(error)}") from error
 
     def _name(self, episode: int) -> Path:
         return self._path.with_name(f"{self._path.stem}-{episode}{self._path.suffix}") if self._several else self._path
@@ -146,16 +155,15 @@ class Film(contextlib.AbstractContextManager):
         self._episode, self._frames = episode, 0
         mp4: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
         options = mp4 if self._path.suffix == ".mp4" else {"duration": 1000 / fps}
-        try:
+        with self._named_errors():
             self._writer = self._imageio.get_writer(self._unfinished, **options)
-        except OSError as error:
-            raise UsageError(f"--video={self._path} cannot be written: {error.strerror or error}") from error
 
     def _finish(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with self._named_errors():
+                self._writer.close()
+                os.replace(self._unfinished, self._name(self._episode))
             self._writer = None
-            os.replace(self._unfinished, self._name(self._episode))
             self.written.append((self._name(self._episode), self._frames))
 
 

@@ -21,7 +21,7 @@ from alfish.environments.environment import Environment
 from alfish.environments.sequential import SequentialVectorEnv, refuse_vector
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 
 # What a module that cannot be imported tells about the extra that brings it.
@@ -90,11 +90,13 @@ def make_environment(
         nonlocal env_spec
         with _named_kwargs(env_id, kwargs):
             env = env_id(**kwargs) if callable(env_id) else _make_single(env_id, kwargs)
+        if not all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
+            raise UsageError(f"make_environment.env_id: {_name(env_id)} makes a {type(env).__name__}, no gymnasium.Env")
         for wrapper in wrappers:
-            env = wrapper(env)
-        env_spec = env.spec  # of the task, which training wrappers do not change
+            env = _wrapped(env, wrapper)
+        env_spec = getattr(env, "spec", None)  # of the task, which training wrappers do not change
         for wrapper in () if evaluation else training_wrappers:
-            env = wrapper(env)
+            env = _wrapped(env, wrapper)
         specs.check_learnable(env.observation_space, "observation")  # before gymnasium makes batches of them
         specs.check_learnable(env.action_space, "action")
         return env
@@ -156,6 +158,18 @@ def _adapt(
 def _name(env_id: str | Callable[..., Any]) -> str:
     made = getattr(env_id, "func", env_id)  # of a partial
     return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
+
+
+def _wrapped(env: gymnasium.Env, wrapper: Callable[[gymnasium.Env], gymnasium.Env]) -> gymnasium.Env:
+    try:
+        return wrapper(env)
+    except TypeError as error:
+        if "required positional argument" not in str(error) and "takes no arguments" not in str(error):
+            raise
+        raise UsageError(
+            f"make_environment.wrappers: {_name(wrapper)} cannot be called with an environment alone: "
+            f"{first_line(error)}; set its other arguments in gin, or by functools.partial"
+        ) from error
 
 
 def _make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import os
 import sys
 
 import gymnasium
@@ -335,3 +336,11 @@ def test_the_name_and_the_time_limit_of_a_task_are_known(monkeypatch):
     monkeypatch.setattr(OneState, "__init__", lambda self, **_: Stamped.__init__(self))
     assert about("Frames-v0") == ("Frames-v0", False)  # as Atari's emulator is told
     del gymnasium.registry["Frames-v0"]
+
+
+def test_what_makes_no_environment_is_named():
+    with pytest.raises(UsageError, match="env_id: getcwd makes a str, no gymnasium.Env"):
+        make_environment(os.getcwd)
+    words = "wrappers: TimeLimit cannot be called with an environment alone: .* required positional argument: 'max_ep"
+    with pytest.raises(UsageError, match=words):
+        make_environment("CartPole-v1", wrappers=[gymnasium.wrappers.TimeLimit])
