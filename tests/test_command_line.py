@@ -294,6 +294,12 @@ class MyCritics(CriticEnsemble):
     pass
 
 
+@gin.configurable(module="tests.command_line")
+class MyPPO(PPO):
+    def __init__(self, *specs, **keywords):
+        super().__init__(*specs, **keywords)
+
+
 OFFLINE = ["Trainer.num_env_steps=None", "Trainer.num_updates=10", "OfflineBuffer.sources=['alfish:nowhere']"]
 
 
@@ -381,6 +387,52 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_be_configured_anew(re
     assert "PPO.gamma = 0.98" in (tmp_path / "config.gin").read_text()
     words = refused(*train(tmp_path, *TINY, "PPO.gamma=0.5"))  # now there is a checkpoint
     assert "is a run with another configuration" in words and "-PPO.gamma = 0.98\n+PPO.gamma = 0.5\n" in words
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("num_env_steps = 100\n", "sets num_env_steps, and nothing refers to it as %num_env_steps; did you mean Tra"),
+        ("gama = 0.9\n", "sets gama, and nothing refers to it as %gama; did you mean PPO.gamma"),
+        ("LAYERS = (8,)\n", "sets LAYERS, and nothing refers to it as %LAYERS; "),
+        ("PPO.gamma = %GAMMA\n", "PPO.gamma in {file} refers to %GAMMA, which nothing sets\n"),
+        ("GAMMA = 0.9\nPPO.gamma = %GAMA\nPPO.lambda_ = %GAMMA\n", "refers to %GAMA, which nothing sets; did you mean"),
+        ("A = %A\nPPO.gamma = %A\n", "in {file} refers to %A, which refers to itself: A -> A\n"),
+        ("A = [%B]\nB = {'x': %A}\nMLP.layers = %A\n", "which refers to itself: A -> B -> A\n"),
+        ("include 'mine.gin'\n", "mine.gin includes itself: mine.gin -> mine.gin; remove one of these includes\n"),
+        ("include 'other.gin'\n", "mine.gin includes itself: mine.gin -> other.gin -> mine.gin; remove one"),
+        (f"MLP.layers = {'[' * 500}{']' * 500}\n", "its values are nested too deeply"),
+        ("PPO.gamma = 0.9\x00\n", "{file}: "),
+        ("PPO.gamma = 0.\xff\n", "{file}: "),
+    ],
+)  # fmt: skip
+def test_macros_and_includes_that_lead_nowhere_are_named(refused, tmp_path, text, words):
+    (tmp_path / "other.gin").write_text("include 'mine.gin'\n")
+    mine = tmp_path / "mine.gin"
+    mine.write_bytes(f"include 'ppo_cartpole.gin'\n{text}".encode("latin-1"))
+    said = refused(*train(tmp_path / "run", conf=str(mine)))
+    assert words.format(file=mine) in said and said.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused, tmp_path):
+    said = refused(*train(tmp_path / "run", "num_env_steps=100"))
+    assert said == (
+        "alfish train: --gin_param sets num_env_steps, and nothing refers to it as %num_env_steps; did you mean "
+        "Trainer.num_env_steps?\n"
+    )
+
+
+def test_a_typo_that_a_subclass_hands_on_is_one_sentence(refused, tmp_path):
+    mine = tmp_path / "mine.gin"
+    text = "include 'ppo_cartpole.gin'\nTrainer.algorithm = @MyPPO\n"
+    mine.write_text(text + "MyPPO.gama = 0.9\n")
+    said = refused(*train(tmp_path / "run", conf=str(mine)))
+    assert said == (
+        f"alfish train: MyPPO.gama, bound in {mine}, is a parameter neither of that class nor of its base "
+        "classes; did you mean gamma?\n"
+    )
+    mine.write_text(text + "MyPPO.gamma = 0.9\n")
+    settings_of(mine)
 
 
 # Mistakes in flags.

@@ -79,8 +79,8 @@ def test_a_run_of_a_stranger_imports_and_calls_nothing_of_its_own(here, capsys, 
         assert main([*command, f"--root_dir={root_dir}"]) == 2
         said = capsys.readouterr().err
         assert words in said and said.startswith(f"alfish {command[0]}: ") and said.count("\n") == 1
-    with pytest.raises(UsageError, match="my_lab_of_tests|dynamic_registration|is one file"):
-        alfish.load(root_dir)
+    with pytest.raises(UsageError, match="my_lab_of_tests|dynamic_registration|is one file|no checkpoint"):
+        alfish.load(root_dir)  # which builds no environment
     assert not (here / "executed").exists() and "my_lab_of_tests" not in sys.modules
 
 

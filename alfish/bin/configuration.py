@@ -79,6 +79,7 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> None:
             _import_modules(binding, PARAMETER + binding)
             gin.parse_config(binding)
     _refuse_dynamic_references()
+    _refuse_unused_macros()
     _refuse_wrong_kinds()
 
 
@@ -96,11 +97,13 @@ def saved(path: Path, allow_import: Sequence[str] = ()) -> Iterator[None]:
     _forget()
     _register()
     with imports.restricted(allow_import):
-        text = path.read_text()
-        with _named_errors(str(path)):
+        with _named_errors(str(path)), _remembered(str(path)):
+            text = path.read_text()
             _import_modules(text, str(path))
             gin.parse_config(text)
         _refuse_dynamic_references()
+        _refuse_wrong_kinds()
+        _forget()  # what nothing reads was refused when the run was configured
         yield
 
 
@@ -218,9 +221,20 @@ def refuse_unreachable(files: Sequence[str], bindings: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def complete() -> Iterator[None]:
-    """Turns what gin says of required parameters that nothing binds into a UsageError."""
+    """Turns two errors of calls into UsageErrors: a required parameter that nothing binds, and a bound one that a class
+    with **keywords hands on to a base class that does not take it."""
     try:
         yield
+    except TypeError as error:
+        unexpected = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+        bound = [one for one in _BINDINGS if unexpected and one.parameter == unexpected[1] and _hands_on(one.key[1])]
+        if not bound:
+            raise
+        one = bound[-1]
+        raise UsageError(
+            f"{_name(one)}, bound in {one.layer.rstrip('=')}, is a parameter neither of that class nor of its base "
+            f"classes{_close(one.parameter, _all_parameters(one.key[1]))}"
+        ) from error
     except RuntimeError as error:
         missing = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*)\]", str(error))
         if missing is None:
@@ -228,6 +242,19 @@ def complete() -> Iterator[None]:
         names = " and ".join(f"{missing[1]}.{name}" for name in re.findall(r"\w+", missing[2]))
         remedy = REMEDIES.get(names, "bind it, or take a conf that does (`alfish confs` lists them)")
         raise UsageError(f"nothing binds {names}; {remedy}") from error
+
+
+def _hands_on(selector: str) -> bool:
+    """Whether a configurable takes parameters by any name."""
+    parameters = inspect.signature(gin.config._REGISTRY[selector].wrapped).parameters.values()
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def _all_parameters(selector: str) -> list[str]:
+    """The parameters of a class and of its base classes."""
+    wrapped = gin.config._REGISTRY[selector].wrapped
+    bases = wrapped.__mro__[:-1] if inspect.isclass(wrapped) else [wrapped]
+    return [name for base in bases for name in inspect.signature(base).parameters]
 
 
 def difference(before: str, after: str) -> str:
@@ -249,16 +276,62 @@ def _settings(config: str) -> list[str]:
 
 def _refuse_wrong_kinds() -> None:
     for one in {(one.key, one.parameter): one for one in _BINDINGS}.values():
-        words = mistake(one.key[1], one.parameter, _without_macros(one.value))
+        words = mistake(one.key[1], one.parameter, _without_macros(one.value, one))
         if words:
             raise UsageError(f"{_name(one)} is {one.value!r}, bound in {one.layer.rstrip('=')}; {words}")
 
 
-def _without_macros(value: Any) -> Any:
+def _refuse_unused_macros() -> None:
+    """Raises UsageError where a name is set that no value refers to: as a rule, a parameter without its class."""
+    used = {name for one in _BINDINGS for name in _macros(one.value)}
+    for one in _BINDINGS:
+        name = one.key[0]
+        if one.key[1] == "gin.macro" and name not in used:
+            raise UsageError(
+                f"{one.layer.rstrip('=')} sets {name}, and nothing refers to it as %{name}{_parameter_meant(name)}"
+            )
+
+
+def _parameter_meant(name: str) -> str:
+    """The parameters of that name, or of a close one, those of what is configured already first."""
+    named = {selector for _, selector in gin.config._CONFIG}
+    found: dict[str, list[str]] = {}
+    for selector, configurable in sorted(gin.config._REGISTRY.items(), key=lambda item: item[0] not in named):
+        for parameter in inspect.signature(configurable.wrapped).parameters:
+            found.setdefault(parameter, []).append(f"{selector.rpartition('.')[2]}.{parameter}")
+    close = [name] if name in found else difflib.get_close_matches(name, list(found), 1)
+    return f"; did you mean {' or '.join(found[close[0]][:3])}?" if close else "; remove it"
+
+
+def _macros(value: Any) -> Iterator[str]:
+    """The names of the macros in a value."""
     if isinstance(value, gin.config.ConfigurableReference) and value.configurable.selector == "gin.macro":
-        macro = gin.config._CONFIG.get(("/".join(value.scopes), "gin.macro"), {})
-        return _without_macros(macro.get("value"))
-    return type(value)(map(_without_macros, value)) if isinstance(value, (list, tuple)) else value
+        yield "/".join(value.scopes)
+    elif isinstance(value, dict):
+        yield from (name for inner in (*value, *value.values()) for name in _macros(inner))
+    elif isinstance(value, (list, tuple)):
+        yield from (name for inner in value for name in _macros(inner))
+
+
+def _without_macros(value: Any, binding: Binding, within: tuple[str, ...] = ()) -> Any:
+    """A value with macros replaced by what they stand for.
+
+    Raises:
+      UsageError: a macro of `binding` is not set, or refers to itself.
+    """
+    for name in _macros(value) if isinstance(value, gin.config.ConfigurableReference) else ():
+        where = f"{_name(binding)} in {binding.layer.rstrip('=')}"
+        if name in within:
+            raise UsageError(f"{where} refers to %{name}, which refers to itself: {' -> '.join((*within, name))}")
+        if (name, "gin.macro") not in gin.config._CONFIG:
+            known = [scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"]
+            raise UsageError(f"{where} refers to %{name}, which nothing sets{_close(name, known)}")
+        return _without_macros(gin.config._CONFIG[name, "gin.macro"]["value"], binding, (*within, name))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_without_macros(inner, binding, within) for inner in value)
+    if isinstance(value, dict):
+        return {key: _without_macros(inner, binding, within) for key, inner in value.items()}
+    return value
 
 
 def _reached(values: Values) -> set[Key]:
@@ -337,6 +410,8 @@ def _references(value: object, values: Values) -> Iterator[Key]:
 
 def _name(binding: Binding) -> str:
     scope, selector = binding.key
+    if selector == "gin.macro":
+        return scope
     return "/".join(part for part in (scope, selector.rpartition(".")[2]) if part) + f".{binding.parameter}"
 
 
@@ -348,16 +423,21 @@ def _is_saved(path: Path) -> bool:
 def _remembered(origin: str) -> Iterator[None]:
     """Notes each binding that gin parses, and its file: the named one, or what that includes."""
     parse_file, bind = gin.config.parse_config_file, gin.config.bind_parameter
-    origins = [origin]
+    origins, open_files = [origin], [Path(origin).resolve()]
 
     def parse_included(file: str, *arguments: Any) -> Any:
+        path = _find_include(file)
+        if path is not None and path.resolve() in open_files:
+            chain = [one.name for one in (*open_files, path)]
+            raise UsageError(f"{path} includes itself: {' -> '.join(chain)}; remove one of these includes")
         origins.append(file)
+        open_files.append((path or Path(file)).resolve())
         try:
-            path = _find_include(file)
             if path is not None:
                 _import_modules(path.read_text(), str(path))
             return parse_file(file, *arguments)
         finally:
+            open_files.pop()
             _end(origins.pop())
 
     def note(key: Any, value: Any) -> None:
@@ -410,7 +490,9 @@ def _named_errors(origin: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(str(error).split("\n  In ")[0]) from error  # gin appends where an include stands
-    except (ValueError, SyntaxError, tokenize.TokenError, AttributeError, OSError, TypeError) as error:
+    except RecursionError as error:
+        raise UsageError(f"{origin}: its values are nested too deeply") from error
+    except (ValueError, SyntaxError, tokenize.TokenError, AttributeError, OSError, TypeError, NameError) as error:
         raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from error
     finally:
         logging.getLogger().removeFilter(is_about_a_failure)
