@@ -80,6 +80,8 @@ class Trainer:
       transforms: transform classes, the first one applied first.
       metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances; None: evaluation, checkpoints, summaries and progress.
+      extra_metrics: instances beside those of `metrics`.
+      extra_listeners: instances beside those of `listeners`, told after them.
       unroll_length: vector steps an iteration. Off-policy it may be a fraction: 0.25 is one step in four iterations.
         0: what an asynchronous unroller has ready.
       num_env_steps: budget in environment steps, all environments together.
@@ -118,6 +120,8 @@ class Trainer:
         transforms: Sequence[Callable[..., Any]] = (),
         metrics: Sequence[Metric] | None = None,
         listeners: Sequence[Listener] | None = None,
+        extra_metrics: Sequence[Metric] = (),
+        extra_listeners: Sequence[Listener] = (),
         unroll_length: NonNegativeFloat = 128,
         num_env_steps: PositiveInt | None = None,
         num_iterations: PositiveInt | None = None,
@@ -171,12 +175,12 @@ class Trainer:
         self._progress = nest.host_view(self.algorithm.progress)
         self._modes = _Modes(self.algorithm)
         metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
-        self.metrics = Metrics(metrics, self.unroller.num_envs)
+        self.metrics = Metrics([*metrics, *extra_metrics], self.unroller.num_envs)
         self.unroller.shown = self.metrics.reads
         if not self.metrics.reads_infos:
             self.unroller.ignore_infos()
         self._plan()
-        self.listeners = list(default_listeners() if listeners is None else listeners)
+        self.listeners = [*(default_listeners() if listeners is None else listeners), *extra_listeners]
         origin = Origin(run_id(self.root_dir))
         self.checkpoints = Checkpoints(self.root_dir / "checkpoints", origin=origin)
         self.replay_checkpoints = Checkpoints(self.root_dir / "replay", keep_last=2, origin=origin)
@@ -590,7 +594,8 @@ class Trainer:
         name = type(self.batches).__name__
         if self._budget_name == "num_env_steps":
             raise UsageError(
-                f"Trainer.num_env_steps is a budget of environment steps, and {name} takes none; give num_updates"
+                f"Trainer.num_env_steps is a budget of environment steps, and {name} takes none; bind "
+                "Trainer.num_env_steps = None, and Trainer.num_updates in its place"
             )
         if not isinstance(self.unroller, SyncUnroller):
             raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")

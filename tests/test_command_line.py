@@ -351,6 +351,13 @@ def test_a_network_of_ones_own_leaves_settings_of_the_usual_one_unread(tmp_path)
         settings_of(mine)
 
 
+def test_an_online_conf_trains_offline_with_offline_gin_alone():
+    settings_of("sac_pendulum.gin", "offline.gin", parameters=OFFLINE[1:])
+    parameters = [*OFFLINE[1:2], "import alfish.offline", "Trainer.batches=@OfflineBatches", "Trainer.num_updates=None"]
+    with pytest.raises(UsageError, match="bind Trainer.num_env_steps = None, and Trainer.num_updates in its place"):
+        settings_of("sac_pendulum.gin", parameters=[*parameters, OFFLINE[2]])
+
+
 def test_a_setting_of_what_is_gone_already_is_refused(tmp_path):
     parameters = ["Learner.learning_rate=1e-3", "learning_rate/Linear.start=0.1"]
     with pytest.raises(UsageError, match="nothing reads learning_rate/Linear.start, bound in --gin_param: no part"):

@@ -387,7 +387,6 @@ def test_rows_are_stored_raw_and_transformed_when_they_are_used(tmp_path):
     ({"updates_per_env_step": 0}, "updates_per_env_step is 0; it is a positive number"),
     ({"updates_per_env_step": -1.5}, "updates_per_env_step is -1.5; it is a positive"),
     ({"window_length": 1}, "window_length is 1; it is a whole number of at least 2"),
-    ({"batch_size": 32, "warmup_env_steps": 31}, "warmup_env_steps is 31, less than the 32 windows of one batch"),
     ({"capacity": 99, "warmup_env_steps": 100}, "capacity is 99, less than the 100 steps of warm-up"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused_by_value(tmp_path, settings, message):
@@ -404,13 +403,13 @@ def test_a_capacity_too_small_for_a_window_of_each_environment_is_refused(tmp_pa
         make(tmp_path, Stamped, num_envs=3, replay=replay, transforms=[FrameStack])  # 3 more rows for the stack
 
 
-def test_a_warm_up_too_short_for_a_window_of_each_environment_is_refused(tmp_path):
-    """The first update would find none."""
-    replay = {"window_length": 5, "warmup_env_steps": 39, "updates_per_env_step": 9}
-    with pytest.raises(UsageError, match="warmup_env_steps is 39, too few for one window of 5 rows of each of 8 env"):
-        make(tmp_path, num_envs=8, replay=replay)
-    trainer = make(tmp_path, num_envs=8, replay=replay | {"warmup_env_steps": 40})
-    assert list(run(trainer))[-1].updates == 9 * 80
+@pytest.mark.parametrize("warmup, batch_size, first", [(40, 4, 48), (39, 4, 40), (0, 4, 40), (0, 64, 64)])
+def test_updates_wait_for_a_batch_where_warm_up_is_short_and_none_is_lost(tmp_path, warmup, batch_size, first):
+    """8 environments, and windows of 5 rows: the first update would find none before step 40."""
+    replay = {"window_length": 5, "warmup_env_steps": warmup, "updates_per_env_step": 2, "batch_size": batch_size}
+    updates = {report.env_steps: report.updates for report in run(make(tmp_path, num_envs=8, replay=replay))}
+    assert min(steps for steps, count in updates.items() if count) == first
+    assert all(count == 2 * (steps - warmup) for steps, count in updates.items() if steps >= first)
 
 
 def test_an_unroll_that_a_column_cannot_hold_is_refused_before_the_first_step(tmp_path):

@@ -116,6 +116,19 @@ def test_there_is_exactly_one_budget(tmp_path):
         make(tmp_path, num_iterations=1, wall_seconds=0)
 
 
+def test_extra_listeners_and_metrics_stand_beside_the_defaults(tmp_path):
+    recorder = Recorder()
+    metric = EnvironmentSteps(name="again")
+    trainer = make(tmp_path / "a", listeners=None, extra_listeners=[recorder], extra_metrics=[metric])
+    names = [type(one).__name__ for one in trainer.listeners]
+    assert names == ["Evaluate", "CheckpointSaver", "Summaries", "Progress", "Recorder"]
+    assert {"again", "environment_steps", "episodes"} <= set(trainer.metrics.results())
+    trainer.close()
+    trainer = make(tmp_path / "b", listeners=[], extra_listeners=[recorder])
+    assert trainer.listeners == [recorder]
+    trainer.close()
+
+
 @pytest.mark.parametrize("wall_seconds, iterations", [(1e-9, 1), (1e9, 3)])
 def test_a_time_limit_may_stand_beside_a_budget(tmp_path, wall_seconds, iterations):
     trainer = make(tmp_path, num_iterations=3, wall_seconds=wall_seconds, listeners=[recorder := Recorder(), *saving()])

@@ -36,7 +36,8 @@ class ReplayBatches(WindowBatches):
       window_length: rows a window; one more than the n of n-step returns, with memory one more than it trains.
       updates_per_env_step: gradient steps for each environment step after warm-up; may be below 1.
       warmup_env_steps: environment steps that train nothing; they act by the algorithm's `random_action` (by default
-        uniformly), but after offline updates by its policy.
+        uniformly), but after offline updates by its policy. Updates that are due before replay holds a batch wait for
+        that, and none is left out.
       state_period: with memory, its state is kept once in so many rows of an environment, and windows start there.
       burn_in: with memory, rows before those of the window, which only bring its state up to date.
       sampler: which windows are drawn: `Uniform`, `Prioritized`, `Epochs`.
@@ -87,11 +88,6 @@ class ReplayBatches(WindowBatches):
                 f"ReplayBatches.offline_share is {offline_share}, {self._num_recorded} of {batch_size} windows; a "
                 "batch has some of both. To train on recorded data alone, bind Trainer.batches = @OfflineBatches"
             )
-        if warmup_env_steps < batch_size - self._num_recorded:
-            raise UsageError(
-                f"ReplayBatches.warmup_env_steps is {warmup_env_steps}, less than the "
-                f"{batch_size - self._num_recorded} windows of one batch; raise it"
-            )
         if capacity < warmup_env_steps:
             raise UsageError(
                 f"ReplayBatches.capacity is {capacity}, less than the {warmup_env_steps} steps of warm-up; raise it"
@@ -123,11 +119,7 @@ class ReplayBatches(WindowBatches):
                 f"ReplayBatches.capacity is {self._capacity}, too little for one window of {num_rows} rows "
                 f"of each of {num_envs} environments; raise it"
             )
-        if self.warmup_env_steps < needed:
-            raise UsageError(
-                f"ReplayBatches.warmup_env_steps is {self.warmup_env_steps}, too few for one window of {num_rows} "
-                f"rows of each of {num_envs} environments; raise it"
-            )
+        self._first_steps = max(self.warmup_env_steps, needed, self._batch_size - self._num_recorded)
         if math.ceil(unroll_length) > self._capacity // num_envs:
             raise UsageError(
                 f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
@@ -180,8 +172,8 @@ class ReplayBatches(WindowBatches):
             yield self._chunk([(self._recorded, self._batch_size)], count)
             self._num_updates += count
             return
-        if self._origin is not None and steps < self._origin + self.warmup_env_steps:
-            return  # resumed without rows
+        if steps < (self._offline_updates if self._origin is None else self._origin) + self._first_steps:
+            return  # too few rows, in a new run or in one that was resumed without them
         due = self._owed(steps - self.warmup_env_steps) - self._num_updates
         parts = [(self._collected, self._batch_size - self._num_recorded)]
         parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
@@ -226,7 +218,7 @@ class ReplayBatches(WindowBatches):
         if self._num_updates >= self._offline_updates:
             self._origin = steps
             self._num_updates = max(self._num_updates, self._owed(steps))
-        return self.warmup_env_steps
+        return self._first_steps
 
     def _owed(self, steps: int) -> int:
         """Updates in all, where replay has been trained on for so many steps of the clock, offline ones included."""

@@ -55,7 +55,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
       UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
     """
     with _configured_as(Path(root_dir), allow_import):
-        trainer = Trainer(root_dir, device=device, listeners=[])
+        trainer = Trainer(root_dir, device=device, listeners=[], extra_listeners=[])
         try:
             yield trainer
         finally:
@@ -117,7 +117,7 @@ def load(
         steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
         spaces = spaces_of_checkpoint(state)
         if spaces is None:
-            with contextlib.closing(Trainer(root_dir, device=device, listeners=[])) as trainer:
+            with contextlib.closing(Trainer(root_dir, device=device, listeners=[], extra_listeners=[])) as trainer:
                 trainer.load_policy(checkpoint)
                 return trainer.policy()
         factories = {"transforms": (), **configuration.bound("alfish.Trainer", "algorithm", "transforms")}
