@@ -34,7 +34,7 @@ class SequentialVectorEnv(SyncVectorEnv):
         assert autoreset_mode != AutoresetMode.SAME_STEP
         super().__init__(env_fns, autoreset_mode=autoreset_mode)
         self.gathers_infos = True
-        self.report: Callable[[int, Exception], None] | None = None
+        self.report: Callable[[int, BaseException], None] | None = None
         self.replaced: list[int] = []
         self.progress: float | None = None
         self.something_ended = False
@@ -61,7 +61,7 @@ class SequentialVectorEnv(SyncVectorEnv):
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
                 reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 refuse_vector(reward)
                 if self.report is None:
                     raise
@@ -111,7 +111,7 @@ class SequentialVectorEnv(SyncVectorEnv):
         """The next step resets the environments of these rows."""
         self._autoreset_envs = self._autoreset_envs | rows
 
-    def _replace(self, i: int, error: Exception) -> tuple[Any, dict[str, Any]]:
+    def _replace(self, i: int, error: BaseException) -> tuple[Any, dict[str, Any]]:
         assert self.report is not None
         self.report(i, error)
         self.replaced.append(i)

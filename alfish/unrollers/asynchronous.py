@@ -268,7 +268,7 @@ class AsyncUnroller(Unroller):
                     break  # it has a slot to fill, or has filled one that nobody has taken yet
                 publication = self._board.newest if self._lockstep else None
                 try:
-                    worker.channel.send(Fill(free[-1], self._at_random, publication))
+                    worker.grant(Fill(free[-1], self._at_random, publication))
                 except OSError:  # it has died, and the next wait will say so
                     break
                 free.pop()
@@ -321,6 +321,7 @@ class AsyncUnroller(Unroller):
     def _wait_for_enough(self) -> None:
         began = warned = time.monotonic()
         while not self._has_enough():
+            self.check_signals()
             for worker, message in self._workers.wait(LOOK_SECONDS):
                 self._hear(worker, message)
             self._grant()

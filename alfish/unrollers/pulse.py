@@ -19,8 +19,15 @@ class Pulse:
       index: of the worker.
     """
 
-    IDLE, STARTING, RESETTING, STEPPING, ACTING = range(5)
-    NAMES = ("waiting for the trainer", "starting", "resetting environments", "stepping environments", "acting")
+    IDLE, STARTING, RESETTING, STEPPING, ACTING, TAKING = range(6)
+    NAMES = (
+        "waiting for the trainer",
+        "starting",
+        "resetting environments",
+        "stepping environments",
+        "acting",
+        "about to take up a slot",  # the trainer's name for a worker that is idle with a slot
+    )
 
     def __init__(self, memory: SharedMemory, index: int):
         self._words = memory.tensor(PULSE_BYTES * index, (3,), torch.int64).numpy()

@@ -47,6 +47,7 @@ class Unroller(abc.ABC):
       num_columns: B of the experience that `unroll` returns.
       arrivals: of the last unroll, for metrics, `num_envs` columns.
       log: takes a line for the user.
+      check_signals: called during a wait for other processes; raises where a signal asks to stop.
       drains: whether `unroll` hands over what others have collected, whatever length it is asked for.
       gives_arrays: whether leaves of what `unroll` returns may be numpy arrays, where acting made such: whoever wants
         arrays may set it, and saves their way into tensors and back.
@@ -64,6 +65,7 @@ class Unroller(abc.ABC):
         self.num_envs = self.num_columns = environment.num_envs
         self.policy_version = 0
         self.log: Callable[[str], None] = logging.warning
+        self.check_signals: Callable[[], None] = lambda: None
         self.arrivals: Arrivals | None = None
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
@@ -117,7 +119,7 @@ class Unroller(abc.ABC):
         """Continues. Episodes that cannot be continued end here, truncated."""
 
     def break_off(self) -> None:
-        """Forgets the episodes under way; new ones begin with the next unroll. Default: none are kept."""
+        """Forgets the episodes under way, whose step may never have come to an end. Default: none are kept."""
 
     @abc.abstractmethod
     def close(self) -> None:

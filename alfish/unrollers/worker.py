@@ -1,12 +1,10 @@
 """A worker process: environments, a copy of the policy, and segments of rows written into shared memory.
 
-Started by `workers.Worker`, which hands down three file descriptors (socket, lifeline, setup), the setup's size in
-bytes, and the trainer's process id where its main thread started the worker (else 0). The worker lives as long as the
-trainer holds the other end of the lifeline.
+Started by `workers.Worker`, which hands down three file descriptors (socket, lifeline, setup) and the setup's size in
+bytes. The worker lives as long as the trainer holds the other end of the lifeline.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import itertools
 import os
@@ -48,7 +46,6 @@ from alfish.unrollers.shared import SharedMemory, WeightBoard, state_tensors
 from alfish.unrollers.slots import Slots
 from alfish.unrollers.sync import SyncUnroller
 
-PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>; the signal comes when the thread that started this process ends
 GRACE_SECONDS = 5.0  # for closing environments after the trainer has died
 
 
@@ -82,7 +79,7 @@ class WorkerUnroller(SyncUnroller):
         if tolerate is not None:
             self.environment.tolerate_errors(self._report)
 
-    def _report(self, index: int, error: Exception) -> None:
+    def _report(self, index: int, error: BaseException) -> None:
         self._tolerate(int(self.environment.env_id[index]), "".join(traceback.format_exception(error)))
 
     def _reset(self) -> TimeStep:
@@ -103,7 +100,7 @@ class WorkerUnroller(SyncUnroller):
         began = time.perf_counter()
         try:
             super()._advance(step, transform_state)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvironmentFailure from error
         self.env_seconds += time.perf_counter() - began
         self._num_steps += 1
@@ -145,13 +142,7 @@ class WorkerUnroller(SyncUnroller):
 
 def main() -> None:
     """Runs a worker until the trainer closes, with the arguments that the module names."""
-    end, lifeline, setup_fd, size, trainer = map(int, sys.argv[1:6])
-    if trainer and sys.platform == "linux":
-        # The thread below cannot run while an environment hangs in C code that keeps the interpreter's lock; this can.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != trainer:  # it died before that
-            os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it is sent to all processes
+    end, lifeline, setup_fd, size = map(int, sys.argv[1:5])
     threading.Thread(target=_die_with_trainer, args=(lifeline,), daemon=True).start()
     for fd in (end, lifeline):  # processes that an environment starts must not hold them
         os.set_inheritable(fd, False)
@@ -166,7 +157,7 @@ def main() -> None:
             _end(channel, EnvironmentFailed("".join(traceback.format_exception(failure.__cause__))))
         except UsageError as error:
             _end(channel, Refused(str(error)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _end(channel, Failed("".join(traceback.format_exception(error))))
 
 
@@ -254,4 +245,4 @@ def _end(channel: Channel, message: FromWorker) -> None:
 def _die_with_trainer(lifeline: int) -> None:
     os.read(lifeline, 1)  # returns when the trainer is gone
     time.sleep(GRACE_SECONDS)
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)  # with the processes that environments have started

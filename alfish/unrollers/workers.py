@@ -19,7 +19,17 @@ from absl import logging
 from alfish.errors import RunError, UsageError
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.unrollers.channel import Channel
-from alfish.unrollers.messages import Died, EnvironmentFailed, Failed, FromWorker, Refused, Segment, Setup, Started
+from alfish.unrollers.messages import (
+    Died,
+    EnvironmentFailed,
+    Failed,
+    Fill,
+    FromWorker,
+    Refused,
+    Segment,
+    Setup,
+    Started,
+)
 from alfish.unrollers.pulse import DUMP_SIGNAL, PULSE_BYTES, Pulse
 from alfish.unrollers.remote import to_bytes
 from alfish.unrollers.shared import SharedMemory
@@ -28,7 +38,11 @@ STACK_BYTES = 1 << 16
 # Each of these would start threads of its own in every worker.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # Without the working directory that `-c` puts first: a worker imports from where the trainer does.
-PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from alfish.unrollers.worker import main; main()"
+PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from alfish.processes import follow; follow(int(sys.argv.pop(1))); "
+    "from alfish.unrollers.worker import main; main()"
+)
 LOOK_SECONDS = 0.5  # between two looks at what workers are doing
 MAX_DELAY = 10.0  # seconds before a worker is started again
 
@@ -49,10 +63,12 @@ class Worker:
         self.fruitless = 0  # deaths since it last filled a segment
         self.retry_at = 0.0  # when to start it again, by the monotonic clock
         self.overdue: int | None = None  # when what it was found to be at for too long began
+        self.granted: deque[float] = deque()  # when, by the monotonic clock; of the slots that it has not filled yet
 
     def spawn(self, setup: Setup, fds: Sequence[int]) -> None:
         """Starts the process, which inherits these descriptors."""
         self.pulse.clear()
+        self.granted.clear()
         data = to_bytes(setup, "the worker's setup")
         memory = SharedMemory(len(data))
         memory.write(data)
@@ -60,11 +76,11 @@ class Worker:
         held, lifeline = os.pipe()
         # Else a process that is not ours to end would follow the thread that started it.
         trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        arguments = [theirs.fileno(), held, memory.fd, len(data), trainer]
+        arguments = [theirs.fileno(), held, memory.fd, len(data)]
         environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+            [sys.executable, "-c", PROGRAM, str(trainer), *map(str, arguments)],
             pass_fds=[*arguments[:3], *fds],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -74,6 +90,21 @@ class Worker:
         os.close(held)
         self.channel, self._lifeline = Channel(ours), lifeline
         self.alive, self.started, self.last_words = True, False, ""
+
+    def grant(self, fill: Fill) -> None:
+        """Gives the process a slot to fill. Raises OSError where it is gone."""
+        self.channel.send(fill)
+        self.granted.append(time.monotonic())
+
+    def activity(self) -> tuple[int, float]:
+        """What the process is doing, as `Pulse` counts, and for how many seconds.
+
+        It does not take a slot up from when it has been granted one and waits for the trainer nevertheless.
+        """
+        activity, seconds = self.pulse.get()
+        if activity == Pulse.IDLE and self.granted:
+            return Pulse.TAKING, min(seconds, time.monotonic() - self.granted[0])
+        return activity, seconds
 
     def stacks(self) -> str:
         """Where each thread of the process is, asked of it; empty if it cannot say any more."""
@@ -85,7 +116,7 @@ class Worker:
         return self._stacks.read().strip(b"\0").decode(errors="replace")
 
     def kill(self) -> None:
-        """Kills the process, which has not been waited for yet, and those that it has started."""
+        """Kills the process and those that it has started, which are of its group and may outlive it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -98,6 +129,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.kill()
             self.process.wait()
+        self.kill()
         os.close(self._lifeline)
         self.alive = False
         return self.process.returncode
@@ -111,7 +143,7 @@ class Workers:
     Args:
       count: how many.
       start_timeout: seconds to import, build environments and reset them for the first time.
-      step_timeout: seconds that one vector step may take, or acting.
+      step_timeout: seconds that one vector step may take, or acting, or to take up a slot.
       close_timeout: seconds to close environments at the end.
       max_deaths: so many within `death_window` seconds are answered by a new process; one more by `on_failure`.
       death_window: see above.
@@ -142,6 +174,7 @@ class Workers:
             Pulse.RESETTING: start_timeout,
             Pulse.STEPPING: step_timeout,
             Pulse.ACTING: step_timeout,
+            Pulse.TAKING: step_timeout,
         }
         self._close_timeout, self._max_deaths, self._death_window = close_timeout, max_deaths, death_window
         self.shrinks, self._cpus = on_failure == "shrink", cpus
@@ -196,7 +229,7 @@ class Workers:
         """A clause that says what each worker is doing."""
         parts = []
         for worker in self.all:
-            activity, seconds = worker.pulse.get()
+            activity, seconds = worker.activity()
             doing = f"{Pulse.NAMES[activity]} for {seconds:.0f} s" if worker.alive else "dead"
             parts.append(f"worker {worker.index} {doing}")
         return ", ".join(parts)
@@ -209,10 +242,16 @@ class Workers:
                 worker.pulse.stop()
                 worker.channel.close()
         deadline = time.monotonic() + self._close_timeout
-        for worker in self.all:
-            if worker.alive:
-                worker.end(max(0.0, deadline - time.monotonic()))
-        self._selector.close()
+        try:
+            for worker in self.all:
+                if worker.alive:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        worker.process.wait(max(0.0, deadline - time.monotonic()))
+        finally:  # also where a signal breaks this wait off
+            for worker in self.all:
+                if worker.alive:
+                    worker.end(0)
+            self._selector.close()
 
     def _spawn(self, worker: Worker) -> None:
         fds = {"pulse": self.pulses.fd, "pulse_size": self.pulses.size, "stacks": self._stacks[worker.index].fd}
@@ -236,6 +275,7 @@ class Workers:
                 worker.started = True
             elif isinstance(message, Segment):
                 worker.fruitless = 0
+                worker.granted.popleft()
             yield worker, message
         if gone or ended:
             yield from self._bury(worker)
@@ -246,7 +286,7 @@ class Workers:
         if worker.process.poll() is not None:
             yield from self._hear(worker)
             return
-        activity, seconds = worker.pulse.get()
+        activity, seconds = worker.activity()
         limit = self._limits.get(activity)
         overdue = worker.pulse.began if limit is not None and seconds > limit else None
         if overdue is None or overdue != worker.overdue:

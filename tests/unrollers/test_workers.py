@@ -11,7 +11,7 @@ import torch
 from alfish.errors import RunError
 from alfish.unrollers import Workers
 from alfish.unrollers.channel import Channel
-from alfish.unrollers.messages import Died, EnvironmentFailed, Seconds, Segment, Started
+from alfish.unrollers.messages import Died, EnvironmentFailed, Fill, Seconds, Segment, Started
 from alfish.unrollers.pulse import Pulse
 from alfish.unrollers.shared import Block, WeightBoard
 
@@ -79,6 +79,7 @@ def test_copies_in_a_block_do_not_overlap():
 
 
 SEGMENT = Segment(0, 0, 0, 0, 5, [], Seconds(0, 0, 0, 0))
+FILL = Fill(0, False, None)
 
 
 def kinds(messages):
@@ -128,6 +129,7 @@ def test_a_worker_that_gives_nothing_is_started_ever_later(one):
     workers, worker = one(max_deaths=5000)
     delays = [die(workers, worker) for _ in range(9)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10], abs=0.05)
+    worker.grant(FILL)
     worker.peer.send(SEGMENT)
     assert list(workers._hear(worker)) == [(worker, SEGMENT)]
     assert die(workers, worker) == pytest.approx(0.1, abs=0.05)
@@ -164,6 +166,35 @@ def test_each_activity_has_its_limit(one, activity, is_limited):
     assert worker.killed == is_limited
 
 
+def test_a_worker_that_does_not_take_up_a_slot_is_overdue(one):
+    """A process that is frozen while it waits for the trainer, where other workers give rows enough."""
+    workers, worker = one(step_timeout=0.01)
+    lines = []
+    workers.log = lines.append
+    worker.pulse.set(Pulse.IDLE)
+    time.sleep(0.02)
+    worker.grant(FILL)
+    assert worker.activity()[1] < 0.02 or worker.pulse.get()[1] > 0.02  # from the grant on, not from the pulse
+    time.sleep(0.02)
+    assert list(workers._look(worker)) == [] and worker.killed == 0
+    assert kinds(workers._look(worker)) == [Died] and worker.killed == 1
+    assert "worker 0 has been about to take up a slot for" in lines[0]
+
+
+def test_a_worker_that_has_filled_its_slots_may_wait_for_ever(one):
+    workers, worker = one(step_timeout=0.01)
+    worker.grant(FILL)
+    worker.grant(FILL)
+    worker.pulse.set(Pulse.IDLE)
+    for _ in range(2):
+        worker.peer.send(SEGMENT)
+    assert kinds(workers._hear(worker)) == [Segment, Segment]
+    for _ in range(3):
+        time.sleep(0.02)
+        assert list(workers._look(worker)) == []
+    assert worker.killed == 0
+
+
 def test_a_worker_that_is_at_something_new_is_not_overdue(one):
     workers, worker = one(step_timeout=0.01)
     for _ in range(3):
@@ -193,6 +224,7 @@ def test_what_a_worker_said_before_it_died_is_heard_first(one):
     workers, worker = one()
     lines = []
     workers.log = lines.append
+    worker.grant(FILL)
     for message in (Started(1), SEGMENT, EnvironmentFailed("for this reason\n")):
         worker.peer.send(message)
     worker.peer.close()
@@ -204,5 +236,6 @@ def test_what_a_worker_said_before_it_died_is_heard_first(one):
 def test_a_worker_that_has_ended_is_buried_though_its_socket_is_open(one):
     workers, worker = one()
     worker.process.poll = lambda: -9
+    worker.grant(FILL)
     worker.peer.send(SEGMENT)
     assert kinds(workers._look(worker)) == [Segment, Died]
