@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from alfish.bin import end_output, prepare_process, show
-from alfish.errors import RunError, UsageError
+from alfish.errors import RunError, UsageError, exited
 
 SUBCOMMANDS = {
     "train": "train what a gin file describes, or continue a run",
@@ -99,6 +99,9 @@ def _run(name: str, module, rest: list[str]) -> int:
         sentence = str(error).split("\n  In call to configurable")[0]
         print(f"alfish {name}: {sentence}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except SystemExit as error:  # an environment's, or that of another part of the user's
+        print(f"alfish {name}: {exited(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

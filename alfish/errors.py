@@ -1,5 +1,7 @@
 """Exceptions that the command line prints as one sentence, without a traceback; what others say, in one line."""
 
+import traceback
+
 
 class UsageError(ValueError):
     """A mistake that the user can mend: what is wrong, where, and the remedy."""
@@ -12,3 +14,14 @@ class RunError(RuntimeError):
 def first_line(error: BaseException) -> str:
     """What it says, without the report that may follow."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def exited(error: SystemExit) -> RunError:
+    """The error of a run in which an environment, or another part that is not alfish's, called sys.exit."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.endswith("_sitebuiltins.py")]  # of exit() and quit()
+    return RunError(
+        f"sys.exit({'' if error.code is None else repr(error.code)}) was called in {own[-1].name} "
+        f"({own[-1].filename}:{own[-1].lineno}), and nothing that runs inside alfish may end the program; end the "
+        "episode there, or raise an error"
+    )

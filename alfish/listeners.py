@@ -51,7 +51,7 @@ class Listener:
         """After every iteration, the last one included (`report.finished`)."""
 
     def close(self) -> None:
-        """At the end, also after an error."""
+        """At the end, also after an error, if `start` came to its end. Other parts are closed whatever it raises."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -100,17 +100,18 @@ class Evaluate(Listener):
 
     def after_iteration(self, trainer: "Trainer", report: Report) -> None:
         due = self._period and report.steps >= self._next
-        if not due and not trainer.finished:
+        if trainer.interrupted_by is not None or (not due and not trainer.finished):  # what is due comes after a resume
             return
         policy = report.steps, report.updates
         if policy == self._last:  # a listener stopped the run because of what it returned
             return
+        assert self._evaluator is not None
+        with trainer.signals.breaking():
+            evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         self._last = policy
         nominal = self._nominal_steps(trainer, report)
         if self._period:
             self._next = (report.steps // self._period + 1) * self._period
-        assert self._evaluator is not None
-        evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         directory = trainer.root_dir / "eval"
         make_directory(directory)
         write_atomically(directory / f"{self._name}-{nominal:012d}.csv", evaluation.to_csv())
@@ -182,6 +183,8 @@ class CheckpointSaver(Listener):
         if self._keep_best and evaluation is not None and math.isfinite(evaluation.mean):
             is_best = self._best is None or evaluation.mean >= self._best
             self._best = evaluation.mean if is_best else self._best
+        if trainer.interrupted_by is not None and trainer.is_saved:
+            return
         due = due or report.finished
         if due and self._period:
             self._next = (report.steps // self._period + 1) * self._period

@@ -4,13 +4,15 @@ The loop yields a `Report` an iteration and knows nobody who reads it; evaluatio
 progress bar are listeners.
 """
 
+import contextlib
 import json
 import math
 import random
 import signal
 import sys
-import threading
 import time
+import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +36,7 @@ from alfish.checkpoint import (
 )
 from alfish.data import IS_STEP
 from alfish.environments import Environment, make_environment
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError, exited, first_line
 from alfish.evaluator import MAX_EPISODE_LENGTH, Evaluator, make_evaluator
 from alfish.files import DiskError, write_atomically
 from alfish.learner import Learner
@@ -45,7 +47,9 @@ from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, P
 from alfish.policy import Policy, load_networks, make_networks
 from alfish.provenance import provenance
 from alfish.random_state import rng_state, set_rng_state
+from alfish.run_log import RunLog
 from alfish.specs import describe
+from alfish.stop_signals import Interrupted, StopSignals
 from alfish.unrollers import SyncUnroller, Unroller
 
 # What a run writes into its directory, beside the texts of its configuration.
@@ -102,6 +106,8 @@ class Trainer:
       env_steps, iterations, updates, wall_seconds, progress: how far the run is.
       steps: the run's clock, by which periods are counted and files are named: environment steps, those that training
         has gone on for since acting ended, and updates that recorded data were trained on without acting.
+      signals: SIGTERM and SIGINT while `train` runs. A listener that waits for others does so `with
+        trainer.signals.breaking()`.
       config: texts to save with the run, by file name; the command line puts the gin configuration here.
       config_hash: of the configuration without its budget; None: not known. A checkpoint of another configuration is
         not continued from, unless `accepts_config_change`.
@@ -162,7 +168,9 @@ class Trainer:
         if not self.batches.acts:
             self._check_offline()
         self.unroller.bind(environment, unroll_length, seed)
-        self.unroller.log = self.log
+        self._log = RunLog(self.root_dir / "log.txt")
+        self.signals = StopSignals(self._rescue)
+        self.unroller.log, self.unroller.check_signals = self.log, self.signals.check
         self._unroll_length = self.unroller.unroll_length
         if not self._unroll_length:
             raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
@@ -195,9 +203,10 @@ class Trainer:
         self._idle_steps = 0  # of the clock, in iterations without acting
         self._owed_steps = 0.0  # vector steps, of unroll lengths that are no whole numbers
         self._started = False
+        self._started_listeners: list[Listener] = []
+        self._saved_iterations = 0  # of the newest checkpoint; 0 too where there is none
         self._unlock: Callable[[], Any] = lambda: None  # the run directory, which has one writer at a time
         self._updating = False
-        self._interrupted_by: int | None = None
         self._stopped: str | None = None  # the reason
 
     # Where the run is.
@@ -232,7 +241,12 @@ class Trainer:
     @property
     def interrupted_by(self) -> int | None:
         """The signal that ended `train` before the run was finished."""
-        return None if self.finished else self._interrupted_by
+        return None if self.finished else self.signals.number
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether no iteration was made since the newest checkpoint, or since the beginning where there is none."""
+        return self._saved_iterations == self.iterations
 
     # What it does.
 
@@ -249,6 +263,8 @@ class Trainer:
             )
         self._unlock = unlock
         files.check_places(self.root_dir, (*FILES, *self.config), DIRECTORIES)
+        self._log.open()
+        weakref.finalize(self, self._log.close)
         self._warn_of_settings()
         self.batches.start(self.environment)
         run = run_id(self.root_dir)
@@ -276,6 +292,7 @@ class Trainer:
         (self.root_dir / "done").unlink(missing_ok=True)
         for listener in self.listeners:
             listener.start(self)
+            self._started_listeners.append(listener)
         self._announce()
 
     def stop(self, reason: str) -> None:
@@ -300,12 +317,27 @@ class Trainer:
     def train(self) -> Report | None:
         """Runs until the run is finished, or SIGTERM or SIGINT asks to stop; a second SIGINT exits at once.
 
+        After such a signal the iteration under way is finished, where that does not take long; see `stop_signals`. If
+        an environment does not return, its rows are given up, and the listeners receive one more report, at the last
+        iteration's steps.
+
         Returns:
-          The last report; None if nothing was left to do.
+          The last report; None if nothing was left to do, or if a signal came before the first iteration began.
+
+        Raises:
+          RunError: the run cannot go on, or something in it called sys.exit.
         """
+        with self.signals:
+            try:
+                return self._train()
+            finally:
+                self.close()
+
+    def _train(self) -> Report | None:
         report: Report | None = None
         try:
-            self.start()
+            with self.signals.breaking():
+                self.start()
             if self.finished:
                 self._mark_done()
                 return None
@@ -314,36 +346,55 @@ class Trainer:
             )
             for name, text in self.config.items():
                 write_atomically(self.root_dir / name, text)
-            with _Signals(self):
-                for report in self.iterate():
-                    for listener in self.listeners:
+            for report in self.iterate():
+                for listener in self.listeners:
+                    try:
                         listener.after_iteration(self, report)
+                    except Interrupted:  # the next report says `finished`
+                        self.log(f"{type(listener).__name__} was broken off by {self._signal_name()}")
             if self._stopped is not None:
                 self.log(f"Stopped at {self.steps:,} steps: {self._stopped}")
             if self.finished:
                 self._mark_done()
-        except Exception:
+        except Interrupted:  # while it started: nothing has happened yet
+            pass
+        except (Exception, SystemExit) as error:
+            self.signals.breakable = False
+            ending = exited(error) if isinstance(error, SystemExit) else error
+            is_sentence = isinstance(ending, (UsageError, RunError))
+            self._log.copy(f"{ending}" if is_sentence else "".join(traceback.format_exception(ending)).rstrip())
             if report is not None:  # else nothing has happened yet, and the checkpoint that is there is better
                 self._save_what_is_whole()
+            if ending is not error:
+                raise ending from error
             raise
-        finally:
-            self.close()
         return report
 
     def close(self) -> None:
-        """Frees environments and files; `train` does it itself."""
-        for listener in self.listeners:
-            listener.close()
-        self.unroller.close()
-        self.batches.close()
-        self._unlock()
+        """Frees environments and files, each whatever another raises; `train` does it itself."""
+        with contextlib.ExitStack() as stack:  # the last one that is pushed comes first
+            stack.callback(self._unlock)
+            stack.callback(self._log.close)
+            parts: list[Listener | Batches | Unroller] = [self.batches, self.unroller]
+            for part in parts + self._started_listeners[::-1]:
+                stack.callback(self._close, part)
+            self._started_listeners = []
 
     def iterate(self) -> Iterator[Report]:
         """The loop: one unroll, the updates on it, and a report, until one says that it is the last."""
         finished = self.finished
         while not finished:
             # After `stop` nothing more is trained; the policy of the last report is the final one.
-            report = self._iteration() if self._stopped is None else self._report()
+            ends = self._stopped is not None or self.signals.number is not None
+            try:
+                report = self._report() if ends else self._iteration()
+            except Interrupted:
+                report = self._broken_off("broke off")
+            except Exception as error:
+                # A signal to all processes may have ended those of environments before it was received here.
+                if self.signals.number is None or not self.signals.breakable:
+                    raise
+                report = self._broken_off(f"an error ({first_line(error)}) ended")
             # What comes while listeners work is seen by the next report, so that one always says `finished`.
             finished = report.finished
             yield report
@@ -405,7 +456,10 @@ class Trainer:
         if stored is not None:
             # First, and those of the newest checkpoint that has any are kept: it never stands without its rows.
             self.replay_checkpoints.save(self.steps, stored, keep=self._steps_with_rows()[-1:])
-        return self.checkpoints.save(self.steps, self.state_dict(), best, keep=self._steps_with_rows())
+        path = self.checkpoints.save(self.steps, self.state_dict(), best, keep=self._steps_with_rows())
+        if rows:
+            self._saved_iterations = self.iterations
+        return path
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -457,7 +511,8 @@ class Trainer:
             if saved := state["listeners"].get(name):
                 listener.load_state_dict(saved)
         counters = state["counters"]
-        self.env_steps, self.iterations = counters["env_steps"], counters["iterations"]
+        self.env_steps = counters["env_steps"]
+        self.iterations = self._saved_iterations = counters["iterations"]
         self.wall_seconds, self._next_summary = counters["wall_seconds"], counters["next_summary"]
         self._owes_summary = counters.get("owes_summary", False)  # older versions had none
         self._owed_steps, self._idle_steps = counters["owed_steps"], counters["idle_steps"]
@@ -465,11 +520,9 @@ class Trainer:
         set_rng_state(state["rng"])
 
     def log(self, text: str) -> None:
-        """Prints a line without breaking the progress bar, and keeps it in `log.txt`."""
-        path = self.root_dir / "log.txt"
+        """Prints a line without breaking the progress bar, and keeps it in `log.txt`, once there is a run."""
         try:
-            with files.writing(path), open(path, "a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            self._log.write(text)
         except DiskError as error:  # no reason not to say it
             text = f"{text} [{error}]"
         for listener in self.listeners:
@@ -486,16 +539,17 @@ class Trainer:
         self._progress[...] = self.progress
         steps, experience = 0, None
         rest = self.batches.rest()
-        self._owed_steps += 0 if rest else self._unroll_length
-        length = int(self._owed_steps)
-        self._owed_steps -= length
+        owed_steps = self._owed_steps + (0 if rest else self._unroll_length)
+        length = int(owed_steps)
         if rest:
             self._idle_steps += rest
         elif self._interaction_env_steps is not None and self.env_steps >= self._interaction_env_steps:
             self._idle_steps += length * self.unroller.num_envs
         elif length or self.unroller.drains:
             self._modes.switch(training=False)
+            self.signals.breakable = True
             experience = self.unroller.unroll(length, self.batches.acts_at_random(self.env_steps))
+            self.signals.breakable = False
             arrivals = self.unroller.arrivals
             assert arrivals is not None
             seen, taken = arrivals.observation, arrivals.action
@@ -505,6 +559,7 @@ class Trainer:
             if not self._on_cpu:  # to walk the nest for nothing takes a tenth of a short unroll
                 experience = nest.to(experience, self.device)
             self.batches.add(experience)
+        self._owed_steps = owed_steps - length
         unrolled = time.perf_counter()
         due = self.steps >= self._next_summary
         self._owes_summary = self._owes_summary or due
@@ -632,7 +687,7 @@ class Trainer:
             yield (name if counts[name] == 1 else f"{name} {counts[name]}"), listener
 
     def _report(self) -> Report:
-        finished = self.finished or self._interrupted_by is not None
+        finished = self.finished or self.signals.number is not None
         counters = self.steps, self.env_steps, self.iterations, self.updates, self.wall_seconds
         return Report(*counters, self.progress, finished)
 
@@ -656,6 +711,32 @@ class Trainer:
         except (FileNotFoundError, ValueError):  # what is no JSON was not written here
             return None
         return content.get("reason") if isinstance(content, dict) else None
+
+    def _broken_off(self, what: str) -> Report:
+        """The report of an iteration whose unroll did not come to an end after a signal."""
+        self.signals.breakable = False
+        self.unroller.break_off()
+        self.log(f"{self._signal_name()}: {what} the collection of rows; those of the unfinished iteration are lost")
+        return self._report()
+
+    def _signal_name(self) -> str:
+        assert self.signals.number is not None
+        return signal.Signals(self.signals.number).name
+
+    def _rescue(self) -> None:
+        """Saves the last iteration; see `StopSignals`."""
+        self.log(f"{self._signal_name()}: a call that holds the main thread does not return; the process is ended")
+        if not self.is_saved:
+            self.unroller.break_off()
+            self.save()
+            self.log(f"Saved a checkpoint at {self.steps:,} steps")
+
+    def _close(self, part: Listener | Batches | Unroller) -> None:
+        try:
+            with self.signals.breaking():
+                part.close()
+        except Interrupted:
+            self.log(f"{type(part).__name__} did not close in time after {self._signal_name()}")
 
     def _save_what_is_whole(self) -> None:
         """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
@@ -684,28 +765,6 @@ class _Modes:
             return
         for attributes in self._attributes:
             attributes["training"] = training
-
-
-class _Signals:
-    """Turns SIGTERM and SIGINT into a stop after the iteration; where there is no main thread, changes nothing."""
-
-    def __init__(self, trainer: Trainer):
-        self._trainer = trainer
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._handle)
-
-    def __exit__(self, *exception: Any) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self._trainer._interrupted_by is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._trainer._interrupted_by = number
 
 
 def _budget_of(given: dict[str, float | None]) -> tuple[str, float, float]:

@@ -14,8 +14,8 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # within a floor the order is as it stands here, but for the algorithms, which are siblings and import only their base.
 FLOORS = [
     (0, ["errors", "formatting", "imports", "parameters", "nest", "flat", "schedules", "files", "random_state",
-         "checkpoint", "summary", "provenance", "products", "compiled", "cuda_graphs", "recorder", "numpy_operations",
-         "numpy_program"]),
+         "stop_signals", "processes", "run_log", "checkpoint", "summary", "provenance", "products", "compiled",
+         "cuda_graphs", "recorder", "numpy_operations", "numpy_program"]),
     (1, ["data", "specs", "hooks"]),
     (2, ["losses", "returns", "corrections", "distributions", "optimizers"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),

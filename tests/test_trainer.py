@@ -10,12 +10,14 @@ import os
 import random
 import signal
 import threading
+import warnings
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from absl import logging
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -72,6 +74,7 @@ class Recorder(Listener):
     def after_iteration(self, trainer, report):
         self.reports.append(report)
         if report.iterations == self._after:
+            self._after = None  # the last report may stand at the same iteration
             self._act(trainer)
 
     def close(self):
@@ -380,6 +383,73 @@ def test_it_trains_outside_the_main_thread_too(tmp_path):
     assert reports[0].finished
 
 
+# The beginning and the end of a run.
+
+
+class Broken(Recorder):
+    """Raises when it starts, or when it closes."""
+
+    def __init__(self, at):
+        super().__init__()
+        self._at = at
+
+    def start(self, trainer):
+        if self._at == "start":
+            raise ZeroDivisionError("start")
+
+    def close(self):
+        super().close()
+        if self._at == "close":
+            raise ZeroDivisionError("close")
+
+
+def test_everything_is_closed_whatever_a_listener_raises(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(SyncUnroller, "close", lambda self: closed.append("unroller"))
+    monkeypatch.setattr(EpochBatches, "close", lambda self: closed.append("batches"))
+    broken, recorder = Broken("close"), Recorder()
+    with pytest.raises(ZeroDivisionError, match="close"):
+        make(tmp_path, listeners=[broken, recorder]).train()
+    assert closed == ["unroller", "batches"] and broken.closed == recorder.closed == 1
+    assert (tmp_path / "done").exists()
+    make(tmp_path, num_iterations=4).train()  # the directory is free
+
+
+def test_what_was_not_started_is_not_closed(tmp_path):
+    listeners = [Recorder(), Broken("start"), Recorder()]
+    trainer = make(tmp_path, listeners=listeners)
+    trainer.close()
+    assert [listener.closed for listener in listeners] == [0, 0, 0]
+    with pytest.raises(ZeroDivisionError, match="start"):
+        make(tmp_path, listeners=listeners).train()
+    assert [listener.closed for listener in listeners] == [1, 0, 0]
+
+
+def test_what_goes_to_stderr_is_in_the_log_too(tmp_path, capsys):
+    class Warns(Listener):
+        def after_iteration(self, trainer, report):
+            logging.warning("absl %d", report.iterations)
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")
+                warnings.warn("python's", stacklevel=1)
+
+    root_dir = tmp_path / "run"
+    trainer = make(root_dir, num_iterations=1, listeners=[Warns()])
+    trainer.log("before the start")
+    assert not root_dir.exists()
+    trainer.train()
+    trainer.log("after the end")
+    logging.warning("of no run")
+    lines = [line[20:] for line in (root_dir / "log.txt").read_text().splitlines()]
+    said = [line.rpartition(": ")[2] for line in lines if "PPO on CartPole" not in line]
+    assert said == ["before the start", "absl 1", "python's", "after the end"]
+    assert "before the start" in capsys.readouterr().err
+    Fragile.count = 1000
+    with pytest.raises(ZeroDivisionError):
+        make(tmp_path / "failing", Fragile).train()
+    assert (tmp_path / "failing" / "log.txt").read_text().endswith("ZeroDivisionError: the physics exploded\n")
+
+
 # Runs that were there before.
 
 
@@ -458,7 +528,7 @@ def test_metric_windows_and_counters_continue_after_a_resume(tmp_path):
     second = make(tmp_path, listeners=[*saving(), Recorder()], **options)
     second.start()
     assert second.metrics.results() == before
-    assert (second.env_steps, second.iterations, second.updates) == (first.env_steps, 5, 20)
+    assert (second.env_steps, second.iterations, second.updates) == (first.env_steps, 4, 16)
     assert second.wall_seconds == pytest.approx(first.wall_seconds)
     second.close()
 
@@ -1096,9 +1166,11 @@ class Spoiling(Listener):
 
 def test_a_log_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, monkeypatch, capsys):
     trainer = make(tmp_path)
+    trainer.start()
     monkeypatch.setattr(files, "writing", lambda path: full_disk(path))
     trainer.log("a line")
     assert "a line [" in capsys.readouterr().err
+    trainer.close()
 
 
 @contextlib.contextmanager

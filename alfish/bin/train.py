@@ -5,7 +5,7 @@
 
 A gin file is looked for where you stand, then among the shipped confs (`alfish confs` lists them). The same command on
 an existing run continues it from its newest checkpoint; a larger budget extends a finished one. Ctrl-C or SIGTERM saves
-a checkpoint and stops; a second Ctrl-C stops at once.
+a checkpoint and stops, also while it waits for an environment; a second Ctrl-C stops at once.
 
 --profile shows where the time goes and what to change; with a small budget (--gin_param=Trainer.num_env_steps=20000) it
 is done soon. --ceilings measures how fast collecting could be at best.
@@ -112,14 +112,13 @@ def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
         newest = trainer.checkpoints.steps()[-1:]
         at = f"continues from the checkpoint at {newest[0]:,} steps" if newest else "begins again"
         raise RunError(f"{error}; once it can be written to, the same command {at}") from error
+    if trainer.interrupted_by is not None:
+        name = signal.Signals(trainer.interrupted_by).name
+        trainer.log(f"{name}: stopped at {trainer.steps:,} steps; the same command continues")
+        return 128 + trainer.interrupted_by
     if report is None:
         print(f"{root_dir} is done: {_end_of(trainer)}", file=sys.stderr)
-        return 0
-    if trainer.interrupted_by is None:
-        return 0
-    name = signal.Signals(trainer.interrupted_by).name
-    print(f"{name}: stopped at {trainer.steps:,} steps; the same command continues", file=sys.stderr)
-    return 128 + trainer.interrupted_by
+    return 0
 
 
 def _end_of(trainer: "Trainer") -> str:

@@ -115,7 +115,7 @@ class Environment(abc.ABC):
     def set_progress(self, progress: float) -> None:
         """Where training is, in [0, 1], for environments that ask for it. Where `follows_progress`."""
 
-    def tolerate_errors(self, report: Callable[[int, Exception], None]) -> None:
+    def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
         """From here on, an environment that raises is reported (its index and the error) and built anew.
 
         Default: its error is raised, as before.
@@ -154,6 +154,10 @@ class Environment(abc.ABC):
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Continues from `state`. Whether episodes under way continue too; if not, the next `step` resets them all."""
         return False
+
+    def abandon(self) -> None:
+        """Notes that a step may be under way that never ends: from here on, there are only `state_dict`, which asks the
+        environments for nothing, and `close`. Default: nothing changes."""
 
     def close(self) -> None:
         """Frees what the environments hold."""

@@ -5,6 +5,8 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -21,7 +23,7 @@ from alfish.environments.environment import Environment
 from alfish.environments.sequential import SequentialVectorEnv, refuse_vector
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
-from alfish.errors import UsageError, first_line
+from alfish.errors import UsageError, exited, first_line
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 
 # What a module that cannot be imported tells about the extra that brings it.
@@ -103,8 +105,7 @@ def make_environment(
 
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
     if vectorization == "async" and not evaluation:
-        scalar = [lambda: ScalarReward(single())] * num_envs
-        env = gymnasium.vector.AsyncVectorEnv(scalar, autoreset_mode=mode)
+        env = gymnasium.vector.AsyncVectorEnv([_InProcess(single)] * num_envs, autoreset_mode=mode)
     else:
         env = SequentialVectorEnv([single] * num_envs, mode)
     return _adapt(env, seeds, evaluation, env_id, env_spec)
@@ -124,11 +125,40 @@ class StickyAction(gymnasium.wrappers.StickyAction):
         super().__init__(env, repeat_action_probability)
 
 
+class _InProcess:
+    """Makes an environment, as gymnasium's async vector environment calls it: in a process of its own, where signals
+    are the trainer's to answer; and once here, to learn its spaces."""
+
+    def __init__(self, make: Callable[[], gymnasium.Env]):
+        self._make, self._home = make, os.getpid()
+
+    def __call__(self) -> gymnasium.Env:
+        if os.getpid() != self._home:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes of a terminal
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which gymnasium ends it
+        try:
+            return ScalarReward(self._make())
+        except SystemExit as error:
+            raise exited(error) from error
+
+
 class ScalarReward(gymnasium.Wrapper):
-    """Makes a float of whatever number an environment rewards with; arrays of one element break the batching."""
+    """Makes a float of whatever number an environment rewards with; arrays of one element break the batching.
+
+    A call of sys.exit is an error, as it is where environments are stepped in the trainer's process.
+    """
+
+    def reset(self, **arguments: Any) -> Any:
+        try:
+            return self.env.reset(**arguments)
+        except SystemExit as error:
+            raise exited(error) from error
 
     def step(self, action: Any) -> Any:
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        except SystemExit as error:
+            raise exited(error) from error
         try:
             number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError):

@@ -46,6 +46,7 @@ class TensorEnvironment(Environment):
         self._was_done = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
         self._restart = False
+        self._abandoned = False
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         seed, self._seed = (self._seed if seeds is None else seeds[0]), None
@@ -86,7 +87,7 @@ class TensorEnvironment(Environment):
 
     def state_dict(self) -> dict[str, Any]:
         """All of the environment's state where it has `get_state`, else nothing."""
-        if not hasattr(self.env, "get_state"):
+        if self._abandoned or not hasattr(self.env, "get_state"):
             return {}
         return {"env": self.env.get_state(), "was_done": self._was_done}
 
@@ -98,6 +99,9 @@ class TensorEnvironment(Environment):
             return True
         self._restart = True
         return False
+
+    def abandon(self) -> None:
+        self._abandoned = True
 
     def close(self) -> None:
         self.env.close()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
@@ -64,6 +65,7 @@ class VectorEnvironment(Environment):
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
         self._restart = False  # the next step is a reset of all, after a resume
+        self._abandoned = False
         self._env_ids = self.env_id.numpy()
         # Rows in which nothing ends are the common case, and share these.
         self._mid = np.full(self.num_envs, StepType.MID, np.int32)
@@ -150,7 +152,7 @@ class VectorEnvironment(Environment):
         for set_progress in _curricula(self.env):
             set_progress(progress)
 
-    def tolerate_errors(self, report: Callable[[int, Exception], None]) -> None:
+    def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
         if self._sequential is not None:
             self._sequential.report = report
 
@@ -178,9 +180,12 @@ class VectorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Generators of the environments; all of their state where the vector environment has `get_state`."""
+        """Generators of the environments; all of their state where the vector environment has `get_state`.
+
+        Abandoned environments in other processes cannot be asked for theirs: they get new generators.
+        """
         state: dict[str, Any] = {"was_done": torch.from_numpy(self._was_done.copy())}
-        if hasattr(self.env, "get_state"):
+        if hasattr(self.env, "get_state") and not self._abandoned:
             state["env"] = self.env.get_state()
         else:
             state["generators"] = [json.dumps(generator.bit_generator.state) for generator in self._generators()]
@@ -201,8 +206,20 @@ class VectorEnvironment(Environment):
         self._restart = True
         return False
 
+    def abandon(self) -> None:
+        self._abandoned = True
+
     def close(self) -> None:
-        self.env.close()
+        if not isinstance(self.env, AsyncVectorEnv):
+            self.env.close()
+        elif self._abandoned and self.env._state != AsyncState.DEFAULT:
+            _end_processes(self.env)  # gymnasium would wait for the step under way
+        else:
+            try:
+                self.env.close()
+            except BaseException:  # also where a signal breaks it off
+                _end_processes(self.env)
+                raise
         if self._one_here is not None:
             self._one_here.close()
 
@@ -211,6 +228,8 @@ class VectorEnvironment(Environment):
         if isinstance(self.env, SyncVectorEnv):
             return [env.unwrapped.np_random for env in self.env.envs]
         if isinstance(self.env, AsyncVectorEnv):
+            if self._abandoned:
+                return [np.random.default_rng(int(seed)) for seed in np.random.randint(2**31, size=self.num_envs)]
             return list(self.env.get_attr("np_random"))
         generator = getattr(self.env.unwrapped, "np_random", None)
         return [generator] if isinstance(generator, np.random.Generator) else []
@@ -296,6 +315,17 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
             "set it to one of gymnasium.vector.AutoresetMode"
         )
     return AutoresetMode(mode)
+
+
+def _end_processes(env: AsyncVectorEnv) -> None:
+    """Closes it in whatever state its processes are."""
+    env.closed = True
+    for process in env.processes:
+        process.kill()
+    for process, pipe in zip(env.processes, env.parent_pipes):
+        process.join()
+        if pipe is not None:
+            pipe.close()
 
 
 def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:

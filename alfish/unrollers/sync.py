@@ -187,6 +187,7 @@ class SyncUnroller(Unroller):
 
     def break_off(self) -> None:
         self._time_step = None
+        self.environment.abandon()
 
     def close(self) -> None:
         self.environment.close()

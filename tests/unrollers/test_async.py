@@ -1,5 +1,6 @@
 """The asynchronous unroller: no row torn, lost or doubled, no wait without an end, nothing left behind."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -16,12 +17,14 @@ import worker_parts
 from scripted import FIRST, LAST, MID, PAD, check_stamps
 from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
 
-from alfish import nest
+from alfish import nest, stop_signals
 from alfish.batches import EpochBatches, ReplayBatches
+from alfish.checkpoint import Checkpoints
 from alfish.data import Experience, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
+from alfish.listeners import CheckpointSaver
 from alfish.replay import RingBuffer
 from alfish.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms
@@ -783,6 +786,87 @@ def test_when_the_trainer_is_killed_nothing_is_left(in_thread, is_hanging, limit
         time.sleep(0.05)
     trainer.stdout.close()
     assert set(os.listdir("/dev/shm")) <= shared_before
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+def test_a_worker_that_is_frozen_does_not_keep_a_signal_from_ending_the_run(tmp_path, at_start, monkeypatch):
+    monkeypatch.setattr(stop_signals, "GRACE_SECONDS", 0.1)
+    environment = functools.partial(worker_parts.Freezing, os.getpid(), at_start)
+    trainer = Trainer(
+        tmp_path,
+        algorithm=Seeing,
+        environment=functools.partial(make_environment, environment),
+        unroller=functools.partial(AsyncUnroller, workers=functools.partial(Workers, close_timeout=10_000)),
+        batches=functools.partial(EpochBatches, num_epochs=1, minibatch_size=8),
+        listeners=[CheckpointSaver(0)],
+        unroll_length=8,
+        num_iterations=10_000,
+        device="cpu",
+    )
+    report = trainer.train()
+    assert report.finished and trainer.interrupted_by == signal.SIGTERM
+    assert Checkpoints(tmp_path / "checkpoints").steps() == ([] if at_start else [report.env_steps])
+    assert [worker.process.poll() for worker in trainer.unroller._workers.all] == [-signal.SIGKILL]
+
+
+def test_what_an_environment_has_started_ends_with_a_worker_that_ends_by_itself(made):
+    unroller = made(functools.partial(make_environment, worker_parts.Serving))
+    unroller.unroll(4)
+    (process,) = processes(unroller)
+    os.killpg(process.pid, 0)
+    unroller.close()
+    assert process.returncode == 0
+    began = time.monotonic()
+    while True:  # until whoever has adopted it has taken its exit code
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in members(process.pid)]
+        if all(state[0] == "Z" for state in states):
+            break
+        assert time.monotonic() - began < 10
+        time.sleep(0.05)
+
+
+def members(group):
+    """Processes of a group."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[2]) == group:
+                yield int(path.parent.name)
+
+
+def test_a_worker_that_is_importing_dies_with_the_trainer(tmp_path):
+    """And the signal of a Ctrl-C does not end it."""
+    (tmp_path / "gin").mkdir()
+    pid_file = tmp_path / "pid"
+    (tmp_path / "gin" / "__init__.py").write_text(
+        "import os, signal, time\n"
+        "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN\n"
+        f"open({str(pid_file) + '.new'!r}, 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(pid_file) + '.new'!r}, {str(pid_file)!r})\n"
+        "time.sleep(10000)\n"
+    )
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_async\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "test_async.unroller_of().unroll(4)\n"
+    )
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+    )
+    began = time.monotonic()
+    while not pid_file.exists():
+        assert trainer.poll() is None and time.monotonic() - began < 300
+        time.sleep(0.05)
+    trainer.kill()
+    trainer.wait()
+    killed = time.monotonic()
+    while Path(f"/proc/{pid_file.read_text()}").exists():
+        assert time.monotonic() - killed < 60
+        time.sleep(0.05)
 
 
 def test_closing_ends_the_processes_and_gives_descriptors_back():

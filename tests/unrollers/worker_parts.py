@@ -1,6 +1,7 @@
 """Environments and algorithms that worker processes of the tests import."""
 
 import os
+import signal
 import time
 
 import gymnasium
@@ -316,3 +317,24 @@ class KeepingToMask(RLAlgorithm):
 
     def calc_loss(self, experience, info):
         return LossInfo(self.weight.sum() + torch.zeros(1, experience.time_step.reward.shape[1]))
+
+
+class Freezing(Stamped):
+    """In a worker, has the trainer signalled and freezes: at its 20th step, or when it is built."""
+
+    def __init__(self, home, at_start):
+        super().__init__()
+        self._home, self._count = home, 0
+        if at_start:
+            self._freeze()
+
+    def step(self, action):
+        self._count += 1
+        if self._count == 20:
+            self._freeze()
+        return super().step(action)
+
+    def _freeze(self):
+        if os.getpid() != self._home:
+            os.kill(self._home, signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGSTOP)
