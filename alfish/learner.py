@@ -4,7 +4,7 @@ For each minibatch: train_step, calc_loss, then per parameter group the mean of 
 for that group's parameters alone, clipping, one step of the optimizer (`alfish.updates`), and after_update. With
 `Learner.compile` the same, up to the optimizer, is one graph (`alfish.compiled_updates`).
 
-What summaries need of an update is kept, and read once an iteration.
+What summaries need of an update is kept, and read when a summary is due.
 """
 
 import functools
@@ -32,6 +32,8 @@ from alfish.updates import Record, Updates, extra_sums
 # It takes 15 to 20 seconds of processor time, and should save twice as much.
 COMPILE_FROM_UPDATES = 65_000
 LARGE_UPDATE = 10_000_000
+# Updates whose numbers are kept one by one until they are summed up.
+MAX_RECORDS = 1000
 
 
 @gin.configurable(module="alfish")
@@ -86,6 +88,9 @@ class Learner:
         self._max_nonfinite_updates = max_nonfinite_updates
         self._fell_back = False
         self.updates = 0
+        self._records: list[Record] = []  # since they were last summed up
+        self._num_summed = 0  # updates, of all that were made
+        self._sums: dict[str, torch.Tensor] = {}  # since the last summary; see `_sum_up`
 
     @property
     def is_plain(self) -> bool:
@@ -112,19 +117,22 @@ class Learner:
           summarize: whether to read and return scalars, which waits for the device.
 
         Returns:
-          Means over the updates: `loss`, `grad_norm`, `learning_rate` (with several groups, `loss/critic` and so on),
-          whatever the algorithm put into `LossInfo.extra`, and `nonfinite_updates` so far.
+          Means over the updates since the last summary, of values that are finite: `loss` and `grad_norm` (with several
+          groups, `loss/critic` and so on). The `learning_rate`. Means over the updates of this call of whatever the
+          algorithm put into `LossInfo.extra`, which plain updates compute for summaries only; compiled ones compute it
+          always, and it is averaged as losses are. `nonfinite_updates` so far. Empty where this call made no update.
 
         Raises:
           RunError: after `max_nonfinite_updates` updates in a row that were not finite.
         """
         progress = float(self._progress)
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
+        before = self.updates
         with torch.no_grad():  # but where an update takes gradients
-            records = list(self._updates(chunks, summarize))
+            self._records += self._updates(chunks, summarize)
         if self._compiled is not None:
             self._compiled.forget_batch()
-        return self._finish(records, summarize)
+        return self._finish(summarize and self.updates > before)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
@@ -147,7 +155,7 @@ class Learner:
             optimizer.load_state_dict(state["optimizers"][name])
         self._plain.kept.copy_(state["kept"])
         self._plain.skipped_in_row.copy_(state["skipped_in_row"])
-        self.updates = state["updates"]
+        self.updates = self._num_summed = state["updates"]
         if state.get("fell_back"):  # compiled again, it might take longer to notice
             self._compiled, self._fell_back = None, True
 
@@ -187,31 +195,42 @@ class Learner:
             )
         return record.priority
 
-    def _finish(self, records: list[Record], summarize: bool) -> dict[str, float]:
+    def _finish(self, summarize: bool) -> dict[str, float]:
         num_skipped = self._plain.num_skipped_in_row()
         if num_skipped >= self._max_nonfinite_updates:
             raise RunError(
                 f"loss or gradient was not finite in {num_skipped} updates in a row, up to update "
                 f"{self.updates}; lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
             )
-        if not records or not summarize:
+        if summarize or self.updates - self._num_summed >= MAX_RECORDS:
+            self._sum_up()
+        if not summarize:
             return {}
-        totals: dict[str, list[torch.Tensor]] = {}
-        for groups in {tuple(record.groups): None for record in records}:  # a group may train less often than another
-            rows = torch.stack([record.total for record in records if tuple(record.groups) == groups])
-            keys = [self._name(kind, name) for kind in ("loss", "grad_norm") for name in groups]
-            for key, column in zip(keys, rows.unbind(1), strict=True):
-                totals.setdefault(key, []).append(column)
-        values = {key: torch.cat(columns).mean() for key, columns in totals.items()}
-        for key in records[-1].extra:
-            total, count = torch.stack([record.extra[key] for record in records if key in record.extra]).sum(0)
-            values[key] = total / count.clamp(min=1)
-        read = torch.stack([value.float() for value in values.values()]).tolist()
-        result = dict(zip(values, read))
+        means = {key: total / count for key, (total, count) in self._sums.items()}
+        self._sums = {}
+        read = torch.stack([mean.float() for mean in means.values()]).tolist()
+        result = dict(zip(means, read))
         for name, learning_rate in self._learning_rate.items():
             result[self._name("learning_rate", name)] = learning_rate
         result["nonfinite_updates"] = self.updates - float(self._plain.kept)
         return result
+
+    def _sum_up(self) -> None:
+        """Adds the records to the sums, and forgets them."""
+        records, self._records, self._num_summed = self._records, [], self.updates
+        new: dict[str, torch.Tensor] = {}  # [2] each: a sum, and of how many
+        for groups in {tuple(record.groups): None for record in records}:  # a group may train less often than another
+            rows = torch.stack([record.total for record in records if tuple(record.groups) == groups]).double()
+            finite = rows.isfinite()
+            keys = [self._name(kind, name) for kind in ("loss", "grad_norm") for name in groups]
+            pairs = torch.stack([torch.where(finite, rows, 0).sum(0), finite.sum(0)], 1)
+            for key, pair in zip(keys, pairs, strict=True):
+                new[key] = new[key] + pair if key in new else pair
+        for key in records[-1].extra if records else ():
+            pair = torch.stack([record.extra[key] for record in records if key in record.extra]).double().sum(0)
+            new[key] = torch.stack([pair[0], pair[1].clamp(min=1)])
+        for key, pair in new.items():
+            self._sums[key] = self._sums[key] + pair if key in self._sums else pair
 
     def _name(self, kind: str, group: str) -> str:
         return kind if len(self._plain.groups) == 1 else f"{kind}/{group}"

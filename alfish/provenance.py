@@ -1,20 +1,26 @@
 """What a reader of a run's results wants to know of how they came about."""
 
 import importlib.metadata
+import json
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from alfish.errors import UsageError
+from alfish.files import write_atomically
+
 PACKAGES = ("alfish", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "Box2D", "envpool")
 
 
 def provenance(device: torch.device, seed: int) -> dict[str, Any]:
-    """The command, versions, revision, device, machine, threads and seed, as a dict of JSON values."""
+    """The time, command, versions, revision, device, machine, threads and seed, as a dict of JSON values."""
     return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
         "versions": {"python": platform.python_version()} | _versions(),
         "git": git_revision(Path(__file__).parent),
@@ -23,6 +29,23 @@ def provenance(device: torch.device, seed: int) -> dict[str, Any]:
         "num_threads": torch.get_num_threads(),
         "seed": seed,
     }
+
+
+def append(path: Path, entry: dict[str, Any]) -> None:
+    """Adds an entry to a file that holds a JSON list of them, one for each time that the run was started.
+
+    Raises:
+      UsageError: the file holds something else.
+    """
+    try:
+        entries = json.loads(path.read_text()) if path.exists() else []
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not a list of how the run came about ({error}); move it away") from error
+    if isinstance(entries, dict):  # as older versions wrote the only one
+        entries = [entries]
+    if not isinstance(entries, list):
+        raise UsageError(f"{path} is not a list of how the run came about; move it away")
+    write_atomically(path, json.dumps([*entries, entry], indent=2) + "\n")
 
 
 def git_revision(directory: Path) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.offline.spaces import TrainedSpaces
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
 from alfish.policy import Policy, load_networks, make_networks
-from alfish.provenance import provenance
+from alfish.provenance import append, provenance
 from alfish.random_state import rng_state, set_rng_state
 from alfish.run_log import RunLog
 from alfish.specs import describe
@@ -100,7 +100,7 @@ class Trainer:
       seed: of everything random; environments get independent ones from it.
       device: 'cpu', 'cuda', 'cuda:1', or 'auto': cuda if there is one.
       num_threads: of torch. More than one is faster on an idle machine and much slower on a busy one.
-      summary_period: steps between two summaries.
+      summary_period: steps between two summaries. Losses, times and rates are averages since the last one.
 
     Attributes:
       env_steps, iterations, updates, wall_seconds, progress: how far the run is.
@@ -199,6 +199,8 @@ class Trainer:
         self.wall_seconds = 0.0
         self._next_summary = summary_period
         self._owes_summary = False  # of updates
+        self._unroll_seconds = 0.0  # of this process
+        self._at_summary = self._times()  # the last one, or where this process began
         self._interaction_env_steps = interaction_env_steps
         self._idle_steps = 0  # of the clock, in iterations without acting
         self._owed_steps = 0.0  # vector steps, of unroll lengths that are no whole numbers
@@ -341,9 +343,7 @@ class Trainer:
             if self.finished:
                 self._mark_done()
                 return None
-            write_atomically(
-                self.root_dir / "provenance.json", json.dumps(provenance(self.device, self.seed), indent=2) + "\n"
-            )
+            append(self.root_dir / "provenance.json", {"steps": self.steps, **provenance(self.device, self.seed)})
             for name, text in self.config.items():
                 write_atomically(self.root_dir / name, text)
             for report in self.iterate():
@@ -516,6 +516,7 @@ class Trainer:
         self.wall_seconds, self._next_summary = counters["wall_seconds"], counters["next_summary"]
         self._owes_summary = counters.get("owes_summary", False)  # older versions had none
         self._owed_steps, self._idle_steps = counters["owed_steps"], counters["idle_steps"]
+        self._at_summary = self._times()
         torch.set_num_threads(state["num_threads"])  # sums differ in their last bits between thread counts
         set_rng_state(state["rng"])
 
@@ -580,6 +581,7 @@ class Trainer:
         self.unroller.publish()
         ended = time.perf_counter()
         self.wall_seconds += ended - began
+        self._unroll_seconds += unrolled - began
         report = self._report()
         # Where no update was made when a summary was due, those of the next ones follow.
         report.scalars = {f"train/{name}": value for name, value in learned.items()}
@@ -589,9 +591,12 @@ class Trainer:
                 report.scalars |= {f"holdout/{name}": value for name, value in self.learner.evaluate(held).items()}
             report.scalars |= {f"metrics/{name}": value for name, value in self.metrics.results().items()}
             report.scalars |= {f"unroller/{name}": value for name, value in self.unroller.stats().items()}
-            report.scalars["time/unroll_ms"] = 1000 * (unrolled - began)
-            report.scalars["time/train_ms"] = 1000 * (ended - unrolled)
-            report.scalars["time/env_steps_per_second"] = steps / (ended - began)
+            now = self._times()
+            env_steps, iterations, wall, unrolling = (new - old for new, old in zip(now, self._at_summary))
+            self._at_summary = now
+            report.scalars["time/unroll_ms"] = 1000 * unrolling / iterations
+            report.scalars["time/train_ms"] = 1000 * (wall - unrolling) / iterations
+            report.scalars["time/env_steps_per_second"] = env_steps / wall
         return report
 
     def _announce(self) -> None:
@@ -608,6 +613,10 @@ class Trainer:
                 f"{self._max_evaluation_length:,} steps (Trainer.max_evaluation_length); "
                 "make_environment.env_kwargs = {'max_episode_steps': 1000} sets a limit"
             )
+
+    def _times(self) -> tuple[float, ...]:
+        """What rates are measured of: counters and seconds."""
+        return self.env_steps, self.iterations, self.wall_seconds, self._unroll_seconds
 
     def _warn_of_settings(self) -> None:
         """Says what a run will do that hardly anybody wants."""

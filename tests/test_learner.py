@@ -555,3 +555,22 @@ def test_it_trains_every_row_of_an_unroll_in_the_first_iteration():
     source.add(experience)
     Learner(algorithm, optimizer=SGD, learning_rate=1.0).train(source.chunks(3))
     assert algorithm.weight.item() == pytest.approx(3)
+
+
+@pytest.mark.parametrize("max_records", [1000, 2])
+def test_losses_are_averages_over_all_updates_since_the_last_summary(monkeypatch, max_records):
+    """What is not finite does not count, and extras are those of the call that asks for a summary."""
+    monkeypatch.setattr("alfish.learner.MAX_RECORDS", max_records)
+
+    def calc_loss(self, experience, info):
+        return LossInfo(info, extra={"seen": experience.time_step.observation})
+
+    learner = Learner(_Regression(calc_loss), optimizer=SGD, learning_rate=0.0)
+    for observation in (1.0, math.nan, 2.0, 3.0):
+        assert learner.train([_chunk([observation])], summarize=False) == {}
+    assert learner.train([], summarize=True) == {}
+    summary = learner.train([_chunk([4.0])])
+    assert summary["loss"] == pytest.approx((1 + 4 + 9 + 16) / 2 / 4)
+    assert summary["grad_norm"] == pytest.approx((1 + 2 + 3 + 4) / 4)
+    assert summary["seen"] == 4 and summary["nonfinite_updates"] == 1
+    assert learner.train([_chunk([5.0])])["loss"] == pytest.approx(12.5)

@@ -857,7 +857,7 @@ def test_the_default_listeners_make_a_whole_run_directory(tmp_path):
     names = {path.name for path in tmp_path.iterdir()}
     records = {"metrics.csv", "log.txt", "provenance.json", "run_id", "done"}
     assert names == records | {"checkpoints", "tensorboard", "eval"}
-    provenance = json.loads((tmp_path / "provenance.json").read_text())
+    [provenance] = json.loads((tmp_path / "provenance.json").read_text())
     assert provenance["versions"]["torch"] == torch.__version__ and provenance["num_threads"] == 1
     assert provenance["seed"] == 0 and provenance["device"] == "cpu"
 
@@ -1177,3 +1177,43 @@ def test_a_log_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, monkeyp
 def full_disk(path):
     raise DiskError(f"{path} cannot be written to")
     yield
+
+
+def test_each_start_of_a_run_is_added_to_its_provenance(tmp_path):
+    path = tmp_path / "provenance.json"
+    for num_iterations in (1, 2, 2):  # the last has nothing left to do
+        make(tmp_path, OneState, num_iterations=num_iterations, listeners=[CheckpointSaver()], seed=3).train()
+    first, second = json.loads(path.read_text())
+    assert first["steps"] == 0 < second["steps"] and first["seed"] == 3 and first["time"] <= second["time"]
+    path.write_text(json.dumps(second))  # as older versions wrote it
+    make(tmp_path, OneState, num_iterations=3, listeners=[CheckpointSaver()]).train()
+    assert json.loads(path.read_text())[0] == second and len(json.loads(path.read_text())) == 2
+    path.write_text("[")
+    with pytest.raises(UsageError, match="provenance.json is not a list of how the run came about .*; move it away"):
+        make(tmp_path, OneState, num_iterations=4, listeners=[CheckpointSaver()]).train()
+
+
+def test_times_and_rates_are_averages_since_the_last_summary(tmp_path, monkeypatch):
+    """Iterations take 1, 2, 3, ... seconds, of which all but half a second is collecting."""
+    recorder = Recorder()
+    options = {"env_kwargs": {"length": 1000}, "num_envs": 1, "num_iterations": 8, "summary_period": 32}
+    trainer = make(tmp_path, OneState, listeners=[recorder], **options)
+    clock = [0.0]
+    monkeypatch.setattr("alfish.trainer.time.perf_counter", lambda: clock[0])
+    unroll, train = trainer.unroller.unroll, trainer.learner.train
+
+    def slow_unroll(*arguments):
+        clock[0] += trainer.iterations + 0.5
+        return unroll(*arguments)
+
+    def slow_train(*arguments):
+        clock[0] += 0.5
+        return train(*arguments)
+
+    monkeypatch.setattr(trainer.unroller, "unroll", slow_unroll)
+    monkeypatch.setattr(trainer.learner, "train", slow_train)
+    trainer.train()
+    first, second = [report.scalars for report in recorder.reports if "time/train_ms" in report.scalars]
+    assert first["time/env_steps_per_second"] == pytest.approx(32 / (1 + 2 + 3 + 4))
+    assert second["time/env_steps_per_second"] == pytest.approx(32 / (5 + 6 + 7 + 8))
+    assert second["time/train_ms"] == pytest.approx(500) and second["time/unroll_ms"] == pytest.approx(6000)
