@@ -722,6 +722,14 @@ def test_several_chunks_an_iteration_are_trained_in_their_order(interpreted):
     assert made[1].updates == 18 and len(made[1]._compiled._made) == 1
 
 
+def test_each_graph_is_reported_with_the_seconds_that_it_took(interpreted):
+    learner, lines = Learner(make("ppo"), compile=True), []
+    learner.log = lines.append
+    learner.train(chunks_of("ppo", 2))
+    [line] = lines
+    assert line.startswith("Compiled the update of PPO in ") and line.endswith(" s")
+
+
 def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):
     """Of one chunk's layout: 4 of its 12 columns, 6 of them, all of them."""
 
