@@ -47,14 +47,21 @@ def admit(module: str, where: str) -> None:
     """
     allowed = _ALLOWED.get()
     if allowed is not None and module not in sys.modules and not _is_in(module, ("alfish", *allowed)):
-        package = module.partition(".")[0]
-        raise UsageError(
-            f"{where} imports {module!r}, which is not part of alfish; if you trust that module, add "
-            f"--allow_import={package} (in Python, allow_import=[{package!r}])"
-        )
+        raise _refusal(module, where, "imports")
     # At the end, so that a file there never stands in for an installed module, and only for a module that was named.
     if _lies_here(module) and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+
+
+def admit_functions(module: str, where: str) -> None:
+    """Checks that a configuration may call any function of `module`: of alfish's and of those that the user allows.
+
+    Raises:
+      UsageError: the policy in force allows the module only as one that is imported already.
+    """
+    allowed = _ALLOWED.get()
+    if allowed is not None and not _is_in(module, ("alfish", *allowed)):
+        raise _refusal(module, where, "calls a function of")
 
 
 def import_named(module: str, where: str) -> ModuleType:
@@ -74,6 +81,14 @@ def import_named(module: str, where: str) -> ModuleType:
             f"{where} imports {module!r}, and that raises {type(error).__name__}: {first_line(error)}; "
             f"`python -c 'import {module}'` shows where"
         ) from error
+
+
+def _refusal(module: str, where: str, verb: str) -> UsageError:
+    package = module.partition(".")[0]
+    return UsageError(
+        f"{where} {verb} {module!r}, which is not part of alfish; if you trust that module, add "
+        f"--allow_import={package} (in Python, allow_import=[{package!r}])"
+    )
 
 
 def _is_in(module: str, packages: Sequence[str]) -> bool:

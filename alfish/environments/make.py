@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -26,6 +27,8 @@ from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError, exited, first_line
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 
+# A callable, its name, or either with keyword arguments.
+Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
 # What a module that cannot be imported tells about the extra that brings it.
 EXTRA_OF_MODULE = {"mujoco": "mujoco", "ale_py": "atari", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool"}
 EXTRA_OF_PREFIX = {"ALE/": "atari"}
@@ -38,8 +41,8 @@ def make_environment(
     num_envs: PositiveInt = 1,
     vectorization: Literal["sync", "async", "vector_entry_point", "envpool"] = "sync",
     env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
-    training_wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
+    wrappers: Sequence[Wrapper] = (),
+    training_wrappers: Sequence[Wrapper] = (),
     seed: NonNegativeInt = 0,
     evaluation: bool = False,
     render_mode: str | None = None,
@@ -53,7 +56,8 @@ def make_environment(
       vectorization: 'sync' steps one by one, in this process; 'async' in a process each (pays above about 50 us per
         step); 'vector_entry_point' takes the id's own vector class; 'envpool' takes EnvPool's.
       env_kwargs: for the constructor.
-      wrappers: applied to each single environment, the first one innermost.
+      wrappers: applied to each single environment, the first one innermost: callables, or names of them as
+        `gymnasium.wrappers:FlattenObservation`, or lists of a name and its keyword arguments.
       training_wrappers: the same, outside `wrappers`, and left out in evaluation.
       seed: of the run; environment i receives the i-th child of its SeedSequence.
       evaluation: build for the evaluator: single environments in sync whose resets the caller owns, whatever
@@ -109,6 +113,26 @@ def make_environment(
     else:
         env = SequentialVectorEnv([single] * num_envs, mode)
     return _adapt(env, seeds, evaluation, env_id, env_spec)
+
+
+def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
+    """The callable that an entry of `wrappers` names, with its keyword arguments; a callable itself."""
+    name, keywords = wrapper if isinstance(wrapper, (list, tuple)) else (wrapper, {})
+    if callable(name):
+        return functools.partial(name, **keywords) if keywords else name
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise UsageError(
+            f"make_environment.wrappers has {name!r}; a name is a module and a class in it, as in "
+            "'gymnasium.wrappers:FlattenObservation'"
+        )
+    found = getattr(imports.import_named(module, "make_environment.wrappers"), attribute, None)
+    if not callable(found):
+        raise UsageError(f"make_environment.wrappers has {name!r}, and {module} has no such class or function")
+    if imports.is_restricted() and not (inspect.isclass(found) and issubclass(found, gymnasium.Wrapper)):
+        # Of modules that are imported already any function could be called.
+        imports.admit_functions(module, "make_environment.wrappers")
+    return functools.partial(found, **keywords)
 
 
 @gin.configurable(module="alfish.environments")
@@ -190,15 +214,18 @@ def _name(env_id: str | Callable[..., Any]) -> str:
     return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
 
 
-def _wrapped(env: gymnasium.Env, wrapper: Callable[[gymnasium.Env], gymnasium.Env]) -> gymnasium.Env:
+def _wrapped(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
+    wrapper = _wrapper(wrapper)
     try:
         return wrapper(env)
     except TypeError as error:
-        if "required positional argument" not in str(error) and "takes no arguments" not in str(error):
+        words = "required positional argument", "takes no arguments", "unexpected keyword argument"
+        if not any(one in str(error) for one in words):
             raise
         raise UsageError(
-            f"make_environment.wrappers: {_name(wrapper)} cannot be called with an environment alone: "
-            f"{first_line(error)}; set its other arguments in gin, or by functools.partial"
+            f"make_environment.wrappers: {_name(wrapper)} cannot be called with an environment "
+            f"and the arguments that are set: {first_line(error)}; set them in gin, by functools.partial, or as "
+            "['module:Name', {'argument': value}]"
         ) from error
 
 

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from alfish import imports
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.make import ScalarReward, spawn_seeds
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
@@ -341,6 +342,33 @@ def test_the_name_and_the_time_limit_of_a_task_are_known(monkeypatch):
 def test_what_makes_no_environment_is_named():
     with pytest.raises(UsageError, match="env_id: getcwd makes a str, no gymnasium.Env"):
         make_environment(os.getcwd)
-    words = "wrappers: TimeLimit cannot be called with an environment alone: .* required positional argument: 'max_ep"
+    words = "wrappers: TimeLimit cannot be called with an environment and .*: .* required positional argument: 'max_ep"
     with pytest.raises(UsageError, match=words):
         make_environment("CartPole-v1", wrappers=[gymnasium.wrappers.TimeLimit])
+
+
+def test_wrappers_are_taken_by_name():
+    wrappers = [
+        ["gymnasium.wrappers:FrameStackObservation", {"stack_size": 3}],
+        "gymnasium.wrappers:FlattenObservation",
+    ]
+    environment = make_environment("CartPole-v1", num_envs=2, wrappers=wrappers)
+    assert environment.observation_space.shape == (12,)
+    environment.close()
+    for name, words in (
+        ("FlattenObservation", "a name is a module and a class in it, as in 'gymnasium.wrappers:FlattenObservation'"),
+        ("gymnasium.wrappers:Flatten", "gymnasium.wrappers has no such class or function"),
+        (
+            "no_such_module_of_mine:Flat",
+            "make_environment.wrappers imports 'no_such_module_of_mine', which is",
+        ),
+    ):
+        with pytest.raises(UsageError, match=words):
+            make_environment("CartPole-v1", wrappers=[name])
+
+
+def test_the_configuration_of_a_run_names_wrapper_classes_only():
+    with imports.restricted([]):
+        make_environment("CartPole-v1", wrappers=["gymnasium.wrappers:FlattenObservation"]).close()
+        with pytest.raises(UsageError, match="make_environment.wrappers calls a function of 'subprocess', which"):
+            make_environment("CartPole-v1", wrappers=[["subprocess:call", {"args": ["true"]}]])
