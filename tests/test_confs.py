@@ -55,7 +55,7 @@ TINY_WHERE = {
         "ReplayBatches.burn_in=1",
         "ReplayBatches.warmup_env_steps=22",
     ],
-    "ReplayBatches.window_length": ["ReplayBatches.window_length=2"],
+    "ReplayBatches.window_length": ["ReplayBatches.window_length=3"],
     "Learner.compile": ["Learner.compile=False"],  # takes seconds, and has tests of its own
     "CriticEnsemble.layers": ["CriticEnsemble.layers=(8,)"],
     # Games run for thousands of frames, and nothing stands between their CNN and the heads.

@@ -44,6 +44,11 @@ class EpochBatches(Batches):
             )
         if unroll_length < 1 or unroll_length != int(unroll_length):
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")
+        if self._has_state and unroll_length < 2:
+            raise UsageError(
+                f"Trainer.unroll_length is 1, and the memory of {type(algorithm).__name__} learns across the rows of "
+                "an unroll: take 2 or more (ppo_recall.gin has 32)"
+            )
         rows, size = int(unroll_length) * num_envs, self._minibatch_size
         self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), size or rows
         if size is None:

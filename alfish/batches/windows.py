@@ -48,6 +48,11 @@ class Windows:
                     "HindsightReplay gives windows another goal, and a transform looks at rows before them, which keep "
                     "the old one; leave the transform out"
                 )
+            if buffer.state_period is not None:
+                raise UsageError(
+                    f"HindsightReplay gives windows another goal, and the memory of {type(algorithm).__name__} begins "
+                    "them with a state that has seen the old one; leave the memory or hindsight out"
+                )
             self._hindsight.bind(buffer, transforms.raw_observation_spec)
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
         self._progress, self._device = nest.host_view(algorithm.progress), algorithm.progress.device
@@ -113,6 +118,7 @@ class WindowBatches(Batches):
 
     on_policy = False
     _burn_in: int
+    _window_length: int
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
@@ -121,6 +127,12 @@ class WindowBatches(Batches):
             raise UsageError(
                 f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "
                 "transform changes those that it trains on; leave the transform out, or set lower_bound to False"
+            )
+        if algorithm.replays_state and self._window_length < 3:
+            raise UsageError(
+                f"{type(self).__name__}.window_length is {self._window_length}, of which one row trains, and the "
+                f"memory of {type(algorithm).__name__} learns across rows that train: take 3 or more "
+                "(dqn_recall.gin has 16)"
             )
         if self._burn_in and not algorithm.replays_state:
             raise UsageError(

@@ -14,12 +14,13 @@ from alfish.algorithms.a2c import A2C
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.batches import EpochBatches, ReplayBatches, take
+from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches, take
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments import VectorEnvironment
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso, warmed_up
+from alfish.replay import HindsightReplay
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers import SyncUnroller
 
@@ -371,6 +372,37 @@ def test_settings_that_do_not_fit_the_memory_are_refused_with_a_remedy(settings,
     defaults = {"batch_size": 8, "window_length": 6, "burn_in": 4, "state_period": 4, "warmup_env_steps": 60}
     with pytest.raises(UsageError, match=message):
         ReplayBatches(**{**defaults, **settings}).bind(dqn, transforms, 4, B)
+
+
+def test_a_memory_takes_rows_to_learn_across():
+    _, dqn, transforms = make(functools.partial(DQN, q_network=q_network(GRU)))
+    for batches in (ReplayBatches(batch_size=8), OfflineBatches(batch_size=8)):
+        name = type(batches).__name__
+        with pytest.raises(UsageError) as error:
+            batches.bind(dqn, transforms, 4, B)
+        assert str(error.value) == (
+            f"{name}.window_length is 2, of which one row trains, and the memory of DQN learns across rows that train: "
+            "take 3 or more (dqn_recall.gin has 16)"
+        )
+    _, ppo, transforms = make(
+        functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso(GRU), shared_torso=True))
+    )
+    with pytest.raises(UsageError) as error:
+        EpochBatches().bind(ppo, transforms, 1, B)
+    assert str(error.value) == (
+        "Trainer.unroll_length is 1, and the memory of PPO learns across the rows of an unroll: take 2 or more "
+        "(ppo_recall.gin has 32)"
+    )
+
+
+def test_a_stored_state_and_another_goal_do_not_go_together():
+    _, dqn, transforms = make(functools.partial(DQN, q_network=q_network(GRU)))
+    with pytest.raises(UsageError) as error:
+        ReplayBatches(window_length=4, hindsight=HindsightReplay).bind(dqn, transforms, 4, B)
+    assert str(error.value) == (
+        "HindsightReplay gives windows another goal, and the memory of DQN begins them with a state that has seen the "
+        "old one; leave the memory or hindsight out"
+    )
 
 
 def test_there_is_nothing_to_warm_up_without_memory():

@@ -541,7 +541,7 @@ class Remembering(Regressor):
 
 @pytest.mark.parametrize("algorithm", [Regressor, Remembering])
 def test_a_graph_gathers_what_was_recorded_unless_memory_begins_with_it(tmp_path, algorithm):
-    trainer = offline(tmp_path, algorithm)
+    trainer = offline(tmp_path, algorithm, batches={"window_length": 3 if algorithm is Remembering else 2})
     trainer.start()
     made = []
     for trainer.batches.for_graph in (False, True):
