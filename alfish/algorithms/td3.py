@@ -9,7 +9,7 @@ correlated by one number, and starts anew with each episode.
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import gin
 import torch
@@ -21,7 +21,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Target
-from alfish.parameters import NonNegativeFloat, PositiveInt, Rate, UnitInterval, checked
+from alfish.parameters import NonNegativeFloat, PositiveInt, Range, Rate, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -63,7 +63,7 @@ class DDPG(RLAlgorithm):
         gamma: UnitInterval = 0.99,
         target_rate: Rate = 0.005,
         noise_std: NonNegativeFloat | Schedule = 0.1,
-        noise_correlation: UnitInterval = 0.0,
+        noise_correlation: Annotated[float, Range(0, 1, below=True)] = 0.0,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]

@@ -280,3 +280,8 @@ def test_the_actors_turn_is_saved():
     algorithm.after_update()
     other.load_state_dict(algorithm.state_dict())
     assert algorithm.trains_actor() and other.trains_actor() and not make().trains_actor()
+
+
+def test_noise_that_would_never_leave_zero_is_refused():
+    with pytest.raises(UsageError, match=r"DDPG.noise_correlation is 1.0; it is a number in \[0, 1\)"):
+        make(DDPG, noise_correlation=1.0)
