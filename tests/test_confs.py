@@ -53,7 +53,8 @@ TINY_WHERE = {
     "ReplayBatches.state_period": [
         "ReplayBatches.state_period=8",
         "ReplayBatches.burn_in=1",
-        "ReplayBatches.warmup_env_steps=22",
+        "ReplayBatches.warmup_env_steps=24",
+        "ReplayBatches.updates_per_env_step=0.5",
     ],
     "ReplayBatches.window_length": ["ReplayBatches.window_length=3"],
     "Learner.compile": ["Learner.compile=False"],  # takes seconds, and has tests of its own
