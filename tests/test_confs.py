@@ -12,7 +12,7 @@ import pytest
 import alfish
 from alfish.__main__ import main
 from alfish.bin.configuration import confs_directory
-from alfish.bin.confs import FIELDS, describe
+from alfish.bin.confs import describe
 from alfish.offline import DataSetWriter, Episode, Spaces
 
 # Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.
@@ -76,7 +76,7 @@ def gin_is_left_empty():
 
 
 def skip_where_an_extra_is_missing(path):
-    task = describe(path)[1]
+    task = describe(path).task
     for pattern, module in NEEDS.items():
         if re.search(pattern, task) and importlib.util.find_spec(module) is None:
             pytest.skip(f"{path.name} needs {module}, which is not installed")
@@ -144,7 +144,7 @@ def test_an_addition_changes_a_conf_and_it_trains_still(tmp_path, addition, name
 @pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
 def test_it_opens_with_its_task_algorithm_and_result(path):
     lines = path.read_text().splitlines()
-    assert [line.partition(":")[0] for line in lines[:3]] == [f"# {field}" for field in FIELDS]
+    assert [line.partition(":")[0] for line in lines[:3]] == ["# Task", "# Algorithm", "# Result"]
     assert all(line.partition(":")[2].strip() for line in lines[:3])
 
 
@@ -153,11 +153,11 @@ def test_its_task_and_algorithm_are_the_ones_it_configures(path):
     skip_where_an_extra_is_missing(path)
     from alfish.bin import configuration
 
-    _, task, algorithm, _ = describe(path)
+    conf = describe(path)
     configuration.read([str(path)], [])
     env_id = gin.query_parameter("make_environment.env_id")
-    assert task.split()[0].strip(",") == getattr(env_id, "selector", env_id)  # a class of ours, or a name
-    assert algorithm.split()[0] == gin.query_parameter("Trainer.algorithm").selector
+    assert conf.task.split()[0].strip(",") == getattr(env_id, "selector", env_id)  # a class of ours, or a name
+    assert conf.algorithm.split()[0] == gin.query_parameter("Trainer.algorithm").selector
 
 
 @pytest.mark.parametrize("path", CONFS, ids=names(CONFS))
@@ -177,4 +177,4 @@ def test_there_are_some():
 
 def test_the_skip_list_knows_every_task():
     for path in TASKS:
-        assert any(re.search(pattern, describe(path)[1]) for pattern in NEEDS), f"which module brings {path.name}?"
+        assert any(re.search(pattern, describe(path).task) for pattern in NEEDS), f"which module brings {path.name}?"
