@@ -51,7 +51,7 @@ class D3rlpySource(EpisodeSource):
         )
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        with open_hdf5(self._path, "a d3rlpy data set") as file:
+        with open_hdf5(self._path, "a d3rlpy data set", is_checked=True) as file:
             if self._is_old:
                 yield from self._old(file)
                 return

@@ -40,7 +40,7 @@ class D4RLSource(EpisodeSource):
                 raise UsageError(f"{where} has episode_terminals, so it is d3rlpy's; write d3rlpy:{where}")
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        with open_hdf5(self._path, "a D4RL data set") as file:
+        with open_hdf5(self._path, "a D4RL data set", is_checked=True) as file:
             with damage_named(self._path):
                 terminated = flat.flags(file["terminals"], f"{self.name}: terminals")
                 truncated = None

@@ -113,8 +113,13 @@ def extra(module: str, name: str, what: str) -> Any:
         raise UsageError(f"{what} needs the extra {name!r}: pip install 'alfish[{name}]' ({error})") from error
 
 
-def open_hdf5(path: Path, what: str) -> Any:
+def open_hdf5(path: Path, what: str, is_checked: bool = False) -> Any:
     """An h5py File to read, all of whose content lies in the file itself.
+
+    Args:
+      path: of the file.
+      what: it should be, for messages.
+      is_checked: it was opened here before; looking at every part takes as long as reading small ones.
 
     Raises:
       UsageError: it is no HDF5 file, or a part of one; it refers to other files, or declares far more than it holds.
@@ -131,6 +136,8 @@ def open_hdf5(path: Path, what: str) -> Any:
             f"{path} is cut off or damaged: of its {size:,} bytes nothing is readable, since HDF5 keeps its table of "
             f"contents in what is missing; fetch it again ({said(error)})"
         ) from error
+    if is_checked:
+        return file
     try:
         with damage_named(path):
             check_expansion(_declared(h5py, file, path), size, str(path))
