@@ -725,7 +725,7 @@ def test_several_chunks_an_iteration_are_trained_in_their_order(interpreted):
 def test_each_graph_is_reported_with_the_seconds_that_it_took(interpreted):
     learner, lines = Learner(make("ppo"), compile=True), []
     learner.log = lines.append
-    learner.train(chunks_of("ppo", 2))
+    learner.train(chunks_of("ppo", 10))
     [line] = lines
     assert line.startswith("Compiled the update of PPO in ") and line.endswith(" s")
 
