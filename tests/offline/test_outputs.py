@@ -11,6 +11,8 @@ from gymnasium.envs.registration import EnvSpec
 from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
 
 from alfish.bin import run as run_module
+from alfish.environments import make_environment
+from alfish.environments.make import StickyAction
 from alfish.errors import RunError, UsageError
 from alfish.offline import MinariWriter, OfflineBuffer, Spaces, open_writer
 from alfish.offline import writer as writer_module
@@ -130,3 +132,11 @@ def test_a_spec_is_kept_where_gymnasium_can_make_the_environment_of_it(monkeypat
     monkeypatch.setitem(gymnasium.registry, "Local-v0", EnvSpec("Local-v0", entry_point=lambda: None))
     assert rebuildable(gymnasium.spec("Local-v0")) is None
     assert rebuildable(None) is None
+
+
+def test_a_spec_from_which_no_environment_can_be_made_is_left_out():
+    made = make_environment("CartPole-v1", wrappers=[StickyAction])
+    made.close()
+    assert made.env_spec.additional_wrappers[-1].name == "StickyAction"
+    assert rebuildable(made.env_spec) is None  # gymnasium calls it with arguments that it does not take
+    assert rebuildable(make_environment("CartPole-v1").env_spec).id == "CartPole-v1"
