@@ -24,7 +24,9 @@ class DeterministicActor(nn.Module):
       action_size: A.
       encoder: takes the observation spec.
       mlp: takes the encoder's output size.
-      gain: of the final layer's orthogonal weights.
+      gain: of the final layer's orthogonal weights. The first Adam steps change every weight by the learning rate,
+        whatever the gradient's size. Far smaller initial weights are lost in that: all observations get one action, and
+        tanh saturates there before the critic has learned.
     """
 
     def __init__(
@@ -33,7 +35,7 @@ class DeterministicActor(nn.Module):
         action_size: PositiveInt,
         encoder: Callable[[Nest], Any] = Encoder,
         mlp: Callable[[int], Any] = MLP,
-        gain: NonNegativeFloat = 0.01,
+        gain: NonNegativeFloat = 1.0,
     ):
         super().__init__()
         self.encoder: Any = encoder(observation_spec)

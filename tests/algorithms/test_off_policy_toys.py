@@ -2,8 +2,11 @@
 
 import functools
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.sac import SAC
@@ -52,6 +55,35 @@ def test_the_bandit_is_solved(tmp_path, name, action, best, seed):
     trainer = train(tmp_path, ALGORITHMS[name], Bandit, kwargs, seed, 1600, learning_rate=3e-3)
     evaluator = trainer.evaluator(50)
     assert evaluator.evaluate(50).mean > best
+
+
+class TwoObservations(gymnasium.Env):
+    """The observation is 0 or 1 at random, and is the best action: reward 1 - |action - observation|, 12 an episode."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._step += 1
+        reward = 1 - abs(float(action[0] - self._observation[0]))
+        return self._observe(), reward, self._step == 12, False, {}
+
+    def _observe(self):
+        self._observation = self.np_random.integers(2, size=1).astype(np.float32)
+        return self._observation
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_td3_follows_two_observations_without_saturating(tmp_path, seed):
+    trainer = train(tmp_path, ALGORITHMS["td3"], TwoObservations, {}, seed, 1600, learning_rate=3e-3)
+    with torch.no_grad():
+        action = trainer.algorithm.actor(torch.tensor([[0.0], [1.0]]))[:, 0]
+    assert action[0].abs() < 0.2 and action[1] > 0.8
 
 
 @pytest.mark.parametrize("seed", SEEDS)

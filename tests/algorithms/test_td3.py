@@ -135,6 +135,22 @@ def test_targets_follow_by_their_rate():
         assert float(algorithm.target_actor.network.linear.bias[0]) == expected
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_actors_first_step_leaves_actions_of_different_observations_apart(seed):
+    """A critic that knows nothing pushes all actions one way; Adam's first step is as long as the learning rate."""
+    torch.manual_seed(seed)
+    space = spaces.Box(-np.inf, np.inf, (17,), np.float32)
+    actor = DeterministicActor(space, 6, mlp=functools.partial(MLP, layers=(256, 256), activation="relu"))
+    optimizer = torch.optim.Adam(actor.parameters(), lr=3e-4)
+    observation = torch.randn(512, 17)
+    before = actor(observation)
+    assert before.abs().max() < 0.99  # none is saturated
+    (-before.sum(-1).mean()).backward()
+    optimizer.step()
+    shift = (actor(observation) - before).mean(0)
+    assert (shift > 0).all() and (shift < before.std(0) / 2).all()
+
+
 # Targets.
 
 
