@@ -1,10 +1,18 @@
 """alfish: a modular toolkit for on-policy, off-policy, offline and hybrid reinforcement learning in PyTorch.
 
+policy = alfish.train("PPO", "CartPole-v1", num_env_steps=50_000, root_dir="runs/ppo")
 policy = alfish.load("runs/ppo")
 action = policy.act(observation)
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "alfish runs on Linux and macOS: Windows lacks the file locks, process groups and inherited file descriptors "
+        "that run directories and worker processes need; use the Windows Subsystem for Linux (WSL)"
+    )
 
 __version__ = "0.1.0"
 
@@ -29,12 +37,14 @@ _HOME = {
     "load": "alfish.bin.run",
     "make_environment": "alfish.environments",
     "make_evaluator": "alfish.evaluator",
+    "train": "alfish.bin.run",
 }
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from alfish.algorithms.rl_algorithm import RLAlgorithm as RLAlgorithm
     from alfish.bin.run import load as load
+    from alfish.bin.run import train as train
     from alfish.data import AlgStep as AlgStep
     from alfish.data import Experience as Experience
     from alfish.data import LossInfo as LossInfo
@@ -60,3 +70,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]

@@ -5,12 +5,16 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
 from alfish.errors import UsageError, first_line
+
+# Whose classes and functions a run's configuration may name even without a decorator of gin.
+PART_PACKAGES = ("alfish", "torch.nn", "torch.optim", "gymnasium.wrappers")
 
 # Modules that may be imported beside alfish's own; None: any, because the user wrote the configuration.
 _ALLOWED: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
@@ -81,6 +85,29 @@ def import_named(module: str, where: str) -> ModuleType:
             f"{where} imports {module!r}, and that raises {type(error).__name__}: {first_line(error)}; "
             f"`python -c 'import {module}'` shows where"
         ) from error
+
+
+def import_part(module: str, name: str, where: str) -> None:
+    """Imports the module of a class or function that a configuration names, and that alfish did not register itself.
+
+    Under the policy for configurations that others may have written, the classes and functions of Python's library and
+    of installed packages are refused even where they are imported already, since some of them run any program.
+
+    Raises:
+      UsageError: as `import_named`; the policy in force forbids the name.
+    """
+    allowed = _ALLOWED.get()
+    if allowed is not None and module in sys.modules and not _is_in(module, (*PART_PACKAGES, *allowed)):
+        file = getattr(sys.modules[module], "__file__", None)
+        is_own = module == "__main__" or (file is not None and not _is_installed(file))
+        if not is_own:
+            raise _refusal(module, where, f"names {name!r} of")
+    import_named(module, where)
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a module's file is one of Python or of an installed package."""
+    return any(Path(file).is_relative_to(root) for root in set(sysconfig.get_paths().values()))
 
 
 def _refusal(module: str, where: str, verb: str) -> UsageError:

@@ -35,6 +35,7 @@ from alfish.checkpoint import (
     run_id,
 )
 from alfish.data import IS_STEP
+from alfish.description import CONFIG_FILE, as_gin
 from alfish.environments import Environment, make_environment
 from alfish.errors import RunError, UsageError, exited, first_line
 from alfish.evaluator import MAX_EPISODE_LENGTH, Evaluator, make_evaluator
@@ -140,6 +141,8 @@ class Trainer:
         num_threads: PositiveInt = 1,
         summary_period: PositiveInt = 1000,
     ):
+        arguments = locals()  # before there are others
+        self._arguments = {name: value for name, value in arguments.items() if name not in ("self", "root_dir")}
         given = dict(zip(BUDGETS, (num_env_steps, num_iterations, num_updates, wall_seconds)))
         self._budget_name, self._budget, self._wall_limit = _budget_of(given)
         if interaction_env_steps is not None and self._budget_name == "num_env_steps":
@@ -193,6 +196,7 @@ class Trainer:
         self.checkpoints = Checkpoints(self.root_dir / "checkpoints", origin=origin)
         self.replay_checkpoints = Checkpoints(self.root_dir / "replay", keep_last=2, origin=origin)
         self.config: dict[str, str] = {}
+        self._described: dict[str, str] | None = None
         self.config_hash: str | None = None
         self.accepts_config_change = False
         self.env_steps = self.iterations = 0
@@ -344,7 +348,7 @@ class Trainer:
                 self._mark_done()
                 return None
             append(self.root_dir / "provenance.json", {"steps": self.steps, **provenance(self.device, self.seed)})
-            for name, text in self.config.items():
+            for name, text in self._saved_config().items():
                 write_atomically(self.root_dir / name, text)
             for report in self.iterate():
                 for listener in self.listeners:
@@ -490,7 +494,7 @@ class Trainer:
                 "idle_steps": self._idle_steps,
             },
             "num_threads": torch.get_num_threads(),
-            "config": self.config,
+            "config": self._saved_config(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -630,6 +634,12 @@ class Trainer:
             self.log(
                 "Nothing of this run will be saved: Trainer.listeners has no @CheckpointSaver(), which the default has"
             )
+
+    def _saved_config(self) -> dict[str, str]:
+        """`config`, or for a trainer that was built in Python, the configuration that builds it again."""
+        if not self.config and self._described is None:
+            self._described = {CONFIG_FILE: as_gin(self._arguments)}
+        return self.config or self._described or {}
 
     def _plan(self) -> None:
         """Tells the learner how long the run is to be, for what pays in long runs alone."""

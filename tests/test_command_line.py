@@ -1062,7 +1062,7 @@ def test_load_says_of_a_run_that_was_built_in_python_how_to_open_it(refused, tmp
     )
     trainer.save()
     trainer.close()
-    with pytest.raises(UsageError, match="run is a run that was built without gin: build its Trainer again in Python"):
+    with pytest.raises(UsageError, match="run is a run without config.gin: build its Trainer again in Python"):
         alfish.load(tmp_path / "run")
     assert "call load_policy" in refused("evaluate", f"--root_dir={tmp_path / 'run'}")
 

@@ -13,9 +13,9 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # The rooms in their order, lowest first: each imports only those before it. The numbers are the floors of the design;
 # within a floor the order is as it stands here, but for the algorithms, which are siblings and import only their base.
 FLOORS = [
-    (0, ["errors", "formatting", "imports", "parameters", "nest", "flat", "schedules", "files", "random_state",
-         "stop_signals", "processes", "run_log", "checkpoint", "summary", "provenance", "products", "compiled",
-         "cuda_graphs", "recorder", "numpy_operations", "numpy_program"]),
+    (0, ["errors", "description", "formatting", "imports", "parameters", "nest", "flat", "schedules", "files",
+         "random_state", "stop_signals", "processes", "run_log", "checkpoint", "summary", "provenance", "products",
+         "compiled", "cuda_graphs", "recorder", "numpy_operations", "numpy_program"]),
     (1, ["data", "specs", "hooks"]),
     (2, ["losses", "returns", "corrections", "distributions", "optimizers"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
@@ -119,12 +119,24 @@ def test_and_it_lets_pass_what_is_right(module, text):
 
 def test_the_package_itself_imports_nothing_when_it_is_imported():
     """`alfish.X` comes when it is first used; a type checker sees it under TYPE_CHECKING."""
-    allowed = {"typing"}
+    allowed = {"sys", "typing"}
     for node in parse(PACKAGE / "__init__.py").body:
         if isinstance(node, ast.Import):
             assert {alias.name for alias in node.names} <= allowed
         elif isinstance(node, ast.ImportFrom):
             assert node.module in allowed
+
+
+def test_windows_is_told_what_it_lacks(monkeypatch):
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(
+        ImportError, match="^alfish runs on Linux and macOS: Windows lacks the file locks, .* use .*WSL"
+    ):
+        exec(compile(parse(PACKAGE / "__init__.py"), "alfish", "exec"), {"__name__": "alfish"})
+
+
+def test_a_type_checker_of_a_user_sees_the_annotations():
+    assert (PACKAGE / "py.typed").is_file()
 
 
 def test_there_is_no_room_for_leftovers():
@@ -153,8 +165,9 @@ def gin_calls(tree):
 
 @pytest.mark.parametrize("path", [p for p in FILES if "bin" not in p.relative_to(PACKAGE).parts], ids=module_of)
 def test_gin_is_called_in_bin_only(path):
-    # A worker process is a program of its own: it reads the configuration anew.
-    assert bool(list(gin_calls(parse(path)))) == (module_of(path) == "alfish.unrollers.remote")
+    # A worker process is a program of its own: it reads the configuration anew. What a program built is described as
+    # a configuration.
+    assert bool(list(gin_calls(parse(path)))) == (module_of(path) in ("alfish.unrollers.remote", "alfish.description"))
 
 
 def test_gin_calls_are_found():

@@ -855,7 +855,7 @@ def test_summaries_come_at_their_period_and_at_the_end(tmp_path):
 def test_the_default_listeners_make_a_whole_run_directory(tmp_path):
     make(tmp_path, OneState, listeners=None).train()
     names = {path.name for path in tmp_path.iterdir()}
-    records = {"metrics.csv", "log.txt", "provenance.json", "run_id", "done"}
+    records = {"config.gin", "metrics.csv", "log.txt", "provenance.json", "run_id", "done"}
     assert names == records | {"checkpoints", "tensorboard", "eval"}
     [provenance] = json.loads((tmp_path / "provenance.json").read_text())
     assert provenance["versions"]["torch"] == torch.__version__ and provenance["num_threads"] == 1

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import gin
 
 import alfish
-from alfish import imports
+from alfish import description, imports
 from alfish.bin.values import mistake, takes_parts
+from alfish.description import CONFIG_FILE
 from alfish.errors import UsageError
 
 # The config a run was asked for, and with every default in force.
-CONFIG_FILE, OPERATIVE_FILE = "config.gin", "operative_config.gin"
+OPERATIVE_FILE = "operative_config.gin"
 PARAMETER = "--gin_param="
 # Of required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
@@ -73,10 +74,12 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> None:
     for path in paths:
         with _named_errors(str(path)), _remembered(str(path)):
             _import_modules(path.read_text(), str(path))
+            _register_parts(path.read_text(), str(path))
             gin.parse_config_file(str(path.resolve()))
     for binding in bindings:
         with _named_errors(PARAMETER + binding), _remembered(PARAMETER + binding):
             _import_modules(binding, PARAMETER + binding)
+            _register_parts(binding, PARAMETER + binding)
             gin.parse_config(binding)
     _refuse_dynamic_references()
     _refuse_unused_macros()
@@ -100,6 +103,7 @@ def saved(path: Path, allow_import: Sequence[str] = ()) -> Iterator[None]:
         with _named_errors(str(path)), _remembered(str(path)):
             text = path.read_text()
             _import_modules(text, str(path))
+            _register_parts(text, str(path))
             gin.parse_config(text)
         _refuse_dynamic_references()
         _refuse_wrong_kinds()
@@ -121,6 +125,13 @@ def _import_modules(text: str, origin: str) -> None:
                 f"{origin} has `{statement.format()}`, with which it could call any function; the configuration of a "
                 "run may not: decorate its classes and functions with @gin.configurable, and import their modules"
             )
+
+
+def _register_parts(text: str, origin: str) -> None:
+    """Registers the classes and functions that the description of a Trainer names, see `alfish.description`."""
+    for module, name in description.PART.findall(text):
+        imports.import_part(module, name, origin)
+        description.register(module, name)
 
 
 class _NoReferences(gin.config_parser.ParserDelegate):
@@ -173,7 +184,13 @@ def preserved() -> Iterator[None]:
 
 def text() -> str:
     """The configuration as it was asked for, normalised."""
-    return gin.config_str()
+    return description.header(gin.config_str()) + gin.config_str()
+
+
+def bind(settings: Mapping[str, Any]) -> None:
+    """Binds values that no text can say, by scope/name.parameter; `text` does not have them."""
+    for name, value in settings.items():
+        gin.bind_parameter(name, value)
 
 
 def bound(selector: str, *parameters: str) -> dict[str, Any]:

@@ -1,33 +1,40 @@
 """A run's trainer, for a directory to be trained in, or for one opened again: for evaluation, films, and policies."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from alfish import random_state
+from alfish import description, random_state
 from alfish.bin import configuration
+from alfish.bin.train import is_to_change, make_directory
 from alfish.checkpoint import Checkpoints
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.offline.spaces import spaces_of_checkpoint
 from alfish.policy import Policy, load_networks, make_networks
 from alfish.specs import action_spec, observation_spec
 from alfish.trainer import Trainer, device_named
 
 
-def configured_trainer(root_dir: str | Path, files: Sequence[str], bindings: Sequence[str]) -> Trainer:
+def configured_trainer(
+    root_dir: str | Path, files: Sequence[str], bindings: Sequence[str], objects: Mapping[str, Any] | None = None
+) -> Trainer:
     """The trainer that gin describes now, which will save that configuration in its run directory.
 
     Args:
       root_dir: of the run, new or to be continued.
       files, bindings: what the user named and gin has read; errors say that a parameter was bound there.
+      objects: values that take the place of what the saved text says of them, by parameter.
 
     Raises:
       UsageError: a required parameter is not bound, or nothing reads a bound one.
     """
     text = configuration.text()
+    configuration.bind(objects or {})
     with configuration.complete():
         trainer = Trainer(root_dir)
     configuration.refuse_unreachable(files, bindings)
@@ -55,11 +62,18 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
       UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
     """
     with _configured_as(Path(root_dir), allow_import):
-        trainer = Trainer(root_dir, device=device, listeners=[], extra_listeners=[])
+        trainer = _opened_trainer(root_dir, device)
         try:
             yield trainer
         finally:
             trainer.close()
+
+
+def _opened_trainer(root_dir: str | Path, device: str) -> Trainer:
+    """A trainer that is not to train; bound anew, since gin builds bound listeners even where others are passed."""
+    parts = "listeners", "extra_listeners", "metrics", "extra_metrics"
+    configuration.bind({f"alfish.Trainer.{name}": [] for name in parts})
+    return Trainer(root_dir, device=device)
 
 
 @contextlib.contextmanager
@@ -68,14 +82,19 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
     path = root_dir / configuration.CONFIG_FILE
     if not path.is_file() and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
-            f"{root_dir} is a run that was built without gin: build its Trainer again in Python, with this root_dir, "
-            "and call load_policy"
+            f"{root_dir} is a run without {configuration.CONFIG_FILE}: build its Trainer again in Python, with this "
+            "root_dir, and call load_policy"
         )
     if not path.is_file():
         runs = sorted(str(found.parent) for found in root_dir.parent.glob(f"*/{configuration.CONFIG_FILE}"))
         hint = f"; there are {', '.join(runs[:3])}" if runs else ""
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {configuration.CONFIG_FILE}{hint}")
-    with configuration.preserved(), _generators_preserved(), configuration.saved(path, allow_import):
+    with (
+        configuration.preserved(),
+        _generators_preserved(),
+        _without_chain(),
+        configuration.saved(path, allow_import),
+    ):
         yield
 
 
@@ -88,6 +107,95 @@ def _generators_preserved() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(num_threads)
+
+
+def train(
+    algorithm: str | Callable[..., Any] | None = None,
+    environment: str | Callable[..., Any] | None = None,
+    *,
+    root_dir: str | Path,
+    conf: str | None = None,
+    on_config_change: str = "stop",
+    **settings: Any,
+) -> Policy:
+    """Trains, or continues a run, and returns the trained policy.
+
+        policy = alfish.train("PPO", "CartPole-v1", num_env_steps=50_000, root_dir="runs/ppo")
+        policy = alfish.train(conf="ppo_cartpole", root_dir="runs/ppo", **{"Trainer.seed": 1, "PPO.gamma": 0.98})
+
+    The run directory is that of `alfish train`, so that `alfish.load` and the commands open it. gin's configuration and
+    the random generators of the caller stay as they are.
+
+    Args:
+      algorithm: the name of a shipped one, whose base conf is read ("PPO": ppo.gin), or a class or factory as
+        `Trainer.algorithm` takes it.
+      environment: as `make_environment.env_id`: gymnasium's id, or a class.
+      root_dir: of the run, made if needed; a run that is there is continued.
+      conf: a gin file, or the name of a shipped conf; in the place of the name of an algorithm.
+      on_config_change: where the run in `root_dir` has another configuration: 'stop' raises, 'old' and 'new' go on.
+      **settings: of the Trainer by name (`seed=1`), of others with theirs (`**{"PPO.gamma": 0.98}`). Values are plain,
+        classes, functions, `functools.partial` of them, or lists and dicts of these. With others the run trains too,
+        but only a Trainer built in Python opens it again.
+
+    Raises:
+      UsageError: a setting that does not exist or that nothing reads, or a value that its parameter does not take.
+      KeyboardInterrupt, SystemExit: SIGINT or SIGTERM ended training; a checkpoint is saved, and the same call
+        continues.
+    """
+    if on_config_change not in ("stop", "old", "new"):
+        raise UsageError(f"on_config_change is {on_config_change!r}; it is 'stop', 'old' or 'new'")
+    if (conf is None) == (algorithm is None) or (conf is not None and isinstance(algorithm, str)):
+        raise UsageError('alfish.train takes an algorithm, as in alfish.train("PPO", "CartPole-v1", ...), or a conf')
+    named: dict[str, Any] = {} if algorithm is None or isinstance(algorithm, str) else {"Trainer.algorithm": algorithm}
+    named |= {} if environment is None else {"make_environment.env_id": environment}
+    named |= {name if "." in name else f"Trainer.{name}": value for name, value in settings.items()}
+    file = conf if conf is not None else algorithm if isinstance(algorithm, str) else None
+    files = [] if file is None else [_conf_file(file)]
+    bindings, objects = [], {}
+    for name, value in named.items():
+        written = description.Writer()
+        scope, _, rest = name.rpartition("/")
+        selector, _, parameter = rest.rpartition(".")
+        written.bind(scope, selector, parameter, value, name)
+        bindings.append(written.text().rstrip())
+        if not written.is_whole:
+            objects[name] = value
+    root_dir = Path(root_dir)
+    with configuration.preserved(), _generators_preserved(), _without_chain():
+        configuration.read(files, bindings)
+        make_directory(root_dir)
+        saved = root_dir / configuration.CONFIG_FILE
+        with contextlib.ExitStack() as stack:
+            if saved.is_file() and not is_to_change(saved, on_config_change):
+                stack.enter_context(configuration.saved(saved))
+            trainer = configured_trainer(root_dir, files, bindings, objects)
+            trainer.accepts_config_change = on_config_change == "new"
+            with configuration.complete():
+                trainer.train()
+    if trainer.interrupted_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if trainer.interrupted_by is not None:
+        raise SystemExit(128 + trainer.interrupted_by)
+    return trainer.policy()
+
+
+def _conf_file(name: str) -> str:
+    """The gin file of a name: a path, a shipped conf with or without its ending, or an algorithm as papers write it."""
+    shipped = {path.stem.replace("_", ""): path.name for path in configuration.confs_directory().glob("*.gin")}
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return name if name.endswith(".gin") else shipped.get(plain, f"{name}.gin")
+
+
+@contextlib.contextmanager
+def _without_chain() -> Iterator[None]:
+    """Takes from a message what gin appends to it: the chain of constructors."""
+    try:
+        yield
+    except (UsageError, RunError) as error:
+        sentence, _, chain = str(error).partition("\n  In call to configurable")
+        if not chain:
+            raise
+        raise (UsageError if isinstance(error, UsageError) else RunError)(sentence) from error
 
 
 def load(
@@ -117,7 +225,7 @@ def load(
         steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
         spaces = spaces_of_checkpoint(state)
         if spaces is None:
-            with contextlib.closing(Trainer(root_dir, device=device, listeners=[], extra_listeners=[])) as trainer:
+            with contextlib.closing(_opened_trainer(root_dir, device)) as trainer:
                 trainer.load_policy(checkpoint)
                 return trainer.policy()
         factories = {"transforms": (), **configuration.bound("alfish.Trainer", "algorithm", "transforms")}

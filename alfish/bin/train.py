@@ -82,8 +82,8 @@ def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
     configuration.read(files, bindings)
     is_new = not root_dir.exists()
     if not flag_values.ceilings:
-        _make_directory(root_dir)
-    if saved.is_file() and not _is_to_change(saved, flag_values.on_config_change):
+        make_directory(root_dir)
+    if saved.is_file() and not is_to_change(saved, flag_values.on_config_change):
         stack.enter_context(configuration.saved(saved, flag_values.allow_import))
 
     from alfish.bin.run import configured_trainer  # after the configuration: a typo should not wait for torch
@@ -131,7 +131,7 @@ def _end_of(trainer: "Trainer") -> str:
     return f"Trainer.{name} = {budget:,} is spent; raise it to go on"
 
 
-def _make_directory(root_dir: Path) -> None:
+def make_directory(root_dir: Path) -> None:
     """Before anything is built, which may take a while."""
     try:
         root_dir.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def _make_directory(root_dir: Path) -> None:
         raise UsageError(f"--root_dir={root_dir} may not be written to; name another directory")
 
 
-def _is_to_change(saved: Path, choice: str) -> bool:
+def is_to_change(saved: Path, choice: str) -> bool:
     """Whether the configuration of the run that is there gives way to the one that was read.
 
     Raises:

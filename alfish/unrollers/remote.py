@@ -15,6 +15,7 @@ from typing import Any
 import gin
 import torch
 
+from alfish import description
 from alfish.environments import Environment
 from alfish.errors import UsageError
 
@@ -40,6 +41,7 @@ class EnvironmentMaker:
     def __init__(self, factory: Callable[..., Environment]):
         self._config, self._pickled = gin.config_str(), b""
         self._modules = _modules_of(self._config)
+        self._parts = [(module, name) for module, name in description.registered() if module != "__main__"]
         # gin makes a wrapper anew for each look at a reference with a scope; what it wraps stays the same.
         bound = _bound()
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
@@ -49,6 +51,8 @@ class EnvironmentMaker:
         """Returns the factory; to be called in the worker."""
         for module in self._modules:
             importlib.import_module(module)
+        for part in self._parts:
+            description.register(*part)
         gin.parse_config(self._config)
         return from_bytes(self._pickled) if self._pickled else copy.deepcopy(_bound())  # which is how gin resolves it
 
