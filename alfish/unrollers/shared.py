@@ -61,6 +61,7 @@ class Block:
 
     Attributes:
       copies: `[count]` lists of tensors.
+      words: `[count]` int64 tensors, each of all bytes of a copy, those between tensors included, which are 0.
     """
 
     def __init__(self, forms: Sequence[tuple[tuple[int, ...], torch.dtype]], count: int, fd: int | None = None):
@@ -74,27 +75,31 @@ class Block:
             [self.memory.tensor(k * stride + offset, *form) for offset, form in zip(offsets, forms)]
             for k in range(count)
         ]
+        self.words = [self.memory.tensor(k * stride, (stride // 8,), torch.int64) for k in range(count)]
 
 
 class WeightBoard:
     """Where the trainer publishes tensors and workers read them, without a lock.
 
-    There are two copies; the trainer writes the one that is not the newest. A reader looks afterwards whether the
-    trainer has come round to the copy that it read, and reads again if so.
+    There are two copies; the trainer writes the one that is not the newest, and then its number into the header. A
+    processor may show these writes to another one in any order (ARM's do), and the trainer may come round to a copy
+    while it is read; Python has no fence that orders them. So each copy ends with its number and with a word that makes
+    the sum of all its words 0. A reader copies all of it into memory of its own, and copies again unless number and
+    sum are right: the content tells what has not arrived yet or is overwritten, in whatever order it became visible.
 
     Args:
       tensors: whose values are published, or that are read into; the same list on both sides.
       header, fd: of the trainer's memories, in a worker; None: make them.
     """
 
-    NEWEST, BEGUN = 0, 1  # places in the header: publications that are whole, and that were begun
-
     def __init__(self, tensors: Sequence[torch.Tensor], header: int | None = None, fd: int | None = None):
         self._tensors = list(tensors)
         self._header_memory = SharedMemory(64, header)
-        self._header = self._header_memory.tensor(0, (8,), torch.int64).numpy()
-        forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        self._block = Block([*forms, ((1,), torch.int64)], 2, fd)
+        self._newest = self._header_memory.tensor(0, (1,), torch.int64).numpy()  # number of the newest publication
+        # The last three words: number, version, and the one that makes the sum 0.
+        forms = [*((tuple(tensor.shape), tensor.dtype) for tensor in tensors), ((3,), torch.int64)]
+        self._block = Block(forms, 2, fd)
+        self._own = Block(forms, 1)
 
     @property
     def fds(self) -> tuple[int, int]:
@@ -104,25 +109,25 @@ class WeightBoard:
     @property
     def newest(self) -> int:
         """The number of the newest publication."""
-        return int(self._header[self.NEWEST])
+        return int(self._newest[0])
 
     @torch.no_grad()
     def publish(self, version: int) -> None:
         """Writes the tensors' values, with a number that says which they are."""
         number = self.newest + 1
-        self._header[self.BEGUN] = number
-        *targets, stamp = self._block.copies[number % 2]
+        *targets, last = self._block.copies[number % 2]
         for target, tensor in zip(targets, self._tensors):
             target.copy_(tensor)
-        stamp.fill_(version)
-        self._header[self.NEWEST] = number
+        last.copy_(torch.tensor([number, version, 0]))
+        last[2] = -self._block.words[number % 2].sum()
+        self._newest[0] = number
 
     @torch.no_grad()
     def read(self, number: int | None = None) -> int:
         """Writes values into the tensors.
 
         Args:
-          number: of the publication; None: the newest.
+          number: of the publication, of which a message of the trainer's has told; None: the newest.
 
         Returns:
           Their version.
@@ -130,16 +135,21 @@ class WeightBoard:
         Raises:
           LookupError: that publication has been overwritten.
         """
+        *sources, last = self._own.copies[0]
         while True:
             wanted = self.newest if number is None else number
-            *sources, stamp = self._block.copies[wanted % 2]
-            version = int(stamp)
-            for tensor, source in zip(self._tensors, sources):
-                tensor.copy_(source)
-            if int(self._header[self.BEGUN]) < wanted + 2:
+            self._take(wanted % 2)
+            found, version, _ = last.tolist()
+            is_whole = int(self._own.words[0].sum()) == 0
+            if is_whole and (found == wanted or (number is None and found > wanted)):
+                for tensor, source in zip(self._tensors, sources):
+                    tensor.copy_(source)
                 return version
-            if number is not None:
+            if number is not None:  # the message came after all of it
                 raise LookupError(f"publication {number} has been overwritten")
+
+    def _take(self, k: int) -> None:
+        self._own.words[0].copy_(self._block.words[k])
 
 
 def state_tensors(*modules: Any) -> list[torch.Tensor]:

@@ -16,31 +16,64 @@ from alfish.unrollers.pulse import Pulse
 from alfish.unrollers.shared import Block, WeightBoard
 
 
-class Overtaken:
-    """A tensor that is read into, while the trainer publishes `times` more times before the first value arrives."""
+def reading(board, reader, meanwhile):
+    """A reader's board that calls `meanwhile` when it has taken a half of what it reads for the first time."""
+    own = WeightBoard([reader], *map(os.dup, board.fds))
+    calls = []
 
-    shape, dtype = (2,), torch.float32
+    def take(k):
+        source, target = board._block.words[k], own._own.words[0]
+        half = len(source) // 2
+        target[:half] = source[:half]
+        if not calls:
+            meanwhile()
+        calls.append(k)
+        target[half:] = source[half:]
 
-    def __init__(self, board, weights, times):
-        self._board, self._weights, self._times = board, weights, times
-
-    def copy_(self, source):
-        for _ in range(self._times):
-            self._weights += 1
-            self._board.publish(int(self._weights[0]))
-        self._times = 0
-        self.value = source.clone()
+    own._take = take
+    return own
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
 def test_weights_that_were_written_while_they_were_read_are_read_again(times):
-    weights = torch.zeros(2)
+    weights, reader = torch.zeros(2), torch.ones(2)
     board = WeightBoard([weights])
     board.publish(0)
-    reader = Overtaken(board, weights, times)
-    version = WeightBoard([reader], *map(os.dup, board.fds)).read()
-    assert reader.value.tolist() == [version] * 2
+
+    def publish():
+        for _ in range(times):
+            weights.add_(1)
+            board.publish(int(weights[0]))
+
+    version = reading(board, reader, publish).read()
+    assert reader.tolist() == [version] * 2
     assert version == (0 if times < 2 else times)
+
+
+@pytest.mark.parametrize("late", ["all of it", "the first half", "the second half"])
+def test_weights_that_become_visible_after_their_number_are_waited_for(late):
+    """As on processors that show a writer's words in another order than it has written them."""
+    weights, reader = torch.zeros(2), torch.ones(2)
+    board = WeightBoard([weights])
+    for version in (10, 11, 12):
+        weights.fill_(version)
+        board.publish(version)
+    words = board._block.words[3 % 2]
+    new = words.clone()
+    WeightBoard.publish(old := WeightBoard([torch.full((2,), 10.0)]), 10)
+    half = len(words) // 2
+    part = {"all of it": slice(None), "the first half": slice(half), "the second half": slice(half, None)}[late]
+    words[part] = old._block.words[1][part]
+    takes = []
+    own = WeightBoard([reader], *map(os.dup, board.fds))
+
+    def take(k):
+        takes.append(k)
+        own._own.words[0].copy_(board._block.words[k])
+        words.copy_(new)  # has arrived for the next time
+
+    own._take = take
+    assert own.read() == 12 and reader.tolist() == [12, 12] and takes == [1, 1]
 
 
 def test_a_publication_that_is_named_is_read_or_refused():
@@ -49,11 +82,11 @@ def test_a_publication_that_is_named_is_read_or_refused():
     for version in (10, 11):
         board.publish(version)
     reader = torch.ones(2)
-    reading = WeightBoard([reader], *map(os.dup, board.fds))
-    assert (reading.read(1), reading.read(2), board.newest) == (10, 11, 2)
+    other = WeightBoard([reader], *map(os.dup, board.fds))
+    assert (other.read(1), other.read(2), board.newest) == (10, 11, 2)
     board.publish(12)
     with pytest.raises(LookupError, match="publication 1 has been overwritten"):
-        reading.read(1)
+        other.read(1)
 
 
 def test_a_publication_that_was_only_begun_is_not_the_newest():
