@@ -215,6 +215,6 @@ def test_data_of_another_environment_are_refused_and_both_are_named(npz, capsys)
 
 
 def test_a_run_with_memory_is_read_too(tmp_path):
-    memory = "Torso.memory = @GRU\nGRU.size = 4\nReplayBatches.state_period = 4\n"
+    memory = "Torso.memory = @GRU\nGRU.size = 4\nReplayBatches.state_period = 4\nReplayBatches.window_length = 3\n"
     name = trained(tmp_path, TOY + memory + STAMPED.format(truncates=False, steps=40))
     assert sum(episode.length for episode in open_source(name, SPACES).episodes()) > 20
