@@ -435,3 +435,8 @@ def test_off_policy_trains_from_replay_by_default(tmp_path):
     trainer = make(tmp_path, batches=None)
     assert isinstance(trainer.batches, ReplayBatches)
     assert nest.leaves(trainer.batches.state_dict()) == [0]
+
+
+def test_a_capacity_beyond_memory_is_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="capacity is 1,000,000,000,000,000,000, more rows than there is memory for"):
+        make(tmp_path, replay={"capacity": 10**18})

@@ -133,16 +133,21 @@ class ReplayBatches(WindowBatches):
         self.updates_per_iteration = self._ratio * unroll_length * num_envs
         self.rows_per_update = self._batch_size * (self._window_length - 1)
         device = self._device or algorithm.progress.device
-        self.buffer = RingBuffer(
-            self._capacity,
-            num_envs,
-            device,
-            self._directory,
-            transforms.look_back,
-            state_period,
-            keeps_episodes=self._hindsight is not None,
-            return_gamma=algorithm.return_gamma,
-        )
+        try:
+            self.buffer = RingBuffer(
+                self._capacity,
+                num_envs,
+                device,
+                self._directory,
+                transforms.look_back,
+                state_period,
+                keeps_episodes=self._hindsight is not None,
+                return_gamma=algorithm.return_gamma,
+            )
+        except MemoryError as error:
+            raise UsageError(
+                f"ReplayBatches.capacity is {self._capacity:,}, more rows than there is memory for ({error}); lower it"
+            ) from error
         self.takes_arrays = self.buffer.device.type == "cpu"
         self._collected = Windows(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
 

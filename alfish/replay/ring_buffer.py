@@ -17,7 +17,7 @@ import torch
 
 from alfish import files, nest
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.replay.episodes import NONE, EpisodeBook
 from alfish.replay.window import StoredRows, Window
@@ -505,7 +505,13 @@ class RingBuffer:
         def allocate(leaf: torch.Tensor) -> torch.Tensor:
             if self._directory is None:
                 # Untouched pages cost no memory: a large replay grows as it fills.
-                return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device=self._device)
+                try:
+                    return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device=self._device)
+                except RuntimeError as error:  # torch's word for no memory
+                    raise UsageError(
+                        f"the capacity of replay is {count:,} rows, more than there is memory for "
+                        f"({first_line(error)}); lower it, or keep rows in files (ReplayBatches.directory)"
+                    ) from error
             dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
             path = self._directory / f"leaf-{next(number):03d}.bin"
             return torch.from_numpy(np.memmap(path, dtype, "w+", shape=(count, *leaf.shape[1:])))
