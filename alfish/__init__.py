@@ -14,7 +14,7 @@ if sys.platform == "win32":
         "that run directories and worker processes need; use the Windows Subsystem for Linux (WSL)"
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Imported when first used: `import alfish` alone should not wait for torch.
 _HOME = {

@@ -5,7 +5,7 @@ number of readers; reading changes nothing in it. Steps are those of the run's c
 
 A file is what `torch.save` writes of the state, then two lines that `torch.load` passes over:
 
-    alfish checkpoint {"alfish": "0.1.0", "schema": 1, "run": "5f2c...", "config": "9a01...", "steps": 12345}
+    alfish checkpoint {"alfish": "0.2.0", "schema": 1, "run": "5f2c...", "config": "9a01...", "steps": 12345}
     alfish sha256 ...
 
 The first is the `Header`, the second is the checksum of all bytes before it. Files of alfish before schema 1 have no
