@@ -63,12 +63,14 @@ def register(module: str, name: str) -> None:
       name: qualified, inside the module.
 
     Raises:
-      UsageError: the module has no such class or function.
+      UsageError: the module defines no such class or function. What it has imported does not count, so that a
+        configuration of another person reaches no other module through it.
     """
     part: Any = sys.modules[module]
     for attribute in name.split("."):
         part = getattr(part, attribute, None)
-    if not inspect.isclass(part) and not inspect.isfunction(part):
+    is_part = inspect.isclass(part) or (inspect.isfunction(part) and "." not in name)
+    if not is_part or (part.__module__, part.__qualname__) != (module, name):
         remedy = "; define it in a module of its own, because each program is its own `__main__`"
         raise UsageError(f"there is no class or function {name!r} in {module}{remedy * (module == '__main__')}")
     if gin.config._inverse_lookup(part) is None:

@@ -13,8 +13,13 @@ from types import ModuleType
 
 from alfish.errors import UsageError, first_line
 
-# Whose classes and functions a run's configuration may name even without a decorator of gin.
-PART_PACKAGES = ("alfish", "torch.nn", "torch.optim", "gymnasium.wrappers")
+# Whose own classes and functions a run's configuration may name even without a decorator of gin: parts of Trainers, and
+# nothing that writes files, imports modules or starts programs.
+PART_PACKAGES = (
+    *("alfish.algorithms", "alfish.batches", "alfish.environments", "alfish.learner", "alfish.listeners"),
+    *("alfish.losses", "alfish.metrics", "alfish.networks", "alfish.optimizers", "alfish.replay", "alfish.returns"),
+    *("alfish.schedules", "alfish.transforms", "torch.nn", "torch.optim", "gymnasium.wrappers"),
+)
 
 # Modules that may be imported beside alfish's own; None: any, because the user wrote the configuration.
 _ALLOWED: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
@@ -58,13 +63,13 @@ def admit(module: str, where: str) -> None:
 
 
 def admit_functions(module: str, where: str) -> None:
-    """Checks that a configuration may call any function of `module`: of alfish's and of those that the user allows.
+    """Checks that a configuration may call any function of `module`: of alfish's environments, or allowed by the user.
 
     Raises:
       UsageError: the policy in force allows the module only as one that is imported already.
     """
     allowed = _ALLOWED.get()
-    if allowed is not None and not _is_in(module, ("alfish", *allowed)):
+    if allowed is not None and not _is_in(module, ("alfish.environments", *allowed)):
         raise _refusal(module, where, "calls a function of")
 
 
@@ -90,16 +95,20 @@ def import_named(module: str, where: str) -> ModuleType:
 def import_part(module: str, name: str, where: str) -> None:
     """Imports the module of a class or function that a configuration names, and that alfish did not register itself.
 
-    Under the policy for configurations that others may have written, the classes and functions of Python's library and
-    of installed packages are refused even where they are imported already, since some of them run any program.
+    Under the policy for configurations that others may have written, the classes and functions of Python's library, of
+    installed packages and of alfish's other modules are refused even where they are imported already, since some of
+    them run any program or write any file.
 
     Raises:
       UsageError: as `import_named`; the policy in force forbids the name.
     """
     allowed = _ALLOWED.get()
-    if allowed is not None and module in sys.modules and not _is_in(module, (*PART_PACKAGES, *allowed)):
-        file = getattr(sys.modules[module], "__file__", None)
-        is_own = module == "__main__" or (file is not None and not _is_installed(file))
+    is_known = module in sys.modules or _is_in(module, ["alfish"])
+    if allowed is not None and is_known and not _is_in(module, (*PART_PACKAGES, *allowed)):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        is_own = module == "__main__" or (
+            file is not None and not _is_installed(file) and not _is_in(module, ["alfish"])
+        )
         if not is_own:
             raise _refusal(module, where, f"names {name!r} of")
     import_named(module, where)
@@ -112,6 +121,8 @@ def _is_installed(file: str) -> bool:
 
 def _refusal(module: str, where: str, verb: str) -> UsageError:
     package = module.partition(".")[0]
+    if package == "alfish":
+        return UsageError(f"{where} {verb} {module!r}, which holds no parts of Trainers; remove that line")
     return UsageError(
         f"{where} {verb} {module!r}, which is not part of alfish; if you trust that module, add "
         f"--allow_import={package} (in Python, allow_import=[{package!r}])"

@@ -160,6 +160,26 @@ def test_a_stranger_may_not_name_parts_of_libraries(tmp_path, part):
         alfish.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "part, words",
+    [
+        # Modules of alfish and of the user through which others, or their functions, could be reached.
+        ("alfish.provenance:subprocess.run", "names 'subprocess.run' of 'alfish.provenance', which holds no parts"),
+        ("alfish.files:write_atomically", "names 'write_atomically' of 'alfish.files', which holds no parts of Train"),
+        ("alfish.bin.check_env:main", "names 'main' of 'alfish.bin.check_env', which holds no parts of Trainers"),
+        ("alfish.environments.make:importlib.import_module", "no class or function 'importlib.import_module' in alf"),
+        ("described_parts:gymnasium.make", "no class or function 'gymnasium.make' in described_parts"),
+        ("described_parts:Plain.reset", "no class or function 'Plain.reset' in described_parts"),
+        ("torch.nn.modules.module:torch.save", "no class or function 'torch.save' in torch.nn.modules.module"),
+    ],
+)
+def test_a_stranger_reaches_no_other_module_through_one_of_parts(tmp_path, part, words):
+    (tmp_path / "config.gin").write_text(f"# part: {part}\n")
+    with pytest.raises(UsageError, match=words) as error:
+        alfish.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
 def test_a_part_that_is_gone_is_named(tmp_path):
     (tmp_path / "config.gin").write_text("# part: described_parts:Gone\n")
     with pytest.raises(UsageError, match="no class or function 'Gone' in described_parts"):
