@@ -307,12 +307,25 @@ class VectorEnvironment(Environment):
 
 
 def autoreset_mode(env: VectorEnv) -> AutoresetMode:
-    """The mode an environment publishes; refuses to guess."""
+    """The mode that an environment publishes.
+
+    Raises:
+      UsageError: it publishes none, or lacks another attribute of `gymnasium.vector.VectorEnv`. Vector environments
+        made for gymnasium before 1.0, such as SuperSuit's, have neither.
+    """
+    name = type(env.unwrapped).__name__
+    parts = ("num_envs", "single_observation_space", "single_action_space")
+    if lacking := [part for part in parts if getattr(env, part, None) is None]:
+        raise UsageError(
+            f"{name} has no {' and no '.join(lacking)}, which a vector environment of gymnasium 1.0 or later has; "
+            "convert it in the function that make_environment.env_id names"
+        )
     mode = env.metadata.get("autoreset_mode")
     if mode is None:
         raise UsageError(
-            f"{type(env.unwrapped).__name__}.metadata has no 'autoreset_mode', so alfish cannot know when it resets; "
-            "set it to one of gymnasium.vector.AutoresetMode"
+            f"{name}.metadata has no 'autoreset_mode', so alfish cannot know when it resets; set it to one of "
+            "gymnasium.vector.AutoresetMode, as in env.metadata = {**env.metadata, 'autoreset_mode': "
+            "AutoresetMode.NEXT_STEP}, in the function that makes it"
         )
     return AutoresetMode(mode)
 

@@ -320,6 +320,19 @@ def test_a_missing_autoreset_mode_is_refused():
         VectorEnvironment(OwnVector(mode=None), [0, 1])
 
 
+def test_a_mode_that_is_set_as_the_message_says_is_taken():
+    env = OwnVector(mode=None)
+    env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
+    assert VectorEnvironment(env, [0, 1]).num_envs == 2
+
+
+def test_a_vector_environment_of_an_older_gymnasium_is_refused():
+    env = OwnVector(mode=None)
+    del env.single_observation_space, env.single_action_space
+    with pytest.raises(UsageError, match="OwnVector has no single_observation_space and no single_action_space, which"):
+        VectorEnvironment(env, [0, 1])
+
+
 def test_same_step_without_final_observations_is_refused():
     environment = VectorEnvironment(OwnVector(mode=AutoresetMode.SAME_STEP, length=2), [0, 1])
     environment.reset()
