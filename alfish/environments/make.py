@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from alfish import imports, specs
 from alfish.environments import rendering
 from alfish.environments.environment import Environment
-from alfish.environments.sequential import SequentialVectorEnv, refuse_vector
+from alfish.environments.sequential import SequentialVectorEnv, check_ends, refuse_breach, refuse_vector
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError, exited, first_line
@@ -69,9 +69,11 @@ def make_environment(
     """
     if render_mode:
         rendering.prepare()
+    if not all(isinstance(name, str) for name in env_kwargs or ()):
+        raise UsageError(f"make_environment.env_kwargs is {env_kwargs!r}; its keys are names of arguments, in quotes")
     kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
     seeds = spawn_seeds(seed, num_envs)
-    is_vector = callable(env_id) and "num_envs" in inspect.signature(env_id).parameters
+    is_vector = callable(env_id) and "num_envs" in _parameters(env_id)
     if (wrappers or training_wrappers) and (is_vector or vectorization in ("vector_entry_point", "envpool")):
         raise UsageError("make_environment.wrappers wrap single environments, and there are none in a vector class")
     if callable(env_id) and is_vector:
@@ -108,16 +110,27 @@ def make_environment(
         return env
 
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
-    if vectorization == "async" and not evaluation:
-        env = gymnasium.vector.AsyncVectorEnv([_InProcess(single)] * num_envs, autoreset_mode=mode)
-    else:
-        env = SequentialVectorEnv([single] * num_envs, mode)
+    try:
+        if vectorization == "async" and not evaluation:
+            env = gymnasium.vector.AsyncVectorEnv([_InProcess(single)] * num_envs, autoreset_mode=mode)
+        else:
+            env = SequentialVectorEnv([single] * num_envs, mode)
+    except Exception as error:
+        refuse_breach(error, _name(env_id), "construction")
+        raise
     return _adapt(env, seeds, evaluation, env_id, env_spec)
 
 
 def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
     """The callable that an entry of `wrappers` names, with its keyword arguments; a callable itself."""
-    name, keywords = wrapper if isinstance(wrapper, (list, tuple)) else (wrapper, {})
+    entry = list(wrapper) if isinstance(wrapper, (list, tuple)) else [wrapper, {}]
+    is_named = len(entry) == 2 and (isinstance(entry[0], str) or callable(entry[0])) and isinstance(entry[1], Mapping)
+    if not is_named:
+        raise UsageError(
+            f"make_environment.wrappers has {wrapper!r}; an entry is a class, its name, or a list of either and its "
+            "keyword arguments, as ['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]"
+        )
+    name, keywords = entry
     if callable(name):
         return functools.partial(name, **keywords) if keywords else name
     module, _, attribute = name.partition(":")
@@ -169,26 +182,42 @@ class _InProcess:
 class ScalarReward(gymnasium.Wrapper):
     """Makes a float of whatever number an environment rewards with; arrays of one element break the batching.
 
-    A call of sys.exit is an error, as it is where environments are stepped in the trainer's process.
+    A call of sys.exit is an error, as it is where environments are stepped in the trainer's process, and what is not as
+    gymnasium asks is refused here: gymnasium would wait for a step of which it cannot read the infos.
     """
 
     def reset(self, **arguments: Any) -> Any:
-        try:
-            return self.env.reset(**arguments)
-        except SystemExit as error:
-            raise exited(error) from error
+        with self._named_errors("reset"):
+            observation, info = self.env.reset(**arguments)
+            _check_info(info)
+        return observation, info
 
     def step(self, action: Any) -> Any:
-        try:
+        with self._named_errors("step"):
             observation, reward, terminated, truncated, info = self.env.step(action)
-        except SystemExit as error:
-            raise exited(error) from error
+            _check_info(info)
+        check_ends([terminated], [truncated])
         try:
             number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError):
             refuse_vector(reward)
             raise
         return observation, number, terminated, truncated, info
+
+    @contextlib.contextmanager
+    def _named_errors(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except SystemExit as error:
+            raise exited(error) from error
+        except Exception as error:
+            refuse_breach(error, type(self.env.unwrapped).__name__, method)
+            raise
+
+
+def _check_info(info: Any) -> None:
+    if not isinstance(info, dict):
+        raise TypeError(f"its info is {info!r}, which is no dict")
 
 
 def spawn_seeds(seed: int, count: int) -> list[int]:
@@ -209,6 +238,12 @@ def _adapt(
     return environment
 
 
+def _parameters(factory: Callable[..., Any]) -> set[str]:
+    """The names of what it takes; of classes, what `__init__` takes, where gin's own metaclass hides it."""
+    found = set(inspect.signature(factory).parameters)
+    return found | set(inspect.signature(factory.__init__).parameters) if inspect.isclass(factory) else found
+
+
 def _name(env_id: str | Callable[..., Any]) -> str:
     made = getattr(env_id, "func", env_id)  # of a partial
     return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
@@ -217,7 +252,7 @@ def _name(env_id: str | Callable[..., Any]) -> str:
 def _wrapped(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
     wrapper = _wrapper(wrapper)
     try:
-        return wrapper(env)
+        wrapped = wrapper(env)
     except TypeError as error:
         words = "required positional argument", "takes no arguments", "unexpected keyword argument"
         if not any(one in str(error) for one in words):
@@ -227,6 +262,11 @@ def _wrapped(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
             f"and the arguments that are set: {first_line(error)}; set them in gin, by functools.partial, or as "
             "['module:Name', {'argument': value}]"
         ) from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise UsageError(
+            f"make_environment.wrappers: {_name(wrapper)} made a {type(wrapped).__name__}, no gymnasium.Env"
+        )
+    return wrapped
 
 
 def _make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

@@ -1,7 +1,9 @@
 """gymnasium's vector environment that steps others one after another, with less around it."""
 
 import contextlib
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,7 +11,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
+
+# Code that calls single environments and takes apart what they return: an error that is raised here, and not in the
+# environment itself, says that they do not do as gymnasium asks.
+_GYMNASIUM, _NUMPY = Path(gymnasium.__file__).parent, Path(np.__file__).parent
+_CALLERS = {_GYMNASIUM / "wrappers", _GYMNASIUM / "core.py", _GYMNASIUM / "vector"}
+_CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__), Path(__file__).with_name("make.py")}
 
 
 class SequentialVectorEnv(SyncVectorEnv):
@@ -37,7 +45,7 @@ class SequentialVectorEnv(SyncVectorEnv):
         self.report: Callable[[int, BaseException], None] | None = None
         self.replaced: list[int] = []
         self.progress: float | None = None
-        self.something_ended = False
+        self.something_ended = True  # so that the first step is looked at as those after an end are
         self._one_array = isinstance(self._observations, np.ndarray)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -83,9 +91,11 @@ class SequentialVectorEnv(SyncVectorEnv):
         self._env_obs = observations
         self.something_ended = any(terminations) or any(truncations)
         if self.something_ended:
+            check_ends(terminations, truncations)
             self._terminations, self._truncations = np.array(terminations, bool), np.array(truncations, bool)
             self._autoreset_envs = self._terminations | self._truncations
         elif not was_quiet:  # else they are all False
+            check_ends(terminations, truncations)
             self._terminations, self._truncations = np.zeros(len(rewards), bool), np.zeros(len(rewards), bool)
             self._autoreset_envs = np.zeros(len(rewards), bool)
         gathered: dict[str, Any] = {}
@@ -153,6 +163,14 @@ class SequentialVectorEnv(SyncVectorEnv):
         return batch
 
 
+def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
+    """Raises UsageError where one is not a bool: text would be true, and None an episode without an end."""
+    for name, ends in (("terminated", terminations), ("truncated", truncations)):
+        for end in ends:
+            if np.shape(end) != () or end not in (False, True):
+                raise UsageError(f"the environment's step returned {name} = {end!r}; it is True or False")
+
+
 def refuse_vector(reward: Any) -> None:
     """Raises UsageError where a reward is a vector."""
     if np.size(reward) > 1:
@@ -160,3 +178,27 @@ def refuse_vector(reward: Any) -> None:
             f"the environment rewards each step with {np.size(reward)} numbers, and alfish trains on one; wrap it so "
             "that it adds them up with weights, as mo_gymnasium.wrappers.LinearReward does"
         )
+
+
+def refuse_breach(error: Exception, name: str, method: str) -> None:
+    """Raises UsageError where environments were called, or returned something, otherwise than gymnasium asks for.
+
+    Args:
+      error: raised by `step` or `reset` of a vector environment. Errors of the environments' own code are left alone.
+      name: of the environments.
+      method: 'step', 'reset' or 'construction'.
+    """
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [file for file in files if _NUMPY not in file.parents]
+    is_relayed = own[-1].name == "async_vector_env.py"  # raised in another process
+    if isinstance(error, UsageError) or is_relayed or not {own[-1], *own[-1].parents} & _CALLERS:
+        return
+    asked = (
+        "reset(seed=, options=) returns (observation, info), and step (observation, reward, terminated, truncated, "
+        "info), with infos that are dicts and every part of the observation as its space says"
+    )
+    if method == "construction":
+        asked = "look at its class, and at its wrappers and env_kwargs"
+    raise UsageError(
+        f"{name} does not do as gymnasium asks; {method} ended in {type(error).__name__}: {first_line(error)}; {asked}"
+    ) from error

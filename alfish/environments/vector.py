@@ -14,7 +14,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
-from alfish.environments.sequential import SequentialVectorEnv
+from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs import ActionUnits, ObservationUnits
@@ -84,7 +84,11 @@ class VectorEnvironment(Environment):
         executed = self._units.executed(action)
         # An environment may write its action; what was executed is kept.
         handed = nest.map(_apart, self._units.stretch(executed), executed)
-        observation, reward, terminated, truncated, self.infos = self.env.step(handed)
+        try:
+            observation, reward, terminated, truncated, self.infos = self.env.step(handed)
+        except Exception as error:
+            refuse_breach(error, self.name, "step")
+            raise
         if self._reads_executed:
             executed = self._reported(executed)
         if self._sequential is not None:
@@ -243,7 +247,11 @@ class VectorEnvironment(Environment):
     def _reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         seeds, self._seeds = (self._seeds if seeds is None else seeds), None
         options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
-        observation, self.infos = self.env.reset(seed=self._seed_argument(seeds), **options)
+        try:
+            observation, self.infos = self.env.reset(seed=self._seed_argument(seeds), **options)
+        except Exception as error:
+            refuse_breach(error, self.name, "reset")
+            raise
         self._was_done[:] = False
         self._nothing_began, self._restart = True, False
         return self._first(self._read(observation))

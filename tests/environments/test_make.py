@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 
+import gin
 import gymnasium
 import numpy as np
 import pytest
@@ -372,3 +373,106 @@ def test_the_configuration_of_a_run_names_wrapper_classes_only():
         make_environment("CartPole-v1", wrappers=["gymnasium.wrappers:FlattenObservation"]).close()
         with pytest.raises(UsageError, match="make_environment.wrappers calls a function of 'subprocess', which"):
             make_environment("CartPole-v1", wrappers=[["subprocess:call", {"args": ["true"]}]])
+
+
+def test_a_vector_class_behind_gin_is_asked_for_num_envs():
+    made = gin.external_configurable(type("Vectors", (TensorPointMass,), {}), module="tests.make")
+    assert make_environment(made, num_envs=3).num_envs == 3
+
+
+WRAPPERS = [
+    ([["gymnasium.wrappers:TimeLimit", 5]], "wrappers has .'gymnasium.wrappers:TimeLimit', 5.; an entry is a class"),
+    ([["gymnasium.wrappers:TimeLimit", {}, 7]], "an entry is a class, its name, or a list of either and its keyword"),
+    ([[]], r"wrappers has \[\]; an entry is"),
+    (["builtins:id"], "make_environment.wrappers: id made a int, no gymnasium.Env"),
+    (
+        ["gymnasium.wrappers.vector:RecordEpisodeStatistics"],
+        "construction ended in TypeError: Expected env to be a `gy",
+    ),
+    ([["gymnasium.wrappers:TimeLimit", {"max_episode_steps": -3}]], "construction ended in ValueError: Expect the `ma"),
+]
+
+
+@pytest.mark.parametrize(("wrappers", "words"), WRAPPERS)
+def test_what_is_no_wrapper_is_named(wrappers, words):
+    with pytest.raises(UsageError, match=words):
+        make_environment(Stamped, wrappers=wrappers)
+
+
+def test_what_gymnasium_refuses_to_build_is_one_sentence():
+    with pytest.raises(UsageError, match="env_kwargs is {1: 2}; its keys are names of arguments, in quotes"):
+        make_environment("CartPole-v1", env_kwargs={1: 2})
+
+    class Changing(OneState):
+        sizes = iter(range(2, 9))
+
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Box(-1, 1, (next(self.sizes),))
+
+    with pytest.raises(UsageError, match="Changing does not do as gymnasium asks; construction ended in RuntimeError"):
+        make_environment(Changing, num_envs=2)
+
+
+def returning(**changes):
+    """An environment whose `reset` or `step` returns what a function makes of what it should."""
+
+    def changed(name, change):
+        return lambda self, *arguments, **keywords: change(getattr(OneState, name)(self, *arguments, **keywords))
+
+    return type("Wrong", (OneState,), {name: changed(name, change) for name, change in changes.items()})
+
+
+BREACHES = {
+    "no info": ({"reset": lambda row: row[0]}, "reset ended in"),
+    "an info that is none": ({"reset": lambda row: (row[0], None)}, "reset ended in"),
+    "nothing": ({"step": lambda row: None}, "step ended in TypeError: cannot unpack non-iterable NoneType"),
+    "four": (
+        {"step": lambda row: row[:4]},
+        r"step ended in ValueError: not enough values to unpack \(expected 5, got 4",
+    ),
+    "a list of infos": ({"step": lambda row: (*row[:4], [1])}, "step ended in"),
+    "no reward": ({"step": lambda row: (row[0], None, *row[2:])}, r"step ended in TypeError: float\(\)"),
+    "no observation": ({"step": lambda row: (None, *row[1:])}, "step ended in"),
+    "text at the end": ({"step": lambda row: (*row[:2], "no", *row[3:])}, "returned terminated = 'no'; it is True or"),
+    "None at the end": ({"step": lambda row: (*row[:3], None, row[4])}, "returned truncated = None; it is True or Fal"),
+    "a half end": ({"step": lambda row: (*row[:2], 0.5, *row[3:])}, "returned terminated = 0.5; it is True or False"),
+    "an array of ends": ({"step": lambda row: (*row[:2], np.array([False]), *row[3:])}, r"terminated = array\(\[Fals"),
+}
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_environments_that_do_not_do_as_gymnasium_asks_are_told_so(name):
+    changes, words = BREACHES[name]
+    environment = make_environment(returning(**changes), num_envs=2)
+    with pytest.raises(UsageError, match=words):
+        environment.reset()
+        environment.step(torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_wrong_seed_argument_is_a_breach_and_an_error_of_the_environments_own_is_none():
+    class Old(OneState):
+        def reset(self):
+            return 0, {}
+
+    with pytest.raises(UsageError, match="Old does not do as gymnasium asks; reset ended in TypeError: .*keyword arg"):
+        make_environment(Old).reset()
+
+    def breaks(row):
+        raise ZeroDivisionError("the physics exploded")
+
+    environment = make_environment(returning(step=breaks))
+    environment.reset()
+    with pytest.raises(ZeroDivisionError, match="the physics exploded"):
+        environment.step(torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore:.*(ERROR|WARN):")  # gymnasium's own words
+def test_a_breach_in_another_process_ends_at_once():
+    environment = make_environment(returning(step=lambda row: (*row[:4], [1])), vectorization="async")
+    try:
+        environment.reset()
+        with pytest.raises(UsageError, match=r"step ended in TypeError: its info is \[1\], which is no dict"):
+            environment.step(torch.zeros(1, dtype=torch.int64))
+    finally:
+        environment.close()
