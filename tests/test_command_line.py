@@ -765,6 +765,20 @@ def test_a_film_has_its_name_when_it_is_whole(refused, run, tmp_path, monkeypatc
     assert not any("cp-0.mp4" in names for names in rendered[: rendered.index(["cp-0.mp4"])])
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [None, "text", np.zeros((16, 16, 3)), np.zeros((1, 1, 3), np.uint8), [np.zeros((16, 16, 3), np.uint8)], "growing"],
+    ids=["None", "text", "floats", "tiny", "list", "growing"],
+)
+def test_frames_that_make_no_film_are_refused(refused, run, tmp_path, monkeypatch, frame):
+    pytest.importorskip("imageio")
+    sizes, growing = iter(range(16, 1000, 2)), isinstance(frame, str) and frame == "growing"
+    monkeypatch.setattr(CartPoleEnv, "render", lambda env: np.zeros((next(sizes), 16), np.uint8) if growing else frame)
+    words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}")
+    assert "the environment renders " in words and ("at least 2 x 2, always of the same size" in words or frame is None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_film_that_cannot_be_written_is_refused(refused, run, tmp_path, monkeypatch):
     (tmp_path / "cp-1.gif").mkdir()
     words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2")

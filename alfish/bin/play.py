@@ -96,6 +96,7 @@ class Film(contextlib.AbstractContextManager):
             raise UsageError(f"--video={path} cannot be written: {error.strerror}; name another directory") from error
         rendering.prepare()
         self._episode, self._frames = -1, 0
+        self._size: tuple[int, ...] | None = None
         self._writer: Any = None
         self.written: list[tuple[Path, int]] = []
 
@@ -107,7 +108,7 @@ class Film(contextlib.AbstractContextManager):
         single = env.envs[0] if isinstance(env, SyncVectorEnv) else None
         if single is not None:
             rendering.follow(single)
-        fps = env.metadata.get("render_fps", 30)
+        fps = env.metadata.get("render_fps") or 30
 
         def on_row(episode: np.ndarray) -> None:
             if episode[0] < 0:
@@ -123,10 +124,24 @@ class Film(contextlib.AbstractContextManager):
             if not frames or frames[0] is None:
                 raise UsageError("the environment renders no frames with render_mode='rgb_array'")
             with self._named_errors():
-                self._writer.append_data(_even(np.asarray(frames[0])))
+                self._writer.append_data(_even(self._checked(frames[0])))
             self._frames += 1
 
         return on_row
+
+    def _checked(self, frame: Any) -> np.ndarray:
+        """The frame as an array, of the size of those before it."""
+        array = np.asarray(frame)
+        shape = array.shape[:2]
+        is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+        if not is_image or array.dtype != np.uint8 or min(shape) < 2 or shape != (self._size or shape):
+            asked = "an array [height, width, 3] of uint8, at least 2 x 2, always of the same size"
+            raise UsageError(
+                f"the environment renders {array.dtype} of shape {list(array.shape)} with render_mode='rgb_array'; it "
+                f"is {asked}"
+            )
+        self._size = shape
+        return array
 
     def __exit__(self, kind: Any, *others: Any) -> None:
         if kind is None:
@@ -152,7 +167,7 @@ class Film(contextlib.AbstractContextManager):
 
     def _next(self, episode: int, fps: float) -> None:
         self._finish()
-        self._episode, self._frames = episode, 0
+        self._episode, self._frames, self._size = episode, 0, None
         mp4: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
         options = mp4 if self._path.suffix == ".mp4" else {"duration": 1000 / fps}
         with self._named_errors():
