@@ -1,19 +1,20 @@
 """Says in one sentence where a hook returned something else than the contract asks for; see `RLAlgorithm`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from gymnasium import spaces
 
 from alfish import nest, specs
-from alfish.data import AlgStep
+from alfish.data import AlgStep, LossInfo
 from alfish.errors import UsageError
 from alfish.nest import Nest
 
 
 def return_error(found: Any, expected: str, owner: object, hook: str) -> UsageError:
     """What to raise where a hook of `owner` returned something of another type than `expected`."""
-    return UsageError(f"{hook} of {type(owner).__name__} returned {_kind(found)}; it returns {expected}")
+    return UsageError(f"{hook} of {type(owner).__name__} returned {kind_of(found)}; it returns {expected}")
 
 
 def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_size: int, initial_state: Nest) -> None:
@@ -33,11 +34,45 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
         raise return_error(step, "AlgStep(action, state, info)", owner, hook)
     who = f"{hook} of {type(owner).__name__}"
     check_action(step.output, owner, hook, action_spec, batch_size)
+    for name, leaf in nest.named_leaves(step.info, "info"):
+        if not _is_tensor(leaf) or leaf.shape[:1] != (batch_size,):
+            asked = f"a tensor that begins with [{batch_size}]"
+            raise UsageError(f"{who} returned as {name} {kind_of(leaf)}; it is {asked}")
     states = [[(path, tuple(leaf.shape)) for path, leaf in nest.named_leaves(state, "state") if _is_tensor(leaf)]
               for state in (step.state, initial_state)]  # fmt: skip
     if states[0] != states[1]:
         carried, first = (", ".join(f"{path} {list(shape)}" for path, shape in state) or "none" for state in states)
         raise UsageError(f"{who} returned another state ({carried}) than initial_state does ({first}); make them alike")
+
+
+def check_initial_state(algorithm: Any) -> None:
+    """Raises UsageError where `initial_state` of an algorithm does not return tensors `[B, ...]`."""
+    for name, leaf in nest.named_leaves(algorithm.initial_state(2), "state"):
+        if not _is_tensor(leaf) or leaf.shape[:1] != (2,):
+            raise UsageError(
+                f"initial_state of {type(algorithm).__name__} returned as {name} {kind_of(leaf)} for batch_size 2; it "
+                "is a tensor that begins with [2]"
+            )
+
+
+def check_loss_info(loss_info: LossInfo, owner: object) -> None:
+    """Raises UsageError where a part of what `calc_loss` of `owner` returned is of another kind than `LossInfo` says.
+
+    A wrong number of rows is not found here.
+    """
+    hook = f"calc_loss of {type(owner).__name__} returned as LossInfo"
+    scalar, stop = loss_info.scalar, loss_info.stop
+    if scalar is not None and not isinstance(scalar, Mapping):
+        raise UsageError(f"{hook}.scalar {kind_of(scalar)}; it is a dict from a parameter group to its 0-d loss")
+    if stop is not None and (not _is_tensor(stop) or stop.ndim):
+        raise UsageError(f"{hook}.stop {kind_of(stop)}; it is a 0-d bool tensor")
+    losses = loss_info.loss if isinstance(loss_info.loss, Mapping) else {"": loss_info.loss}
+    for field, each in (("loss", losses), ("scalar", scalar or {})):
+        for name, loss in each.items():
+            if not _is_tensor(loss) or not loss.is_floating_point() or (field == "scalar" and loss.ndim):
+                where = f"{hook}.{field}[{name!r}]" if name else f"{hook}.{field}"
+                asked = "a 0-d float tensor" if field == "scalar" else "a float tensor, one number per row"
+                raise UsageError(f"{where} {kind_of(loss)}; it is {asked}")
 
 
 def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batch_size: int) -> None:
@@ -68,7 +103,7 @@ def _check_leaf(who: str, name: str, action: Any, spec: spaces.Space, batch_size
     if not _is_tensor(action) or tuple(action.shape) != asked or action.is_floating_point() != is_float:
         kind = "float32" if is_float else "int64"
         raise UsageError(
-            f"{who} returned as {name} {_kind(action)}; {spec} asks for a tensor of shape {list(asked)} and dtype "
+            f"{who} returned as {name} {kind_of(action)}; {spec} asks for a tensor of shape {list(asked)} and dtype "
             f"{kind}"
         )
     if isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
@@ -82,7 +117,8 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor)
 
 
-def _kind(found: Any) -> str:
+def kind_of(found: Any) -> str:
+    """What was returned, for messages."""
     if isinstance(found, torch.Tensor):
         return f"a tensor of shape {list(found.shape)} and dtype {str(found.dtype).removeprefix('torch.')}"
     return "None" if found is None else f"a {type(found).__name__}"

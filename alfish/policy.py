@@ -14,7 +14,9 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.checkpoint import load_model
 from alfish.data import StepType, TimeStep, reset_state
 from alfish.errors import UsageError
+from alfish.hooks import check_initial_state
 from alfish.nest import Nest
+from alfish.parts import build
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 
@@ -34,9 +36,15 @@ def make_networks(
       transforms: transform classes, the first one applied first.
       observation_spec, action_spec, reward_spec: the environment's.
       device: of both.
+
+    Raises:
+      UsageError: a factory makes something else, or what does not keep to its contract.
     """
     chain = Transforms(transforms, observation_spec, reward_spec).to(device)
-    return algorithm(chain.observation_spec, action_spec, chain.reward_spec).to(device), chain
+    specs = chain.observation_spec, action_spec, chain.reward_spec
+    made = build(algorithm, RLAlgorithm, "Trainer.algorithm", *specs).to(device)
+    check_initial_state(made)
+    return made, chain
 
 
 def load_networks(

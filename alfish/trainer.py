@@ -44,7 +44,8 @@ from alfish.learner import Learner
 from alfish.listeners import CheckpointSaver, Listener, Report, default_listeners
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.offline.spaces import TrainedSpaces
-from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked, shown
+from alfish.parts import build
 from alfish.policy import Policy, load_networks, make_networks
 from alfish.provenance import append, provenance
 from alfish.random_state import rng_state, set_rng_state
@@ -58,6 +59,8 @@ FILES = ("metrics.csv", "log.txt", "provenance.json", RUN_FILE, "done")
 DIRECTORIES = ("checkpoints", "replay", "eval", "tensorboard")
 # With a budget of seconds, what pays in long runs alone starts from here.
 LONG_RUN_SECONDS = 300
+# torch ends the process where it is asked for very many.
+MAX_THREADS = 1024
 # Each budget, and the attribute that is counted against it.
 BUDGETS = {
     "num_env_steps": "env_steps",
@@ -138,7 +141,7 @@ class Trainer:
         interaction_env_steps: NonNegativeInt | None = None,
         seed: Annotated[int, Range(0, 2**63 - 1)] = 0,
         device: str = "auto",
-        num_threads: PositiveInt = 1,
+        num_threads: Annotated[int, Range(1, MAX_THREADS)] = 1,
         summary_period: PositiveInt = 1000,
     ):
         arguments = locals()  # before there are others
@@ -158,7 +161,7 @@ class Trainer:
         self._max_evaluation_length = max_evaluation_length
         _seed_all(seed)
         self._make_environment, self._make_evaluation_environment = environment, evaluation_environment
-        self.environment = environment(seed=seed)
+        self.environment = build(environment, Environment, "Trainer.environment", seed=seed)
         specs = self.environment.observation_spec, self.environment.action_spec, self.environment.reward_spec
         self.algorithm, self.transforms = make_networks(algorithm, transforms, *specs, self.device)
         self.batches = self._make_batches(batches)
@@ -167,7 +170,8 @@ class Trainer:
                 f"Trainer.interaction_env_steps ends acting, and {type(self.batches).__name__} as it is set keeps no "
                 "rows to train on after that; leave it out, or train off-policy from a replay that is not cleared"
             )
-        self.unroller = unroller(self.environment, self.algorithm, self.transforms)
+        parts = self.environment, self.algorithm, self.transforms
+        self.unroller = build(unroller, Unroller, "Trainer.unroller", *parts)
         if not self.batches.acts:
             self._check_offline()
         self.unroller.bind(environment, unroll_length, seed)
@@ -181,7 +185,7 @@ class Trainer:
         shows_rows = type(self.algorithm).after_iteration is not RLAlgorithm.after_iteration or bool(self.transforms)
         self._shows_rows = shows_rows  # to others than the batches
         self.unroller.gives_arrays = self.batches.takes_arrays and self._on_cpu and not shows_rows
-        self.learner = learner(self.algorithm)
+        self.learner = build(learner, Learner, "Trainer.learner", self.algorithm)
         self.learner.log = self.log
         self._progress = nest.host_view(self.algorithm.progress)
         self._modes = _Modes(self.algorithm)
@@ -192,6 +196,9 @@ class Trainer:
             self.unroller.ignore_infos()
         self._plan()
         self.listeners = [*(default_listeners() if listeners is None else listeners), *extra_listeners]
+        for listener in self.listeners:
+            if not isinstance(listener, Listener):
+                raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
         origin = Origin(run_id(self.root_dir))
         self.checkpoints = Checkpoints(self.root_dir / "checkpoints", origin=origin)
         self.replay_checkpoints = Checkpoints(self.root_dir / "replay", keep_last=2, origin=origin)
@@ -656,7 +663,7 @@ class Trainer:
         name, on_policy = type(self.algorithm).__name__, self.algorithm.on_policy
         if batches is None:
             batches = EpochBatches if on_policy else ReplayBatches
-        made = batches()
+        made = build(batches, Batches, "Trainer.batches")
         if made.on_policy != on_policy:
             kind, fitting = ("on-policy", "EpochBatches") if on_policy else ("off-policy", "ReplayBatches")
             raise UsageError(
@@ -811,8 +818,10 @@ def device_named(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UsageError(f"Trainer.device is {name!r}; it is auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"Trainer.device is {name!r}, which alfish does not use; it is auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("Trainer.device is 'cuda', but torch finds no GPU here; use --device=cpu")
     return device

@@ -4,7 +4,7 @@ A group's parameters are views of one flat vector, so that every optimizer call,
 many layers there are. No value is read from the device inside an update, but for one flag on a CPU.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Chunk, take
 from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import UsageError
-from alfish.hooks import return_error
+from alfish.hooks import check_loss_info, return_error
 from alfish.losses import masked_mean
 from alfish.nest import Nest
 from alfish.optimizers import Optimizer
@@ -82,9 +82,13 @@ class Updates:
         batch = take(chunk.source, index)
         with torch.enable_grad():
             losses, loss_info = self.losses(batch)
-            if loss_info.stop is not None and bool(loss_info.stop):
-                return None
-            measured = self.measure(losses, {name: group.parameters for name, group in self.groups.items()})
+            try:
+                if loss_info.stop is not None and bool(loss_info.stop):
+                    return None
+                measured = self.measure(losses, {name: group.parameters for name, group in self.groups.items()})
+            except Exception:
+                check_loss_info(loss_info, self.algorithm)
+                raise
         keep = measured.keep
         self.kept += keep
         self.skipped_in_row.add_(1).mul_(1 - keep)
@@ -111,7 +115,11 @@ class Updates:
         loss_info = algorithm.calc_loss(experience, step.info)
         if not isinstance(loss_info, LossInfo):
             raise return_error(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
-        return self._reduce(loss_info, batch), loss_info
+        try:
+            return self._reduce(loss_info, batch), loss_info
+        except Exception:
+            check_loss_info(loss_info, algorithm)
+            raise
 
     def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:
         """`[N]`, of windows, for the replay that weighed the batch: that of the row a window starts with or, where
@@ -157,7 +165,8 @@ class Updates:
                     f"calc_loss returned a loss for {name!r}; the parameter groups are {list(self.groups)}"
                 )
         for name, loss in per_row.items():
-            mask = batch.mask[: len(loss)] if loss.ndim else batch.mask
+            num_rows = len(loss) if loss.ndim else 0
+            mask = batch.mask[:num_rows] if num_rows else batch.mask
             if loss.shape != mask.shape:
                 raise UsageError(
                     f"calc_loss must return one loss per row: {name!r} has shape {tuple(loss.shape)} for rows of "
@@ -181,6 +190,8 @@ class Updates:
     def _only_group(self) -> str:
         if len(self.groups) > 1:
             raise UsageError(f"calc_loss must return a dict of losses, one for each of the groups {list(self.groups)}")
+        if not self.groups:
+            raise UsageError(f"{type(self.algorithm).__name__} has no parameter to train; make networks its attributes")
         return next(iter(self.groups))
 
 
@@ -240,7 +251,11 @@ def _claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]
     names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
     groups: dict[str, list[nn.Parameter]] = {}
     owner: dict[int, str] = {}
-    for group, parameters in algorithm.parameter_groups().items():
+    claims = algorithm.parameter_groups()
+    if not isinstance(claims, Mapping) or not all(isinstance(each, Iterable) for each in claims.values()):
+        words = "a dict from a group's name to its parameters, as {'all': self.parameters()}"
+        raise return_error(claims, words, algorithm, "parameter_groups")
+    for group, parameters in claims.items():
         groups[group] = [parameter for parameter in parameters if parameter.requires_grad]
         for parameter in groups[group]:
             if id(parameter) not in names:

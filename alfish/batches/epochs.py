@@ -10,6 +10,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Batches, Chunk
 from alfish.data import Batch, Experience, trainable
 from alfish.errors import UsageError
+from alfish.hooks import kind_of
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, checked
 from alfish.transforms import Transforms
@@ -102,8 +103,8 @@ class EpochBatches(Batches):
             return
         self._has_looked = True
         for name, leaf in nest.named_leaves(info, "info"):
-            if leaf.shape[:2] not in ((length, num_envs), (length + 1, num_envs)):
+            if getattr(leaf, "shape", ())[:2] not in ((length, num_envs), (length + 1, num_envs)):
                 raise UsageError(
-                    f"preprocess_experience of {type(self._algorithm).__name__} returned {name} of shape "
-                    f"{list(leaf.shape)}; it begins with [{length}, {num_envs}], the rows that train"
+                    f"preprocess_experience of {type(self._algorithm).__name__} returned {name}, {kind_of(leaf)}; it "
+                    f"begins with [{length}, {num_envs}], the rows that train"
                 )

@@ -12,6 +12,7 @@ from alfish.batches.windows import WindowBatches, Windows, observe, recorded
 from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import UsageError
+from alfish.hooks import return_error
 from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
@@ -167,7 +168,11 @@ class ReplayBatches(WindowBatches):
         return env_steps < self.warmup_env_steps and not self._offline_updates
 
     def add(self, experience: Experience) -> None:
-        kept = {name: getattr(experience.info, name) for name in self._algorithm.replay_info}
+        try:
+            kept = {name: getattr(experience.info, name) for name in self._algorithm.replay_info}
+        except AttributeError as error:
+            words = f"an info with the fields {', '.join(self._algorithm.replay_info)}, which are its replay_info"
+            raise return_error(experience.info, f"AlgStep with {words}", self._algorithm, "rollout_step") from error
         self.buffer.push(experience._replace(info=kept or None))
 
     def chunks(self, steps: int) -> Iterator[Chunk]:

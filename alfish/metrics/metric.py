@@ -88,6 +88,10 @@ class Metrics:
     """
 
     def __init__(self, metrics: Sequence[Metric], num_envs: int, flush_rows: int = 256):
+        for metric in metrics:
+            missing = [name for name in ("name", "update", "result", "state_dict") if not hasattr(metric, name)]
+            if missing:
+                raise UsageError(f"{type(metric).__name__} is no metric: it has no {' and no '.join(missing)}")
         names = [metric.name for metric in metrics]
         for name in names:
             if names.count(name) > 1:

@@ -16,6 +16,7 @@ from alfish import nest
 from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.parts import build
 
 
 class Rows(Protocol):
@@ -93,7 +94,8 @@ class Transforms(nn.Module):
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
         self._chain: Any = nn.ModuleList()
         for factory in factories:
-            transform = factory(self.observation_spec, self.reward_spec)
+            specs = self.observation_spec, self.reward_spec
+            transform = build(factory, Transform, "Trainer.transforms", *specs)
             if transform.look_back and len(self._chain):
                 raise UsageError(
                     f"{type(transform).__name__} looks rows up as they are stored, raw: put it first of the transforms"
