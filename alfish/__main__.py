@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from alfish.bin import end_output, prepare_process, show
-from alfish.errors import RunError, UsageError, exited
+from alfish.errors import RunError, UsageError, exited, printable
 
 SUBCOMMANDS = {
     "train": "train what a gin file describes, or continue a run",
@@ -97,7 +97,8 @@ def _run(name: str, module, rest: list[str]) -> int:
             traceback.print_exception(error)
         # gin appends the chain of constructors to a message; the user needs the sentence.
         sentence = str(error).split("\n  In call to configurable")[0]
-        print(f"alfish {name}: {sentence}", file=sys.stderr)
+        for line in f"alfish {name}: {sentence}".split("\n"):
+            print(printable(line), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except SystemExit as error:  # an environment's, or that of another part of the user's
         print(f"alfish {name}: {exited(error)}", file=sys.stderr)

@@ -464,6 +464,9 @@ def _header(path: Path, step: int, file: BinaryIO) -> Header:
         version, schema = fields["alfish"], fields["schema"]
         if not isinstance(version, str) or type(schema) is not int:
             raise ValueError(f"alfish {version!r} of schema {schema!r}")
+        for words in (version, fields.get("run"), fields.get("config")):
+            if words is not None and not (isinstance(words, str) and words.isprintable() and len(words) <= 100):
+                raise ValueError("what it says of itself is no short text")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BrokenCheckpoint(f"Checkpoint {path} has a damaged header ({first_line(error)})") from error
     if schema > SCHEMA:
@@ -479,7 +482,7 @@ def _header(path: Path, step: int, file: BinaryIO) -> Header:
 def _other_content(path: Path, error: Exception) -> "BrokenCheckpoint":
     """What to raise where a file with a good checksum does not hold what a checkpoint does."""
     logging.debug("Of %s:", path, exc_info=error)
-    reason = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
+    reason = f"{first_line(error)} is missing" if isinstance(error, KeyError) else first_line(error)
     return BrokenCheckpoint(f"Checkpoint {path} does not hold what this alfish saves ({reason})")
 
 

@@ -12,8 +12,13 @@ class RunError(RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """What it says, without the report that may follow."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What it says, without the report that may follow, and without what a file might tell the terminal."""
+    return printable((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
+def printable(words: str) -> str:
+    """Words in one line of characters that can be shown: a control character from a file could command a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
 def exited(error: SystemExit) -> RunError:

@@ -277,6 +277,13 @@ FORGED = {
     "renamed": (lambda path: path.replace(path.with_name("checkpoint-000000000030.pt")), "saved at 20 steps.*renamed"),
     "newer": (lambda path: _with_header(path, schema=99, alfish="7.1"), "written by alfish 7.1, which this one"),
     "header": (lambda path: _with_header(path, schema="one"), "damaged header"),
+    "terminal": (lambda path: _with_header(path, schema=99, alfish="\x1b[2J"), "damaged header"),
+    "long run": (lambda path: _with_header(path, run="x" * 1000), "damaged header"),
+    "no text": (lambda path: _with_header(path, config=[1]), "damaged header"),
+    "a key with an escape": (
+        lambda path: path.write_bytes(_signed(_saved({"counters": {}, "\x1b[2J": 1}))),
+        "does not hold .*is missing",
+    ),
     "pipe": (_forge_a_pipe, "cannot be read .it is not a regular file"),
     "endless": (_forge_a_link, "cannot be read .it is not a regular file"),
     "directory": (_forge_a_directory, "cannot be read"),

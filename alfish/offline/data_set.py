@@ -105,6 +105,8 @@ def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
     )
     ids, lengths, terminated = state["ids"], state["length"].tolist(), state["terminated"].tolist()
     count = sum(lengths)
+    if not all(isinstance(flag, bool) for flag in terminated):
+        raise ValueError("terminated is no truth value an episode")
     if not all(isinstance(id, str) and id.isprintable() for id in ids) or min(lengths, default=0) < 0:
         raise ValueError("its ids or lengths are not those of episodes")
     for name, values, expected in (

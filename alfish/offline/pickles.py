@@ -6,6 +6,7 @@ other name is refused. No object of numpy receives anything from the file: an ar
 file was read, and is then made of bytes whose number fits its shape and dtype.
 """
 
+import io
 import math
 import pickletools
 import re
@@ -21,6 +22,7 @@ BYTE_ORDERS = "<>=|"
 DTYPES = frozenset({"b1", "O8", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8"})
 TEXT = re.compile(r"[SU][1-9]\d{0,8}")
 MAX_DIMS = 32
+MAX_SHARED = 2**20  # bytes and entries that a file may copy beside its size
 WORDS = 200  # characters of a file's own words in a message
 
 
@@ -75,6 +77,11 @@ class _Array:
         if not isinstance(state, tuple) or len(state) not in (4, 5):
             raise PickleError("it holds an array that is not read")
         self._state = state[-4:]
+
+    @property
+    def objects(self) -> list[Any] | None:
+        """The list that an array of objects copies; None of any other array."""
+        return self._state[3] if len(self._state) == 4 and isinstance(self._state[3], list) else None
 
     def made(self) -> Any:
         """The array.
@@ -196,15 +203,37 @@ class _Name:
         self.path = path
 
 
+class _Copies:
+    """Counts bytes and entries that are copied, of which a file holds each at least as one byte, unless it shares them.
+
+    Args:
+      num_bytes: of the file.
+    """
+
+    def __init__(self, num_bytes: int):
+        self._left = num_bytes + MAX_SHARED
+
+    def add(self, values: Any) -> None:
+        """Counts what a copy of `values` adds.
+
+        Raises:
+          PickleError: parts that are shared multiply it without end.
+        """
+        self._left -= len(values)
+        if self._left < 0:
+            raise PickleError("it makes far more of what it holds than it holds")
+
+
 class _Machine:
     """Runs the instructions of one file.
 
     Args:
       inert: `module.name` of the classes that become `Inert`s.
+      copies: counts what it copies.
     """
 
-    def __init__(self, inert: Iterable[str]):
-        self._inert = frozenset(inert)
+    def __init__(self, inert: Iterable[str], copies: _Copies):
+        self._inert, self._copies = frozenset(inert), copies
         self._stack: list[Any] = []
         self._below: list[list[Any]] = []  # the stacks under each mark
         self._memo: dict[int, Any] = {}
@@ -353,6 +382,8 @@ class _Machine:
         named, arguments = self._take(2)
         if not isinstance(named, _Name) or not isinstance(arguments, tuple):
             raise PickleError("it calls what is no function")
+        if CALLS.get(named.path) is _encoded and arguments and isinstance(arguments[0], str):
+            self._copies.add(arguments[0])
         self._stack.append(CALLS[named.path](*arguments) if named.path in CALLS else Inert(named.path))
 
     _newobj = _reduce
@@ -367,6 +398,9 @@ class _Machine:
         if isinstance(made, DType):
             made.__setstate__(state)
         elif isinstance(made, (_Array, Inert)):
+            for part in state if isinstance(state, tuple) else (state,):
+                if isinstance(part, dict):
+                    self._copies.add(part)
             made.set(state)
         else:
             raise PickleError("it changes what is no object of data")
@@ -375,7 +409,8 @@ class _Machine:
 class _Finished:
     """Puts what stand-ins stand for in their places, each once, however often the file refers to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: _Copies) -> None:
+        self._copies = copies
         self._made: dict[int, Any] = {}
         self._seen: list[Any] = []  # so that no other object gets the identity of one that is in `_made`
 
@@ -408,6 +443,8 @@ class _Finished:
         elif isinstance(value, Inert):
             self.of(value.attributes)
         elif isinstance(value, _Array):
+            if value.objects is not None:
+                self._copies.add(value.objects)
             made = value.made()
             if isinstance(made, np.ndarray) and made.dtype.hasobject:
                 for i, child in enumerate(made.flat):
@@ -438,14 +475,16 @@ def read(file: BinaryIO, inert: Iterable[str] = ()) -> Any:
     """The object that a pickle holds.
 
     Args:
-      file: open for reading.
+      file: open for reading, from its beginning.
       inert: `module.name` of the classes that become `Inert`s.
 
     Raises:
       RefusedError: it asks for another name.
       ValueError, LookupError, TypeError, RecursionError: it is damaged, or no pickle of data.
     """
-    return _Finished().of(_Machine(inert).run(file))
+    copies = _Copies(file.seek(0, io.SEEK_END))
+    file.seek(0)
+    return _Finished(copies).of(_Machine(inert, copies).run(file))
 
 
 def load(path: Path, what: str, inert: Iterable[str]) -> Any:
@@ -472,6 +511,7 @@ def load(path: Path, what: str, inert: Iterable[str]) -> Any:
                 raise UsageError(
                     f"{path} is cut off after {size:,} bytes: a pickle is readable as a whole only; copy it again"
                 ) from error
+            words = shown(str(error) or type(error).__name__)
             raise UsageError(
-                f"{path} is not {what}: nothing of its {size:,} bytes is readable ({shown(str(error))}); write it again"
+                f"{path} is not {what}: nothing of its {size:,} bytes is readable ({words}); write it again"
             ) from error

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from alfish.errors import printable
+
 LEVELS = ("error", "mended", "warning", "note")
 NUM_SHOWN = 5  # ids of episodes in one line
 NUM_BINS = 10
+MAX_WORDS = 600  # characters of a finding; the names in a file may be of any length
 
 
 class Report:
@@ -40,8 +43,11 @@ class Report:
           values: `[T, ...]`, that it is about; the range of all of them is shown.
         """
         assert level in LEVELS
+        what = printable(what)
+        what = what if len(what) <= MAX_WORDS else f"{what[:MAX_WORDS]}..."
         ids = self._found.setdefault((level, what), [])
         if episode_id is not None:
+            episode_id = printable(episode_id)[:MAX_WORDS]
             ids.append(episode_id)
             if level == "error":
                 self._bad.add(episode_id)

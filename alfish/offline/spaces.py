@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from alfish import specs
 from alfish.environments import make_environment
-from alfish.errors import UsageError
+from alfish.errors import UsageError, printable
 
 
 class Spaces(NamedTuple):
@@ -20,7 +20,9 @@ class Spaces(NamedTuple):
 
 
 NO_SPACES = Spaces()
-MAX_SIZE = 2**26  # numbers in an observation or action
+MAX_SIZE = 2**25  # numbers in an observation or action, all parts together
+
+MAX_WORDS = 500  # characters of a space in a message
 
 
 class TrainedSpaces(NamedTuple):
@@ -86,18 +88,24 @@ def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the en
     ):
         if there is not None and here is not None and not fits(there, here):
             raise UsageError(
-                f"the {kind} of {name} are {there}, and {whose} are {here}; name the environment that the data were "
-                "recorded in, wrapped as it was then"
+                f"the {kind} of {name} are {_shown(there)}, and {whose} are {_shown(here)}; name the environment "
+                "that the data were recorded in, wrapped as it was then"
             )
 
 
 def differences(data: Spaces, environment: Spaces) -> list[str]:
     """What `check_fit` lets pass and a person should still know, both named."""
     return [
-        f"the {kind} are declared as {there}, the environment's are {here}"
+        f"the {kind} are declared as {_shown(there)}, the environment's are {_shown(here)}"
         for kind, there, here in zip(("observations", "actions"), data, environment)
         if there is not None and here is not None and there != here
     ]
+
+
+def _shown(space: spaces.Space) -> str:
+    """A space for a message: short, however its parts are named."""
+    words = printable(str(space))
+    return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}..."
 
 
 def to_json(space: spaces.Space | None) -> Any:
@@ -123,10 +131,12 @@ def from_json(value: Any) -> spaces.Space | None:
     """The inverse of `to_json`.
 
     Raises:
-      KeyError, TypeError, ValueError: it is not what `to_json` returned.
+      KeyError, TypeError, ValueError: it is not what `to_json` returned, or it has more than `MAX_SIZE` numbers.
     """
     if value is None:
         return None
+    if _size(value) > MAX_SIZE:
+        raise ValueError(f"a space of {_size(value):,} numbers cannot be learned from")
     kind = value["type"]
     if kind == "Dict":
         return spaces.Dict({key: from_json(child) for key, child in value["spaces"].items()})  # type: ignore[misc]
@@ -134,7 +144,7 @@ def from_json(value: Any) -> spaces.Space | None:
         return spaces.Tuple([from_json(child) for child in value["spaces"]])  # type: ignore[misc]
     if kind == "Box":
         dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
-        if dtype.kind not in "biuf" or math.prod(shape) > MAX_SIZE:
+        if dtype.kind not in "biuf":
             raise ValueError(f"a Box of shape {shape} and {dtype} cannot be learned from")
         low, high = (
             np.broadcast_to(np.vectorize(_number(dtype), otypes=[dtype])(np.array(value[end], object)), shape)
@@ -148,6 +158,14 @@ def from_json(value: Any) -> spaces.Space | None:
     if kind == "MultiBinary":
         return spaces.MultiBinary(value["n"])
     raise ValueError(f"{kind!r} is no space")
+
+
+def _size(value: Any) -> int:
+    """The numbers that all Boxes in a space of JSON's types have: one number may stand for all bounds of a Box."""
+    if value["type"] == "Box":
+        return math.prod(value["shape"])
+    parts = value.get("spaces", ())
+    return sum(map(_size, parts.values() if isinstance(parts, dict) else parts))
 
 
 def _number(dtype: np.dtype) -> Any:

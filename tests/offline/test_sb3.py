@@ -1,5 +1,6 @@
 """Stable-Baselines3's pickles: written by itself where it is installed, and by classes of the same names and fields."""
 
+import codecs
 import io
 import itertools
 import os
@@ -353,6 +354,27 @@ def shared(depth=40, of=1.0, pair=lambda *two: two):
 def test_parts_that_are_shared_cost_their_size_once(program):
     """Such as 2**40 leaves to whoever walks over them."""
     assert pickles.read(io.BytesIO(program)) is not None
+
+
+def test_parts_that_are_shared_are_not_copied_without_end():
+    """By instructions of a few bytes each, which would each take the memory of a part."""
+    text, entries = "a" * 10**5, [None] * 10**5
+    encode = [Pickled(codecs.encode, text, "latin1") for _ in range(40)]
+    objects = [array(entries, "O8", (10**5,), (3, "|", None, None, None, -1, -1, 63)) for _ in range(40)]
+    attributes = {str(i): None for i in range(10**5)}
+    states = [Pickled(torch.device, "cpu", state=attributes) for _ in range(40)]
+    for parts in (encode, objects, states):
+        program = pickle.dumps(parts)
+        with pytest.raises(pickles.PickleError, match="far more of what it holds than it holds"):
+            pickles.read(io.BytesIO(program), ("torch.device",))
+        assert pickles.read(io.BytesIO(pickle.dumps(parts[:2])), ("torch.device",))
+
+
+def test_spaces_that_share_their_bounds_are_not_copied_without_end(tmp_path, buffer_class, monkeypatch):
+    monkeypatch.setattr("alfish.offline.sources.sb3.MAX_SIZE", 10)
+    space = spaces.Tuple([SPACES.observation] * 4)  # of three numbers each
+    with pytest.raises(UsageError, match="describes a space of more than 300 parts or 10 numbers"):
+        open_source(saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, observation_space=space)))
 
 
 def test_a_tuple_is_no_key():

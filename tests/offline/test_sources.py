@@ -401,6 +401,9 @@ def shared(depth=40):
         lambda state: state.update(observations={"a": torch.zeros(())}),
         lambda state: state.update(ids=[1] * 11),
         lambda state: state.update(ids=["\x1b[2J"] * 11),
+        lambda state: state.update(terminated=torch.full((11,), 0.3)),
+        lambda state: state.update(terminated=torch.full((11,), torch.nan)),
+        lambda state: state.update(terminated=torch.zeros(11, 2)),
     ],
 )
 def test_a_file_of_ours_with_other_content_is_named(tmp_path, change):
@@ -410,12 +413,30 @@ def test_a_file_of_ours_with_other_content_is_named(tmp_path, change):
         OfflineBuffer([name])
 
 
+def test_what_a_file_calls_its_parts_is_shown_in_short_and_without_commands_to_a_terminal(tmp_path):
+    name = written(tmp_path / "set", record())
+    for key in ("\x1b]0;title\x07", "long" * 10_000):
+        resaved(tmp_path / "set", lambda state, key=key: state.update(observations={key: torch.zeros(52, 3)}))
+        with pytest.raises(UsageError, match="its observations are ") as error:
+            list(Reading([name]))
+        assert str(error.value).isprintable() and len(str(error.value)) < 3000
+    np.savez(tmp_path / "a.npz", **{"unknown" * 10_000: np.zeros(3)})
+    (tmp_path / "a\x1b[2J\n.npz").write_bytes(b"no zip")
+    for path in (tmp_path / "a.npz", tmp_path / "a\x1b[2J\n.npz"):
+        with pytest.raises(UsageError, match=r"/a\W.*npz") as error:
+            open_source(f"npz:{path}")
+        assert str(error.value).isprintable() and len(str(error.value)) < 3000
+
+
 def test_a_file_of_ours_may_share_parts_without_end(tmp_path, monkeypatch):
     name = written(tmp_path / "set", record())
     monkeypatch.setattr(checkpoint, "_check_loadable", lambda *_: None)  # which walks over all leaves
     resaved(tmp_path / "set", lambda state: state.update(observations=shared()))
     with pytest.raises(UsageError, match="not readable: .*checkpoint-0+.pt"):
         OfflineBuffer([name])
+
+
+BOX = {"type": "Box", "low": "0", "high": "1", "dtype": "float32"}
 
 
 def test_an_index_cannot_declare_episodes_without_end(tmp_path):
@@ -430,6 +451,8 @@ def test_an_index_cannot_declare_episodes_without_end(tmp_path):
     assert "holds 11 episodes, and 1,000,000,000,000 by data_set.json" in report.sentences("warning")
     for change in ({"num_episodes_of_file": [-1]}, {"num_episodes_of_file": 3}, {"observation_space": []},
                    {"observation_space": {"type": "Box", "low": 0, "high": 1, "shape": [10**10], "dtype": "uint8"}},
+                   {"observation_space": {"type": "Tuple", "spaces": [{**BOX, "shape": [2**24]}] * 3}},
+                   {"num_episodes_of_file": [0] * 103},
                    {"observation_space": {"type": "Discrete", "n": -1, "start": 0}}):  # fmt: skip
         index.write_text(json.dumps(about | change))
         with pytest.raises(UsageError, match="data_set.json is damaged"):

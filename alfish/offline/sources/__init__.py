@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from alfish.errors import RunError, UsageError
+from alfish import specs
+from alfish.errors import RunError, UsageError, printable
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import printable, said
+from alfish.offline.sources.files import said
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 
@@ -31,6 +32,8 @@ SCHEMES = {
     "run": Scheme("run", "RunSource", "run:runs/sac"),
 }
 SCHEME_OF_SUFFIX = {".npz": "npz", ".pkl": "sb3", ".hdf5": "d4rl", ".h5": "d3rlpy"}
+
+MAX_NAME, MAX_SENTENCE = 500, 2000  # characters; a file may name its parts as it likes
 
 
 def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
@@ -66,6 +69,9 @@ class _Opened(EpisodeSource):
     def __init__(self, name: str, opened: Callable[[], EpisodeSource]):
         with _faults_named(name):
             self._source = opened()
+            for space, kind in zip(self._source.spaces, ("observation", "action")):
+                if space is not None:
+                    specs.check_learnable(space, kind)
         super().__init__(self._source.name, self._source.spaces)
         self.notes, self.warnings = self._source.notes, self._source.warnings
 
@@ -78,22 +84,24 @@ class _Opened(EpisodeSource):
 def _faults_named(name: str) -> Iterator[None]:
     """Turns what a source raises into a UsageError that names it."""
     where = name.partition(":")[2]
+    shown = printable(name)[:MAX_NAME]
     try:
         yield
     except RunError:
         raise
     except UsageError as error:
         words = printable(str(error))
-        is_named = where in words or str(Path(where).expanduser()) in words
-        if is_named and words == str(error):
+        is_named = any(printable(one) in words for one in (where, str(Path(where).expanduser())))
+        if is_named and words == str(error) and len(words) <= MAX_SENTENCE:
             raise
-        raise UsageError(words if is_named else f"{name}: {words}") from error
+        words = words if len(words) <= MAX_SENTENCE else f"{words[:MAX_SENTENCE]}..."
+        raise UsageError(words if is_named else f"{shown}: {words}") from error
     except MemoryError as error:
-        raise UsageError(f"{name} does not fit in memory; free memory, or split the data") from error
+        raise UsageError(f"{shown} does not fit in memory; free memory, or split the data") from error
     except Exception as error:
         words = f"{type(error).__name__}: {said(error)}"
         raise UsageError(
-            f"{name} is damaged, or not what its scheme says ({words}); write it again, or fetch it again"
+            f"{shown} is damaged, or not what its scheme says ({words}); write it again, or fetch it again"
         ) from error
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.errors import UsageError
+from alfish.errors import UsageError, printable
 from alfish.nest import Nest
 from alfish.offline.sources.limits import check_expansion, check_memory
 
@@ -33,11 +33,6 @@ SPECIAL = {
 def said(error: BaseException) -> str:
     """What a library says of a file, in one line and not too long, without what the file might tell the terminal."""
     return printable(str(error).strip() or type(error).__name__)[:MAX_WORDS]
-
-
-def printable(words: str) -> str:
-    """Words in one line of characters that can be shown."""
-    return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
 def existing_file(path: str, what: str) -> Path:

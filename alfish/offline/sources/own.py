@@ -34,12 +34,17 @@ class OwnSource(EpisodeSource):
             self._num_episodes = [operator.index(count) for count in index["num_episodes_of_file"]]
             if min(self._num_episodes, default=0) < 0:
                 raise ValueError(f"a file of {min(self._num_episodes)} episodes")
+            num_files = len(Checkpoints(directory / EPISODES_DIRECTORY).steps())
+            if len(self._num_episodes) > 2 * num_files + 100:  # some may be lost
+                raise ValueError(f"it declares {len(self._num_episodes):,} files, and {num_files:,} are there")
         except UsageError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as error:
             raise UsageError(f"{path} is damaged ({said(error)}); import the data again") from error
         if version != FORMAT_VERSION:
-            raise UsageError(f"{where} is of format {version}, and this alfish reads {FORMAT_VERSION}; import it again")
+            raise UsageError(
+                f"{where} is of format {str(version)[:20]}, and this alfish reads {FORMAT_VERSION}; import it again"
+            )
         super().__init__(f"alfish:{where}", spaces)
         self._directory = directory / EPISODES_DIRECTORY
         self._checkpoints = Checkpoints(self._directory)

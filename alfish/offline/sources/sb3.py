@@ -4,7 +4,6 @@ The pickle is read without executing anything of it (`pickles`), and without Sta
 is a column, unrolled from the oldest row. Box actions stand there in [-1, 1], and are stretched to the space's bounds.
 """
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from alfish.offline.pickles import Inert, load, shown
 from alfish.offline.sources import flat
 from alfish.offline.sources.files import existing_file
 from alfish.offline.sources.limits import check_nest
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.spaces import MAX_SIZE, NO_SPACES, Spaces
 
 SPACES = (
     "box.Box",
@@ -72,9 +71,7 @@ class SB3Source(EpisodeSource):
         if lacking:
             found = buffer.path if isinstance(buffer, Inert) else type(buffer).__name__
             raise UsageError(f"{where} holds a {found}, which is no replay buffer: it has no {', '.join(lacking)}")
-        declared = Spaces(
-            *(_space(fields[name], where, itertools.count()) for name in ("observation_space", "action_space"))
-        )
+        declared = Spaces(*(_space(fields[name], where, _Size()) for name in ("observation_space", "action_space")))
         super().__init__(f"sb3:{where}", declared)
         self._fields: dict[str, Any] = {
             "timeouts": None,
@@ -177,13 +174,32 @@ class SB3Source(EpisodeSource):
         return table
 
 
-def _space(said: Any, where: str, number: Iterator[int]) -> spaces.Space:
-    """The space that an inert object describes; `number` counts its parts."""
+class _Size:
+    """Counts the parts of a space, and the numbers in its bounds: parts that are shared may be without end."""
+
+    def __init__(self) -> None:
+        self._parts = self._numbers = 0
+
+    def add(self, where: str, numbers: int = 0) -> None:
+        """Counts a part, or numbers of it.
+
+        Raises:
+          UsageError: there are too many; names `where`.
+        """
+        self._parts, self._numbers = self._parts + (not numbers), self._numbers + numbers
+        if self._parts > MAX_PARTS or self._numbers > MAX_SIZE:
+            raise UsageError(
+                f"{where} describes a space of more than {MAX_PARTS} parts or {MAX_SIZE:,} numbers; write it again"
+            )
+
+
+def _space(said: Any, where: str, size: _Size) -> spaces.Space:
+    """The space that an inert object describes; `size` counts its parts."""
     kind, of = (said.kind, said.attributes) if isinstance(said, Inert) else (type(said).__name__, {})
-    if next(number) >= MAX_PARTS:  # parts that are shared may be without end
-        raise UsageError(f"{where} describes a space of more than {MAX_PARTS} parts; write it again")
+    size.add(where)
     try:
         if kind == "Box":
+            size.add(where, np.size(of["low"]))
             low, high = (_numbers(of[end]) for end in ("low", "high"))
             return spaces.Box(low, high, low.shape, low.dtype.type)
         if kind == "Discrete":
@@ -194,9 +210,9 @@ def _space(said: Any, where: str, number: Iterator[int]) -> spaces.Space:
             count = of["n"]
             return spaces.MultiBinary([int(n) for n in count] if isinstance(count, SEQUENCES) else int(count))
         if kind == "Dict":
-            return spaces.Dict({key: _space(part, where, number) for key, part in of["spaces"].items()})
+            return spaces.Dict({key: _space(part, where, size) for key, part in of["spaces"].items()})
         if kind == "Tuple":
-            return spaces.Tuple([_space(part, where, number) for part in of["spaces"]])
+            return spaces.Tuple([_space(part, where, size) for part in of["spaces"]])
     except UsageError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
