@@ -420,7 +420,7 @@ def test_what_a_file_calls_its_parts_is_shown_in_short_and_without_commands_to_a
         with pytest.raises(UsageError, match="its observations are ") as error:
             list(Reading([name]))
         assert str(error.value).isprintable() and len(str(error.value)) < 3000
-    np.savez(tmp_path / "a.npz", **{"unknown" * 10_000: np.zeros(3)})
+    np.savez(tmp_path / "a.npz", **{"unknown" * 1000: np.zeros(3)})
     (tmp_path / "a\x1b[2J\n.npz").write_bytes(b"no zip")
     for path in (tmp_path / "a.npz", tmp_path / "a\x1b[2J\n.npz"):
         with pytest.raises(UsageError, match=r"/a\W.*npz") as error:
