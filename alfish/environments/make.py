@@ -301,9 +301,10 @@ def _named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -
 
 
 def _check_exists(env_id: str) -> None:
+    imported, module = None, ""
     if ":" in env_id:
         module, _, env_id = env_id.partition(":")
-        imports.import_named(module, "make_environment.env_id")
+        imported = imports.import_named(module, "make_environment.env_id")
     for prefix, extra in EXTRA_OF_PREFIX.items():
         if env_id.startswith(prefix):
             module = {"atari": "ale_py"}[extra]
@@ -315,6 +316,8 @@ def _check_exists(env_id: str) -> None:
     except gymnasium.error.Error as error:
         close = difflib.get_close_matches(env_id, list(gymnasium.registry), 3, 0.5)
         hint = f"; close ones are {', '.join(close)}" if close else ""
+        if callable(getattr(imported, env_id, None)):
+            hint = f"; {module}.{env_id} is a class or function, so write @{module}.{env_id} without quotes in gin"
         raise UsageError(f"make_environment.env_id: there is no environment {env_id!r}{hint}") from error
 
 

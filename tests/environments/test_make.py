@@ -164,6 +164,14 @@ def test_a_misspelt_id_shows_close_ones():
         make_environment("CartPol-v1", vectorization="vector_entry_point")
 
 
+def test_a_class_in_the_place_of_a_registered_id_is_written_as_a_reference():
+    words = (
+        "there is no environment 'Bandit'; alfish.environments.toy.Bandit is a class .* write @alfish.*Bandit without"
+    )
+    with pytest.raises(UsageError, match=words):
+        make_environment("alfish.environments.toy:Bandit")
+
+
 def test_an_id_that_resembles_nothing_is_refused_too():
     with pytest.raises(UsageError, match="there is no environment 'qqqqqqqqqqqq'(?!; close)"):
         make_environment("qqqqqqqqqqqq")
