@@ -110,14 +110,16 @@ class Policy:
           observation: one observation of the environment, or with `batched` one a row.
           batched: whether observation and action have a leading batch dimension `[B, ...]`.
           sample: act as in training; else take the mode.
-          first: `[B]` bool, or a bool if not batched: whether the observation is the first of an episode; the memory of
-            these rows is cleared. None: of no row. In the first call after `reset` it is the first in every row.
+          first: `[B]` bool, or one bool for all rows: whether the observation is the first of an episode; the memory of
+            these rows is cleared. None: of no row. In the first call after `reset` it is the first in every row. Where
+            it is the first in all rows, their number may differ from that of the call before.
 
         Returns:
           The action as numpy arrays (an int for Discrete), in the action space's structure.
 
         Raises:
-          UsageError: the action depends on a missing leaf, or a leaf has another shape than its space.
+          UsageError: the action depends on a missing leaf, or a leaf has another shape than its space, or a
+            Discrete or MultiDiscrete leaf a value outside it.
           ValueError: the number of rows changed without a `reset`, or `first` is not `[B]`.
         """
         raw = self._time_step(self._read(observation, batched), first)
@@ -149,27 +151,35 @@ class Policy:
                 found, wanted = (list(rows.shape), wanted) if batched else (list(rows.shape[1:]), wanted[1:])
                 hint = "" if batched else "; batched=True takes one observation a row"
                 raise UsageError(f"{name} has shape {found}, and {wanted} is expected{hint}")
+            _check_range(name, rows, spec)
             leaves.append(torch.from_numpy(rows).to(self._device))
         return nest.unflatten(nest.flatten(self._observation_spec)[1], leaves)
 
     def _time_step(self, observation: Nest, first: Any) -> TimeStep:
         size = len(nest.leaves(observation)[0])
-        begins = self._prev_action is None
+        given = None if first is None else np.asarray(first, bool).reshape(-1)
+        if given is not None and np.ndim(first) == 0:
+            given = np.repeat(given, size)
+        if given is not None and len(given) != size:
+            raise ValueError(f"first has {len(given)} entries, and act was called with {size} observations")
+        changes_size = self._prev_action is not None and size != self._batch_size
+        begins = self._prev_action is None or (changes_size and given is not None and bool(given.all()))
         if begins:
             self._batch_size = size
             self._initial_state = nest.to(self.algorithm.initial_state(size), self._device)
             self._state = self._initial_state
             self._transform_state = nest.to(self.transforms.initial_state(size), self._device)
             prev_action = specs.zeros(self._action_spec, (size,))
-        elif size != self._batch_size:
-            raise ValueError(f"act was called with {size} observations after {self._batch_size}; call reset() between")
+        elif changes_size:
+            raise ValueError(
+                f"act was called with {size} observations after {self._batch_size}; call reset() between, or say "
+                "first=True where they all begin an episode"
+            )
         else:
             prev_action = self._prev_action
         is_first = torch.full((size,), begins)
-        if first is not None and not begins:
-            is_first = torch.as_tensor(np.asarray(first, bool)).reshape(-1)
-            if len(is_first) != size:
-                raise ValueError(f"first has {len(is_first)} entries, and act was called with {size} observations")
+        if given is not None and not begins:
+            is_first = torch.tensor(given)
             prev_action = nest.map(lambda leaf: leaf.masked_fill(nest.widened(is_first, leaf), 0), prev_action)
         step_type = torch.where(is_first, int(StepType.FIRST), int(StepType.MID)).to(torch.int32)
         return TimeStep(
@@ -180,6 +190,15 @@ class Policy:
             prev_action=nest.to(prev_action, self._device),
             env_id=torch.arange(size, dtype=torch.int32, device=self._device),
         )
+
+
+def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
+    """Raises UsageError where a Discrete or MultiDiscrete leaf, counted from 0, is outside its space."""
+    if not isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
+        return
+    sizes = spec.n if isinstance(spec, spaces.Discrete) else spec.nvec
+    if ((rows < 0) | (rows >= sizes)).any():
+        raise UsageError(f"{name} has a value outside its space, which has {sizes} values")
 
 
 def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:

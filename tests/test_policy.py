@@ -96,6 +96,38 @@ def test_another_number_of_rows_asks_for_a_reset():
     policy.act(np.zeros((3, 3), np.float32), batched=True)
 
 
+def test_another_number_of_rows_may_begin_where_all_are_first():
+    policy = policy_of("Pendulum-v1")
+    policy.act(np.zeros(3, np.float32))
+    assert policy.act(np.zeros((2, 3), np.float32), batched=True, first=True).shape == (2, 1)
+    assert policy.act(np.zeros((3, 3), np.float32), batched=True, first=[True] * 3).shape == (3, 1)
+    with pytest.raises(ValueError, match="2 observations after 3; .* first=True where they all begin"):
+        policy.act(np.zeros((2, 3), np.float32), batched=True, first=[True, False])
+    policy.reset()
+    with pytest.raises(ValueError, match="first has 1 entries, and act was called with 2 observations"):
+        policy.act(np.zeros((2, 3), np.float32), batched=True, first=[True])
+
+
+class Cells(gymnasium.Env):
+    observation_space = spaces.Dict({"cell": spaces.Discrete(4, start=1), "pair": spaces.MultiDiscrete([2, 3])})
+    action_space = spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    "observation, words",
+    [
+        ({"cell": 5, "pair": [0, 0]}, "observation.cell has a value outside its space, which has 4 values"),
+        ({"cell": 0, "pair": [0, 0]}, "observation.cell has a value outside"),
+        ({"cell": 1, "pair": [0, 3]}, "observation.pair has a value outside"),
+    ],
+)
+def test_a_discrete_value_outside_its_space_is_refused(observation, words):
+    policy = policy_of(Cells)
+    policy.act({"cell": 4, "pair": [1, 2]})
+    with pytest.raises(UsageError, match=words):
+        policy.act(observation)
+
+
 def test_the_mode_repeats_itself_and_samples_do_not():
     policy, observation = policy_of("Pendulum-v1"), np.ones(3, np.float32)
     assert len({float(policy.act(observation)[0]) for _ in range(5)}) == 1
