@@ -15,6 +15,7 @@ from alfish.bin.train import is_to_change, make_directory
 from alfish.checkpoint import Checkpoints
 from alfish.errors import RunError, UsageError
 from alfish.offline.spaces import spaces_of_checkpoint
+from alfish.parameters import checked
 from alfish.policy import Policy, load_networks, make_networks
 from alfish.specs import action_spec, observation_spec
 from alfish.trainer import Trainer, device_named
@@ -109,6 +110,7 @@ def _generators_preserved() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
+@checked
 def train(
     algorithm: str | Callable[..., Any] | None = None,
     environment: str | Callable[..., Any] | None = None,
@@ -198,6 +200,7 @@ def _without_chain() -> Iterator[None]:
         raise (UsageError if isinstance(error, UsageError) else RunError)(sentence) from error
 
 
+@checked
 def load(
     root_dir: str | Path, checkpoint: str | int = "latest", device: str = "cpu", allow_import: Sequence[str] = ()
 ) -> Policy:
