@@ -18,6 +18,7 @@ from typing import Any
 import gin
 
 from alfish.errors import UsageError
+from alfish.parameters import checked
 
 CONFIG_FILE = "config.gin"  # in a run's directory: what it was asked for
 PART = re.compile(r"^# part: ([\w.]+):([\w.]+)$", re.MULTILINE)
@@ -85,6 +86,7 @@ def registered() -> list[tuple[str, str]]:
 
 
 @gin.configurable(module="alfish")
+@checked
 def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
     """Stands for a part of a Trainer that a configuration cannot name.
 

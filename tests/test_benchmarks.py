@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from alfish.errors import RunError
 from benchmarks import PROJECT, RESULTS, learning, offline, processes, tables, throughput, time_to_threshold, timing
 
 RACE = ["benchmarks.runs.alfish_threshold", "ppo_cartpole", "0", "--max_env_steps=500"]
@@ -216,7 +217,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError("killed before the end")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="killed"):
+    with pytest.raises(RunError, match="killed"):
         tables.replace_rows(path, [{"seed": 2}], ["seed"], ["seed"])
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 

@@ -13,7 +13,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # The rooms in their order, lowest first: each imports only those before it. The numbers are the floors of the design;
 # within a floor the order is as it stands here, but for the algorithms, which are siblings and import only their base.
 FLOORS = [
-    (0, ["errors", "description", "formatting", "imports", "parameters", "parts", "nest", "flat", "schedules", "files",
+    (0, ["errors", "formatting", "imports", "parameters", "description", "parts", "nest", "flat", "schedules", "files",
          "random_state", "stop_signals", "processes", "run_log", "checkpoint", "summary", "provenance", "products",
          "compiled", "cuda_graphs", "recorder", "numpy_operations", "numpy_program"]),
     (1, ["data", "specs", "hooks"]),

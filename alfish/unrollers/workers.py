@@ -164,7 +164,7 @@ class Workers:
         start_timeout: PositiveFloat = 300.0,
         step_timeout: PositiveFloat = 60.0,
         close_timeout: NonNegativeFloat = 5.0,
-        max_deaths: PositiveInt = 5,
+        max_deaths: NonNegativeInt = 5,
         death_window: PositiveFloat = 600.0,
         on_failure: Literal["raise", "shrink"] = "raise",
         cpus: Sequence[NonNegativeInt] | None = None,

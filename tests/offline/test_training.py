@@ -184,7 +184,9 @@ def test_every_epoch_trains_every_transition_once(tmp_path):
 
 
 def test_a_budget_of_environment_steps_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="OfflineBatches takes none; give num_updates"):
+    with pytest.raises(
+        UsageError, match="OfflineBatches takes none; bind Trainer.num_env_steps = None, and Trainer.num_updates"
+    ):
         offline(tmp_path, num_env_steps=100)
 
 

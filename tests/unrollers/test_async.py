@@ -33,6 +33,8 @@ from alfish.unrollers.messages import Died, Seconds, Segment
 from alfish.unrollers.pulse import Pulse
 
 QUICK = functools.partial(Workers, close_timeout=2.0)
+# For tests of workers that end by themselves, which a busy machine delays.
+PATIENT = functools.partial(Workers, close_timeout=60.0)
 ALIKE = functools.partial(make_environment, Stamped, num_envs=2)
 
 
@@ -810,7 +812,7 @@ def test_a_worker_that_is_frozen_does_not_keep_a_signal_from_ending_the_run(tmp_
 
 
 def test_what_an_environment_has_started_ends_with_a_worker_that_ends_by_itself(made):
-    unroller = made(functools.partial(make_environment, worker_parts.Serving))
+    unroller = made(functools.partial(make_environment, worker_parts.Serving), workers=PATIENT)
     unroller.unroll(4)
     (process,) = processes(unroller)
     os.killpg(process.pid, 0)
@@ -877,7 +879,7 @@ def test_closing_ends_the_processes_and_gives_descriptors_back():
     unroller_of().close()  # never started
     before = descriptors()
     for _ in range(2):
-        unroller = unroller_of(num_workers=2)
+        unroller = unroller_of(num_workers=2, workers=PATIENT)
         unroller.unroll(4)
         running = processes(unroller)
         unroller.close()
