@@ -240,13 +240,13 @@ def test_train_takes_a_conf_and_parts_of_ones_own(tmp_path, capsys):
 
 
 class Interrupting(Listener):
-    """Sends a signal after the first iteration."""
+    """Sends a signal after the first iteration, or after the last one."""
 
-    def __init__(self, number):
-        self.number = number
+    def __init__(self, number, at_end=False):
+        self.number, self.at_end = number, at_end
 
     def after_iteration(self, trainer, report):
-        if self.number is not None:  # once: a second Ctrl-C stops at once
+        if self.number is not None and report.finished >= self.at_end:  # once: a second Ctrl-C stops at once
             number, self.number = self.number, None
             os.kill(os.getpid(), number)
 
@@ -257,6 +257,13 @@ def test_train_does_not_return_half_a_training(tmp_path, number, raised):
     with pytest.raises(raised):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", listeners=listeners, **SMALL)
     assert 0 < alfish.load(tmp_path / "run").env_steps < SMALL["num_env_steps"]
+
+
+def test_train_does_not_swallow_a_signal_that_comes_at_the_end(tmp_path):
+    listeners = [Interrupting(int(signal.SIGTERM), at_end=True), CheckpointSaver()]
+    with pytest.raises(SystemExit):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", listeners=listeners, **SMALL)
+    assert (tmp_path / "run" / "done").exists()
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,8 @@ def train(
 
     Raises:
       UsageError: a setting that does not exist or that nothing reads, or a value that its parameter does not take.
-      KeyboardInterrupt, SystemExit: SIGINT or SIGTERM ended training; a checkpoint is saved, and the same call
-        continues.
+      KeyboardInterrupt, SystemExit: SIGINT or SIGTERM was received; a checkpoint is saved, and the same call
+        continues, if the budget is not spent.
     """
     if on_config_change not in ("stop", "old", "new"):
         raise UsageError(f"on_config_change is {on_config_change!r}; it is 'stop', 'old' or 'new'")
@@ -174,10 +174,11 @@ def train(
             trainer.accepts_config_change = on_config_change == "new"
             with configuration.complete():
                 trainer.train()
-    if trainer.interrupted_by == signal.SIGINT:
+    # Also where the budget was spent when the signal came: it asked the caller's program to end.
+    if trainer.signals.number == signal.SIGINT:
         raise KeyboardInterrupt
-    if trainer.interrupted_by is not None:
-        raise SystemExit(128 + trainer.interrupted_by)
+    if trainer.signals.number is not None:
+        raise SystemExit(128 + trainer.signals.number)
     return trainer.policy()
 
 
