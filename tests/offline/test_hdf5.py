@@ -121,6 +121,44 @@ def test_an_episode_of_d3rlpy_that_lacks_a_part_is_named(tmp_path):
     assert_rows(OfflineBuffer([name], spaces=SPACES, policy="drop_episode"), episodes)
 
 
+@pytest.mark.parametrize(
+    "field, value, words",
+    [
+        ("terminated", 0.3, "terminated is 0.3, and a flag is 0 or 1"),
+        ("terminated", np.nan, "terminated is nan, and a flag is 0 or 1"),
+        ("terminated", h5py.Empty("f4"), "terminated is .*Empty.*, and a flag is 0 or 1"),
+        ("rewards", np.ones((8, 2), np.float32), r"its rewards are of shape \[8, 2\], and \[T, 1\] is expected"),
+    ],
+)
+def test_an_episode_of_d3rlpy_that_is_something_else_is_named(tmp_path, field, value, words):
+    name = d3rlpy(tmp_path / "a", record())
+    with h5py.File(tmp_path / "a", "a") as file:
+        del file[f"{field}_3"]
+        file[f"{field}_3"] = value
+    with pytest.raises(UsageError, match=rf"{words} \(1 episode: 3\)"):
+        OfflineBuffer([name], spaces=SPACES)
+    episodes = without_final(e for e in record() if e.id != "3")
+    assert_rows(OfflineBuffer([name], spaces=SPACES, policy="drop_episode"), episodes)
+
+
+def test_episodes_of_d3rlpy_beyond_the_declared_number_are_told(tmp_path):
+    name = d3rlpy(tmp_path / "a", record())
+    with h5py.File(tmp_path / "a", "a") as file:
+        file["num_episodes"][()] = 8
+    report = OfflineBuffer([name], spaces=SPACES).report
+    assert report.num_read == 8
+    assert "3 episodes are not read, since they stand beyond num_episodes = 8: 8, 9, 10" in report.sentences("warning")
+
+
+def test_a_number_of_episodes_of_d3rlpy_that_is_none_is_named(tmp_path):
+    name = d3rlpy(tmp_path / "a", record())
+    with h5py.File(tmp_path / "a", "a") as file:
+        del file["num_episodes"]
+        file["num_episodes"] = 10.5
+    with pytest.raises(UsageError, match="is damaged inside .*float.* as an integer"):
+        OfflineBuffer([name], spaces=SPACES)
+
+
 def test_several_observations_of_d3rlpy_are_a_tuple(tmp_path):
     name = d3rlpy(tmp_path / "a", record())
     with h5py.File(tmp_path / "a", "a") as file:

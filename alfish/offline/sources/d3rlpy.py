@@ -5,6 +5,8 @@ for it; where it was cut, its last step is given up. No spaces are declared.
 """
 
 import itertools
+import operator
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from alfish.offline.sources.limits import check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 COLUMNS = ("observations", "actions", "rewards", "terminated")
+EPISODE = re.compile(r"actions_(\d+)(_0)?")
 OLD_COLUMNS = ("observations", "actions", "rewards", "terminals")
 
 
@@ -56,11 +59,18 @@ class D3rlpySource(EpisodeSource):
                 yield from self._old(file)
                 return
             with damage_named(self._path):
-                num_episodes = int(file["num_episodes"][()])
+                num_episodes = operator.index(file["num_episodes"][()])
             if not 0 <= num_episodes <= len(file):  # each has several entries
                 raise UsageError(
                     f"{self._path} is damaged: it declares {num_episodes:,} episodes and has {len(file):,} entries in "
                     "all; fetch it again"
+                )
+            numbers = {int(name[1]) for name in map(EPISODE.fullmatch, map(str, file)) if name}
+            beyond = sorted(number for number in numbers if number >= num_episodes)
+            if beyond:
+                self.warn(
+                    f"{len(beyond):,} episodes are not read, since they stand beyond num_episodes = {num_episodes:,}: "
+                    f"{', '.join(map(str, beyond[:5]))}"
                 )
             for i in range(num_episodes):
                 try:
@@ -70,7 +80,13 @@ class D3rlpySource(EpisodeSource):
                     continue
                 yield self._episode(str(i), *parts)
 
-    def _episode(self, id: str, observations: Nest, actions: Nest, rewards: Any, terminated: Any) -> Episode:
+    def _episode(
+        self, id: str, observations: Nest, actions: Nest, rewards: Any, terminated: Any
+    ) -> Episode | Unreadable:
+        if np.shape(rewards)[1:] != (1,):
+            return Unreadable(id, f"its rewards are of shape {list(np.shape(rewards))}, and [T, 1] is expected")
+        if np.ndim(terminated) or terminated not in (0, 1):
+            return Unreadable(id, f"terminated is {said(str(terminated))}, and a flag is 0 or 1")
         flags = ends(len(rewards), terminated, not terminated)
         return without_final_observation(id, observations, nest.map(_action, actions), rewards[:, 0], *flags)
 
