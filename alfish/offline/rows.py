@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.data import Experience, StepType, TimeStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, ends
 from alfish.offline.spaces import Spaces
@@ -77,7 +78,18 @@ def episodes(
       step_type, reward, discount: `[N]` of each row (reward also `[N, R]`).
       observation: `[N, ...]`.
       actions: `[N, ...]` taken at each row.
+
+    Raises:
+      UsageError: a step type or a discount is none.
     """
+    for what, wrong in (
+        ("step type", step_type[~np.isin(step_type, (StepType.FIRST, StepType.MID, StepType.LAST))]),
+        ("discount", discount[~np.isfinite(discount)]),
+    ):
+        if len(wrong):
+            raise UsageError(
+                f"environment {name}: a {what} is {wrong[0]:g}, which no environment gives; write the file again"
+            )
     begins = np.flatnonzero((step_type == StepType.FIRST) | _after_last(step_type))
     for number, (start, stop) in enumerate(zip(begins, [*begins[1:], len(step_type)])):
         terminated, truncated = ends(

@@ -114,6 +114,12 @@ def test_nested_observations_come_as_their_names_say(tmp_path):
         ),
         (lambda e: {k: v for k, v in e.items() if k != "_replay_buffer.action"}, "has no action"),
         (lambda e: e | {"_replay_buffer._current_size": torch.tensor([2**55])}, "is damaged: rings of 60 rows hold"),
+        (lambda e: e | {"_replay_buffer._current_pos": torch.tensor([-52])}, r"\[52\], written up to row \[-52\]"),
+        (lambda e: e | {"_replay_buffer._current_pos": torch.tensor([51])}, r"\[52\], written up to row \[51\]"),
+        (
+            lambda e: e | {"_replay_buffer._current_pos": torch.tensor([52.5])},
+            "float32, and whole numbers are expected",
+        ),
         (lambda e: e | {f"other.{k}": v for k, v in e.items()}, r"2 replay buffers \(_replay_buffer, other"),
     ],
 )
@@ -121,6 +127,17 @@ def test_what_is_missing_is_named(tmp_path, change, words):
     name = saved(tmp_path / "ckpt", change(checkpoint([rows_of(record())], 60)))
     with pytest.raises(UsageError, match=words):
         open_source(name)
+
+
+@pytest.mark.parametrize(
+    "field, value, words", [("step_type", 9, "a step type is 9"), ("discount", np.nan, "a discount is nan")]
+)
+def test_rows_that_no_environment_gives_are_named(tmp_path, field, value, words):
+    rows = rows_of(record())
+    rows[f"time_step|{field}"][3] = value
+    name = saved(tmp_path / "ckpt", checkpoint([rows], 60))
+    with pytest.raises(UsageError, match=f"{tmp_path}/ckpt: environment 0: {words}, which no environment gives"):
+        list(open_source(name).episodes())
 
 
 def test_a_checkpoint_cut_in_half_says_that_nothing_is_readable(tmp_path):

@@ -42,10 +42,6 @@ class ALFSource(EpisodeSource):
         super().__init__(f"alf:{where}")
         check_zip(path)
         entries = _replay(_load(path), where)
-        self._size, self._pos = (
-            check_tensor(entries[name], f"{where}: {name}").reshape(-1).long().numpy()
-            for name in ("_current_size", "_current_pos")
-        )
         stored = {name: _nest_below(entries, ("time_step", name)) for name in FIELDS}
         self._action = _nest_below(entries, ("action",))
         lacking = [name for name, value in [*stored.items(), ("action", self._action)] if value is None]
@@ -56,6 +52,9 @@ class ALFSource(EpisodeSource):
             )
         if lacking:
             raise UsageError(f"the replay buffer in {where} has no {' and no '.join(lacking)}")
+        self._size, self._pos = (
+            _counts(entries[name], f"{where}: {name}") for name in ("_current_size", "_current_pos")
+        )
         shape = stored["step_type"].shape[:2]
         for label, leaf in nest.named_leaves((stored, self._action), "_replay_buffer"):
             check_tensor(leaf, f"{where}: {label}")
@@ -65,9 +64,11 @@ class ALFSource(EpisodeSource):
                     "expected; copy it again"
                 )
         self._rows, self._length = stored, shape[1]
-        if not ((self._size >= 0) & (self._size <= self._length)).all():
+        is_full = self._size == self._length  # its position may be counted anew in each round
+        if not ((self._size >= 0) & (self._size <= self._length) & (self._pos >= self._size * ~is_full)).all():
             raise UsageError(
-                f"{where} is damaged: rings of {self._length} rows hold {self._size.tolist()}; copy it again"
+                f"{where} is damaged: rings of {self._length} rows hold {self._size.tolist()}, written up to row "
+                f"{self._pos.tolist()}; copy it again"
             )
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
@@ -105,6 +106,14 @@ def _load(path: Path) -> Any:
                 f"{path} is cut off or damaged: nothing of its {path.stat().st_size:,} bytes is readable, since its "
                 f"table of contents stands at the end; copy it again ({said(error)})"
             ) from error
+
+
+def _counts(value: Any, name: str) -> np.ndarray:
+    """A tensor of whole numbers, `[N]`."""
+    counts = check_tensor(value, name).numpy().reshape(-1)
+    if counts.dtype.kind not in "iu":
+        raise UsageError(f"{name} is of dtype {counts.dtype}, and whole numbers are expected; copy it again")
+    return counts.astype(np.int64)
 
 
 def _numpy_numbers() -> list[Any]:
