@@ -13,11 +13,19 @@ from typing import Any
 import numpy as np
 
 from alfish import nest
-from alfish.errors import UsageError
+from alfish.errors import UsageError, printable
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends, without_final_observation
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import HDF5_DAMAGE, damage_named, existing_file, missing, open_hdf5, said
+from alfish.offline.sources.files import (
+    HDF5_DAMAGE,
+    MAX_WORDS,
+    damage_named,
+    existing_file,
+    missing,
+    open_hdf5,
+    said,
+)
 from alfish.offline.sources.limits import check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
@@ -86,7 +94,7 @@ class D3rlpySource(EpisodeSource):
         if np.shape(rewards)[1:] != (1,):
             return Unreadable(id, f"its rewards are of shape {list(np.shape(rewards))}, and [T, 1] is expected")
         if np.ndim(terminated) or terminated not in (0, 1):
-            return Unreadable(id, f"terminated is {said(str(terminated))}, and a flag is 0 or 1")
+            return Unreadable(id, f"terminated is {printable(str(terminated))[:MAX_WORDS]}, and a flag is 0 or 1")
         flags = ends(len(rewards), terminated, not terminated)
         return without_final_observation(id, observations, nest.map(_action, actions), rewards[:, 0], *flags)
 
