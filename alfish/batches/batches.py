@@ -71,7 +71,7 @@ class Batches(abc.ABC):
         return 0
 
     def acts_at_random(self, env_steps: int) -> bool:
-        """Whether the next unroll should act by the algorithm's `random_action`."""
+        """Returns True if the next unroll should act by the algorithm's `random_action`."""
         return False
 
     @abc.abstractmethod

@@ -262,7 +262,7 @@ def complete() -> Iterator[None]:
 
 
 def _hands_on(selector: str) -> bool:
-    """Whether a configurable takes parameters by any name."""
+    """Returns True if a configurable takes parameters by any name."""
     parameters = inspect.signature(gin.config._REGISTRY[selector].wrapped).parameters.values()
     return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
@@ -471,7 +471,7 @@ def _remembered(origin: str) -> Iterator[None]:
 
 
 def _find_include(file: str) -> Path | None:
-    """Where gin finds a file; None: nowhere."""
+    """Returns the path at which gin finds a file, or None."""
     found = (Path(prefix, file) for prefix in gin.config._LOCATION_PREFIXES)
     return next((path for path in found if path.is_file()), None)
 

@@ -58,7 +58,7 @@ def describe(path: Path) -> Conf | None:
 
 
 def has(conf: Conf, words: Sequence[str]) -> bool:
-    """Whether each of the words is in the file's name, the task or the algorithm."""
+    """Returns True if each word is in the file's name, the task or the algorithm."""
     text = f"{conf.file} {conf.task} {conf.algorithm}".lower()
     return all(word.lower() in text for word in words)
 
