@@ -1,20 +1,34 @@
 # make train                                        PPO on CartPole, about ten seconds
 # make train CONF=confs/ppo_pendulum.gin ROOT=runs/x  another conf
 # make test                                         the tests; `make check` adds lint and types
+# make test-all                                     the slow and long ones too
+# make mutants                                      breaks the code in 60 ways; each must make a test fail
+# make fingerprints                                 whether seed 0 of every conf still trains to the same bits
 PYTHON ?= python3
 CONF ?= confs/ppo_cartpole.gin
 ROOT ?= runs/$(basename $(notdir $(CONF)))
 # One thread a process: two processes with two OpenMP threads each slow one another a hundredfold.
 export OMP_NUM_THREADS ?= 1
+# Of the tests: two processes, each with the tests of whole files as long as there are enough.
+PARALLEL ?= -n 2 --dist worksteal --durations=30
 
-.PHONY: train test check results soak bench clean
+.PHONY: train test test-all mutants fingerprints check results soak bench clean
 
 train: .venv/installed
 	.venv/bin/alfish train --gin_file=$(CONF) --root_dir=$(ROOT)
 	.venv/bin/alfish evaluate --root_dir=$(ROOT)
 
 test: .venv/installed-dev
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest $(PARALLEL)
+
+test-all: .venv/installed-dev
+	.venv/bin/python -m pytest $(PARALLEL) -m ''
+
+mutants: .venv/installed-dev
+	.venv/bin/python tests/mutants.py
+
+fingerprints: .venv/installed-dev
+	.venv/bin/python -m benchmarks.fingerprints --check
 
 check: .venv/installed-dev
 	.venv/bin/ruff check .

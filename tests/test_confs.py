@@ -5,15 +5,13 @@ import json
 import re
 
 import gin
-import gymnasium
-import numpy as np
 import pytest
 
 import alfish
 from alfish.__main__ import main
 from alfish.bin.configuration import confs_directory
 from alfish.bin.confs import describe
-from alfish.offline import DataSetWriter, Episode, Spaces
+from benchmarks.fingerprints import recorded
 
 # Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
@@ -96,25 +94,9 @@ def tiny(path, tmp_path):
     text = "".join(one.read_text() for one in with_included(path))
     chosen = [one for where, more in TINY_WHERE.items() if where in text for one in more]
     if "@OfflineBuffer" in text:
-        chosen.append(f"OfflineBuffer.sources=['alfish:{recorded(text, tmp_path / 'data')}']")
+        env_id = re.search(r"make_environment.env_id = '([^']+)'", text)[1]
+        chosen.append(f"OfflineBuffer.sources=['{recorded(env_id, tmp_path / 'data')}']")
     return [f"--gin_param={one}" for one in TINY + chosen]
-
-
-def recorded(text, directory):
-    """Three short episodes of the conf's environment, at random."""
-    env = gymnasium.make(re.search(r"make_environment.env_id = '([^']+)'", text)[1], max_episode_steps=20)
-    env.action_space.seed(0)
-    with DataSetWriter(directory, Spaces(env.observation_space, env.action_space)) as writer:
-        for k in range(3):
-            observations, actions, rewards, terminated, truncated = [env.reset(seed=k)[0]], [], [], [], []
-            while not (terminated and (terminated[-1] or truncated[-1])):
-                actions.append(env.action_space.sample())
-                for rows, value in zip((observations, rewards, terminated, truncated), env.step(actions[-1])):
-                    rows.append(value)
-            writer.add(Episode(str(k), *map(np.array, (observations, actions, rewards, terminated, truncated))))
-        writer.finish({})
-    env.close()
-    return directory
 
 
 @pytest.mark.parametrize("path", TASKS, ids=names(TASKS))

@@ -1,0 +1,36 @@
+"""The sums that tell whether a change left the bits of training as they were; `make fingerprints` compares all confs."""
+
+import pytest
+import torch
+from torch import nn
+
+from alfish.bin.configuration import confs_directory
+from alfish.bin.confs import describe
+from benchmarks import fingerprints
+from benchmarks.tables import read_rows
+
+
+def test_a_sum_depends_on_bits_and_on_neither_names_nor_order():
+    torch.manual_seed(0)
+    a, b = nn.Linear(3, 2), nn.Linear(2, 3)
+    total = fingerprints.digest(nn.ModuleDict({"a": a, "b": b}))
+    assert fingerprints.digest(nn.ModuleList([b, a])) == total
+    with torch.no_grad():
+        a.bias[0] = torch.nextafter(a.bias[0], torch.tensor(1.0))
+    assert fingerprints.digest(nn.ModuleDict({"a": a, "b": b})) != total
+
+
+def test_the_table_has_each_conf_of_a_task():
+    tasks = sorted(path.stem for path in confs_directory().glob("*.gin") if describe(path))
+    assert [row["conf"] for row in read_rows(fingerprints.TABLE)] == tasks
+
+
+@pytest.mark.slow
+def test_three_confs_train_with_the_same_bits_as_before(capsys):
+    names = ["ppo_cartpole", "dqn_cartpole", "sac_pendulum"]
+    status = fingerprints.main(["--check", *names])
+    printed = capsys.readouterr().out
+    if "not compared" in printed:
+        pytest.skip(printed.splitlines()[0])
+    assert status == 0, printed
+    assert printed.count("equal") == len(names)
