@@ -1,4 +1,4 @@
-"""The sums that tell whether a change left the bits of training as they were; `make fingerprints` compares all confs."""
+"""The sums that tell whether the bits of training are as they were; `make fingerprints` compares all confs."""
 
 import pytest
 import torch
