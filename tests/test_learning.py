@@ -1,4 +1,7 @@
-"""Shipped confs reach what they promise, by the shipped command; minutes, so `pytest -m slow` only."""
+"""Shipped confs reach what they promise, by the shipped command.
+
+One seed of six short confs is `slow`; the rest is `long`, and `make results` trains all seeds.
+"""
 
 import json
 
@@ -7,10 +10,9 @@ import pytest
 from alfish.__main__ import main
 from benchmarks.data_sets import WIDE
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # where torch's compiler is imported
-]
+slow, long = pytest.mark.slow, pytest.mark.long
+# Where torch's compiler is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
 def trained_return(tmp_path, capsys, gin_file: str, seed: int, num_episodes: int = 20, changes=()) -> float:
@@ -23,31 +25,37 @@ def trained_return(tmp_path, capsys, gin_file: str, seed: int, num_episodes: int
     return json.loads(capsys.readouterr().out)["mean"]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=long if seed else slow) for seed in (0, 1, 2)])
 def test_ppo_solves_cartpole(tmp_path, capsys, seed):
     assert trained_return(tmp_path, capsys, "ppo_cartpole.gin", seed) >= 475
 
 
+@slow
 def test_a2c_solves_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "a2c_cartpole.gin", 0) >= 475
 
 
+@slow
 def test_appo_solves_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "appo_cartpole.gin", 0) >= 475
 
 
+@long
 def test_ppo_swings_the_pendulum_up(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "ppo_pendulum.gin", 0, num_episodes=100) >= -200
 
 
+@long
 def test_dqn_solves_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "dqn_cartpole.gin", 0) >= 475
 
 
+@long
 def test_sac_swings_the_pendulum_up(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "sac_pendulum.gin", 0, num_episodes=100) >= -155
 
 
+@long
 def test_sac_learns_cartpole(tmp_path, capsys):
     # Seed 1 reaches 500, and others 443; see docs/results.md.
     assert trained_return(tmp_path, capsys, "sac_cartpole.gin", 1) >= 400
@@ -61,22 +69,28 @@ WITHOUT_MEMORY = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("gin_file", WITHOUT_MEMORY)
+@pytest.mark.parametrize(("gin_file", "seed"), [
+    pytest.param(gin_file, seed, marks=long if seed or gin_file == "appo_recall.gin" else slow)
+    for gin_file in WITHOUT_MEMORY
+    for seed in (0, 1, 2)
+])  # fmt: skip
 def test_policies_with_memory_recall_what_they_saw(tmp_path, capsys, gin_file, seed):
     assert trained_return(tmp_path, capsys, gin_file, seed, num_episodes=100) >= 0.95
 
 
+@long
 @pytest.mark.parametrize("gin_file", WITHOUT_MEMORY)
 def test_and_without_memory_they_cannot(tmp_path, capsys, gin_file):
     """One in four is what guessing gives."""
     assert trained_return(tmp_path, capsys, gin_file, 0, 100, WITHOUT_MEMORY[gin_file]) <= 0.6
 
 
+@long
 def test_the_example_algorithm_learns_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "examples/reinforce_cartpole.gin", 0) >= 400
 
 
+@long
 def test_hindsight_finds_goals_that_chance_does_not(tmp_path, capsys):
     """15 bits: -6.5 is the best there is, -15 what a policy reaches that never saw a goal."""
     assert trained_return(tmp_path, capsys, "dqn_bitflip.gin", 0, num_episodes=100) >= -7.5
@@ -87,6 +101,7 @@ def offline_return(tmp_path, capsys, gin_file: str, data) -> float:
     return trained_return(tmp_path / "offline", capsys, gin_file, 0, num_episodes=100, changes=settings)
 
 
+@long
 def test_cloning_does_what_the_recorded_policy_did(tmp_path, capsys):
     expert = trained_return(tmp_path, capsys, "sac_pendulum.gin", 100, 100, WIDE)
     recorded = [f"--root_dir={tmp_path / 'run'}", f"--output={tmp_path / 'data'}"]
@@ -94,6 +109,7 @@ def test_cloning_does_what_the_recorded_policy_did(tmp_path, capsys):
     assert offline_return(tmp_path, capsys, "bc_pendulum.gin", tmp_path / "data") >= 1.05 * expert
 
 
+@long
 def test_offline_learning_is_better_than_most_of_what_it_was_shown(tmp_path, capsys):
     """As `benchmarks.data_sets` makes the replay of a slow learner, whose episodes return -1200 in the mean."""
     slow = ["Trainer.num_env_steps = 16_000", "ReplayBatches.capacity = 16_000"]

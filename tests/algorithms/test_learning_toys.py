@@ -1,4 +1,7 @@
-"""Learning: on environments whose right answer is known, in seconds, at three seeds."""
+"""Learning: on environments whose right answer is known, in seconds.
+
+Seed 0 of few cases runs in the fast suite, seed 0 of the others is slow, further seeds are long.
+"""
 
 import collections
 import copy
@@ -19,9 +22,6 @@ from alfish.networks import MLP, ActorCritic, Encoder, Flat, Torso
 from alfish.schedules import Linear
 from alfish.trainer import Trainer
 from alfish.unrollers import SyncUnroller
-
-ACTIONS = ["discrete", "box", "multi_discrete", "multi_binary"]
-seeds = pytest.mark.parametrize("seed", [0, 1, 2])
 
 
 def _network(**encoder):
@@ -80,8 +80,16 @@ def _evaluate(trainer):
         evaluator.close()
 
 
-@seeds
-@pytest.mark.parametrize("action", ACTIONS)
+def seeds(names, *fast, slow=()):
+    """Parametrizes by `names` and `seed`; only seed 0 of the cases in `fast` is unmarked."""
+    cases = [(case if isinstance(case, tuple) else (case,)) for case in (*fast, *slow)]
+    marks = [()] * len(fast) + [pytest.mark.slow] * len(slow)
+    parameters = [pytest.param(*case, 0, marks=mark) for case, mark in zip(cases, marks)]
+    parameters += [pytest.param(*case, seed, marks=pytest.mark.long) for case in cases for seed in (1, 2)]
+    return pytest.mark.parametrize(f"{names}, seed", parameters)
+
+
+@seeds("action", "discrete", "box", slow=["multi_discrete", "multi_binary"])
 def test_ppo_solves_the_bandit(tmp_path, action, seed):
     trainer = _trainer(tmp_path, partial(Bandit, action), seed, 20, **PPO_SETTINGS)
     assert _evaluate(trainer) < 3.5
@@ -89,27 +97,32 @@ def test_ppo_solves_the_bandit(tmp_path, action, seed):
     assert _evaluate(trainer) > 3.7
 
 
-@seeds
-@pytest.mark.parametrize("action", ACTIONS)
+@seeds("action", "box", slow=["discrete", "multi_discrete", "multi_binary"])
 def test_a2c_solves_the_bandit(tmp_path, action, seed):
     trainer = _trainer(tmp_path, partial(Bandit, action), seed, 150, **A2C_SETTINGS)
     trainer.train()
     assert _evaluate(trainer) > 3.7
 
 
-@seeds
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize(
-    ("settings", "num_iterations"), [(APPO_SETTINGS, 40), (IMPALA_SETTINGS, 300)], ids=["APPO", "IMPALA"]
+@seeds(
+    "name, action",
+    ("appo", "box"),
+    ("impala", "discrete"),
+    slow=[
+        (name, action)
+        for name in ("appo", "impala")
+        for action in ("discrete", "box", "multi_discrete", "multi_binary")
+        if (name, action) not in (("appo", "box"), ("impala", "discrete"))
+    ],
 )
-def test_appo_solves_the_bandit_from_old_rows(tmp_path, settings, num_iterations, action, seed):
+def test_appo_solves_the_bandit_from_old_rows(tmp_path, name, action, seed):
+    settings, num_iterations = {"appo": (APPO_SETTINGS, 40), "impala": (IMPALA_SETTINGS, 300)}[name]
     trainer = _trainer(tmp_path, partial(Bandit, action), seed, num_iterations, unroller=Lagging, **settings)
     trainer.train()
     assert _evaluate(trainer) > 3.7
 
 
-@seeds
-@pytest.mark.parametrize("nested_action", [False, True], ids=["MultiDiscrete", "nested"])
+@seeds("nested_action", True, slow=[False])
 def test_ppo_solves_the_nested_bandit(tmp_path, nested_action, seed):
     settings = PPO_SETTINGS | {"algorithm": partial(PPO, network=_network(image=Flat), gamma=0.5, lambda_=0.5)}
     environment = partial(NestedBandit, nested_action, image_size=8)
@@ -118,13 +131,10 @@ def test_ppo_solves_the_nested_bandit(tmp_path, nested_action, seed):
     assert _evaluate(trainer) > 3.7
 
 
-@seeds
-@pytest.mark.parametrize(
-    ("settings", "num_iterations"),
-    [(PPO_SETTINGS, 50), (A2C_SETTINGS, 150), (APPO_SETTINGS, 50)],
-    ids=["PPO", "A2C", "APPO"],
-)
-def test_a_truncated_stream_of_ones_is_worth_one_over_one_minus_gamma(tmp_path, settings, num_iterations, seed):
+@seeds("name", "ppo", slow=["a2c", "appo"])
+def test_a_truncated_stream_of_ones_is_worth_one_over_one_minus_gamma(tmp_path, name, seed):
+    of_name = {"ppo": (PPO_SETTINGS, 50), "a2c": (A2C_SETTINGS, 150), "appo": (APPO_SETTINGS, 50)}
+    settings, num_iterations = of_name[name]
     cls = settings["algorithm"].func
     algorithm = partial(cls, network=_network(), gamma=0.9)
     trainer = _trainer(tmp_path, OneState, seed, num_iterations, **settings | {"algorithm": algorithm})

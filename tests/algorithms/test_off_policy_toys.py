@@ -1,4 +1,4 @@
-"""Off-policy algorithms learn what is known of the toys, in seconds, from three seeds."""
+"""Off-policy algorithms learn what is known of the toys, in seconds; further seeds are long."""
 
 import functools
 
@@ -20,7 +20,7 @@ from alfish.networks import MLP, CriticEnsemble, QNetwork, Torso
 from alfish.schedules import Linear
 from alfish.trainer import Trainer
 
-SEEDS = [0, 1, 2]
+LONG, SLOW = pytest.mark.long, pytest.mark.slow
 SMALL = functools.partial(MLP, layers=(32,), activation="relu")
 CRITIC = functools.partial(CriticEnsemble, layers=(32,))
 Q_NETWORK = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=SMALL))
@@ -46,9 +46,13 @@ def train(root_dir, algorithm, env_id, env_kwargs, seed, num_env_steps, num_envs
     return trainer
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("name", "action", "best"), [
-    ("dqn", "discrete", 3.9), ("sac", "discrete", 3.9), ("sac", "box", 3.4), ("td3", "box", 3.4),
+@pytest.mark.parametrize(("name", "action", "best", "seed"), [
+    pytest.param(*case, seed, marks=LONG if seed else marks)
+    for seed in (0, 1, 2)
+    for case, marks in (
+        (("dqn", "discrete", 3.9), ()), (("sac", "discrete", 3.9), SLOW), (("sac", "box", 3.4), ()),
+        (("td3", "box", 3.4), ()),
+    )
 ])  # fmt: skip
 def test_the_bandit_is_solved(tmp_path, name, action, best, seed):
     """4 rewards of at most 1 an episode; acting at random earns 1 (discrete) or about 1.5 (box)."""
@@ -79,7 +83,7 @@ class TwoObservations(gymnasium.Env):
         return self._observation
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=LONG if seed else SLOW) for seed in range(5)])
 def test_td3_follows_two_observations_without_saturating(tmp_path, seed):
     """With an initial gain of 0.01 in the actor's last layer, each of these seeds ends with the action 1 for both.
 
@@ -94,7 +98,7 @@ def test_td3_follows_two_observations_without_saturating(tmp_path, seed):
     assert action[0].abs() < 0.3 and action[1] > 0.8
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=LONG), pytest.param(2, marks=LONG)])
 def test_q_of_the_one_state_goes_to_1_over_1_less_gamma(tmp_path, seed):
     """Reward 1 for ever, cut into episodes of 7 by truncation: its value is 10, not that of 7 steps, 5.2."""
     trainer = train(tmp_path, ALGORITHMS["dqn"], OneState, {"length": 7}, seed, 2400, learning_rate=Linear(2e-2))
