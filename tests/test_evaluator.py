@@ -48,7 +48,7 @@ def evaluate(parts, num_episodes, num_envs=8, **options):
 
 @pytest.mark.parametrize("sample", [False, True])
 def test_returns_do_not_depend_on_the_number_of_environments(sample):
-    parts = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 60})
+    parts = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 20})
     results = [evaluate(parts, 9, num_envs, seed=5, sample=sample) for num_envs in (1, 4, 7)]
     assert results[0] == results[1] == results[2]
     assert len(set(results[0].returns)) == 9
@@ -58,9 +58,9 @@ def test_returns_do_not_depend_on_the_number_of_environments(sample):
 @pytest.mark.parametrize("sample", [False, True])
 def test_neither_do_those_of_a_large_continuous_task(sample):
     pytest.importorskip("mujoco")
-    parts = parts_of("HalfCheetah-v5", env_kwargs={"max_episode_steps": 40})
-    results = [evaluate(parts, 8, num_envs, sample=sample) for num_envs in (1, 4, 7)]
-    assert results[0] == results[1] == results[2]
+    parts = parts_of("HalfCheetah-v5", env_kwargs={"max_episode_steps": 15})
+    results = [evaluate(parts, 8, num_envs, sample=sample) for num_envs in (1, 7)]
+    assert results[0] == results[1]
     assert len(set(results[0].returns)) == 8
 
 
@@ -74,7 +74,7 @@ def test_lengths_that_differ_change_nothing_either():
     """Episodes end at different times, and lanes are refilled in another order with each number of environments."""
     parts = parts_of("CartPole-v1")
     for sample in (False, True):
-        results = [evaluate(parts, 25, num_envs, sample=sample) for num_envs in (1, 4, 7)]
+        results = [evaluate(parts, 15, num_envs, sample=sample) for num_envs in (1, 4, 7)]
         assert results[0] == results[1] == results[2]
         assert len(set(results[0].lengths)) > 3
 
@@ -82,15 +82,15 @@ def test_lengths_that_differ_change_nothing_either():
 def test_all_episodes_that_start_are_counted():
     """The first to finish would be the short ones: 8 environments of 10 or 500 steps would report 138."""
     parts = parts_of(TwoLengths, make_algorithm=Zero)
-    num_episodes = 1500
-    evaluation = evaluate(parts, num_episodes, 250)
+    num_episodes = 200
+    evaluation = evaluate(parts, num_episodes, 50)
     expected = []
     for k in range(num_episodes):
         env = TwoLengths()
         env.reset(seed=k)
         expected.append(env._length)
     assert list(evaluation.lengths) == expected == list(evaluation.returns)
-    assert evaluation.mean == pytest.approx(255, rel=0.02)
+    assert len(set(expected)) == 2
 
 
 class Zero(RLAlgorithm):
@@ -430,13 +430,13 @@ def assert_same(episodes, others):
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_test_episodes_are_those_that_are_evaluated(env_id, sample):
-    parts = parts_of(env_id, env_kwargs={"max_episode_steps": 40})
+    parts = parts_of(env_id, env_kwargs={"max_episode_steps": 15})
     evaluation = evaluate(parts, 11, 4, seed=7, sample=sample)
     episodes = episodes_of(parts, 11, 4, seed=7, sample=sample)
     assert [episode.id for episode in episodes] == [str(k) for k in range(11)]
     assert tuple(episode.length for episode in episodes) == evaluation.lengths
     assert [e.rewards.sum(dtype=np.float64) for e in episodes] == pytest.approx(evaluation.returns, abs=1e-9)
-    for num_envs in (1, 7, 11):
+    for num_envs in (1, 7):
         assert_same(episodes, episodes_of(parts, 11, num_envs, seed=7, sample=sample))
 
 

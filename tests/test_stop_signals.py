@@ -31,7 +31,8 @@ network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch):
-    monkeypatch.setattr(stop_signals, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(stop_signals, "GRACE_SECONDS", 0.04)
+    monkeypatch.setattr(stop_signals, "LOOK_SECONDS", 0.01)
 
 
 def hang(number=signal.SIGTERM):
@@ -69,7 +70,7 @@ def test_nothing_is_broken_off_where_nothing_may_be():
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals(lambda: None) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)
+        time.sleep(0.15)  # longer than the grace
         with pytest.raises(Interrupted):
             signals.check()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -82,6 +83,7 @@ IN_C = """
 import ctypes, os, signal, sys
 from alfish import stop_signals
 stop_signals.GRACE_SECONDS = stop_signals.STUCK_SECONDS = 0.1
+stop_signals.LOOK_SECONDS = 0.01
 with stop_signals.StopSignals(lambda: print("saved", flush=True)) as signals:
     if os.fork() == 0:
         mine = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)
