@@ -1,4 +1,4 @@
-"""The beginning of a worker process, before its imports, which take seconds."""
+"""The beginning of a process of alfish's own, before its imports, which take seconds."""
 
 import ctypes
 import os

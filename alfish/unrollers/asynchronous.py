@@ -227,14 +227,14 @@ class AsyncUnroller(Unroller):
         self._board = WeightBoard(state_tensors(self._algorithm, self._transforms))
         self._board.publish(self.policy_version)
         self._modules = to_bytes((self._algorithm, self._transforms), type(self._algorithm).__name__)
-        self._workers.start(self._setup, [*self._board.fds, self._slots.fd])
+        header, board = self._board.fds
+        self._workers.start(self._setup, {"board_header": header, "board": board, "slots": self._slots.fd})
 
-    def _setup(self, worker: Worker, fds: dict[str, int], cpu: int | None) -> Setup:
+    def _setup(self, worker: Worker, cpu: int | None) -> Setup:
         first = worker.index * self._envs_per_worker
         columns = range(first, first + self._envs_per_worker)
         # Neither the trainer's seed, nor that of another worker, or of an earlier generation.
         key = (1, worker.index, self._first_generation + worker.generation)
-        header, board = self._board.fds
         return Setup(
             worker_index=worker.index,
             make_environment=self._maker,
@@ -245,7 +245,6 @@ class AsyncUnroller(Unroller):
             modules=self._modules,
             forms=self._forms,
             num_slots=self._num_slots,
-            fds=fds | {"board_header": header, "board": board, "slots": self._slots.fd},
             length=self._length,
             step_interval=self._interval,
             numpy_after=self._numpy_after,

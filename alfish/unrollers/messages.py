@@ -17,7 +17,6 @@ class Setup(NamedTuple):
     modules: bytes  # the algorithm and the transforms
     forms: list  # shape and dtype of each leaf of a segment
     num_slots: int  # of all workers
-    fds: dict[str, int]  # of the shared memories
     length: int  # rows a segment
     step_interval: float  # seconds
     numpy_after: int | None

@@ -1,7 +1,6 @@
 """A worker process: environments, a copy of the policy, and segments of rows written into shared memory.
 
-Started by `workers.Worker`, which hands down three file descriptors (socket, lifeline, setup) and the setup's size in
-bytes. The worker lives as long as the trainer holds the other end of the lifeline.
+It is forked by `server.main`, and lives as long as the trainer holds the other end of the lifeline.
 """
 
 import contextlib
@@ -140,17 +139,18 @@ class WorkerUnroller(SyncUnroller):
         return time_step, replaced
 
 
-def main() -> None:
-    """Runs a worker until the trainer closes, with the arguments that the module names."""
-    end, lifeline, setup_fd, size = map(int, sys.argv[1:5])
-    threading.Thread(target=_die_with_trainer, args=(lifeline,), daemon=True).start()
-    for fd in (end, lifeline):  # processes that an environment starts must not hold them
-        os.set_inheritable(fd, False)
-    channel = Channel(socket.socket(fileno=end))
+def main(setup: bytes, fds: dict[str, int]) -> None:
+    """Runs a worker until the trainer closes.
+
+    Args:
+      setup: a `Setup`, by `to_bytes`.
+      fds: descriptors: of the channel and of the lifeline to the trainer, and of the memories shared with it.
+    """
+    threading.Thread(target=_die_with_trainer, args=(fds["lifeline"],), daemon=True).start()
+    channel = Channel(socket.socket(fileno=fds["channel"]))
     with contextlib.ExitStack() as environments:  # closed when the trainer has been told, since that may hang
         try:
-            setup: Setup = from_bytes(SharedMemory(size, setup_fd).read())
-            work(setup, channel, environments)
+            work(from_bytes(setup), fds, channel, environments)
         except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
             pass  # the trainer has closed
         except EnvironmentFailure as failure:
@@ -161,16 +161,16 @@ def main() -> None:
             _end(channel, Failed("".join(traceback.format_exception(error))))
 
 
-def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> None:
+def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: contextlib.ExitStack) -> None:
     """Builds what it is told to, and fills segments until the trainer closes.
 
     Args:
-      setup, channel: from and to the trainer.
+      setup, fds, channel: from and to the trainer, see `main`.
       environments: closes what is built.
     """
-    pulse = Pulse(SharedMemory(setup.fds["pulse_size"], setup.fds["pulse"]), setup.worker_index)
+    pulse = Pulse(SharedMemory(os.fstat(fds["pulses"]).st_size, fds["pulses"]), setup.worker_index)
     faulthandler.enable()
-    faulthandler.register(DUMP_SIGNAL, os.fdopen(setup.fds["stacks"], "w"), all_threads=True, chain=False)
+    faulthandler.register(DUMP_SIGNAL, os.fdopen(fds["stacks"], "w"), all_threads=True, chain=False)
     if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {setup.cpu})
     torch.set_num_threads(1)
@@ -202,15 +202,17 @@ def work(setup: Setup, channel: Channel, environments: contextlib.ExitStack) -> 
         starts=setup.starts,
     )
     unroller.shown = setup.shown
-    board = WeightBoard(state_tensors(algorithm, transforms), setup.fds["board_header"], setup.fds["board"])
+    board = WeightBoard(state_tensors(algorithm, transforms), fds["board_header"], fds["board"])
     board.read()  # a curriculum resets by how far training is
     unroller.start()  # the first reset: an error in it is raised in the trainer
     channel.send(Started(environment.num_envs))
-    _fill_segments(setup, channel, pulse, board, unroller)
+    slots = Slots(setup.forms, setup.num_slots, fd=fds["slots"])
+    _fill_segments(setup, channel, pulse, board, slots, unroller)
 
 
-def _fill_segments(setup: Setup, channel: Channel, pulse: Pulse, board: WeightBoard, unroller: WorkerUnroller) -> None:
-    slots = Slots(setup.forms, setup.num_slots, fd=setup.fds["slots"])
+def _fill_segments(
+    setup: Setup, channel: Channel, pulse: Pulse, board: WeightBoard, slots: Slots, unroller: WorkerUnroller
+) -> None:
     for sequence in itertools.count():
         pulse.set(Pulse.IDLE)
         idle = time.perf_counter()

@@ -5,9 +5,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -32,17 +29,10 @@ from alfish.unrollers.messages import (
 )
 from alfish.unrollers.pulse import DUMP_SIGNAL, PULSE_BYTES, Pulse
 from alfish.unrollers.remote import to_bytes
+from alfish.unrollers.server import SERVER
 from alfish.unrollers.shared import SharedMemory
 
 STACK_BYTES = 1 << 16
-# Each of these would start threads of its own in every worker.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Without the working directory that `-c` puts first: a worker imports from where the trainer does.
-PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "from alfish.processes import follow; follow(int(sys.argv.pop(1))); "
-    "from alfish.unrollers.worker import main; main()"
-)
 LOOK_SECONDS = 0.5  # between two looks at what workers are doing
 MAX_DELAY = 10.0  # seconds before a worker is started again
 
@@ -65,29 +55,23 @@ class Worker:
         self.overdue: int | None = None  # when what it was found to be at for too long began
         self.granted: deque[float] = deque()  # when, by the monotonic clock; of the slots that it has not filled yet
 
-    def spawn(self, setup: Setup, fds: Sequence[int]) -> None:
-        """Starts the process, which inherits these descriptors."""
+    def spawn(self, setup: Setup, fds: dict[str, int]) -> None:
+        """Starts the process, which gets copies of these descriptors."""
         self.pulse.clear()
         self.granted.clear()
-        data = to_bytes(setup, "the worker's setup")
-        memory = SharedMemory(len(data))
-        memory.write(data)
         ours, theirs = socket.socketpair()
         held, lifeline = os.pipe()
-        # Else a process that is not ours to end would follow the thread that started it.
-        trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        arguments = [theirs.fileno(), held, memory.fd, len(data)]
-        environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
-        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(trainer), *map(str, arguments)],
-            pass_fds=[*arguments[:3], *fds],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the trainer's to answer; `kill` takes what environments have started
-        )
-        theirs.close()
-        os.close(held)
+        with theirs:
+            try:
+                self.process = SERVER.launch(
+                    to_bytes(setup, "the worker's setup"), {"channel": theirs.fileno(), "lifeline": held, **fds}
+                )
+            except BaseException:
+                ours.close()
+                os.close(lifeline)
+                raise
+            finally:
+                os.close(held)
         self.channel, self._lifeline = Channel(ours), lifeline
         self.alive, self.started, self.last_words = True, False, ""
 
@@ -110,8 +94,7 @@ class Worker:
         """Where each thread of the process is, asked of it; empty if it cannot say any more."""
         self._stacks.write(bytes(STACK_BYTES))
         os.lseek(self._stacks.fd, 0, os.SEEK_SET)  # the position is the process's too
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(DUMP_SIGNAL)
+        self.process.send_signal(DUMP_SIGNAL)
         time.sleep(0.3)
         return self._stacks.read().strip(b"\0").decode(errors="replace")
 
@@ -125,14 +108,14 @@ class Worker:
         self.pulse.stop()
         self.channel.close()
         try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
+            code = self.process.wait(timeout)
+        except TimeoutError:
             self.kill()
-            self.process.wait()
+            code = self.process.wait()
         self.kill()
         os.close(self._lifeline)
         self.alive = False
-        return self.process.returncode
+        return code
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -185,7 +168,7 @@ class Workers:
         self.num_restarts = 0
         self._looked = 0.0
         self._selector = selectors.DefaultSelector()
-        self._make_setup: Callable[[Worker, dict[str, int], int | None], Setup]
+        self._make_setup: Callable[[Worker, int | None], Setup]
         self.log: Callable[[str], None] = logging.warning
 
     @property
@@ -193,12 +176,12 @@ class Workers:
         """How many workers run, or are to be started again."""
         return sum(worker.alive or worker.retry_at > 0 for worker in self.all)
 
-    def start(self, make_setup: Callable[[Worker, dict[str, int], int | None], Setup], fds: Sequence[int]) -> None:
+    def start(self, make_setup: Callable[[Worker, int | None], Setup], fds: dict[str, int]) -> None:
         """Starts all of them.
 
         Args:
-          make_setup: takes a worker, the descriptors that this class hands down, and the core to run on.
-          fds: other descriptors to hand down.
+          make_setup: takes a worker, and the core to run on.
+          fds: by their names, descriptors of the memories that a worker shares with the trainer.
         """
         self._make_setup, self._fds = make_setup, fds
         for worker in self.all:
@@ -245,7 +228,7 @@ class Workers:
         try:
             for worker in self.all:
                 if worker.alive:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
+                    with contextlib.suppress(TimeoutError):
                         worker.process.wait(max(0.0, deadline - time.monotonic()))
         finally:  # also where a signal breaks this wait off
             for worker in self.all:
@@ -254,10 +237,10 @@ class Workers:
             self._selector.close()
 
     def _spawn(self, worker: Worker) -> None:
-        fds = {"pulse": self.pulses.fd, "pulse_size": self.pulses.size, "stacks": self._stacks[worker.index].fd}
+        fds = self._fds | {"pulses": self.pulses.fd, "stacks": self._stacks[worker.index].fd}
         cpu = None if self._cpus is None else self._cpus[worker.index % len(self._cpus)]
         worker.generation += 1
-        worker.spawn(self._make_setup(worker, fds, cpu), [*self._fds, fds["pulse"], fds["stacks"]])
+        worker.spawn(self._make_setup(worker, cpu), fds)
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
