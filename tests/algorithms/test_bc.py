@@ -49,7 +49,7 @@ def drawn(leaf, state):
     return (mean + 0.2 * torch.randn_like(mean)).clamp(-1 + 1e-5, 1 - 1e-5)
 
 
-def data(action, num_windows=3000, seed=1):
+def data(action, num_windows=1000, seed=1):
     """Windows of two rows of one-hot states; row 1's actions are junk."""
     torch.manual_seed(seed)
     state = torch.randint(NUM_STATES, (2, num_windows))
@@ -86,7 +86,7 @@ def shares(values, state, num_choices):
 def test_it_learns_how_often_each_action_is_taken_in_each_state(name):
     experience, action = data(ACTIONS[name]), ACTIONS[name]
     algorithm = make(action)
-    learn(algorithm, experience, 250)
+    learn(algorithm, experience, 150)
     state = experience.time_step.observation[0].argmax(-1)
     policy = policy_at(algorithm)
     parts = [policy] if isinstance(action, spaces.Space) else policy._leaves()
@@ -146,7 +146,7 @@ def test_a_policy_that_knows_no_chance_is_learned_at_a_finite_likelihood():
     fixed = {"policy_head": functools.partial(PolicyHead, learn_std=False)}
     for settings, lowest, highest in (({}, -5.0, -4.0), (fixed, 0.0, 0.0)):
         algorithm = make(BOX, **settings)
-        values = learn(algorithm, experience, 600, learning_rate=0.02)
+        values = learn(algorithm, experience, 400, learning_rate=0.03)
         policy = policy_at(algorithm)
         torch.testing.assert_close(policy.mean, certain, atol=0.02, rtol=0)
         assert values["nonfinite_updates"] == 0

@@ -1,10 +1,13 @@
 """What every shipped algorithm keeps, whatever it learns from.
 
 `anywhere` is every algorithm with each kind of spaces that it takes; what it makes of an unroll is asked of the
-on-policy ones, `everywhere`, and what it makes of windows of the off-policy ones, `from_replay`.
+on-policy ones, `everywhere`, and what it makes of windows of the off-policy ones, `from_replay`. A test runs once an
+algorithm, and goes through the kinds itself.
 """
 
+import functools
 import importlib
+import inspect
 import pickle
 import pkgutil
 
@@ -64,12 +67,37 @@ def _takes(name, kind):
 
 
 KINDS = {name: [kind for kind in SPACES if _takes(name, kind)] for name in ALGORITHMS}
-REWARDS = {"scalar": None, "one": 1, "vector": 2, "as many as environments": B}
+REWARDS = [None, 1, 2, B]  # how many; as many as environments too
 
-anywhere = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in ALGORITHMS for kind in KINDS[name]])
-everywhere = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in ON_POLICY for kind in SPACES])
-from_replay = pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in OFF_POLICY for kind in KINDS[name]])
-with_rewards = pytest.mark.parametrize("num_rewards", REWARDS.values(), ids=REWARDS)
+
+def _for_each(argument, values):
+    """Calls a test once for each of `values(name)` of its algorithm, and tells at which one it failed."""
+
+    def decorate(test):
+        @functools.wraps(test)
+        def repeated(name, **others):
+            for value in values(name):
+                try:
+                    test(name=name, **{argument: value}, **others)
+                except Exception as error:
+                    raise AssertionError(f"{name} fails with {argument} {value!r}") from error
+
+        signature = inspect.signature(test)
+        kept = [parameter for parameter in signature.parameters.values() if parameter.name != argument]
+        repeated.__signature__ = signature.replace(parameters=kept)
+        return repeated
+
+    return decorate
+
+
+def _of(algorithms):
+    """Every one of `algorithms` with each kind of spaces that it takes."""
+    each_kind = _for_each("kind", KINDS.get)
+    return lambda test: pytest.mark.parametrize("name", algorithms)(each_kind(test))
+
+
+anywhere, everywhere, from_replay = _of(ALGORITHMS), _of(ON_POLICY), _of(OFF_POLICY)
+with_rewards = _for_each("num_rewards", lambda name: REWARDS)
 
 
 def _make(name, kind=None, num_rewards=None, seed=0):

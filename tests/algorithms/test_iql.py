@@ -169,7 +169,7 @@ def test_target_critics_follow_by_their_rate():
 # What it learns.
 
 
-def bandit(action, reward_of, num_windows=2000, seed=0):
+def bandit(action, reward_of, num_windows=1000, seed=0):
     """One action an episode, drawn by `action(num_windows)`, in the one state there is."""
     torch.manual_seed(seed)
     taken = action(num_windows)
@@ -204,6 +204,7 @@ def test_it_prefers_the_better_action_that_most_of_the_data_do_not_take():
     assert algorithm.predict_step(ONE_ROW, None).output.item() == 1
 
 
+@pytest.mark.slow
 def test_it_moves_to_the_better_side_of_continuous_actions():
     action = spaces.Box(-1, 1, (1,), np.float32)
     experience = bandit(lambda n: torch.rand(n, 1) * 1.8 - 0.9, lambda a: 1 - (a[:, 0] - 0.6).abs())
@@ -212,7 +213,7 @@ def test_it_moves_to_the_better_side_of_continuous_actions():
     assert 0.4 < algorithm.predict_step(ONE_ROW, None).output.item() < 0.75
 
 
-def chain(num_windows=4000, seed=0):
+def chain(num_windows=1000, seed=0):
     """In state 0, action 1 ends with 0.5, and action 0 leads to state 1, where action 1 earns 1, and few data do so."""
     torch.manual_seed(seed)
     begins = torch.rand(num_windows) < 0.5

@@ -135,7 +135,7 @@ def bandit(num_windows=2000):
 
 def trained(algorithm, experience, num_updates, learning_rate):
     torch.manual_seed(0)
-    index = torch.randint(experience.time_step.reward.shape[1], (num_updates, 256))
+    index = torch.randint(experience.time_step.reward.shape[1], (num_updates, 64))
     batch = Batch(experience, trainable(experience.time_step.step_type))
     Learner(algorithm, learning_rate=learning_rate).train([Chunk(batch, index)])
     row = TimeStep(None, None, None, torch.ones(1, 3), None, None)
@@ -143,6 +143,7 @@ def trained(algorithm, experience, num_updates, learning_rate):
         return algorithm.predict_step(row, None).output.item()
 
 
+@pytest.mark.slow
 def test_it_prefers_the_better_actions_and_stays_among_the_data_where_td3_does_not():
     action, experience = spaces.Box(-1, 1, (1,), np.float32), bandit()
     clone = BC(OBSERVATION, action, REWARD, torso=functools.partial(Torso, mlp=SMALL))
