@@ -70,6 +70,14 @@ def test_observations_are_converted_to_the_stream_and_back(device):
     assert all(np.allclose(one, other) for one, other in zip(nest.leaves(back), nest.leaves(own)))
 
 
+def test_observations_are_copies_where_they_are_kept():
+    """An environment may write the memory of its observation again."""
+    space, own = spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 2), np.float32)
+    kept, seen = (ObservationUnits(space, copies=copies).from_environment(own) for copies in (True, False))
+    own[:] = 1
+    assert not kept.any() and seen.all()
+
+
 def test_a_nested_observation_keeps_its_structure_and_dtypes():
     spec = specs.observation_spec(NESTED)
     assert nest.paths(spec) == ["body.0", "body.1", "camera", "dials", "switches"]
