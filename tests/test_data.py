@@ -1,6 +1,5 @@
 import itertools
 
-import pytest
 import torch
 
 from alfish.data import StepType, reset_state, trainable
@@ -8,13 +7,11 @@ from alfish.data import StepType, reset_state, trainable
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
 
-@pytest.mark.parametrize(
-    ("here", "arrival"), list(itertools.product((FIRST, MID, LAST, PAD), repeat=2)), ids=lambda kind: "FMLP"[kind]
-)
-def test_a_row_trains_only_from_first_or_mid_to_mid_or_last(here, arrival):
-    step_type = torch.tensor([[here], [arrival]], dtype=torch.int32)
-    trains = here in (FIRST, MID) and arrival in (MID, LAST)
-    assert trainable(step_type).tolist() == [[trains]]
+def test_a_row_trains_only_from_first_or_mid_to_mid_or_last():
+    for here, arrival in itertools.product((FIRST, MID, LAST, PAD), repeat=2):
+        step_type = torch.tensor([[here], [arrival]], dtype=torch.int32)
+        trains = here in (FIRST, MID) and arrival in (MID, LAST)
+        assert trainable(step_type).tolist() == [[trains]], (here, arrival)
 
 
 def test_no_row_trains_across_an_episodes_end_or_into_padding():

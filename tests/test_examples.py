@@ -23,15 +23,16 @@ def test_the_readme_shows_the_example_as_it_is():
 def test_the_example_trains_from_its_gin_file(tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
     command = ["train", "--gin_file=examples/reinforce_cartpole.gin", f"--root_dir={tmp_path / 'run'}"]
-    assert main([*command, "--gin_param=Trainer.num_env_steps=1000"]) == 0
+    assert main([*command, "--gin_param=Trainer.num_env_steps=300", "--gin_param=Evaluate.num_episodes=1"]) == 0
     assert (tmp_path / "run" / "done").is_file()
 
 
 def test_parts_of_ones_own_are_used_from_a_gin_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(PROJECT)
+    few = ["Trainer.num_env_steps=1024", "EpochBatches.num_epochs=1", "Announce.length=10.0", "Evaluate.num_episodes=1"]
     command = ["train", "--gin_file=examples/parts_cartpole.gin", f"--root_dir={tmp_path / 'run'}"]
-    assert main([*command, "--gin_param=Trainer.num_env_steps=6000", "--gin_param=Announce.length=20.0"]) == 0
-    assert "Episodes are 20 steps long after" in capsys.readouterr().err
+    assert main([*command, *(f"--gin_param={one}" for one in few)]) == 0
+    assert "Episodes are 10 steps long after" in capsys.readouterr().err
     assert "metrics/largest_reward" in (tmp_path / "run" / "metrics.csv").read_text()
 
 

@@ -16,14 +16,14 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("progress", [0.0, 0.1, 0.25, 0.5, 0.79, 0.8, 1.0])
-def test_float_and_tensor_agree(name, progress):
+def test_float_and_tensor_agree(name):
     schedule = SCHEDULES[name]
-    on_host = schedule(progress)
-    assert isinstance(on_host, float)
-    on_device = schedule(torch.tensor(progress, dtype=torch.float64))
-    assert torch.as_tensor(on_device).ndim == 0
-    assert float(on_device) == pytest.approx(on_host, rel=1e-6, abs=1e-9)
+    for progress in (0.0, 0.1, 0.25, 0.5, 0.79, 0.8, 1.0):
+        on_host = schedule(progress)
+        assert isinstance(on_host, float)
+        on_device = schedule(torch.tensor(progress, dtype=torch.float64))
+        assert torch.as_tensor(on_device).ndim == 0
+        assert float(on_device) == pytest.approx(on_host, rel=1e-6, abs=1e-9), progress
 
 
 @pytest.mark.parametrize(

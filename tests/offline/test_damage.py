@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import io
-import os
 import pickle
 import resource
 import sys
@@ -21,7 +20,7 @@ from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer
 
-NUM_CASES = int(os.environ.get("ALFISH_DAMAGE_CASES", 40))  # of each source
+NUM_CASES = 16  # of each source; the long test has 200
 MAX_GROWTH = 2**30  # bytes of memory that all cases of a source may add
 
 
@@ -161,12 +160,13 @@ SOURCES = {
 
 @pytest.mark.filterwarnings("ignore:.*(gymnasium|env_spec|set to None|Box|precision)")  # gymnasium's and Minari's
 @pytest.mark.parametrize("source", [pytest.param(name, marks=[NEEDS_MINARI] * ("minari" in name)) for name in SOURCES])
-def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence_that_names_it(tmp_path, home, source):
+@pytest.mark.parametrize("num_cases", [NUM_CASES, pytest.param(200, marks=pytest.mark.long)])
+def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence_that_names_it(tmp_path, home, source, num_cases):
     name, path, kinds = SOURCES[source](tmp_path)
     where, content, generator = name.partition(":")[2], path.read_bytes(), np.random.default_rng(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     num_refused = 0
-    for case in range(NUM_CASES):
+    for case in range(num_cases):
         path.write_bytes(kinds[case % len(kinds)](content, generator))
         try:
             OfflineBuffer([name], policy="drop_episode" if case % 3 else "warn", spaces=SPACES).check_valid()

@@ -322,20 +322,21 @@ def test_a_file_that_is_cut_off_says_that_nothing_is_readable(tmp_path, write, s
         open_source(name)
 
 
+@pytest.mark.parametrize("num_bytes", [15, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("write", [d4rl, d3rlpy])
-def test_no_byte_that_is_wrong_makes_more_than_a_sentence(tmp_path, write):
+def test_no_byte_that_is_wrong_makes_more_than_a_sentence(tmp_path, write, num_bytes):
     name = write(tmp_path / "a", record())
     content = (tmp_path / "a").read_bytes()
     generator = np.random.default_rng(0)
     num_read = 0
-    for _ in range(60):
+    for _ in range(num_bytes):
         changed = bytearray(content)
         changed[generator.integers(len(content))] = generator.integers(256)
         (tmp_path / "a").write_bytes(changed)
         with contextlib.suppress(UsageError):
             OfflineBuffer([name], spaces=SPACES, policy="drop_episode").check_valid()
             num_read += 1
-    assert num_read > 30  # most bytes are numbers, or nothing
+    assert num_read > num_bytes / 2  # most bytes are numbers, or nothing
 
 
 @pytest.mark.parametrize("scheme", ["d4rl", "d3rlpy"])

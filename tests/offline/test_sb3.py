@@ -356,12 +356,13 @@ def test_parts_that_are_shared_cost_their_size_once(program):
     assert pickles.read(io.BytesIO(program)) is not None
 
 
-def test_parts_that_are_shared_are_not_copied_without_end():
+def test_parts_that_are_shared_are_not_copied_without_end(monkeypatch):
     """By instructions of a few bytes each, which would each take the memory of a part."""
-    text, entries = "a" * 10**5, [None] * 10**5
+    monkeypatch.setattr(pickles, "MAX_SHARED", 2**14)
+    text, entries = "a" * 2000, [None] * 2000
     encode = [Pickled(codecs.encode, text, "latin1") for _ in range(40)]
-    objects = [array(entries, "O8", (10**5,), (3, "|", None, None, None, -1, -1, 63)) for _ in range(40)]
-    attributes = {str(i): None for i in range(10**5)}
+    objects = [array(entries, "O8", (2000,), (3, "|", None, None, None, -1, -1, 63)) for _ in range(40)]
+    attributes = {str(i): None for i in range(2000)}
     states = [Pickled(torch.device, "cpu", state=attributes) for _ in range(40)]
     for parts in (encode, objects, states):
         program = pickle.dumps(parts)
