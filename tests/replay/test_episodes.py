@@ -89,9 +89,9 @@ def check_books(buffer, history, length, cleared_at, gamma):
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "length", "ends", "mapped"), [(1, 9, 0.2, False), (3, 14, 0.3, False), (4, 30, 0.05, True)]
+    ("num_envs", "length", "ends", "mapped", "gamma"),
+    [(1, 9, 0.2, False, 1.0), (3, 14, 0.3, False, 0.9), (4, 20, 0.05, True, 0.9)],
 )
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_books_say_what_the_rows_say_whatever_was_done_to_the_ring(tmp_path, num_envs, length, ends, mapped, gamma):
     """Episodes are about 5 rows long, or 3, or 20; the ring goes round within them, and some are longer than it."""
     rng = np.random.default_rng(num_envs)
@@ -104,7 +104,7 @@ def test_books_say_what_the_rows_say_whatever_was_done_to_the_ring(tmp_path, num
         return RingBuffer(length * num_envs, num_envs, directory=directory, return_gamma=gamma)
 
     buffer = make()
-    for _ in range(150):
+    for _ in range(80):
         operation = rng.choice(["aligned", "ragged", "reload", "clear"], p=[0.46, 0.43, 0.08, 0.03])
         if operation == "aligned":
             buffer.push(columns.unroll([int(rng.integers(1, length + 1))] * num_envs))
@@ -121,7 +121,7 @@ def test_books_say_what_the_rows_say_whatever_was_done_to_the_ring(tmp_path, num
             buffer.clear()
             cleared_at = [len(rows) for rows in columns.history]
         check_books(buffer, columns.history, length, cleared_at, gamma)
-    assert buffer.num_pushed > 10 * length * num_envs
+    assert buffer.num_pushed > 5 * length * num_envs
 
 
 def ring_of(*rows, length=20, gamma=0.5):

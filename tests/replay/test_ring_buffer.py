@@ -137,7 +137,7 @@ SETTINGS = [  # num_envs, rows a column, rows ignored, mapped to files
     (2, 30, 3, False),
     (5, 21, 1, True),
 ]
-NUM_OPERATIONS, NUM_DRAWS = 125, 400  # x 4 settings: 200 000 draws
+NUM_OPERATIONS, NUM_DRAWS = 60, 400  # x 4 settings: 96 000 draws
 
 
 @pytest.mark.parametrize(("num_envs", "length", "num_ignored", "mapped"), SETTINGS)
@@ -228,8 +228,10 @@ def push_with_states(buffer, states, columns, counts):
     buffer.push(columns.unroll(counts)._replace(state=state))
 
 
-@pytest.mark.parametrize("period", [1, 4, 7])
-@pytest.mark.parametrize(("num_envs", "length", "num_ignored", "mapped"), SETTINGS)
+@pytest.mark.parametrize(
+    ("num_envs", "length", "num_ignored", "mapped", "period"),
+    [(1, 9, 0, False, 4), (3, 14, 0, False, 1), (2, 30, 3, False, 7), (3, 21, 1, True, 4)],
+)
 def test_with_states_every_window_starts_at_a_row_that_has_one_and_brings_it(
     tmp_path, num_envs, length, num_ignored, mapped, period
 ):
@@ -245,7 +247,7 @@ def test_with_states_every_window_starts_at_a_row_that_has_one_and_brings_it(
         return RingBuffer(length * num_envs, num_envs, "cpu", directory, num_ignored, period)
 
     buffer = make()
-    for _ in range(150):
+    for _ in range(100):
         operation = rng.choice(["aligned", "ragged", "reload", "clear"], p=[0.5, 0.38, 0.08, 0.04])
         if operation == "aligned":
             push_with_states(buffer, states, columns, [int(rng.integers(1, period + 1))] * num_envs)
@@ -268,7 +270,7 @@ def test_with_states_every_window_starts_at_a_row_that_has_one_and_brings_it(
             with pytest.raises(UsageError):
                 buffer.sample(1, window_length)
             continue
-        batch = buffer.sample(40 * len(allowed), window_length)  # so that none is left out but by a fault
+        batch = buffer.sample(25 * len(allowed), window_length)  # so that none is left out but by a fault
         starts = torch.stack([batch.env_id - 10, batch.position], -1)
         assert {tuple(start) for start in starts.tolist()} == set(allowed)
         hidden, cell = batch.experience.state[0], batch.experience.state[1]["cell"]
@@ -279,7 +281,7 @@ def test_with_states_every_window_starts_at_a_row_that_has_one_and_brings_it(
         assert torch.equal(batch.mask, trainable(batch.experience.time_step.step_type))
         num_checked += len(starts)
         at_last += int((batch.experience.time_step.step_type[0] == LAST).sum())
-    assert num_checked > 4000 and at_last > 0 and buffer.num_pushed > 4 * length
+    assert num_checked > 1000 and at_last > 0 and buffer.num_pushed > 4 * length
 
 
 def test_states_are_drawn_uniformly():

@@ -1,6 +1,7 @@
 """Samplers against slow, obvious ones, over rings whose every step type is remembered."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -165,8 +166,7 @@ def test_only_samplers_that_use_priorities_take_them(make):
             sampler.update(window, torch.ones(5))
 
 
-@pytest.mark.parametrize("num_ignored", [0, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("num_ignored", "seed"), [(0, 0), (3, 1)])
 def test_windows_of_rings_that_keep_states_start_where_one_is_stored(make, seed, num_ignored):
     torch.manual_seed(seed)
     recording = Recording(3, 60, num_ignored, seed, state_period=3)
@@ -189,8 +189,7 @@ def test_windows_of_rings_that_keep_states_start_where_one_is_stored(make, seed,
     assert set(pairs(sampler.draw(1000, 0.0))) == set(recording.starts(5))
 
 
-@pytest.mark.parametrize("num_ignored", [0, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("num_ignored", "seed"), [(0, 0), (3, 1)])
 def test_after_a_reload_draws_go_on_bit_for_bit(make, seed, num_ignored):
     recording = Recording(3, 17, num_ignored, seed)
     sampler = bound(make(), recording.ring, 3)
@@ -198,7 +197,7 @@ def test_after_a_reload_draws_go_on_bit_for_bit(make, seed, num_ignored):
         recording.push(count, count - 1, count)
         window = sampler.draw(31, 0.0)
         if sampler.uses_priorities:
-            sampler.update(window, torch.rand(31))
+            sampler.update(window, 3 * torch.rand(31))  # some above 1, the least that new rows get
     recording.push(2)  # the sampler has not seen these
     ring, other = recording.ring, reloaded(recording, sampler, make(), 3)
     rows = experience_of(torch.tensor([[MID, MID, MID], [LAST, MID, LAST], [FIRST, MID, FIRST]], dtype=torch.int32))
@@ -272,19 +271,18 @@ class Reference:
         return {start: (len(self.priority) * p**alpha / total) ** -beta for start, p in self.priority.items()}
 
 
-SETTINGS = [  # num_envs, rows a column, rows ignored, window length
-    (1, 9, 0, 2),
-    (3, 14, 0, 2),
-    (2, 30, 3, 2),
-    (3, 25, 0, 4),
-    (2, 19, 2, 5),
+SETTINGS = [  # num_envs, rows a column, rows ignored, window length, seed
+    (1, 9, 0, 2, 0),
+    (3, 14, 0, 2, 1),
+    (2, 30, 3, 2, 2),
+    (3, 25, 0, 4, 0),
+    (2, 19, 2, 5, 1),
 ]
 ALPHA, BETA = 0.7, 0.9
 CHANCES = {"aligned": 6, "ragged": 5, "ring": 1, "clear": 1, "update": 5, "stale": 1, "reload": 1}
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("num_envs", "length", "num_ignored", "window_length"), SETTINGS)
+@pytest.mark.parametrize(("num_envs", "length", "num_ignored", "window_length", "seed"), SETTINGS)
 def test_prioritized_is_the_reference_whatever_happens_to_the_ring(num_envs, length, num_ignored, window_length, seed):
     recording = Recording(num_envs, length, num_ignored, seed)
     rng, reference = recording.rng, Reference()
@@ -430,12 +428,14 @@ def test_of_a_window_that_comes_twice_the_last_priority_counts():
     assert set(pairs(sampler.draw(2000, 0.0))) == {(column, position)}
 
 
-@pytest.mark.parametrize("num_rows", [1, 20, 40, 100])
-@pytest.mark.parametrize("clears", [False, True])
-@pytest.mark.parametrize("draws_between", [False, True])
-def test_an_update_of_rows_that_are_gone_changes_no_other_row(num_rows, clears, draws_between):
+def test_an_update_of_rows_that_are_gone_changes_no_other_row():
     """The rows in their places would show a priority of a million."""
     torch.manual_seed(0)
+    for num_rows, clears, draws_between in itertools.product((1, 20, 40, 100), (False, True), (False, True)):
+        check_update_of_rows_that_are_gone(num_rows, clears, draws_between)
+
+
+def check_update_of_rows_that_are_gone(num_rows, clears, draws_between):
     recording = Recording(2, 20)
     recording.push(20)
     sampler = bound(Prioritized(alpha=1.0, beta=1.0, normalize=False), recording.ring)
