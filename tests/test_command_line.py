@@ -5,6 +5,7 @@ import errno
 import functools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -148,25 +149,23 @@ def test_a_syntax_error_is_named_with_its_line(refused, tmp_path, text, line):
     assert line is None or f"line {line + 1} " in words
 
 
-@pytest.mark.parametrize(
-    "parameter, word",
-    [
+def test_text_without_quotes_is_told_of_them(refused, tmp_path):
+    for parameter, word in (
         ("make_environment.env_id=CartPole-v1", "CartPole-v1"),
         ("make_environment.env_id = ALE/Pong-v5  # a game", "ALE/Pong-v5"),
         ("OfflineBuffer.sources=[alfish:data]", "alfish:data"),
         ("Trainer.algorithm=PPO", "PPO"),
-    ],
-)
-def test_text_without_quotes_is_told_of_them(refused, tmp_path, parameter, word):
-    words = refused(*train(tmp_path / "run", parameter))
-    assert words.startswith(f"alfish train: --gin_param={parameter}: line 1 has {word}, which is no value: text stands")
-    assert f"('{word}'), a class or function behind @" in words and words.count("\n") == 1
-    assert "line 1 has true, which is written True\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
+    ):
+        words = refused(*train(tmp_path / "run", parameter))
+        assert words.startswith(
+            f"alfish train: --gin_param={parameter}: line 1 has {word}, which is no value: text stands"
+        )
+        assert f"('{word}'), a class or function behind @" in words and words.count("\n") == 1
+        assert "line 1 has true, which is written True\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
 
 
-@pytest.mark.parametrize(
-    "parameter, words",
-    [
+def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_path):
+    for parameter, words in (
         ("PPO.gamma = 'abc'", "it is a number"),
         ("PPO.gamma = @Linear()", "it is a number"),
         ("PPO.gamma = [0.9]", "it is a number"),
@@ -190,12 +189,10 @@ def test_text_without_quotes_is_told_of_them(refused, tmp_path, parameter, word)
         ("Trainer.metrics = @AverageReturn()", "it takes objects: write [@AverageReturn()]"),
         ("Trainer.listeners = [@Evaluate, @Progress()]", "it takes objects: write [@Evaluate(), @Progress()]"),
         ("make_environment.env_kwargs = 3", "it is a dict or None"),
-    ],
-)
-def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_path, parameter, words):
-    said = refused(*train(tmp_path / "run", parameter))
-    assert said.startswith(f"alfish train: {parameter.replace(' =', ' is')}, bound in --gin_param; {words}")
-    assert said.count("\n") == 1
+    ):
+        said = refused(*train(tmp_path / "run", parameter))
+        assert said.startswith(f"alfish train: {parameter.replace(' =', ' is')}, bound in --gin_param; {words}")
+        assert said.count("\n") == 1
 
 
 def test_a_value_of_another_kind_is_named_with_its_file_and_macro(refused, tmp_path):
@@ -244,9 +241,8 @@ def test_a_conf_without_an_algorithm_asks_for_one(refused, tmp_path):
     assert "Trainer" in words and "algorithm" in words
 
 
-@pytest.mark.parametrize(
-    "parameter, word",
-    [
+def test_a_value_that_makes_no_sense_is_named(refused, tmp_path):
+    for parameter, word in (
         ("clip/Linear.finish=2.0", "finish is 2.0"),
         ("CheckpointSaver.keep_last=0", "keep_last is 0"),
         ("MLP.activation='tahn'", "tahn"),
@@ -257,10 +253,8 @@ def test_a_conf_without_an_algorithm_asks_for_one(refused, tmp_path):
         ("Evaluate.num_episodes=0", "num_episodes"),
         ("Trainer.device='cuda:x'", "cuda:x"),
         ("Trainer.device='gpu'", "gpu"),
-    ],
-)
-def test_a_value_that_makes_no_sense_is_named(refused, tmp_path, parameter, word):
-    assert word in refused(*train(tmp_path / "run", *TINY, parameter))
+    ):
+        assert word in refused(*train(tmp_path / "run", *TINY, parameter))
 
 
 def test_a_setting_that_nothing_reads_is_refused_and_where_it_may_be_is_said(refused, tmp_path):
@@ -310,19 +304,16 @@ def settings_of(*files, parameters=()):
         configuration.refuse_unreachable([str(one) for one in files], list(parameters))
 
 
-@pytest.mark.parametrize(
-    "conf, parameter",
-    [
+def test_a_setting_of_what_was_replaced_is_no_mistake():
+    for conf, parameter in (
         ("ppo_cartpole.gin", "Learner.learning_rate=1e-3"),
         ("ppo_cartpole.gin", "PPO.clip_range=0.1"),
         ("ppo_cartpole.gin", "Learner.optimizer=@RMSprop"),
         ("ppo_pendulum.gin", "Trainer.transforms=[]"),
         ("sac_pendulum.gin", "Trainer.listeners=[]"),
         ("sac_pendulum.gin", "SAC.critic=@MyCritics"),
-    ],
-)
-def test_a_setting_of_what_was_replaced_is_no_mistake(conf, parameter):
-    settings_of(conf, parameters=[parameter])
+    ):
+        settings_of(conf, parameters=[parameter])
 
 
 def test_a_file_may_replace_what_another_or_an_earlier_line_configures(tmp_path):
@@ -396,9 +387,8 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_be_configured_anew(re
     assert "is a run with another configuration" in words and "-PPO.gamma = 0.98\n+PPO.gamma = 0.5\n" in words
 
 
-@pytest.mark.parametrize(
-    "text, words",
-    [
+def test_macros_and_includes_that_lead_nowhere_are_named(refused, tmp_path):
+    for text, words in (
         ("num_env_steps = 100\n", "sets num_env_steps, and nothing refers to it as %num_env_steps; did you mean Tra"),
         ("gama = 0.9\n", "sets gama, and nothing refers to it as %gama; did you mean PPO.gamma"),
         ("LAYERS = (8,)\n", "sets LAYERS, and nothing refers to it as %LAYERS; "),
@@ -411,14 +401,12 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_be_configured_anew(re
         (f"MLP.layers = {'[' * 500}{']' * 500}\n", "its values are nested too deeply"),
         ("PPO.gamma = 0.9\x00\n", "{file}: "),
         ("PPO.gamma = 0.\xff\n", "{file}: "),
-    ],
-)  # fmt: skip
-def test_macros_and_includes_that_lead_nowhere_are_named(refused, tmp_path, text, words):
-    (tmp_path / "other.gin").write_text("include 'mine.gin'\n")
-    mine = tmp_path / "mine.gin"
-    mine.write_bytes(f"include 'ppo_cartpole.gin'\n{text}".encode("latin-1"))
-    said = refused(*train(tmp_path / "run", conf=str(mine)))
-    assert words.format(file=mine) in said and said.count("\n") == 1 and not (tmp_path / "run").exists()
+    ):
+        (tmp_path / "other.gin").write_text("include 'mine.gin'\n")
+        mine = tmp_path / "mine.gin"
+        mine.write_bytes(f"include 'ppo_cartpole.gin'\n{text}".encode("latin-1"))
+        said = refused(*train(tmp_path / "run", conf=str(mine)))
+        assert words.format(file=mine) in said and said.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
 def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused, tmp_path):
@@ -740,7 +728,9 @@ def test_a_film_shows_every_frame_of_an_episode_the_final_one_too(run, tmp_path,
 def test_several_films_are_numbered(run, tmp_path):
     pytest.importorskip("imageio")
     pytest.importorskip("pygame")
-    assert main(["play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2"]) == 0
+    assert (
+        main(["play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2", "--max_length=3"]) == 0
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cp-0.gif", "cp-1.gif"]
 
 
@@ -946,6 +936,8 @@ def test_check_env_refuses_a_misspelt_id(refused):
 def test_includes_resolve_from_another_directory(tmp_path, monkeypatch):
     confs, elsewhere = tmp_path / "confs", tmp_path / "elsewhere"
     confs.mkdir(), elsewhere.mkdir()
+    for name in ("base.gin", "ppo_cartpole.gin"):
+        (elsewhere / name).write_text("a file of the working directory is read last\n")
     (confs / "base.gin").write_text("include 'ppo_cartpole.gin'\nMLP.layers = (4,)\n")
     (confs / "task.gin").write_text("include 'base.gin'\nTrainer.seed = 5\n")
     monkeypatch.chdir(elsewhere)
@@ -1131,15 +1123,28 @@ def test_a_command_works_with_streams_that_are_closed_or_full_and_says_what_it_c
     ]
 
 
-def test_a_run_trains_on_where_nobody_can_be_shown_its_progress(run, tmp_path):
+@pytest.fixture
+def streams():
+    """Standard streams that a test may close and replace."""
+    objects, kept = (sys.stdin, sys.stdout, sys.stderr), [os.dup(descriptor) for descriptor in range(3)]
+    yield
+    sys.stdin, sys.stdout, sys.stderr = objects
+    for descriptor, copy in enumerate(kept):
+        os.dup2(copy, descriptor)
+        os.close(copy)
+
+
+def test_a_run_trains_on_where_nobody_can_be_shown_its_progress(run, tmp_path, monkeypatch, streams):
     """A file that is opened while standard error is closed does not take its place."""
     run = shutil.copytree(run, tmp_path / "run")
-    script = f"""
-        {sys.executable} -m alfish train --root_dir={run} --gin_param=Trainer.num_env_steps=9999 2> /dev/full
-        echo $?
-        {sys.executable} -m alfish evaluate --root_dir={run} --num_episodes=1 --json > /dev/full 2>&-
-        echo $?
-    """
-    root = Path(alfish.__file__).parent.parent
-    found = subprocess.run(["bash", "-c", textwrap.dedent(script)], cwd=root, capture_output=True, text=True)
-    assert (found.stdout, found.stderr) == ("0\n1\n", "")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 2)
+    monkeypatch.setattr(sys, "argv", ["alfish", "train", f"--root_dir={run}", "--gin_param=Trainer.num_env_steps=999"])
+    assert main() == 0
+    assert json.loads((run / "done").read_text())["env_steps"] >= 999
+    os.dup2(full, 1)
+    os.close(full)
+    os.close(2)
+    monkeypatch.setattr(sys, "argv", ["alfish", "evaluate", f"--root_dir={run}", "--num_episodes=1", "--json"])
+    assert main() == 1
+    assert os.path.samestat(os.fstat(2), os.stat(os.devnull))

@@ -119,6 +119,14 @@ def test_parts_of_one_kind_keep_their_own_arguments():
     assert binding == 1 and gin.query_parameter("learner_inner/described_parts.torso.width") == 2
 
 
+def test_parts_whose_names_differ_in_signs_only_keep_their_own_arguments():
+    parts = {"a b": functools.partial(torso, width=1), "a_b": functools.partial(torso, width=2)}
+    text = description.as_gin({"environment": functools.partial(make_environment, env_kwargs=parts)})
+    gin.parse_config(parsed(text))
+    scopes = ["environment_env_kwargs_a_b", "environment_env_kwargs_a_b_2"]
+    assert [gin.query_parameter(f"{scope}/described_parts.torso.width") for scope in scopes] == [1, 2]
+
+
 def parsed(text):
     for module, name in description.PART.findall(text):
         description.register(module, name)
@@ -169,6 +177,8 @@ def test_a_stranger_may_not_name_parts_of_libraries(tmp_path, part):
         ("alfish.bin.check_env:main", "names 'main' of 'alfish.bin.check_env', which holds no parts of Trainers"),
         ("alfish.environments.make:importlib.import_module", "no class or function 'importlib.import_module' in alf"),
         ("described_parts:gymnasium.make", "no class or function 'gymnasium.make' in described_parts"),
+        ("described_parts:gymnasium.Env", "no class or function 'gymnasium.Env' in described_parts"),
+        ("described_parts:PPO", "no class or function 'PPO' in described_parts"),
         ("described_parts:Plain.reset", "no class or function 'Plain.reset' in described_parts"),
         ("torch.nn.modules.module:torch.save", "no class or function 'torch.save' in torch.nn.modules.module"),
     ],
@@ -220,6 +230,8 @@ def test_train_takes_names_classes_and_settings(tmp_path):
     with pytest.raises(UsageError, match="another configuration(.|\n)*PPO.gamma = 0.5"):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **settings | {"PPO.gamma": 0.5})
     changed = settings | {"PPO.gamma": 0.5, "num_env_steps": 192}
+    policy = alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", on_config_change="old", **changed)
+    assert policy.algorithm._gamma == 0.75 and policy.env_steps == again.env_steps  # the old budget too
     policy = alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", on_config_change="new", **changed)
     assert policy.algorithm._gamma == 0.5 and policy.env_steps >= 192
 

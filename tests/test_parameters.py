@@ -45,9 +45,8 @@ from alfish.trainer import Trainer
 SPECS = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), spaces.Box(-1, 1, (), np.float32)
 
 
-@pytest.mark.parametrize(
-    "annotation, taken, refused, words",
-    [
+def test_a_value_is_of_the_declared_kind_and_in_its_range_or_what_is_taken_is_said():
+    for annotation, taken, refused, words in (
         (UnitInterval, [0, 1, 0.5, np.float32(0.3), torch.tensor(0.5), True], [-0.1, 1.1], "it is a number in [0, 1]"),
         (PositiveFloat, [1, 1e-300], [0, -1, 1e400, math.nan, 10**400, "1", None, 1j], "it is a positive number"),
         (NonNegativeFloat, [0], [-1e-9, object(), np.zeros(2)], "it is a number of at least 0"),
@@ -68,20 +67,18 @@ SPECS = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), spaces.Box(-1, 
         (Spaces | None, [Spaces()], [(), Spaces], "it is an object, made by @...() or None"),
         (Sequence[alfish.Listener], [[Evaluate()]], [[Evaluate], [3]], "it is a list"),
         (Sequence[Metric], [[AverageReturn()], ()], [[3], [AverageReturn], 3], "it is a list"),
-    ],
-)  # fmt: skip
-def test_a_value_is_of_the_declared_kind_and_in_its_range_or_what_is_taken_is_said(annotation, taken, refused, words):
-    assert [mistake(value, annotation) for value in taken] == [None] * len(taken)
-    for value in refused:
-        assert (mistake(value, annotation) or "").startswith(words), value
+    ):
+        assert [mistake(value, annotation) for value in taken] == [None] * len(taken)
+        for value in refused:
+            assert (mistake(value, annotation) or "").startswith(words), value
 
 
-@pytest.mark.parametrize(
-    "build, words",
-    [
+def test_a_plain_call_says_what_a_parameter_takes():
+    for build, words in (
         (lambda: PPO(*SPECS, gamma=None), "PPO.gamma is None; it is a number in [0, 1]"),
         (lambda: PPO(*SPECS, clip_range=-1), "PPO.clip_range is -1; it is a positive number or a reference (@...)"),
         (lambda: PPO(*SPECS, clip_range=Linear(-0.1)), "PPO.clip_range is Linear(-0.1 -> 0.0); at progress 0 it"),
+        (lambda: PPO(*SPECS, clip_range=Linear(0.1, -0.2)), "PPO.clip_range is Linear(0.1 -> -0.2); at progress 1 it"),
         (lambda: alfish.Learner(PPO(*SPECS), learning_rate=1e400), "Learner.learning_rate is inf; it is a number"),
         (lambda: alfish.Learner(PPO(*SPECS), learning_rate={"critic": -1}), "Learner.learning_rate is {'critic': -1}"),
         (lambda: ReplayBatches(max_chunk_size=0), "ReplayBatches.max_chunk_size is 0; it is a whole number"),
@@ -100,12 +97,10 @@ def test_a_value_is_of_the_declared_kind_and_in_its_range_or_what_is_taken_is_sa
         (lambda: Evaluate(period=-1), "Evaluate.period is -1; it is a whole number of at least 0"),
         (lambda: Adam([], betas=(0.9, 1.0)), "Adam.betas is (0.9, 1.0); it is a list of 2, each entry a"),
         (lambda: MLP(3, (64, 0)), "MLP.layers is (64, 0); it is a list, each entry a whole number of at least 1"),
-    ],
-)  # fmt: skip
-def test_a_plain_call_says_what_a_parameter_takes(build, words):
-    with pytest.raises(UsageError) as raised:
-        build()
-    assert str(raised.value).startswith(words)
+    ):
+        with pytest.raises(UsageError) as raised:
+            build()
+        assert str(raised.value).startswith(words)
 
 
 def test_gin_says_the_same_when_it_reads_and_where_it_was_bound():
