@@ -37,8 +37,7 @@ from alfish.transforms import ObservationNormalizer, Transforms
 from alfish.unrollers import SyncUnroller
 
 
-@pytest.mark.parametrize("length", [2, 3, 5, 16])
-@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize(("length", "truncates"), [(2, False), (3, True), (16, False)])
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
 def test_trainable_transitions_are_the_environments_own_record(mode, truncates, length):
     environment = recorded(mode, truncates)
@@ -334,6 +333,28 @@ def test_a_value_that_is_not_finite_is_named(where, leaf, value):
     unroller = unroller_of(VectorEnvironment(env, [0, 1], first_env_id=10), Still)
     with pytest.raises(RunError, match=f"environment 11 returned a {leaf} that is not finite in row 3 of the unroll"):
         unroller.unroll(8)
+
+
+class Raising(Stamped):
+    """Raises in step 2 of its first episode."""
+
+    def step(self, action):
+        if self._episode == 0 and self._step == 1:
+            raise RuntimeError("broken on purpose")
+        return super().step(action)
+
+
+def test_an_episode_whose_environment_raised_ends_in_the_row_acted_from():
+    environment = make_environment(lambda: Raising((4,)), num_envs=2, seed=1)
+    environment.env.envs[1]._episode = 0  # so that it never raises
+    reported = []
+    environment.tolerate_errors(lambda index, error: reported.append(index))
+    unroller = unroller_of(environment, ScriptedOffPolicy)
+    step = nest.map(lambda *parts: torch.cat(parts), *(unroller.unroll(3).time_step for _ in range(2)))
+    assert reported[0] == 0 and 1 not in reported
+    assert step.step_type[:3, 0].tolist() == [FIRST, LAST, FIRST]
+    assert step.step_type[:, 1].tolist() == [FIRST, MID, MID, MID, LAST, FIRST]
+    unroller.close()
 
 
 def test_large_finite_values_pass():
