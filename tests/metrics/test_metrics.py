@@ -202,9 +202,7 @@ def test_reward_of_rows_is_zero_where_nothing_arrived():
 # Streams
 
 
-@pytest.mark.parametrize("num_rewards", [None, 3])
-@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("num_rewards", "gamma", "seed"), [(None, 0.0, 0), (3, 0.9, 1), (None, 0.9, 2), (3, 1.0, 3)])
 def test_results_equal_a_plain_loop_over_steps(seed, gamma, num_rewards):
     rng = np.random.default_rng(seed)
     step_type, reward = random_stream(rng, 300, 5, num_rewards)

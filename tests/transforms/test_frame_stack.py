@@ -145,16 +145,15 @@ def test_on_policy_a_whole_unroll_is_transformed_to_what_the_policy_saw_row_by_r
         assert_equal(in_training, nest.stack(watcher.seen))  # length + 1 rows
 
 
-@pytest.mark.parametrize("same_step", [False, True])
-@pytest.mark.parametrize(("num_frames", "length"), [(2, 11), (4, 23), (4, 200)])
+@pytest.mark.parametrize(("num_frames", "length", "same_step"), [(2, 11, True), (4, 23, False), (4, 100, True)])
 def test_every_window_of_replay_is_stacked_as_the_rollout_was(num_frames, length, same_step):
-    """The ring of 200 rows holds them all, the others wrap several times."""
+    """The ring of 100 rows holds them all, the others wrap several times."""
     torch.manual_seed(0)
     unroller, _, transforms = make(3, num_frames, same_step)
     assert transforms.look_back == num_frames - 1
     buffer = RingBuffer(3 * length, 3, num_ignored=transforms.look_back)
     rng, unrolls, num_checked = np.random.default_rng(0), [], 0
-    for _ in range(16):
+    for _ in range(11):
         unrolls.append(unroller.unroll(int(rng.integers(1, 10))))
         buffer.push(unrolls[-1])
         stacks = [by_hand(*rows, num_frames) for rows in columns_of(unrolls)]
@@ -170,7 +169,7 @@ def test_every_window_of_replay_is_stacked_as_the_rollout_was(num_frames, length
             expected = nest.stack([nest.at(stacks[c], p + k) for c, p in rows])
             assert_equal(nest.at(built, k), expected)
         num_checked += len(rows)
-    assert num_checked > 700
+    assert num_checked > 400
 
 
 def test_a_ring_that_begins_within_an_episode_starts_no_window_whose_stack_it_cannot_build():

@@ -213,8 +213,10 @@ def resumable(name, numpy_after):
     return unroller
 
 
-@pytest.mark.parametrize("numpy_after", [None, 0, 7])
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize(("name", "numpy_after"), [
+    ("memory", None), ("memory", 7), ("off-policy", 0), ("td3 with memory", None), ("td3 with memory", 7),
+    ("ppo nested", 0), ("dqn", 7),
+])  # fmt: skip
 def test_an_unroll_through_arrays_is_the_one_through_tensors(name, numpy_after):
     runs = []
     for gives_arrays in (False, True):
@@ -244,28 +246,26 @@ def test_what_is_carried_is_arrays_and_what_is_saved_is_tensors(name):
         assert all(isinstance(leaf, torch.Tensor) for leaf in nest.leaves(saved))
 
 
-@pytest.mark.parametrize("numpy_after", [None, 0, 8])
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize(("name", "numpy_after"), [
+    ("memory", None), ("memory", 0), ("memory", 5), ("off-policy", 5), ("td3 with memory", 0), ("td3 with memory", 5),
+    ("ppo nested", 5), ("dqn", None), ("dqn", 0),
+])  # fmt: skip
 def test_a_run_that_was_cut_and_resumed_has_the_bits_of_one_that_was_not(name, numpy_after):
     """Wherever the rows are cut: some columns have just ended, or begun."""
-    length, num_unrolls, ends = 2, 8, set()
+    length, cuts, num_unrolls, ends = 2, (1, 2, 3), 5, set()
     whole = resumable(name, numpy_after)
     torch.manual_seed(3)
-    expected = []
+    expected, saved = [], []
     for k in range(num_unrolls):
         unroll = nest.map(torch.clone, whole.unroll(length, at_random=k == 2))
         expected.append((unroll, torch.from_numpy(whole.arrivals.step_type), torch.get_rng_state()))
-        ends.add(tuple(np.unique(whole._time_step.step_type)))
-    assert any(StepType.LAST in kinds for kinds in ends) and any(StepType.FIRST in kinds for kinds in ends)
-    for cut_at in range(1, num_unrolls):
-        cut = resumable(name, numpy_after)
-        torch.manual_seed(3)
-        for k in range(cut_at):
-            cut.unroll(length, at_random=k == 2)
-        saved = copy.deepcopy(cut.state_dict())
-        cut.unroll(length)  # what was saved stays
+        saved.append(copy.deepcopy(whole.state_dict()))
+        if k + 1 in cuts:
+            ends |= set(whole._time_step.step_type.tolist())
+    assert ends == {StepType.FIRST, StepType.MID, StepType.LAST}
+    for cut_at in cuts:
         resumed = resumable(name, numpy_after)
-        resumed.load_state_dict(saved)
+        resumed.load_state_dict(saved[cut_at - 1])
         torch.set_rng_state(expected[cut_at - 1][2])
         for k in range(cut_at, num_unrolls):
             unroll = resumed.unroll(length, at_random=k == 2)
@@ -558,7 +558,7 @@ def test_a_resumed_run_acts_by_the_same_bits_across_the_switch(tmp_path, name):
     whole = make_trainer(tmp_path / "whole", name)
     whole.train()
     assert whole.unroller._actor._program is not None
-    for stop in (3, 9):  # before the switch and after it
+    for stop in (3, 9) if name == "ppo" else (9,):  # before the switch and after it
         cut = make_trainer(tmp_path / f"cut{stop}", name)
         cut.start()
         for report in cut.iterate():

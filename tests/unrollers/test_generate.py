@@ -100,8 +100,7 @@ def test_it_explores_in_eval_mode_and_leaves_the_algorithm_as_it_was(collect, tr
 # Episodes.
 
 
-@pytest.mark.parametrize("num_episodes", [1, 2, 3, 10, 23])
-@pytest.mark.parametrize("truncates", [False, True])
+@pytest.mark.parametrize(("truncates", "num_episodes"), [(False, 2), (True, 3), (False, 14)])
 @pytest.mark.parametrize("mode", MODES)
 def test_episodes_are_whole_and_the_environments_own_record(mode, truncates, num_episodes):
     environment = recorded(mode, truncates)
@@ -133,17 +132,26 @@ def test_episodes_are_counted_when_they_start(mode):
     assert [int(episode.time_step.env_id[0, 0]) for episode in episodes] == [0, 1, 0, 0, 0, 0]
 
 
+class TwoShortLengths(TwoLengths):
+    """Episodes of 1 or 39 actions with equal odds."""
+
+    def reset(self, **arguments):
+        row = super().reset(**arguments)
+        self._length = {10: 1, 500: 39}[self._length]
+        return row
+
+
 def test_long_episodes_are_as_frequent_as_they_are():
-    """The first to finish would be the short ones, with a mean length far below 255."""
-    num_envs, num_episodes = 50, 600
-    environment = make_environment(TwoLengths, num_envs, seed=5)
+    """The first to finish would be the short ones, with a mean length far below 20."""
+    num_envs, num_episodes = 10, 300
+    environment = make_environment(TwoShortLengths, num_envs, seed=5)
     episodes = unroller_of(environment).generate_episodes(num_episodes)
     lengths = np.array([len(episode.time_step.step_type) - 1 for episode in episodes])
-    assert set(lengths) == {10, 500}
-    # The standard error of the mean is 10. And exactly: by the environments' own generators.
-    assert abs(lengths.mean() - 255) < 35
+    assert set(lengths) == {1, 39}
+    # The standard error of the mean is 1.1. And exactly: by the environments' own generators.
+    assert abs(lengths.mean() - 20) < 4
     columns = np.array([int(episode.time_step.env_id[0, 0]) for episode in episodes])
-    again = make_environment(TwoLengths, num_envs, seed=5)
+    again = make_environment(TwoShortLengths, num_envs, seed=5)
     again.reset()
     for column, env in enumerate(again.env.envs):
         for length in lengths[columns == column]:
@@ -230,7 +238,7 @@ def test_what_transforms_carried_into_row_0_is_kept(mode):
         assert torch.equal(seen[:-1], episode.info["seen"][:-1])
 
 
-@pytest.mark.parametrize("numpy_after", [None, 0, 5])
+@pytest.mark.parametrize("numpy_after", [0, 5])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_acting_through_numpy_changes_nothing(env_id, numpy_after):
     """5: in the middle of an episode arrays take the place of tensors. And new parameters are acted with."""
