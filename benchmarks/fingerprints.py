@@ -125,8 +125,8 @@ def fingerprint(path: Path) -> dict[str, str]:
     return {"conf": path.stem, "clock": str(clock), **sums, "machine": machine()}
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Compares the bits of training with those of an earlier version.")
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("confs", nargs="*", help="shipped confs by name; none: all")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     options = parser.parse_args(arguments)
@@ -159,4 +159,4 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """The benchmarks run, with tiny budgets, and their files say what was measured; no test asks how fast it was."""
 
 import csv
+import importlib
 import json
 import os
 import re
@@ -13,10 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from alfish.errors import RunError
+from alfish.errors import RunError, UsageError
 from benchmarks import PROJECT, RESULTS, learning, offline, processes, tables, throughput, time_to_threshold, timing
+from benchmarks.runs import alfish_run, alfish_threshold
+from benchmarks.runs import script as run_scripts
+from benchmarks.runs.script import NO_SUCH_RECIPE
 
-RACE = ["benchmarks.runs.alfish_threshold", "ppo_cartpole", "0", "--max_env_steps=500"]
+RACE = ["ppo_cartpole", "0", "--max_env_steps=500"]
 PUBLISHED = sorted([*RESULTS.glob("*.csv"), *learning.RESULTS.glob("*.csv")])
 RUN = {
     "recipe": "ppo_cartpole", "library": "alfish plain", "threads": 1, "seed": 0, "env_steps_per_second": 1000.0,
@@ -30,11 +34,6 @@ PEERS_RUN = RUN | {
     "versions": "sb3 2.9",
     "return": -3.0,
 }
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    """A module in a process of its own, from the project's root."""
-    return subprocess.run([sys.executable, "-m", *arguments], cwd=PROJECT, capture_output=True, text=True)
 
 
 def script(text: str) -> list[str]:
@@ -56,29 +55,21 @@ def command_line(monkeypatch):
 
 COMMANDS = sorted(path.stem for path in (PROJECT / "benchmarks").glob("*.py") if "def main" in path.read_text())
 PEERS = ("sb3_", "sbx_", "sample-factory_", "tianshou_", "torchrl_")
-ASK_EVERYTHING = """
-import contextlib, importlib, io, sys
-for name in sys.argv[1:]:
-    module = importlib.import_module(name)
-    if name.count(".") == 1 and hasattr(module, "main"):
-        sys.argv, told = [name, "--help"], io.StringIO()
-        with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
-            module.main()
-        assert module.__doc__.strip() in told.getvalue(), f"{name} does not say what it is"
-    print(name)
-"""
 
 
-def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_itself():
-    folders = (
-        PROJECT / "benchmarks",
-        PROJECT / "benchmarks" / "runs",
-    )  # not `peers`, once these are installed
+def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_itself(capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # to which a module may add
+    folders = PROJECT / "benchmarks", PROJECT / "benchmarks" / "runs"  # not `peers`, once these are installed
     paths = sorted(path for folder in folders for path in folder.glob("*.py") if not path.name.startswith(PEERS))
     names = [".".join(path.relative_to(PROJECT).with_suffix("").parts) for path in paths]
     assert {"benchmarks.growth", "benchmarks.runs.alfish_run", "benchmarks.runs.replay"} <= {*names}
-    asked = subprocess.run([sys.executable, "-c", ASK_EVERYTHING, *names], cwd=PROJECT, capture_output=True, text=True)
-    assert asked.stdout.split() == names, asked.stderr
+    for name in names:
+        module = importlib.import_module(name)
+        if name.count(".") == 1 and hasattr(module, "main"):
+            monkeypatch.setattr("sys.argv", [name, "--help"])
+            with pytest.raises(SystemExit):
+                module.main()
+            assert module.__doc__.strip() in capsys.readouterr().out, f"{name} does not say what it is"
 
 
 def test_what_measures_other_processes_holds_no_torch_of_its_own():
@@ -109,6 +100,16 @@ def test_a_script_that_fails_says_why():
         processes.run_script(script("raise SystemExit('no such luck')"), os.environ)
 
 
+def test_a_script_without_a_recipe_says_so_by_its_status(monkeypatch, capsys):
+    with pytest.raises(processes.NoSuchRecipe, match=f"SystemExit.{NO_SUCH_RECIPE}"):
+        processes.run_script(script(f"raise SystemExit({NO_SUCH_RECIPE})"), os.environ)
+    monkeypatch.setattr("sys.argv", ["alfish_run.py", "nothing", "0"])
+    with pytest.raises(SystemExit) as ended:
+        run_scripts.main(alfish_run.RECIPES)
+    assert ended.value.code == NO_SUCH_RECIPE and "there is ppo_cartpole" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_alfish_says_that_it_has_no_such_recipe():
     path = PROJECT / "benchmarks" / "runs" / "alfish_run.py"
     with pytest.raises(processes.NoSuchRecipe, match="alfish_run.py nothing 0"):
@@ -166,11 +167,11 @@ def test_there_are_published_files():
     assert len(PUBLISHED) > 70
 
 
-@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
-def test_a_published_csv_is_written_back_as_it_is(tmp_path, path):
-    rows = tables.read_rows(path)
-    tables.write_rows(tmp_path / "copy.csv", rows, rows[0])
-    assert (tmp_path / "copy.csv").read_bytes() == path.read_bytes()
+def test_a_published_csv_is_written_back_as_it_is(tmp_path):
+    for path in PUBLISHED:
+        rows = tables.read_rows(path)
+        tables.write_rows(tmp_path / "copy.csv", rows, rows[0])
+        assert (tmp_path / "copy.csv").read_bytes() == path.read_bytes(), path.stem
 
 
 def test_rows_replace_those_of_the_same_key_and_no_others(tmp_path):
@@ -322,18 +323,16 @@ def test_the_published_throughput_is_what_its_raw_data_say(tmp_path):
 # Time to a threshold.
 
 
-def test_a_race_to_the_threshold_trains_the_shipped_conf():
-    finished = run(*RACE)
-    assert finished.returncode == 0, finished.stderr
-    result = json.loads(finished.stdout)
+def test_a_race_to_the_threshold_trains_the_shipped_conf(command_line, capsys):
+    command_line(alfish_threshold, *RACE, "--gin_param=MLP.layers=(8,)")
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["env_steps"] >= 500 and result["updates"] > 0
     assert not result["reached"] and 0 < result["mean"] < 475
 
 
-def test_a_race_refuses_a_binding_that_nothing_reads():
-    finished = run(*RACE, "--gin_param=Prioritized.alpha=0.5")
-    assert finished.returncode != 0
-    assert "nothing reads Prioritized.alpha, bound in --gin_param" in finished.stderr
+def test_a_race_refuses_a_binding_that_nothing_reads(command_line):
+    with pytest.raises(UsageError, match=r"nothing reads Prioritized\.alpha, bound in --gin_param"):
+        command_line(alfish_threshold, *RACE, "--gin_param=Prioritized.alpha=0.5")
 
 
 def test_the_published_races_are_what_their_raw_data_say(command_line, capsys):
@@ -365,6 +364,7 @@ def test_a_race_of_its_own_raw_data_replaces_them(command_line, capsys, monkeypa
 # Offline data.
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells")
 def test_a_step_of_offline_data_is_told_with_its_own_memory(command_line, capsys, monkeypatch, tmp_path):
     pytest.importorskip("minari")

@@ -1,6 +1,7 @@
 """Compiled updates: what the plain learner does, to float error and with the same random numbers, or the plain learner.
 
-Compiling takes seconds, so that most of this is `slow`.
+To compile a graph takes seconds. Where the fixture `interpreted` is used, a graph is traced and run operation by
+operation, which takes milliseconds. PPO, DQN and SAC are compiled in `slow` tests, the others in `long` ones.
 """
 
 import copy
@@ -44,7 +45,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++, which is not installed"),
 ]
-slow = pytest.mark.slow
+slow, long = pytest.mark.slow, pytest.mark.long
 SMALL = functools.partial(MLP, layers=(8,))
 TORSO = functools.partial(Torso, mlp=SMALL)
 NETWORK = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
@@ -217,21 +218,49 @@ def warnings_in(caplog):
 # What is compiled does what the plain learner does.
 
 
-def test_sac_is_compiled_to_what_it_was(caplog):
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Runs graphs operation by operation in place of compiling them."""
+
+    def interpret(graph, *_):
+        def call(leaves):
+            arguments = leaves[:]
+            leaves.clear()  # as what is compiled does
+            return graph(*arguments)
+
+        return call
+
+    monkeypatch.setattr(compiled, "_compile", interpret)
+
+
+WAYS = [
+    pytest.param(True, marks=slow, id="compiled"),
+    pytest.param(False, id="interpreted"),
+]
+
+
+@pytest.fixture(params=WAYS)
+def really(request):
+    """Whether graphs are compiled."""
+    if not request.param:
+        request.getfixturevalue("interpreted")
+
+
+def test_sac_is_compiled_to_what_it_was(really, caplog):
     """Three groups, random numbers, importance weights, clipping, schedules, a batch that is not finite."""
-    iterations = [chunks_of("sac box", 10, seed=k, weighted=True) for k in range(5)]
+    iterations = [chunks_of("sac box", 4, seed=k, weighted=True) for k in range(5)]
     iterations[2][0].source.experience.time_step.reward[:, 30] = math.nan  # in the third update of the third iteration
     iterations[2][0].source.mask[:, 30] = True
     rates = {"critic": Linear(1e-2, 1e-3), "actor": 3e-3, "alpha": Steps([0.0, 1e-2], [0.5])}
     plain, made = both("sac box", iterations, learning_rate=rates, max_grad_norm=0.5, optimizer=ADAM)
     assert_alike(plain, made)
-    assert made[1].updates == 50 and made[2][-1]["nonfinite_updates"] == 1
-    assert made[1].state_dict()["optimizers"]["critic"]["num_steps"] == 49
+    assert made[1].updates == 20 and made[2][-1]["nonfinite_updates"] == 1
+    assert made[1].state_dict()["optimizers"]["critic"]["num_steps"] == 19
     assert {"loss/actor", "grad_norm/critic", "learning_rate/alpha", "entropy_box", "q"} <= set(made[2][0])
     assert warnings_in(caplog) == []
 
 
-def test_ppo_stops_as_it_did():
+def test_ppo_stops_as_it_did(really):
     """The update that exceeds the KL is skipped and ends its iteration; it counts for nothing."""
     iterations = [chunks_of("stopping ppo", 8, seed=k) for k in range(4)]
     plain, made = both("stopping ppo", iterations, learning_rate=0.01, optimizer=ADAM)
@@ -251,25 +280,42 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@slow
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
-def test_fifty_updates_are_those_of_the_plain_learner(name, settings, caplog):
+def check_updates(name, settings, num_iterations, caplog):
     count = 12 if name in ON_POLICY else 13
-    iterations = [chunks_of(name, count, seed=k, weighted=True) for k in range(4)]
+    iterations = [chunks_of(name, count, seed=k, weighted=True) for k in range(num_iterations)]
     plain, made = both(name, iterations, **settings)
     assert_alike(plain, made)
-    assert made[1].updates == 4 * count
+    assert made[1].updates == num_iterations * count
     assert all(key.startswith("log_alpha") and "fixed" in name for key in unmoved(name, made[0]))
     assert len(made[1]._compiled._made) == (2 if name == "td3" else 1)
     assert warnings_in(caplog) == []
 
 
+@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+def test_updates_are_those_of_the_plain_learner(name, interpreted, caplog):
+    """Each algorithm with one of the settings."""
+    settings = [*SETTINGS.values()][[*ON_POLICY, *OFF_POLICY].index(name) % len(SETTINGS)]
+    check_updates(name, settings, 1, caplog)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=long) for name in [*ON_POLICY, *OFF_POLICY]])
+def test_fifty_compiled_updates_are_those_of_the_plain_learner(name, settings, caplog):
+    check_updates(name, settings, 4, caplog)
+
+
 @slow
+def test_compiled_updates_of_dqn_are_those_of_the_plain_learner(caplog):
+    check_updates("dqn", SETTINGS["rmsprop, clipped"], 4, caplog)
+
+
+@pytest.mark.parametrize("is_interpreted", [True, pytest.param(False, marks=long)])
 @pytest.mark.parametrize("name", MEMORY)
-def test_updates_with_memory_are_those_of_the_plain_learner(name, caplog):
+def test_updates_with_memory_are_those_of_the_plain_learner(name, is_interpreted, request, caplog):
     """In a graph the rows go one by one; else in pieces where that is faster."""
-    iterations = [chunks_of(name, 12, seed=k) for k in range(3)]
+    if is_interpreted:
+        request.getfixturevalue("interpreted")
+    iterations = [chunks_of(name, 4 if is_interpreted else 12, seed=k) for k in range(2)]
     plain, made = both(name, iterations, optimizer=ADAM, learning_rate=3e-3)
     assert_alike(plain, made)
     assert len(made[1]._compiled._made) == 1 and unmoved(name, made[0]) == set()
@@ -288,25 +334,22 @@ def test_a_memory_over_many_rows_runs_as_it_is(caplog):
     assert "a memory over 40 rows is a graph that takes minutes to compile" in record.message
 
 
-@slow
-def test_batches_of_another_shape_compile_another_graph():
+def test_batches_of_another_shape_compile_another_graph(interpreted):
     sizes = (12, 5, 12, 5, 7)
-    iterations = [chunks_of("dqn", 8, size, seed=k, weighted=k == 4) for k, size in enumerate(sizes)]
+    iterations = [chunks_of("dqn", 4, size, seed=k, weighted=k == 4) for k, size in enumerate(sizes)]
     plain, made = both("dqn", iterations, optimizer=ADAM, learning_rate=1e-2)
     assert_alike(plain, made)
     assert len(made[1]._compiled._made) == 3
 
 
-@slow
-def test_layer_norm_and_targets_that_wait_are_no_obstacle():
-    plain, made = both("layer norm", [chunks_of("layer norm", 20)], optimizer=ADAM, learning_rate=1e-2)
+def test_layer_norm_and_targets_that_wait_are_no_obstacle(interpreted):
+    plain, made = both("layer norm", [chunks_of("layer norm", 10)], optimizer=ADAM, learning_rate=1e-2)
     assert_alike(plain, made)
 
 
-@slow
 @pytest.mark.parametrize("name", ["sac both", "td3"])
-def test_a_resumed_learner_goes_on_with_equal_bits(name):
-    iterations = [chunks_of(name, 7, seed=k) for k in range(6)]
+def test_a_resumed_learner_goes_on_with_equal_bits(name, interpreted):
+    iterations = [chunks_of(name, 3, seed=k) for k in range(6)]
     settings = {"optimizer": ADAM, "learning_rate": 1e-2, "compile": True}
 
     def start():
@@ -466,7 +509,7 @@ def test_which_updates_are_compared():
     assert [count for count in range(70) if is_checked(count)] == [*range(9), 16, 32, 64]
 
 
-def test_what_is_not_finite_is_skipped_and_ends_the_run(caplog):
+def test_what_is_not_finite_is_skipped_and_ends_the_run(interpreted, caplog):
     plain, made = regress(poison={2, 3, 7}, num_updates=9)
     assert made[1]._compiled is not None and warnings_in(caplog) == []
     assert_alike(plain, made)
@@ -484,9 +527,8 @@ def test_what_is_not_finite_is_skipped_and_ends_the_run(caplog):
     assert learner.state_dict()["kept"] == 6
 
 
-@slow
 @pytest.mark.parametrize("period", [2, 3, 5])
-def test_a_count_that_nobody_told_of_is_noticed(period, caplog):
+def test_a_count_that_nobody_told_of_is_noticed(period, caplog, interpreted):
     def hook(self, loss, experience):
         return loss * (3.0 if self.count % period == period - 1 else 1.0)
 
@@ -500,8 +542,7 @@ def test_a_count_that_nobody_told_of_is_noticed(period, caplog):
     assert warnings_in(caplog) == [] and len(made[1]._compiled._made) == 2
 
 
-@slow
-def test_a_later_change_is_noticed_at_the_next_comparison(caplog):
+def test_a_later_change_is_noticed_at_the_next_comparison(caplog, interpreted):
     """Until then updates are those of the hook as it was traced."""
 
     def hook(self, loss, experience):
@@ -515,8 +556,7 @@ def test_a_later_change_is_noticed_at_the_next_comparison(caplog):
     assert made[1]._compiled is None and len(warnings_in(caplog)) == 1
 
 
-@slow
-def test_groups_that_come_and_go_without_a_word_are_noticed(caplog):
+def test_groups_that_come_and_go_without_a_word_are_noticed(caplog, interpreted):
     runs = []
     for is_compiled in (False, True):
         algorithm = make("silent td3")
@@ -546,9 +586,8 @@ class Alternating(Regression):
         return LossInfo({name: info + (weight - weight.detach()).sum()})
 
 
-@slow
 @pytest.mark.parametrize("told", [True, False])
-def test_groups_that_train_in_turn_keep_their_rates(told, caplog):
+def test_groups_that_train_in_turn_keep_their_rates(told, caplog, interpreted):
     runs = []
     for is_compiled in (False, True):
         algorithm = Alternating(None, lambda self: self.count % 2 if told else None)
@@ -561,8 +600,7 @@ def test_groups_that_train_in_turn_keep_their_rates(told, caplog):
     assert (runs[1][1]._compiled is not None, len(warnings_in(caplog))) == (told, not told)
 
 
-@slow
-def test_buffers_and_frozen_parameters_are_read_as_they_are():
+def test_buffers_and_frozen_parameters_are_read_as_they_are(interpreted):
     """`offset` moves in after_update, by load_state_dict, and by hand."""
     algorithms = [Regression(), Regression()]
     learners = [Learner(a, compile=k == 1, learning_rate=0.05) for k, a in enumerate(algorithms)]
@@ -591,7 +629,7 @@ class Normed(Regression):
         return AlgStep(info=(prediction - experience.time_step.reward).square())
 
 
-def test_moving_statistics_move_once_an_update(really, caplog):
+def test_moving_statistics_move_once_an_update(interpreted, caplog):
     """The comparisons with plain updates leave them alone."""
     runs = []
     for is_compiled in (False, True):
@@ -621,8 +659,7 @@ def test_a_loss_may_take_gradients_itself(interpreted, caplog):
     assert not made[1].is_plain and not warnings_in(caplog)
 
 
-@slow
-def test_random_numbers_are_those_of_the_plain_update():
+def test_random_numbers_are_those_of_the_plain_update(interpreted):
     def hook(self, loss, experience):
         noise = torch.randn_like(loss) + torch.rand(4) + torch.randperm(4) + torch.bernoulli(torch.full((4,), 0.5))
         return LossInfo(loss + noise, extra={"noise": noise})
@@ -632,21 +669,7 @@ def test_random_numbers_are_those_of_the_plain_update():
     assert len({round(summary["noise"], 5) for summary in made[2]}) == 20
 
 
-# Minibatches, as columns of a chunk. Where nothing is said of `slow`, the graph is traced and run as it is, which takes
-# milliseconds.
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    def interpret(graph, *_):
-        def call(leaves):
-            arguments = leaves[:]
-            leaves.clear()  # as what is compiled does
-            return graph(*arguments)
-
-        return call
-
-    monkeypatch.setattr(compiled, "_compile", interpret)
+# Minibatches, as columns of a chunk.
 
 
 def columns_of(seed=0, num_updates=3, size=4, length=2, as_columns=True, weighted=False):
@@ -687,21 +710,8 @@ def in_three_ways(iterations, hook=extras):
     return runs
 
 
-WAYS = [
-    pytest.param(True, marks=slow, id="compiled"),
-    pytest.param(False, id="interpreted"),
-]
-
-
-@pytest.fixture(params=WAYS)
-def really(request):
-    """Whether graphs are compiled."""
-    if not request.param:
-        request.getfixturevalue("interpreted")
-
-
 @pytest.mark.parametrize("weighted", [False, True])
-def test_columns_of_a_chunk_are_trained_as_minibatches_of_their_own(really, weighted, caplog):
+def test_columns_of_a_chunk_are_trained_as_minibatches_of_their_own(interpreted, weighted, caplog):
     def iterations(as_columns):
         return [columns_of(k, as_columns=as_columns, weighted=weighted) for k in range(5)]
 
@@ -843,7 +853,7 @@ def runs_from_replay(root, sampler=Uniform, device="cpu", **settings):
             learner=functools.partial(Learner, compile=is_compiled, **settings if is_compiled else {}),
             listeners=[],
             unroll_length=4,
-            num_env_steps=600,
+            num_env_steps=300,
             device=device,
         )
         trainer.train()
@@ -855,7 +865,7 @@ def runs_from_replay(root, sampler=Uniform, device="cpu", **settings):
 def test_a_run_from_replay_trains_alike_by_one_graph_that_gathers_its_windows(tmp_path, interpreted, sampler):
     runs, trainer = runs_from_replay(tmp_path, sampler)
     assert_close(*runs)
-    assert runs[0][0] > 250 and not trainer.learner.is_plain
+    assert runs[0][0] > 120 and not trainer.learner.is_plain
     made = trainer.learner._compiled
     assert len(made._made) == 1 and isinstance(made._source, StoredRows)
 
@@ -874,7 +884,7 @@ def test_summaries_are_made_where_they_are_wanted(interpreted, summarize):
 # Wide networks.
 
 
-@slow
+@long
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_wide_network_trains_alike(precision, caplog, monkeypatch):
     monkeypatch.setattr(products, "LARGE_PRODUCT", 128**3)
@@ -979,7 +989,7 @@ def aliasing(given):
 
 
 @pytest.fixture(params=[
-    pytest.param("innermost", marks=slow), pytest.param("outermost", marks=slow), pytest.param("interpreted"),
+    pytest.param("innermost", marks=slow), pytest.param("outermost", marks=long), pytest.param("interpreted"),
 ])  # fmt: skip
 def callables(request, monkeypatch):
     """What is called; and, as it grows, the innermost callables of what was compiled."""

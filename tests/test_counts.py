@@ -141,9 +141,11 @@ def test_what_it_costs_stays_below_its_ceiling_and_not_far_below(tmp_path, recip
 COMPILED_CEILINGS = {"ppo": (1, 440), "dqn": (1, 127), "sac": (1, 168), "td3": (2, 179)}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("recipe", COMPILED_CEILINGS)
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=pytest.mark.long if name == "td3" else pytest.mark.slow) for name in COMPILED_CEILINGS],
+)
 def test_compiled_updates_make_no_more_graphs_nor_calls(tmp_path, recipe):
     trainer = make(tmp_path, recipe, compile=True)
     learner, iterations = trainer.learner, trainer.iterate()

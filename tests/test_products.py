@@ -116,7 +116,7 @@ def check(kernel, a, b, msg=None):
     torch.testing.assert_close(found, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-4, msg=msg)
 
 
-SIZES = (1, 2, 5, 6, 7, 13, 16, 17, 33, 48, 64, 67)
+SIZES = (1, 2, 5, 6, 7, 16, 17, 48, 67)
 
 
 @kernel
