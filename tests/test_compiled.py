@@ -291,7 +291,12 @@ def check_updates(name, settings, num_iterations, caplog):
     assert warnings_in(caplog) == []
 
 
-@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+FAST = ("a2c", "dqn", "sac discrete")  # others in fast tests are PPO, SAC and TD3, recorded
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else slow) for name in [*ON_POLICY, *OFF_POLICY]]
+)
 def test_updates_are_those_of_the_plain_learner(name, interpreted, caplog):
     """Each algorithm with one of the settings."""
     settings = [*SETTINGS.values()][[*ON_POLICY, *OFF_POLICY].index(name) % len(SETTINGS)]
@@ -310,12 +315,14 @@ def test_compiled_updates_of_dqn_are_those_of_the_plain_learner(caplog):
 
 
 @pytest.mark.parametrize("is_interpreted", [True, pytest.param(False, marks=long)])
-@pytest.mark.parametrize("name", MEMORY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "dqn with memory" else slow) for name in MEMORY]
+)
 def test_updates_with_memory_are_those_of_the_plain_learner(name, is_interpreted, request, caplog):
     """In a graph the rows go one by one; else in pieces where that is faster."""
     if is_interpreted:
         request.getfixturevalue("interpreted")
-    iterations = [chunks_of(name, 4 if is_interpreted else 12, seed=k) for k in range(2)]
+    iterations = [chunks_of(name, 4 if is_interpreted else 12, seed=k) for k in range(2 if is_interpreted else 3)]
     plain, made = both(name, iterations, optimizer=ADAM, learning_rate=3e-3)
     assert_alike(plain, made)
     assert len(made[1]._compiled._made) == 1 and unmoved(name, made[0]) == set()
@@ -335,8 +342,8 @@ def test_a_memory_over_many_rows_runs_as_it_is(caplog):
 
 
 def test_batches_of_another_shape_compile_another_graph(interpreted):
-    sizes = (12, 5, 12, 5, 7)
-    iterations = [chunks_of("dqn", 4, size, seed=k, weighted=k == 4) for k, size in enumerate(sizes)]
+    sizes = (6, 5, 6, 5, 7)
+    iterations = [chunks_of("dqn", 2, size, seed=k, weighted=k == 4) for k, size in enumerate(sizes)]
     plain, made = both("dqn", iterations, optimizer=ADAM, learning_rate=1e-2)
     assert_alike(plain, made)
     assert len(made[1]._compiled._made) == 3
@@ -347,9 +354,9 @@ def test_layer_norm_and_targets_that_wait_are_no_obstacle(interpreted):
     assert_alike(plain, made)
 
 
-@pytest.mark.parametrize("name", ["sac both", "td3"])
+@pytest.mark.parametrize("name", [pytest.param("sac both", marks=slow), "td3"])
 def test_a_resumed_learner_goes_on_with_equal_bits(name, interpreted):
-    iterations = [chunks_of(name, 3, seed=k) for k in range(6)]
+    iterations = [chunks_of(name, 2, seed=k) for k in range(5)]
     settings = {"optimizer": ADAM, "learning_rate": 1e-2, "compile": True}
 
     def start():
@@ -1115,7 +1122,7 @@ def recording(monkeypatch):
     return begin
 
 
-@pytest.mark.parametrize("name", ["ppo", "sac both", "td3", "sac with memory"])
+@pytest.mark.parametrize("name", ["ppo", "sac both", "td3", pytest.param("sac with memory", marks=slow)])
 def test_recorded_updates_are_those_of_the_plain_learner(name, recording, interpreted, caplog):
     """Minibatches of a chunk, and chunks that are one; two kinds of updates; random numbers; schedules; memory."""
     settings = {"optimizer": ADAM, "learning_rate": Linear(1e-2), "max_grad_norm": 0.5}
@@ -1125,7 +1132,7 @@ def test_recorded_updates_are_those_of_the_plain_learner(name, recording, interp
         learner = Learner(algorithm, compile=is_compiled, **settings)
         launches = recording(learner) if is_compiled else None
         torch.manual_seed(7)
-        iterations = ([chunk] for k in range(3) for chunk in chunks_of(name, 12, seed=k, weighted=True))
+        iterations = ([chunk] for k in range(2) for chunk in chunks_of(name, 8, seed=k, weighted=True))
         runs.append((algorithm, learner, train(algorithm, learner, list(iterations)), torch.get_rng_state()))
     assert_alike(*runs)
     assert len(launches) == len(learner._compiled._made) == (2 if name == "td3" else 1)
