@@ -18,6 +18,8 @@ PAGE = Path(alfish.__file__).parent.parent / "docs" / "offline.md"
 LIBRARIES = {"minari": "minari", "h5py": "h5py", "stable_baselines3": "stable_baselines3", "d3rlpy": "d3rlpy",
              "pyarrow": "pyarrow"}  # fmt: skip
 
+SMALL = ("MLP.layers = (8,)", "CriticEnsemble.layers = (8,)", "Evaluate.num_episodes = 1")  # of what the page trains
+
 
 def blocks():
     return re.findall(r"^```(python|sh)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -61,6 +63,8 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
                 alf_checkpoint(tmp_path / "train/algorithm/ckpt-1000-replay_buffer")
             elif skipping or ("minari:" in line and importlib.util.find_spec("minari") is None):
                 continue
+            if arguments[0] == "train":
+                arguments += [f"--gin_param={small}" for small in SMALL]
             assert main(arguments) == 0, capsys.readouterr().err
             imported += [argument.partition("=")[2] for argument in arguments if argument.startswith("--output=")]
         skipping = False
