@@ -517,6 +517,19 @@ def test_of_a_dead_workers_slots_those_that_it_filled_stay_taken(made):
     assert unroller._free == [[0, 3], [4, 5, 6, 7]]
 
 
+def test_a_segment_that_was_lost_or_doubled_is_no_segment(made):
+    unroller = made(algorithm=SeeingOffPolicy, num_workers=2, slots=4)
+    worker = unroller._workers.all[0]
+    unroller._hear(worker, filled(0, 2, version=0))
+    for sequence in (0, 2):
+        with pytest.raises(AssertionError, match="a segment was lost or doubled"):
+            unroller._hear(worker, filled(0, 1, version=0)._replace(sequence=sequence))
+    unroller._hear(worker, filled(0, 1, version=0)._replace(sequence=1))
+    unroller._hear(worker, Died())
+    unroller._hear(worker, filled(0, 3, version=0))  # the first of its successor
+    assert [segment.slot for segment in unroller._ready] == [2, 1, 3]
+
+
 def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
     unroller = unroller_of(algorithm=SeeingOffPolicy, unroll_length=5)
     ring = RingBuffer(400, 2)

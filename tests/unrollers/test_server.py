@@ -130,3 +130,14 @@ def test_a_fork_that_fails_is_told(monkeypatch):
     assert server._read_number(status, 0) == -errno.EAGAIN
     for end in (ours, theirs, status, its_status):
         end.close()
+
+
+def test_a_worker_ends_with_its_lifeline():
+    """Where its parent goes on: as on systems that have no signal for the death of a parent."""
+    unroller = unroller_of()
+    unroller.unroll(4)
+    (worker,) = unroller._workers.all
+    os.close(worker._lifeline)
+    worker._lifeline = os.open(os.devnull, os.O_RDONLY)
+    assert worker.process.wait(30) == -signal.SIGKILL
+    unroller.close()
