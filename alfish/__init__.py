@@ -19,47 +19,47 @@ __version__ = "0.2.0"
 # Imported when first used: `import alfish` alone should not wait for torch.
 _HOME = {
     "AlgStep": "alfish.data",
-    "Evaluator": "alfish.evaluator",
+    "Evaluator": "alfish.training.evaluator",
     "Experience": "alfish.data",
-    "Learner": "alfish.learner",
-    "Listener": "alfish.listeners",
+    "Learner": "alfish.learner.learner",
+    "Listener": "alfish.training.listeners",
     "LossInfo": "alfish.data",
-    "Policy": "alfish.policy",
+    "Policy": "alfish.training.policy",
     "RLAlgorithm": "alfish.algorithms.rl_algorithm",
-    "Report": "alfish.listeners",
+    "Report": "alfish.training.listeners",
     "StepType": "alfish.data",
-    "StopAt": "alfish.listeners",
-    "StopWithoutProgress": "alfish.listeners",
+    "StopAt": "alfish.training.listeners",
+    "StopWithoutProgress": "alfish.training.listeners",
     "SyncUnroller": "alfish.unrollers",
     "TimeStep": "alfish.data",
-    "Trainer": "alfish.trainer",
+    "Trainer": "alfish.training.trainer",
     "Transforms": "alfish.transforms",
-    "load": "alfish.bin.run",
+    "load": "alfish.configuration.runs",
     "make_environment": "alfish.environments",
-    "make_evaluator": "alfish.evaluator",
-    "train": "alfish.bin.run",
+    "make_evaluator": "alfish.training.evaluator",
+    "train": "alfish.configuration.runs",
 }
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from alfish.algorithms.rl_algorithm import RLAlgorithm as RLAlgorithm
-    from alfish.bin.run import load as load
-    from alfish.bin.run import train as train
+    from alfish.configuration.runs import load as load
+    from alfish.configuration.runs import train as train
     from alfish.data import AlgStep as AlgStep
     from alfish.data import Experience as Experience
     from alfish.data import LossInfo as LossInfo
     from alfish.data import StepType as StepType
     from alfish.data import TimeStep as TimeStep
     from alfish.environments import make_environment as make_environment
-    from alfish.evaluator import Evaluator as Evaluator
-    from alfish.evaluator import make_evaluator as make_evaluator
-    from alfish.learner import Learner as Learner
-    from alfish.listeners import Listener as Listener
-    from alfish.listeners import Report as Report
-    from alfish.listeners import StopAt as StopAt
-    from alfish.listeners import StopWithoutProgress as StopWithoutProgress
-    from alfish.policy import Policy as Policy
-    from alfish.trainer import Trainer as Trainer
+    from alfish.learner.learner import Learner as Learner
+    from alfish.training.evaluator import Evaluator as Evaluator
+    from alfish.training.evaluator import make_evaluator as make_evaluator
+    from alfish.training.listeners import Listener as Listener
+    from alfish.training.listeners import Report as Report
+    from alfish.training.listeners import StopAt as StopAt
+    from alfish.training.listeners import StopWithoutProgress as StopWithoutProgress
+    from alfish.training.policy import Policy as Policy
+    from alfish.training.trainer import Trainer as Trainer
     from alfish.transforms import Transforms as Transforms
     from alfish.unrollers import SyncUnroller as SyncUnroller
 

@@ -30,8 +30,8 @@ from torch import nn
 
 import alfish
 from alfish import Listener
-from alfish.bin.configuration import confs_directory
 from alfish.bin.confs import describe
+from alfish.configuration.reading import confs_directory
 from alfish.offline import DataSetWriter, Episode, Spaces
 from benchmarks.tables import read_rows, write_rows
 

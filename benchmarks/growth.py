@@ -37,10 +37,10 @@ from alfish import nest, specs
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
-from alfish.batches import Chunk, EpochBatches
+from alfish.batches import EpochBatches, Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.environments import make_environment
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, CriticEnsemble, Torso
 from alfish.replay import RingBuffer
 from alfish.transforms import Transforms
@@ -87,7 +87,7 @@ def environments(counts: list[int], repeats: int) -> Iterator[Point]:
             environment = make_environment(env_id="CartPole-v1", num_envs=count, vectorization=vectorization)
             algorithm = PPO(environment.observation_spec, environment.action_spec, environment.reward_spec)
             transforms = Transforms([], environment.observation_spec, environment.reward_spec)
-            unroller = SyncUnroller(environment, algorithm, transforms, numpy_after=0)
+            unroller = SyncUnroller(environment, algorithm, transforms, numpy_policy=0)
             length = max(8, min(256, 16_384 // count))
             unroll = functools.partial(unroller.unroll, length)
             unroller.unroll(70)  # past the steps at which numpy's results are compared with torch's
@@ -184,7 +184,7 @@ def algorithm_of(factory: Callable[..., RLAlgorithm]) -> RLAlgorithm:
     return factory(specs.observation_spec(OBSERVATION), specs.action_spec(ACTION), specs.reward_spec())
 
 
-def ppo(width: int, batch_size: int) -> tuple[RLAlgorithm, Chunk]:
+def ppo(width: int, batch_size: int) -> tuple[RLAlgorithm, Minibatches]:
     """With an epoch's batch of rows that its own policy made."""
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(width, width)))
     network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
@@ -199,13 +199,13 @@ def ppo(width: int, batch_size: int) -> tuple[RLAlgorithm, Chunk]:
     return algorithm, next(source.chunks(0))._replace(index=None)
 
 
-def sac(width: int, batch_size: int) -> tuple[RLAlgorithm, Chunk]:
+def sac(width: int, batch_size: int) -> tuple[RLAlgorithm, Minibatches]:
     """With a batch of windows of two rows."""
     mlp = functools.partial(MLP, layers=(width, width), activation="relu")
     critic = functools.partial(CriticEnsemble, layers=(width, width))
     algorithm = algorithm_of(functools.partial(SAC, actor_mlp=mlp, critic=critic))
     windows = random_rows(2, batch_size)
-    return algorithm, Chunk(Batch(windows, trainable(windows.time_step.step_type)), None)
+    return algorithm, Minibatches(Batch(windows, trainable(windows.time_step.step_type)), None)
 
 
 # The picture.

@@ -20,9 +20,9 @@ from gymnasium import spaces
 
 from alfish import nest
 from alfish.algorithms.dqn import DQN
-from alfish.batches import Chunk
+from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, QNetwork, Torso
 from alfish.networks.memory import cut
 from alfish.specs import reward_spec
@@ -88,11 +88,11 @@ def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
     batch = Batch(Experience(rows, action, None, dqn.initial_state(32)), trainable(step_type))
     learner = Learner(dqn, compile=is_compiled)
     began = sum(os.times()[:4])  # the C++ compiler's included
-    learner.train([Chunk(batch, None)], False)
+    learner.train([Minibatches(batch, None)], False)
     first = sum(os.times()[:4]) - began
     for _ in range(10):  # compared with plain updates
-        learner.train([Chunk(batch, None)], False)
-    return milliseconds(lambda: learner.train([Chunk(batch, None)], False)), first
+        learner.train([Minibatches(batch, None)], False)
+    return milliseconds(lambda: learner.train([Minibatches(batch, None)], False)), first
 
 
 def milliseconds(function: Callable[[], object]) -> float:

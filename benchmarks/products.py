@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from alfish import products
+from alfish.compiler import matmul
 from benchmarks import tables
 from benchmarks.timing import seconds_a_call
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
-    if not products.has_products():
+    if not matmul.has_products():
         raise SystemExit(
             "alfish's kernel is not for this processor or torch, or a warning above says why it is missing"
         )
@@ -61,7 +61,7 @@ def main() -> None:
             lambda _, a=low_a, b=low_b: torch.mm(a, b),
             lambda _, a=low_a, b=low_b: own_low(a, b),
         ]
-        if not products.has_bfloat16_products():
+        if not matmul.has_bfloat16_products():
             ways.pop()
         figures = [f"{microseconds(way):.1f}" for way in ways]
         print(tables.line([what, f"{rows} x {inner} x {columns}", *figures]), flush=True)

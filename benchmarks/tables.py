@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from alfish.files import write_atomically
+from alfish.runs.files import write_atomically
 
 NUM_DRAWS = 10_000  # of the bootstrap
 

@@ -8,11 +8,11 @@ import torch
 from gymnasium import spaces
 
 from alfish.data import TimeStep
-from alfish.listeners import Listener, Report
 from alfish.metrics import Metric
-from alfish.metrics.rows import Rows
+from alfish.metrics.rows import StepBatch
 from alfish.nest import Nest
-from alfish.trainer import Trainer
+from alfish.training.listeners import Listener, Report
+from alfish.training.trainer import Trainer
 from alfish.transforms import Transform
 
 
@@ -25,7 +25,7 @@ class LargestReward(Metric):
     def __init__(self) -> None:
         self._largest = -np.inf
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: StepBatch) -> None:
         self._largest = max(self._largest, rows.reward[rows.arrived].max(initial=-np.inf))
 
     def result(self) -> dict[str, float]:

@@ -9,9 +9,9 @@ import pytest
 
 import alfish
 from alfish.__main__ import main
-from alfish.bin import configuration
-from alfish.bin.configuration import confs_directory
 from alfish.bin.confs import describe
+from alfish.configuration import reading
+from alfish.configuration.reading import confs_directory
 from benchmarks.fingerprints import recorded
 
 # Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.
@@ -150,7 +150,7 @@ def test_each_task_opens_with_its_task_algorithm_and_result_as_it_configures_the
         if is_missing(path):
             continue
         conf = describe(path)
-        configuration.read([str(path)], [])
+        reading.read([str(path)], [])
         env_id = gin.query_parameter("make_environment.env_id")
         # A class of ours, or a name.
         assert conf.task.split()[0].strip(",") == getattr(env_id, "selector", env_id), path.name

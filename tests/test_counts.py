@@ -20,8 +20,8 @@ from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
-from alfish.learner import Learner
-from alfish.trainer import Trainer
+from alfish.learner.learner import Learner
+from alfish.training.trainer import Trainer
 from alfish.unrollers import SyncUnroller
 
 
@@ -88,14 +88,14 @@ CEILINGS = {
 }
 
 
-def make(root_dir, recipe, numpy_after=None, compile=False):
+def make(root_dir, recipe, numpy_policy=None, compile=False):
     algorithm, env_id, num_envs, unroll_length, batches = RECIPES[recipe]
     trainer = Trainer(
         root_dir,
         algorithm=algorithm,
         environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs),
         batches=batches,
-        unroller=functools.partial(SyncUnroller, numpy_after=numpy_after),
+        unroller=functools.partial(SyncUnroller, numpy_policy=numpy_policy),
         learner=functools.partial(Learner, max_grad_norm=0.5, compile=compile),
         unroll_length=unroll_length,
         listeners=[],

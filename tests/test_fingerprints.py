@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from alfish.bin.configuration import confs_directory
 from alfish.bin.confs import describe
+from alfish.configuration.reading import confs_directory
 from benchmarks import fingerprints
 from benchmarks.tables import read_rows
 

@@ -75,7 +75,7 @@ class APPO(RLAlgorithm):
     """
 
     on_policy = True
-    corrects_lag = True
+    handles_stale_policies = True
 
     def __init__(
         self,

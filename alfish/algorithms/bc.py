@@ -21,7 +21,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks import FLOORED_HEAD, Torso, warmed_up
+from alfish.networks import FLOORED_HEAD, Torso, burn_in_state
 from alfish.parameters import checked
 
 
@@ -56,7 +56,7 @@ class BC(RLAlgorithm):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.torso: Any = torso(observation_spec)
         self.policy_head: Any = policy_head(self.torso.output_size, action_spec)
-        self.replays_state = self.has_state
+        self.stores_recurrent_state = self.has_state
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.torso.initial_state(batch_size)
@@ -70,9 +70,9 @@ class BC(RLAlgorithm):
         return AlgStep(self.policy_head(features).mode(), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        trained = slice(0, -1) if self.replays_state else slice(0, 1)
+        trained = slice(0, -1) if self.stores_recurrent_state else slice(0, 1)
         step, action = nest.at((experience.time_step, experience.action), trained)
-        features, state = self.torso(step, warmed_up(self.torso, experience.burn_in, state))
+        features, state = self.torso(step, burn_in_state(self.torso, experience.burn_in, state))
         return AlgStep(state=state, info=BCTrain(self.policy_head(features), action))
 
     def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:

@@ -22,7 +22,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import QNetwork, Target, warmed_up
+from alfish.networks import QNetwork, TargetNetwork, burn_in_state
 from alfish.parameters import PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
@@ -78,9 +78,9 @@ class DQN(RLAlgorithm):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.num_actions = int(action_spec.n)
         self.q_network: Any = q_network(observation_spec, self.num_actions)
-        self.target = Target(self.q_network, target_rate, target_period)
-        self.replays_state = self.has_state
-        self._lambda = float(retrace or not self.replays_state) if lambda_ is None else lambda_
+        self.target = TargetNetwork(self.q_network, target_rate, target_period)
+        self.stores_recurrent_state = self.has_state
+        self._lambda = float(retrace or not self.stores_recurrent_state) if lambda_ is None else lambda_
         self._gamma, self._epsilon, self._double, self._huber_delta = gamma, as_schedule(epsilon), double, huber_delta
         self._retrace = retrace
         if lower_bound:
@@ -109,11 +109,11 @@ class DQN(RLAlgorithm):
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         step, burn_in = experience.time_step, experience.burn_in
-        if self.replays_state:  # both networks' memories run over the whole window, each from the stored state
-            all_q, _ = self.q_network(step, warmed_up(self.q_network, burn_in, state))
+        if self.stores_recurrent_state:  # both networks' memories run over the whole window, each from the stored state
+            all_q, _ = self.q_network(step, burn_in_state(self.q_network, burn_in, state))
             q = all_q[:-1]
             with torch.no_grad():
-                target_q = self.target(step, warmed_up(self.target, burn_in, state))[0][1:]
+                target_q = self.target(step, burn_in_state(self.target, burn_in, state))[0][1:]
             chooser_q = all_q[1:].detach() if self._double else target_q
         else:
             now, later = nest.split(step, 1)
@@ -146,7 +146,7 @@ class DQN(RLAlgorithm):
         return LossInfo(loss, extra={"q": info.q.detach(), "td_error": td_error}, priority=td_error)
 
     def after_update(self) -> None:
-        self.target.follow(self.q_network)
+        self.target.update(self.q_network)
 
 
 def _of_action(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:

@@ -24,9 +24,9 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, Target
+from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, TargetNetwork
 from alfish.networks.encoders import Flat, OneHot
-from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
+from alfish.parameters.kinds import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
 
 
 class IQLTrain(NamedTuple):
@@ -86,7 +86,7 @@ class IQL(RLAlgorithm):
         self.policy_head: Any = policy_head(self.actor_mlp.output_size, action_spec)
         self.critic: Any = critic(observation_spec, sum(code.output_size for code in self.action_codes))
         self.value: Any = value(observation_spec, 0)
-        self.target_critic = Target(self.critic, target_rate)
+        self.target_critic = TargetNetwork(self.critic, target_rate)
         self._gamma, self._lambda = gamma, lambda_
         self._expectile, self._beta, self._max_weight = expectile, beta, max_weight
 
@@ -149,7 +149,7 @@ class IQL(RLAlgorithm):
         return LossInfo(loss, extra=extra, priority=extra["td_error"])
 
     def after_update(self) -> None:
-        self.target_critic.follow(self.critic)
+        self.target_critic.update(self.critic)
 
     def _policy(self, observation: Nest) -> Distribution:
         return self.policy_head(self.actor_mlp(self.actor_encoder(observation)))

@@ -41,12 +41,14 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     on_policy: ClassVar[bool]  # trains on the unroll itself, or on batches from replay
     # Whether an on-policy one corrects for rows of an older policy; asynchronous unrollers refuse one that does not.
-    corrects_lag: ClassVar[bool] = False
+    handles_stale_policies: ClassVar[bool] = False
     # Groups whose loss is multiplied by replay's importance weights; None: all.
     weighted_losses: ClassVar[tuple[str, ...] | None] = None
     replay_info: tuple[str, ...] = ()  # fields of rollout_step's info that replay must keep
     return_gamma: float | None = None  # replay keeps discounted returns to the episode's end: Experience.return_to_go
-    replays_state: bool = False  # windows from replay begin where a state was stored, with that state: memory's
+    stores_recurrent_state: bool = (
+        False  # windows from replay begin where a state was stored, with that state: memory's
+    )
     # On-policy, each unroll trains once. False: a ratio to the policy that acted, in the loss, corrects for what the
     # updates on an unroll change.
     single_epoch: bool = True
@@ -104,7 +106,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         """Runs the networks in training. `experience` `[T, N]`; `info` is what `calc_loss` receives.
 
-        `state` is the experience's: of its row 0, or of the first row of its `burn_in` (see `networks.warmed_up`).
+        `state` is the experience's: of its row 0, or of the first row of its `burn_in` (see `networks.burn_in_state`).
         """
 
     @abc.abstractmethod
@@ -117,7 +119,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
     def after_iteration(self, experience: Experience) -> None:
         """Runs once an iteration with the rows just collected, under no_grad: side modules."""
 
-    def update_kind(self) -> Hashable:
+    def graph_key(self) -> Hashable:
         """What of the counts that `after_update` keeps decides the course of the next update: a delayed actor's turn.
 
         train_step and calc_loss may depend on such a count only through this. Default: nothing does.

@@ -33,7 +33,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Categorical, SquashedNormal, sum_of
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, Target, warmed_up
+from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, TargetNetwork, burn_in_state
 from alfish.networks.heads import categorical_head
 from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 
@@ -165,8 +165,8 @@ class SAC(RLAlgorithm):
         self._num_choices = next((int(leaf.n) for leaf in leaves if isinstance(leaf, spaces.Discrete)), 0)
         box_size = sum(self._box_sizes)
 
-        self.replays_state = memory is not None
-        self._lambda = float(retrace or not self.replays_state) if lambda_ is None else lambda_
+        self.stores_recurrent_state = memory is not None
+        self._lambda = float(retrace or not self.stores_recurrent_state) if lambda_ is None else lambda_
         self._retrace = retrace
         if retrace:
             self.replay_info = SACRollout._fields
@@ -192,7 +192,7 @@ class SAC(RLAlgorithm):
         size = self.critic.ensemble_size
         if target_subset is not None and target_subset > size:
             raise UsageError(f"SAC.target_subset is {target_subset}; it is at most the {size} critics")
-        self.target_critic = Target(self.critic, target_rate, target_period)
+        self.target_critic = TargetNetwork(self.critic, target_rate, target_period)
 
         self._target_entropy = {}
         if box_size:
@@ -250,11 +250,11 @@ class SAC(RLAlgorithm):
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         step, burn_in, target = experience.time_step, experience.burn_in, self.target_critic.network
-        if self.replays_state:  # both memories run over the whole window, each from the stored state
-            features, _ = self.critic.features(step, warmed_up(self.critic.features, burn_in, state))
+        if self.stores_recurrent_state:  # both memories run over the whole window, each from the stored state
+            features, _ = self.critic.features(step, burn_in_state(self.critic.features, burn_in, state))
             now, actor_now, actor_later = features[:-1], features[:-1].detach(), features[1:].detach()
             with torch.no_grad():
-                target_later = target.features(step, warmed_up(target.features, burn_in, state))[0][1:]
+                target_later = target.features(step, burn_in_state(target.features, burn_in, state))[0][1:]
         else:
             here, after = nest.split(step, 1)
             now, _ = self.critic.features(here, state)
@@ -282,7 +282,7 @@ class SAC(RLAlgorithm):
             next_value = returns.from_row_1(next_value)
         choice = self._policy(actor_now).choose()
         # With memory, without the graph of the rows: the actor's loss moves the actor alone.
-        all_q = self.critic(now.detach() if self.replays_state else now, choice.box)
+        all_q = self.critic(now.detach() if self.stores_recurrent_state else now, choice.box)
         expected_q = self._expect(all_q.mean(0) if self._actor_uses_mean else all_q.amin(0), choice)
         return AlgStep(state=state, info=SACTrain(q, next_value, expected_q, choice.entropies(), next_q, trace))
 
@@ -312,11 +312,11 @@ class SAC(RLAlgorithm):
         return LossInfo(loss, extra=extra, priority=extra["td_error"])
 
     def after_update(self) -> None:
-        self.target_critic.follow(self.critic)
+        self.target_critic.update(self.critic)
 
     def _actor_features(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
         """What the actor sees, and the state carried on."""
-        if self.replays_state:
+        if self.stores_recurrent_state:
             return self.critic.features(time_step, state)
         return self.actor_encoder(time_step.observation), state
 

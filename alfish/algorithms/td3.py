@@ -20,7 +20,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Target
+from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, TargetNetwork
 from alfish.parameters import NonNegativeFloat, PositiveInt, Range, Rate, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
@@ -69,8 +69,8 @@ class DDPG(RLAlgorithm):
         self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]
         self.actor = actor(observation_spec, sum(self._sizes))
         self.critic = critic(observation_spec, sum(self._sizes))
-        self.target_actor = Target(self.actor, target_rate)
-        self.target_critic = Target(self.critic, target_rate)
+        self.target_actor = TargetNetwork(self.actor, target_rate)
+        self.target_critic = TargetNetwork(self.critic, target_rate)
         self._gamma, self._noise_std, self._noise_correlation = gamma, as_schedule(noise_std), noise_correlation
 
     @classmethod
@@ -109,7 +109,7 @@ class DDPG(RLAlgorithm):
         """`[1, N]` from `[1, N]` what the critic says of the actor's action, that `[1, N, A]`, and that of the data."""
         return -policy_q
 
-    def update_kind(self) -> bool:
+    def graph_key(self) -> bool:
         return self.trains_actor()
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
@@ -139,8 +139,8 @@ class DDPG(RLAlgorithm):
         return LossInfo(loss, extra={"q": info.q.detach().mean(0), "td_error": td_error}, priority=td_error)
 
     def after_update(self) -> None:
-        self.target_actor.follow(self.actor)
-        self.target_critic.follow(self.critic)
+        self.target_actor.update(self.actor)
+        self.target_critic.update(self.critic)
 
     def _nested(self, action: torch.Tensor) -> Nest:
         parts = iter(action.split(self._sizes, -1))

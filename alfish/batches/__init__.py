@@ -5,9 +5,9 @@ and train a whole chunk in one call. On-policy the unroll itself (`epochs`), off
 mixed with windows of data that others recorded (`replay`), and these data alone (`offline`).
 """
 
-from alfish.batches.batches import Batches, Chunk, take
+from alfish.batches.batches import Batches, Minibatches, take
 from alfish.batches.epochs import EpochBatches
 from alfish.batches.offline import OfflineBatches
 from alfish.batches.replay import ReplayBatches
 
-__all__ = ["Batches", "Chunk", "EpochBatches", "OfflineBatches", "ReplayBatches", "take"]
+__all__ = ["Batches", "Minibatches", "EpochBatches", "OfflineBatches", "ReplayBatches", "take"]

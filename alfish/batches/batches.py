@@ -7,26 +7,26 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from alfish import nest
+from alfish.algorithms.contract import return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
-from alfish.hooks import return_error
 from alfish.nest import Nest
-from alfish.replay import StoredRows, Window
+from alfish.replay import RingView, SequenceIndex
 from alfish.transforms import Transforms
 
 
-class Chunk(NamedTuple):
+class Minibatches(NamedTuple):
     """K minibatches, and what they are taken from."""
 
-    source: Batch | StoredRows  # [T', M] rows, or those of a ring
+    source: Batch | RingView  # [T', M] rows, or those of a ring
     # [K, N] int64, of the M columns; where K minibatches' windows of a ring begin, [N] each; None: all columns are one
-    index: torch.Tensor | list[Window] | None  # type: ignore[assignment]
+    index: torch.Tensor | list[SequenceIndex] | None  # type: ignore[assignment]
     is_steady: bool = True  # whether other chunks have sources like this one, so that a graph may gather by itself
     # Takes `LossInfo.priority` of the minibatches that were trained, in their order; None: nobody asks.
-    remember: Callable[[list[torch.Tensor]], None] | None = None
+    update_priorities: Callable[[list[torch.Tensor]], None] | None = None
 
-    def minibatches(self) -> Sequence[torch.Tensor | Window | None]:
+    def minibatches(self) -> Sequence[torch.Tensor | SequenceIndex | None]:
         """What `take` takes of the source for each."""
         if self.index is None:
             return [None]
@@ -79,7 +79,7 @@ class Batches(abc.ABC):
         """Takes in an unroll of raw rows."""
 
     @abc.abstractmethod
-    def chunks(self, steps: int) -> Iterator[Chunk]:
+    def chunks(self, steps: int) -> Iterator[Minibatches]:
         """The batches to train on now, at `steps` on the run's clock."""
 
     def holdout(self) -> Batch | None:
@@ -124,9 +124,9 @@ class Batches(abc.ABC):
         return prepared
 
 
-def take(source: Batch | StoredRows, index: Nest) -> Batch:
-    """A minibatch, from one of `Chunk.minibatches`."""
-    if isinstance(source, StoredRows):
+def take(source: Batch | RingView, index: Nest) -> Batch:
+    """A minibatch, from one of `Minibatches.minibatches`."""
+    if isinstance(source, RingView):
         return source.windows(index)
     return source if index is None else _columns(source, index)
 

@@ -6,11 +6,11 @@ import gin
 import torch
 
 from alfish import nest
+from alfish.algorithms.contract import kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches.batches import Batches, Chunk
+from alfish.batches.batches import Batches, Minibatches
 from alfish.data import Batch, Experience, trainable
 from alfish.errors import UsageError
-from alfish.hooks import kind_of
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, checked
 from alfish.transforms import Transforms
@@ -72,7 +72,7 @@ class EpochBatches(Batches):
     def add(self, experience: Experience) -> None:
         self._experience = experience
 
-    def chunks(self, steps: int) -> Iterator[Chunk]:
+    def chunks(self, steps: int) -> Iterator[Minibatches]:
         for epoch in range(self._num_epochs):
             if epoch == 0 or self._algorithm.preprocess_each_epoch:
                 batch = self._batch(self._prepare(self._experience))
@@ -80,7 +80,7 @@ class EpochBatches(Batches):
             size = columns if self._minibatch_size is None else self._minibatch_size // length
             # Drawn on the CPU, so that a seed means the same minibatches on every device.
             index = torch.randperm(columns).to(batch.mask.device)
-            yield Chunk(batch, index.view(-1, size))
+            yield Minibatches(batch, index.view(-1, size))
 
     def _batch(self, experience: Experience) -> Batch:
         """The T rows that may train: as `[T, B]` sequences where there is memory, else as one row of T x B."""

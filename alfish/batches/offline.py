@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches.batches import Chunk
-from alfish.batches.windows import WindowBatches, Windows, observe, recorded
+from alfish.batches.batches import Minibatches
+from alfish.batches.sequence_sampler import SequenceSampler, WindowBatches, observe, recorded
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
 from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
-from alfish.replay import HindsightReplay, Sampler, Uniform, Window
+from alfish.replay import HindsightReplay, Sampler, SequenceIndex, Uniform
 from alfish.transforms import Transforms
 
 HOLDOUT_WINDOWS = 4096  # at most, spread over the episodes held out
@@ -54,8 +54,8 @@ class OfflineBatches(WindowBatches):
         self._make_buffer, self._batch_size, self._window_length = buffer, batch_size, window_length
         self._burn_in, self._num_updates = burn_in, updates_per_iteration
         self._sampler, self._hindsight = sampler, hindsight
-        self._windows: Windows | None = None  # see `start`
-        self._held: Windows | None = None
+        self._windows: SequenceSampler | None = None  # see `start`
+        self._held: SequenceSampler | None = None
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
@@ -68,11 +68,11 @@ class OfflineBatches(WindowBatches):
         buffer = recorded(self._make_buffer, self._hindsight, self._algorithm, environment)
         num_rows = self._burn_in + self._window_length
         parts = self._algorithm, self._transforms, num_rows
-        self._windows = Windows(buffer, self._sampler, self._hindsight, *parts)
+        self._windows = SequenceSampler(buffer, self._sampler, self._hindsight, *parts)
         self._windows.start(environment)
         observe(self._transforms, buffer)
         if buffer.holdout is not None:
-            self._held = Windows(buffer.holdout, Uniform, None, *parts)
+            self._held = SequenceSampler(buffer.holdout, Uniform, None, *parts)
             self._held_starts = _spread(buffer.holdout, num_rows)
 
     def rest(self) -> int:
@@ -81,7 +81,7 @@ class OfflineBatches(WindowBatches):
     def add(self, experience: Experience) -> NoReturn:
         raise TypeError("OfflineBatches takes no rows")
 
-    def chunks(self, steps: int) -> Iterator[Chunk]:
+    def chunks(self, steps: int) -> Iterator[Minibatches]:
         assert self._windows is not None
         yield self._chunk([(self._windows, self._batch_size)], self._num_updates)
 
@@ -96,11 +96,11 @@ class OfflineBatches(WindowBatches):
             self._windows.load_state_dict(state)
 
 
-def _spread(buffer: OfflineBuffer, num_rows: int) -> Window:
+def _spread(buffer: OfflineBuffer, num_rows: int) -> SequenceIndex:
     """Starts of windows at even distances over all episodes, at most `HOLDOUT_WINDOWS`."""
     low, count = buffer.start_range(num_rows)
     column = np.repeat(np.arange(len(low)), count)
     position = np.concatenate([np.arange(first, first + number) for first, number in zip(low, count)])
     allowed = np.flatnonzero(buffer.may_start(column, position))
     chosen = allowed[np.linspace(0, len(allowed) - 1, min(len(allowed), HOLDOUT_WINDOWS)).astype(np.int64)]
-    return Window(*(torch.from_numpy(where[chosen]).to(buffer.device) for where in (column, position)))
+    return SequenceIndex(*(torch.from_numpy(where[chosen]).to(buffer.device) for where in (column, position)))

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import gin
 
+from alfish.algorithms.contract import return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches.batches import Chunk
-from alfish.batches.windows import WindowBatches, Windows, observe, recorded
+from alfish.batches.batches import Minibatches
+from alfish.batches.sequence_sampler import SequenceSampler, WindowBatches, observe, recorded
 from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import UsageError
-from alfish.hooks import return_error
 from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
@@ -102,11 +102,11 @@ class ReplayBatches(WindowBatches):
         self.outlasts_acting = not clear_after_use
         self._num_updates = 0
         self._origin: int | None = None  # on the run's clock, where this process resumed without rows
-        self._recorded: Windows | None = None  # see `start`
+        self._recorded: SequenceSampler | None = None  # see `start`
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
-        state_period = self._state_period if algorithm.replays_state else None
+        state_period = self._state_period if algorithm.stores_recurrent_state else None
         if state_period is not None and unroll_length > state_period:
             raise UsageError(
                 f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length {unroll_length}; a state is "
@@ -150,14 +150,14 @@ class ReplayBatches(WindowBatches):
                 f"ReplayBatches.capacity is {self._capacity:,}, more rows than there is memory for ({error}); lower it"
             ) from error
         self.takes_arrays = self.buffer.device.type == "cpu"
-        self._collected = Windows(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
+        self._collected = SequenceSampler(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
 
     def start(self, environment: Environment) -> None:
         self._collected.start(environment)
         if self._offline is not None and self._recorded is None:
             buffer = recorded(self._offline, self._hindsight, self._algorithm, environment)
             parts = self._offline_sampler, self._hindsight, self._algorithm, self._transforms
-            self._recorded = Windows(buffer, *parts, self._burn_in + self._window_length)
+            self._recorded = SequenceSampler(buffer, *parts, self._burn_in + self._window_length)
             self._recorded.start(environment)
             observe(self._transforms, buffer)
 
@@ -175,7 +175,7 @@ class ReplayBatches(WindowBatches):
             raise return_error(experience.info, f"AlgStep with {words}", self._algorithm, "rollout_step") from error
         self.buffer.push(experience._replace(info=kept or None))
 
-    def chunks(self, steps: int) -> Iterator[Chunk]:
+    def chunks(self, steps: int) -> Iterator[Minibatches]:
         if self._num_updates < self._offline_updates:
             count = self.rest()
             assert self._recorded is not None

@@ -24,11 +24,12 @@ from absl import flags
 from gymnasium.vector.utils import iterate
 
 import alfish.algorithms
-from alfish import imports, nest, specs
+from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.bin import configuration
+from alfish.configuration import reading
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError, first_line
+from alfish.parameters import imports
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
@@ -89,9 +90,9 @@ def _make(flag_values: flags.FlagValues) -> Environment:
         given["env_kwargs"] = _dict(flag_values.env_kwargs)
     if flag_values.wrappers:
         given["wrappers"] = [_named(wrapper, "--wrappers") for wrapper in flag_values.wrappers]
-    with configuration.preserved():
-        configuration.read(flag_values.gin_file, bindings)
-        with configuration.complete():
+    with reading.preserved():
+        reading.read(flag_values.gin_file, bindings)
+        with reading.complete():
             return make_environment(**given, num_envs=2, evaluation=True)
 
 

@@ -36,7 +36,7 @@ flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLA
 
 
 def main(flag_values: flags.FlagValues) -> int:
-    from alfish.bin.run import open_run
+    from alfish.configuration.runs import open_run
 
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")

@@ -25,7 +25,7 @@ flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLA
 def main(flag_values: flags.FlagValues) -> int:
     root_dir, output = flag_values.root_dir, flag_values.output
     check_arguments(root_dir, output)
-    from alfish.bin.run import open_run
+    from alfish.configuration.runs import open_run
     from alfish.offline import Reading, Spaces, open_writer
     from alfish.offline.outputs import rebuildable
 

@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 import alfish
-from alfish.bin import configuration
 from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, MAX_LENGTH_HELP, checkpoint
+from alfish.configuration import reading
 from alfish.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
-    from alfish.evaluator import Evaluator
     from alfish.offline import Validator
-    from alfish.trainer import Trainer
+    from alfish.training.evaluator import Evaluator
+    from alfish.training.trainer import Trainer
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
@@ -54,7 +54,7 @@ def main(flag_values: flags.FlagValues) -> int:
     check_arguments(flag_values.root_dir, flag_values.output)
     which = checkpoint(flag_values.checkpoint)
     num_episodes, least = flag_values.num_episodes, flag_values.min_return
-    from alfish.bin.run import open_run
+    from alfish.configuration.runs import open_run
     from alfish.offline import Report, Spaces, Validator, open_writer
     from alfish.offline.outputs import rebuildable
 
@@ -145,7 +145,7 @@ def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
     return {
         "alfish_version": alfish.__version__,
         "algorithm": type(trainer.algorithm).__name__,
-        "config": state["config"].get(configuration.OPERATIVE_FILE),
+        "config": state["config"].get(reading.OPERATIVE_FILE),
         "checkpoint": {"steps": steps, "env_steps": state["counters"]["env_steps"], "sha256": sha256(path)},
     }
 

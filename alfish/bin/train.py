@@ -8,7 +8,7 @@ an existing run continues it from its newest checkpoint; a larger budget extends
 a checkpoint and stops, also while it waits for an environment; a second Ctrl-C stops at once.
 
 --profile shows where the time goes and what to change; with a small budget (--gin_param=Trainer.num_env_steps=20000) it
-is done soon. --ceilings measures how fast collecting could be at best.
+is done soon. --throughput_limits measures how fast collecting could be at best.
 
 The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
 operative_config.gin (with every default), provenance.json, log.txt, run_id, and `done` once the run is finished: its
@@ -17,7 +17,6 @@ stopped is not continued until `done` is removed. A checkpoint of another run or
 """
 
 import contextlib
-import os
 import signal
 import sys
 from pathlib import Path
@@ -25,14 +24,15 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from alfish import imports
-from alfish.bin import configuration
 from alfish.bin.evaluate import ALLOW_IMPORT_HELP
+from alfish.configuration import reading
+from alfish.configuration.directory import is_to_change, make_directory
 from alfish.errors import RunError, UsageError
-from alfish.files import DiskError
+from alfish.parameters import imports
+from alfish.runs.files import DiskError
 
 if TYPE_CHECKING:
-    from alfish.trainer import Trainer
+    from alfish.training.trainer import Trainer
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", [], "Gin file; repeat it to add others, later ones win.", flag_values=FLAGS)
@@ -45,7 +45,7 @@ flags.DEFINE_boolean(
     "profile", False, "Print at the end where the time went, and write trace.json for Perfetto.", flag_values=FLAGS
 )
 flags.DEFINE_boolean(
-    "ceilings",
+    "throughput_limits",
     False,
     "Train nothing: measure for some seconds how fast the environments alone are, and collecting without training.",
     flag_values=FLAGS,
@@ -72,21 +72,23 @@ def main(flag_values: flags.FlagValues) -> int:
 
 def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
     root_dir = Path(flag_values.root_dir)
-    saved = root_dir / configuration.CONFIG_FILE
+    saved = root_dir / reading.CONFIG_FILE
     files = flag_values.gin_file or [str(saved)]
     if not flag_values.gin_file and not saved.is_file():
         raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
     bindings = list(flag_values.gin_param)
     if flag_values.device:
         bindings.append(f"Trainer.device = '{flag_values.device}'")
-    configuration.read(files, bindings)
+    reading.read(files, bindings)
     is_new = not root_dir.exists()
-    if not flag_values.ceilings:
+    if not flag_values.throughput_limits:
         make_directory(root_dir)
     if saved.is_file() and not is_to_change(saved, flag_values.on_config_change):
-        stack.enter_context(configuration.saved(saved, flag_values.allow_import))
+        stack.enter_context(reading.saved(saved, flag_values.allow_import))
 
-    from alfish.bin.run import configured_trainer  # after the configuration: a typo should not wait for torch
+    from alfish.configuration.runs import (
+        configured_trainer,  # after the configuration: a typo should not wait for torch
+    )
 
     try:
         trainer = configured_trainer(root_dir, files, flag_values.gin_param)
@@ -96,17 +98,17 @@ def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
                 root_dir.rmdir()
         raise
     trainer.accepts_config_change = flag_values.on_config_change == "new"
-    if flag_values.ceilings:
-        from alfish.profiler import ceilings
+    if flag_values.throughput_limits:
+        from alfish.training.profiler import throughput_limits
 
-        print(ceilings(trainer))
+        print(throughput_limits(trainer))
         return 0
     if flag_values.profile:
-        from alfish.profiler import Profile
+        from alfish.training.profiler import Profile
 
         trainer.listeners.append(Profile())
     try:
-        with configuration.complete():  # what is built when training starts
+        with reading.complete():  # what is built when training starts
             report = trainer.train()
     except DiskError as error:
         newest = trainer.checkpoints.steps()[-1:]
@@ -129,36 +131,3 @@ def _end_of(trainer: "Trainer") -> str:
     if trainer.progress < 1:
         return f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to go on"
     return f"Trainer.{name} = {budget:,} is spent; raise it to go on"
-
-
-def make_directory(root_dir: Path) -> None:
-    """Before anything is built, which may take a while."""
-    try:
-        root_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = "it is a file" if root_dir.is_file() else error.strerror
-        raise UsageError(f"--root_dir={root_dir} cannot be made: {reason}; name another directory") from error
-    if not os.access(root_dir, os.W_OK | os.X_OK):
-        raise UsageError(f"--root_dir={root_dir} may not be written to; name another directory")
-
-
-def is_to_change(saved: Path, choice: str) -> bool:
-    """Whether the configuration of the run that is there gives way to the one that was read.
-
-    Raises:
-      UsageError: they differ, and `choice` is to stop then.
-    """
-    from alfish.checkpoint import Checkpoints
-
-    if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
-        return True  # it failed before its first checkpoint: there is nothing that another configuration could spoil
-    before = saved.read_text()
-    changes = configuration.difference(before, configuration.text())
-    if not changes or choice == "new":
-        return True
-    if choice == "old":
-        return False
-    raise UsageError(
-        f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\n"
-        "choose another --root_dir, or go on with --on_config_change=old or =new"
-    )

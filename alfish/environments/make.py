@@ -18,14 +18,14 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from alfish import imports, specs
+from alfish import specs
 from alfish.environments import rendering
 from alfish.environments.environment import Environment
 from alfish.environments.sequential import SequentialVectorEnv, check_ends, refuse_breach, refuse_vector
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError, exited, first_line
-from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
+from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked, imports
 
 # A callable, its name, or either with keyword arguments.
 Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]

@@ -13,8 +13,8 @@ from alfish.metrics.episodes import (
     NumberOfEpisodes,
     StartDiscountedReturn,
 )
-from alfish.metrics.metric import Metric, Metrics, Window
-from alfish.metrics.rows import Rows
+from alfish.metrics.metric import Metric, Metrics, MovingWindow
+from alfish.metrics.rows import StepBatch
 from alfish.metrics.steps import AverageReward, EnvironmentSteps
 
 DEFAULT_METRICS: tuple[type[Metric], ...] = (
@@ -39,7 +39,7 @@ __all__ = [
     "Metric",
     "Metrics",
     "NumberOfEpisodes",
-    "Rows",
+    "StepBatch",
     "StartDiscountedReturn",
-    "Window",
+    "MovingWindow",
 ]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from alfish.errors import UsageError
-from alfish.metrics.metric import Metric, Window
-from alfish.metrics.rows import Rows
+from alfish.metrics.metric import Metric, MovingWindow
+from alfish.metrics.rows import StepBatch
 from alfish.parameters import PositiveInt, checked
 
 
@@ -52,11 +52,11 @@ class EnvInfo(Metric):
         self.name = name
         self._include, self._exclude, self._when = include, exclude, when
         self._window_size = window if window is not None else 10_000 if when == "step" else 100
-        self._windows: dict[str, Window] = {}
+        self._windows: dict[str, MovingWindow] = {}
         self._open: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # under `sum`: totals and numbers of reports, [B]
         self._wanted: dict[str, bool] = {}
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: StepBatch) -> None:
         if self._when == "sum":
             self._add_up(rows, self._read(rows, rows.counted))
             return
@@ -82,12 +82,12 @@ class EnvInfo(Metric):
             self._window_of(key).load_state_dict(window_state)
         self._open = {key: tuple(array.numpy().copy() for array in pair) for key, pair in state["open"].items()}
 
-    def _window_of(self, key: str) -> Window:
+    def _window_of(self, key: str) -> MovingWindow:
         if key not in self._windows:
-            self._windows[key] = Window(self._window_size)
+            self._windows[key] = MovingWindow(self._window_size)
         return self._windows[key]
 
-    def _add_up(self, rows: Rows, reported: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    def _add_up(self, rows: StepBatch, reported: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
         nothing = np.zeros(rows.step_type.shape), np.zeros(rows.step_type.shape, bool)
         for key in self._open.keys() | reported.keys():
             values, present = reported.get(key, nothing)
@@ -98,7 +98,7 @@ class EnvInfo(Metric):
             if count.any():
                 self._window_of(key).extend(total[count > 0])  # never reported is not a sum of 0
 
-    def _read(self, rows: Rows, where: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    def _read(self, rows: StepBatch, where: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """By flattened key: values `[T, B]` float64, 0 where absent, and whether present `[T, B]` bool.
 
         Args:

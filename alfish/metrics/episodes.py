@@ -7,8 +7,8 @@ import gin
 import numpy as np
 import torch
 
-from alfish.metrics.metric import Metric, Window
-from alfish.metrics.rows import Rows
+from alfish.metrics.metric import Metric, MovingWindow
+from alfish.metrics.rows import StepBatch
 from alfish.parameters import PositiveInt, UnitInterval, checked
 
 
@@ -19,18 +19,18 @@ class EpisodeMetric(Metric, abc.ABC):
     """
 
     def __init__(self, window: int = 100):
-        self._window = Window(window)
+        self._window = MovingWindow(window)
         self._open_sum: np.ndarray | None = None  # [B] float64
 
     @abc.abstractmethod
-    def per_step(self, rows: Rows) -> np.ndarray:
+    def per_step(self, rows: StepBatch) -> np.ndarray:
         """`[T, B]` float64: what each arrival adds to its episode's total. Other rows are not read."""
 
     def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
         """The value of episodes from their totals (`[E]` float64) and their numbers of actions (`[E]` int)."""
         return total
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: StepBatch) -> None:
         with np.errstate(all="ignore"):  # rewards that are not finite are counted by the window
             total, self._open_sum = rows.episode_sums(self.per_step(rows), self._open_sum)
             self._window.extend(self.finish(total, rows.lengths))
@@ -56,7 +56,7 @@ class AverageReturn(EpisodeMetric):
         super().__init__(window)
         self.name = name
 
-    def per_step(self, rows: Rows) -> np.ndarray:
+    def per_step(self, rows: StepBatch) -> np.ndarray:
         return rows.reward
 
 
@@ -69,7 +69,7 @@ class AverageEpisodeLength(EpisodeMetric):
         super().__init__(window)
         self.name = name
 
-    def per_step(self, rows: Rows) -> np.ndarray:
+    def per_step(self, rows: StepBatch) -> np.ndarray:
         return rows.arrived.astype(np.float64)
 
 
@@ -92,7 +92,7 @@ class AverageDiscountedReturn(EpisodeMetric):
         self.name = name
         self._gamma = gamma
 
-    def per_step(self, rows: Rows) -> np.ndarray:
+    def per_step(self, rows: StepBatch) -> np.ndarray:
         starts = rows.index + 1
         if self._gamma == 1.0:
             return rows.reward * starts
@@ -116,7 +116,7 @@ class StartDiscountedReturn(EpisodeMetric):
         self.name = name
         self._gamma = gamma
 
-    def per_step(self, rows: Rows) -> np.ndarray:
+    def per_step(self, rows: StepBatch) -> np.ndarray:
         return rows.reward * self._gamma ** np.maximum(rows.index, 0)
 
 
@@ -129,7 +129,7 @@ class NumberOfEpisodes(Metric):
         self.name = name
         self._count = 0
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: StepBatch) -> None:
         self._count += len(rows.lengths)
 
     def result(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import torch
 
 from alfish import nest
 from alfish.errors import UsageError
-from alfish.metrics.rows import InfoRow, Rows
+from alfish.metrics.rows import InfoRow, StepBatch
 from alfish.nest import Nest
 
 
@@ -17,13 +17,13 @@ class Metric(Protocol):
     """Consumes raw rows, yields named scalars. Pure bookkeeping: reading a result changes nothing."""
 
     name: str  # every result is called `name`, or `name/...`
-    # What of `Rows` is wanted; where no metric wants it, it is not kept.
+    # What of `StepBatch` is wanted; where no metric wants it, it is not kept.
     reads_infos: bool = False
     reads_observations: bool = False
     reads_actions: bool = False
 
     @abc.abstractmethod
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: StepBatch) -> None:
         """Takes in rows that follow those of the update before."""
 
     @abc.abstractmethod
@@ -38,7 +38,7 @@ class Metric(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Window:
+class MovingWindow:
     """The last `size` finite values, and how many values were not finite."""
 
     def __init__(self, size: int):
@@ -124,9 +124,9 @@ class Metrics:
         Each row is handed over once: unrolls overlap by a row, and the caller leaves that row out the second time.
 
         Args:
-          step_type, reward, infos: see `Rows`; arrays or tensors.
+          step_type, reward, infos: see `StepBatch`; arrays or tensors.
           env_id: `[B]` int, the same at every call.
-          observation, action: see `Rows`; not read where they are not among `reads`.
+          observation, action: see `StepBatch`; not read where they are not among `reads`.
 
         Raises:
           ValueError: if the columns are not those of the calls before, or what metrics read is missing.
@@ -201,7 +201,7 @@ class Metrics:
             return
         step_type, reward = np.concatenate(self._step_type), np.concatenate(self._reward)
         shown = {name: nest.map(lambda *parts: np.concatenate(parts), *own) for name, own in self._shown.items()}
-        rows = Rows(step_type, reward, self._infos, self._env_id, self._open_length, **shown)
+        rows = StepBatch(step_type, reward, self._infos, self._env_id, self._open_length, **shown)
         self._clear()
         self._open_length = rows.next_open_length
         for metric in self._metrics.values():

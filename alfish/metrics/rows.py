@@ -12,7 +12,7 @@ from alfish.nest import Nest
 InfoRow = tuple[int, dict]  # row t, and the vector info dict that came with it
 
 
-class Rows:
+class StepBatch:
     """Consecutive raw rows of B environments; column b continues column b of the rows before.
 
     Args:
@@ -100,7 +100,7 @@ class Rows:
 
     @cached_property
     def counted(self) -> np.ndarray:
-        """`[T, B]` bool: arrivals in an episode whose FIRST row was seen."""
+        """`[T, B]` bool: records in an episode whose FIRST row was seen."""
         return self.index >= 0
 
     @cached_property
@@ -160,7 +160,7 @@ class Rows:
 
     @cached_property
     def _arrivals(self) -> np.ndarray:
-        """`[T, B]` int: arrivals up to and including this row."""
+        """`[T, B]` int: records up to and including this row."""
         return np.cumsum(self.arrived, axis=0)
 
     @cached_property

@@ -5,8 +5,8 @@ from typing import Any
 import gin
 import numpy as np
 
-from alfish.metrics.metric import Metric, Window
-from alfish.metrics.rows import Rows
+from alfish.metrics.metric import Metric, MovingWindow
+from alfish.metrics.rows import StepBatch
 from alfish.parameters import PositiveInt, checked
 
 
@@ -19,7 +19,7 @@ class EnvironmentSteps(Metric):
         self.name = name
         self._count = 0
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: StepBatch) -> None:
         self._count += int(np.count_nonzero(rows.arrived))
 
     def result(self) -> dict[str, float]:
@@ -39,9 +39,9 @@ class AverageReward(Metric):
 
     def __init__(self, window: PositiveInt = 10_000, name: str = "average_reward"):
         self.name = name
-        self._window = Window(window)
+        self._window = MovingWindow(window)
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: StepBatch) -> None:
         self._window.extend(rows.reward[rows.arrived])
 
     def result(self) -> dict[str, float]:

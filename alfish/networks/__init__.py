@@ -11,8 +11,8 @@ from alfish.networks.actors import DeterministicActor
 from alfish.networks.critics import ONE_CRITIC, CriticEnsemble, QNetwork
 from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, SmallCNN
 from alfish.networks.heads import FLOORED_HEAD, PolicyHead, SquashedNormalHead
-from alfish.networks.memory import GRU, LSTM, warmed_up
-from alfish.networks.target import Target
+from alfish.networks.memory import GRU, LSTM, burn_in_state
+from alfish.networks.target import TargetNetwork
 from alfish.networks.torsos import MLP, Torso
 
 __all__ = [
@@ -30,9 +30,9 @@ __all__ = [
     "QNetwork",
     "SmallCNN",
     "SquashedNormalHead",
-    "Target",
+    "TargetNetwork",
     "Torso",
-    "warmed_up",
+    "burn_in_state",
     "ONE_CRITIC",
     "FLOORED_HEAD",
     "PolicyValue",

@@ -25,7 +25,7 @@ from alfish.parameters import PositiveInt, checked
 MOST_ROWS_IN_A_GRAPH = 32
 
 
-def warmed_up(network: Callable[[TimeStep, Nest], tuple[Any, Nest]], burn_in: TimeStep | None, state: Nest) -> Nest:
+def burn_in_state(network: Callable[[TimeStep, Nest], tuple[Any, Nest]], burn_in: TimeStep | None, state: Nest) -> Nest:
     """The state that a network carries on from rows that train nothing, without gradient; `state` if there are none.
 
     So that what is trained does not start from a state that older parameters left. Source: Kapturowski et al., 2019.

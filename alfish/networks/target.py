@@ -1,4 +1,4 @@
-"""Target networks: copies that follow slowly."""
+"""TargetNetwork networks: copies that follow slowly."""
 
 import copy
 from typing import Any
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from alfish.errors import UsageError
-from alfish.flat import lay_side_by_side, vector_of
+from alfish.networks.flat_parameters import lay_side_by_side, vector_of
 
 
-class Target(nn.Module):
+class TargetNetwork(nn.Module):
     """A frozen copy of `online`: every `period` calls of `follow` it moves the share `rate` of the way towards it.
 
     Parameters move; buffers are copied. The copy's parameters take no gradient. Both networks keep the parameters that
@@ -44,7 +44,7 @@ class Target(nn.Module):
     def forward(self, *arguments: Any) -> Any:
         return self.network(*arguments)
 
-    def follow(self, online: nn.Module) -> None:
+    def update(self, online: nn.Module) -> None:
         self.__dict__["_num_calls"] += 1  # a module's `__setattr__` takes longer than all else that most calls do
         if self._num_calls % self._period == 0:
             self._move(online)

@@ -20,7 +20,7 @@ from alfish.offline.reading import Reading
 from alfish.offline.rows import RowMaker
 from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, spaces_of
 from alfish.parameters import PositiveInt, Range, Rate, UnitInterval, checked
-from alfish.replay import RingBuffer, StoredRows
+from alfish.replay import RingBuffer, RingView
 
 PUSHED_ROWS = 4096  # of each column at a time
 
@@ -51,7 +51,7 @@ class OfflineBuffer(RingBuffer):
       env_id: of the environment that the data must fit; needed where a source declares no spaces.
       spaces: the same for who has the spaces at hand.
       top_share: of the episodes, those with the greatest returns are kept, at least one; 1: all.
-      holdout_share: of the episodes, spread over the sources' order, that go into `holdout` and are not trained on.
+      holdout_fraction: of the episodes, spread over the sources' order, that go into `holdout` and are not trained on.
       num_columns: at most.
       action_limit: greatest magnitude of the Box actions that are trained on, in [-1, 1]: at the bounds themselves a
         tanh policy has infinite log-probability. `prev_action` is what was executed.
@@ -78,7 +78,7 @@ class OfflineBuffer(RingBuffer):
         env_id: Any = None,
         spaces: Spaces = NO_SPACES,
         top_share: Rate = 1.0,
-        holdout_share: Annotated[float, Range(0, 1, below=True)] = 0.0,
+        holdout_fraction: Annotated[float, Range(0, 1, below=True)] = 0.0,
         num_columns: PositiveInt = 8,
         action_limit: Rate = 1 - 1e-5,
         device: torch.device | str = "cpu",
@@ -94,7 +94,7 @@ class OfflineBuffer(RingBuffer):
             )
         self.spaces, self.report = reading.spaces, reading.report
         kept = _best(self._fitting(reading, length), top_share)
-        kept, held = _split(kept, holdout_share, self.report.name)
+        kept, held = _split(kept, holdout_fraction, self.report.name)
         self.holdout = None
         if held:
             # Every argument is given: what is left out gin would bind again, as if these were the user's sources.
@@ -105,7 +105,7 @@ class OfflineBuffer(RingBuffer):
                 env_id=None,
                 spaces=self.spaces,
                 top_share=1.0,
-                holdout_share=0.0,
+                holdout_fraction=0.0,
                 num_columns=num_columns,
                 action_limit=action_limit,
                 device=device,
@@ -147,7 +147,7 @@ class OfflineBuffer(RingBuffer):
         """Where windows may start, as if all had two rows: no more come, and a column's last transitions count too."""
         return super().start_range(2, newest)
 
-    def in_place(self, window_length: int) -> StoredRows | None:
+    def in_place(self, window_length: int) -> RingView | None:
         """Not of windows of more than two rows, which go on behind the end of a column, where no rows lie."""
         return super().in_place(window_length) if window_length == 2 else None
 
@@ -237,7 +237,7 @@ def _split(episodes: list[Episode], share: float, name: str) -> tuple[list[Episo
     number = math.ceil(share * len(episodes))
     if number and number >= len(episodes):
         raise UsageError(
-            f"OfflineBuffer.holdout_share is {share}, and {name} has {len(episodes)} episodes to split; lower it"
+            f"OfflineBuffer.holdout_fraction is {share}, and {name} has {len(episodes)} episodes to split; lower it"
         )
     held = {int((k + 0.5) * len(episodes) / number) for k in range(number)}
     return [e for i, e in enumerate(episodes) if i not in held], [episodes[i] for i in sorted(held)]

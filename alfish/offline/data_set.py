@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
-from alfish.files import write_atomically
 from alfish.offline.episode import Episode, ends
 from alfish.offline.sources.files import check_tensor
 from alfish.offline.sources.limits import check_nest
 from alfish.offline.spaces import Spaces, to_json
 from alfish.offline.writer import EpisodeWriter
+from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.files import write_atomically
 
 INDEX_FILE, EPISODES_DIRECTORY = "data_set.json", "episodes"
 FORMAT_VERSION = 1

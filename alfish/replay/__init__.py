@@ -3,6 +3,6 @@
 from alfish.replay.hindsight import HindsightReplay
 from alfish.replay.ring_buffer import RingBuffer
 from alfish.replay.samplers import Epochs, Prioritized, Sampler, Uniform
-from alfish.replay.window import StoredRows, Window
+from alfish.replay.sequence_index import RingView, SequenceIndex
 
-__all__ = ["Epochs", "HindsightReplay", "Prioritized", "RingBuffer", "Sampler", "StoredRows", "Uniform", "Window"]
+__all__ = ["Epochs", "HindsightReplay", "Prioritized", "RingBuffer", "Sampler", "RingView", "Uniform", "SequenceIndex"]

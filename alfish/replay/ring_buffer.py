@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfish import files, nest
+from alfish import nest
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
-from alfish.replay.episodes import NONE, EpisodeBook
-from alfish.replay.window import StoredRows, Window
+from alfish.replay.episode_index import NONE, EpisodeBook
+from alfish.replay.sequence_index import RingView, SequenceIndex
+from alfish.runs import files
 
 
 class RingBuffer:
@@ -173,7 +174,7 @@ class RingBuffer:
         column, position = self._draw(num_windows, window_length)
         return self._windows(column, position, window_length)
 
-    def draw(self, num_windows: int, window_length: int = 2, newest: int | None = None) -> Window:
+    def draw(self, num_windows: int, window_length: int = 2, newest: int | None = None) -> SequenceIndex:
         """The starts of `sample`.
 
         Args:
@@ -185,14 +186,14 @@ class RingBuffer:
         column, position = map(torch.from_numpy, self._draw(num_windows, window_length, newest))
         if self._device.type != "cpu":  # else it would be for nothing, and take as long as drawing some
             column, position = column.to(self._device), position.to(self._device)
-        return Window(column, position)
+        return SequenceIndex(column, position)
 
-    def windows(self, start: Window, window_length: int) -> Batch:
+    def windows(self, start: SequenceIndex, window_length: int) -> Batch:
         """The rows of windows that start there, and the weights of these."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         return batch._replace(weight=start.weight)
 
-    def in_place(self, window_length: int) -> StoredRows | None:
+    def in_place(self, window_length: int) -> RingView | None:
         """The rows themselves, for windows of so many.
 
         None where windows are more than rows that lie there: before the first push, on a GPU, with states or returns.
@@ -200,7 +201,7 @@ class RingBuffer:
         keeps_returns = self._book is not None and self._book.keeps_returns
         if self._rows is None or self._device.type != "cpu" or self._state_period is not None or keeps_returns:
             return None
-        return StoredRows(self._rows, torch.from_numpy(self._env_id), torch.arange(window_length).unsqueeze(1))
+        return RingView(self._rows, torch.from_numpy(self._env_id), torch.arange(window_length).unsqueeze(1))
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Where windows may start as far as the rows around them are concerned; `may_start` has the last word.

@@ -13,8 +13,8 @@ import torch
 from alfish.errors import UsageError
 from alfish.parameters import PositiveFloat, PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer, no_window, rows_between
+from alfish.replay.sequence_index import SequenceIndex
 from alfish.replay.sum_tree import SumTree
-from alfish.replay.window import Window
 from alfish.schedules import Schedule, as_schedule
 
 ALPHA_STEP = 0.01  # that an alpha moves before all weights are made anew
@@ -45,7 +45,7 @@ class Sampler(abc.ABC):
         self._buffer, self._window_length = buffer, window_length
 
     @abc.abstractmethod
-    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> Window:
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         """Where some windows start.
 
         Args:
@@ -60,7 +60,7 @@ class Sampler(abc.ABC):
           UsageError: no row can start a window yet.
         """
 
-    def update(self, window: Window, priority: torch.Tensor) -> None:
+    def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
         """Remembers how much windows that were drawn here deserve to be drawn again.
 
         Args:
@@ -109,10 +109,10 @@ class Uniform(Sampler):
                 f"environments, and windows take {needed}; raise it to {needed * buffer.num_envs}"
             )
 
-    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> Window:
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         if self._share == 0:
             return self._buffer.draw(num_windows, self._window_length)
-        # Window k of the run is recent where the share of k + 1 windows holds one more than that of k.
+        # SequenceIndex k of the run is recent where the share of k + 1 windows holds one more than that of k.
         due = np.floor(self._share * np.arange(self._num_drawn, self._num_drawn + num_windows + 1) + 1e-9)
         recent = torch.from_numpy(np.diff(due) > 0).to(self._buffer.device)
         column, position = (torch.empty(num_windows, dtype=torch.int64, device=self._buffer.device) for _ in range(2))
@@ -121,7 +121,7 @@ class Uniform(Sampler):
             if count:
                 column[chosen], position[chosen], _ = self._buffer.draw(count, self._window_length, newest)
         self._num_drawn += num_windows
-        return Window(column, position)
+        return SequenceIndex(column, position)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"num_drawn": torch.tensor(self._num_drawn)}
@@ -179,7 +179,7 @@ class Prioritized(Sampler):
         # Positions of each column that the last draw could start at, as far as `RingBuffer.start_range` goes.
         self._low, self._high = np.zeros(buffer.num_envs, np.int64), np.zeros(buffer.num_envs, np.int64)
 
-    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> Window:
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         beta = self._share("beta", self._beta_schedule, progress)
         alpha = self._share("alpha", self._alpha_schedule, progress)
         if abs(alpha - self._alpha) >= ALPHA_STEP:
@@ -198,9 +198,9 @@ class Prioritized(Sampler):
             of_batches = weight.reshape(num_batches, -1)  # a view
             of_batches /= of_batches.max(1, keepdims=True)
         window = column, position, weight.astype(np.float32)
-        return Window(*(torch.from_numpy(leaf).to(self._buffer.device) for leaf in window))
+        return SequenceIndex(*(torch.from_numpy(leaf).to(self._buffer.device) for leaf in window))
 
-    def update(self, window: Window, priority: torch.Tensor) -> None:
+    def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
         """Remembers the priorities of windows.
 
         Those of rows that have been overwritten meanwhile, and that never could start a window, are dropped. Where a
@@ -328,7 +328,7 @@ class Epochs(Sampler):
         super().bind(buffer, window_length)
         self._column = self._position = np.zeros(0, np.int64)  # what is left of the pass
 
-    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> Window:
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         low, count = self._buffer.start_range(self._window_length)
         columns, positions, missing = [], [], num_windows
         while missing:
@@ -341,7 +341,7 @@ class Epochs(Sampler):
             positions.append(position[there])
             missing -= len(columns[-1])
         start = np.concatenate(columns), np.concatenate(positions)
-        return Window(*(torch.from_numpy(leaf).to(self._buffer.device) for leaf in start))
+        return SequenceIndex(*(torch.from_numpy(leaf).to(self._buffer.device) for leaf in start))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"column": torch.from_numpy(self._column.copy()), "position": torch.from_numpy(self._position.copy())}

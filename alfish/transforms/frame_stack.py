@@ -12,7 +12,7 @@ from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters import Range, checked
-from alfish.transforms.transform import Rows, Transform
+from alfish.transforms.transform import RowReader, Transform
 
 
 @gin.configurable(module="alfish.transforms")
@@ -73,7 +73,7 @@ class FrameStack(Transform):
         frames = nest.map(gather, time_step.observation, state)
         return time_step._replace(observation=nest.map(self._join, frames, self._raw_spec))
 
-    def window_state(self, rows: Rows, column: torch.Tensor, position: torch.Tensor) -> Nest:
+    def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
         """The frames before rows at `position` (`[N]`) of `column` (`[N]`), read from replay."""
         age = torch.arange(self.look_back, -1, -1, device=position.device).unsqueeze(1)
         at = torch.maximum(position - age, rows.oldest_position(column))  # [num_frames, N]

@@ -16,10 +16,10 @@ from alfish import nest
 from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.parts import build
+from alfish.parameters.parts import build
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """Stored rows that a transform may look up: what replay offers. `column` is `[N]`, `position` `[K, N]`, int64."""
 
     def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor: ...
@@ -60,7 +60,7 @@ class Transform(nn.Module):
         """Transforms consecutive rows `[T, N]` in training, from the state that was carried into row 0."""
         raise NotImplementedError(f"{type(self).__name__} must define transform")
 
-    def window_state(self, rows: Rows, column: torch.Tensor, position: torch.Tensor) -> Nest:
+    def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
         """The state carried into stored rows (`[N]` each), looked up from rows before them. Default: there is none."""
         return None
 
@@ -124,7 +124,7 @@ class Transforms(nn.Module):
             time_step = transform.transform(time_step, before)
         return time_step
 
-    def window_state(self, rows: Rows, column: torch.Tensor, position: torch.Tensor) -> Nest:
+    def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
         return tuple(transform.window_state(rows, column, position) for transform in self._chain)
 
     @property

@@ -9,10 +9,10 @@ import torch
 from alfish import nest
 from alfish.data import StepType
 from alfish.nest import Nest
-from alfish.unrollers.actor import as_tensor
+from alfish.unrollers.policy_runner import as_tensor
 
 
-class EpisodeRows:
+class EpisodeAccumulator:
     """Keeps the rows of each environment until they are taken.
 
     Args:
@@ -59,7 +59,7 @@ class StartedEpisodes:
     def __init__(self, num_envs: int, num_episodes: int):
         self._num_episodes, self._num_started = num_episodes, min(num_envs, num_episodes)
         self._episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)  # -1: none that counts
-        self._rows = EpisodeRows(num_envs)
+        self._rows = EpisodeAccumulator(num_envs)
         self._starts: dict[int, Nest] = {}
         self.whole: dict[int, tuple[Nest, Nest]] = {}
 

@@ -8,18 +8,18 @@ import torch
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
+from alfish.compiler.numpy_program import quiet
 from alfish.data import AlgStep, Experience, StepType, TimeStep, reset_state
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
-from alfish.numpy_program import quiet
 from alfish.parameters import NonNegativeInt, checked
 from alfish.transforms import Transforms
-from alfish.unrollers.actor import Actor, as_array, as_tensor
 from alfish.unrollers.episodes import StartedEpisodes
-from alfish.unrollers.finite import check_finite
-from alfish.unrollers.ragged import RaggedRows
-from alfish.unrollers.unroller import SHOWN_FIELDS, Arrivals, Unroller
+from alfish.unrollers.nonfinite import check_finite
+from alfish.unrollers.policy_runner import PolicyRunner, as_array, as_tensor
+from alfish.unrollers.uneven_rollout import UnevenRollout
+from alfish.unrollers.unroller import SHOWN_FIELDS, StepRecords, Unroller
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -29,8 +29,8 @@ class SyncUnroller(Unroller):
 
     Args:
       environment, algorithm, transforms: see `Unroller`.
-      numpy_after: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
-        (`alfish.numpy_program`): the same to float error, and several times faster for small networks. None: never.
+      numpy_policy: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
+        (`compiler.numpy_program`): the same to float error, and several times faster for small networks. None: never.
       overwrite_policy_output: off-policy, what is stored as an action is what the environment says was executed (its
         info `executed_action`), by a human, an expert or another controller.
     """
@@ -40,7 +40,7 @@ class SyncUnroller(Unroller):
         environment: Environment,
         algorithm: RLAlgorithm,
         transforms: Transforms,
-        numpy_after: NonNegativeInt | None = 0,
+        numpy_policy: NonNegativeInt | None = 0,
         overwrite_policy_output: bool = False,
     ):
         super().__init__(environment, algorithm, transforms)
@@ -58,7 +58,7 @@ class SyncUnroller(Unroller):
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
         self._carries = bool(nest.leaves((self._state, self._transform_state)))  # something from row to row
-        self._actor = Actor(algorithm, transforms, self._initial_state, numpy_after)
+        self._actor = PolicyRunner(algorithm, transforms, self._initial_state, numpy_policy)
 
     def start(self) -> None:
         """Resets the environment, which the first unroll does otherwise."""
@@ -220,14 +220,14 @@ class SyncUnroller(Unroller):
         if not self._algorithm.on_policy:  # else it is the extra row
             step_type = np.concatenate([step_type, as_array(last.step_type)[None]])
             reward = np.concatenate([reward, as_array(last.reward)[None]])
-        self.arrivals = Arrivals(step_type[1 - unseen :], reward[1 - unseen :], infos)
+        self.records = StepRecords(step_type[1 - unseen :], reward[1 - unseen :], infos)
         if self.shown:
             shown = {name: self._arrived(SHOWN_FIELDS[name], time_step, last, unseen) for name in self.shown}
-            self.arrivals = self.arrivals._replace(**shown)
+            self.records = self.records._replace(**shown)
         return time_step, action, info
 
     def _arrived(self, field: str, time_step: TimeStep, last: TimeStep, unseen: bool) -> Nest:
-        """A field of the rows of `arrivals`, arrays `[S, B, ...]`.
+        """A field of the rows of `records`, arrays `[S, B, ...]`.
 
         Args:
           field: of `TimeStep`.
@@ -249,7 +249,7 @@ class SyncUnroller(Unroller):
                 "AutoresetMode.NEXT_STEP, or raise Trainer.unroll_length"
             )
         assert self._time_step is not None
-        rows = RaggedRows(length + 1, self.environment.num_envs, self.environment.device)
+        rows = UnevenRollout(length + 1, self.environment.num_envs, self.environment.device)
         if unseen:
             rows.arrive(self._time_step)
         while rows.room > (2 if self._algorithm.on_policy else 1):
@@ -268,7 +268,7 @@ class SyncUnroller(Unroller):
         if self._algorithm.on_policy:
             step, _ = self._act()
             rows.append((self._time_step, step.output, step.info))
-        self.arrivals = rows.arrivals(self.shown)
+        self.records = rows.records(self.shown)
         return rows.filled_up()
 
     def _begin_anew(self) -> None:

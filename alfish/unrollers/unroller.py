@@ -14,11 +14,11 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.transforms import Transforms
 
-# The fields of `Arrivals` that metrics may ask for, and those of `TimeStep` that they are.
+# The fields of `StepRecords` that metrics may ask for, and those of `TimeStep` that they are.
 SHOWN_FIELDS = {"observation": "observation", "action": "prev_action"}
 
 
-class Arrivals(NamedTuple):
+class StepRecords(NamedTuple):
     """What metrics need of the rows that an unroll was the first to see, in the order they arrived."""
 
     step_type: np.ndarray  # [S, B]
@@ -29,9 +29,9 @@ class Arrivals(NamedTuple):
     action: Nest = None  # executed on the way to the row, in the algorithm's units
 
 
-def without_infos(arrivals: Arrivals) -> Any:
-    """What of arrivals are arrays."""
-    return arrivals._replace(infos=None)  # type: ignore[arg-type]
+def without_infos(records: StepRecords) -> Any:
+    """What of records are arrays."""
+    return records._replace(infos=None)  # type: ignore[arg-type]
 
 
 class Unroller(abc.ABC):
@@ -45,13 +45,13 @@ class Unroller(abc.ABC):
     Attributes:
       num_envs: environments in all.
       num_columns: B of the experience that `unroll` returns.
-      arrivals: of the last unroll, for metrics, `num_envs` columns.
+      records: of the last unroll, for metrics, `num_envs` columns.
       log: takes a line for the user.
       check_signals: called during a wait for other processes; raises where a signal asks to stop.
       drains: whether `unroll` hands over what others have collected, whatever length it is asked for.
       gives_arrays: whether leaves of what `unroll` returns may be numpy arrays, where acting made such: whoever wants
         arrays may set it, and saves their way into tensors and back.
-      shown: which of `SHOWN_FIELDS` arrivals hold; whoever reads them sets it before the first unroll.
+      shown: which of `SHOWN_FIELDS` records hold; whoever reads them sets it before the first unroll.
       policy_version: how often weights were published.
     """
 
@@ -66,7 +66,7 @@ class Unroller(abc.ABC):
         self.policy_version = 0
         self.log: Callable[[str], None] = logging.warning
         self.check_signals: Callable[[], None] = lambda: None
-        self.arrivals: Arrivals | None = None
+        self.records: StepRecords | None = None
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
         """Tells it once, before anything else, what it needs to build environments elsewhere.

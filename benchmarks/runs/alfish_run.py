@@ -15,12 +15,12 @@ from alfish.algorithms.td3 import TD3, DeterministicActor
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import Delayed
-from alfish.learner import Learner
-from alfish.listeners import CheckpointSaver, Summaries
+from alfish.learner.learner import Learner
+from alfish.learner.optimizers import Adam
 from alfish.networks import MLP, ActorCritic, QNetwork, Torso
-from alfish.optimizers import Adam
 from alfish.schedules import Linear
-from alfish.trainer import Listener, Report, Trainer
+from alfish.training.listeners import CheckpointSaver, Summaries
+from alfish.training.trainer import Listener, Report, Trainer
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 from benchmarks.runs import script
 

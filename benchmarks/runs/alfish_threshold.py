@@ -6,10 +6,10 @@ import tempfile
 import torch
 
 import alfish
-from alfish.bin import configuration
-from alfish.bin.run import configured_trainer
-from alfish.listeners import Evaluate
-from alfish.trainer import Listener, Report, Trainer
+from alfish.configuration import reading
+from alfish.configuration.runs import configured_trainer
+from alfish.training.listeners import Evaluate
+from alfish.training.trainer import Listener, Report, Trainer
 from benchmarks.runs import threshold
 from benchmarks.runs.threshold import EVALUATION_SEED, TASKS, Race
 
@@ -40,7 +40,7 @@ def main() -> None:
     arguments = threshold.parse()
     race = Race(TASKS[arguments.task], arguments.started, arguments.max_env_steps)
     files = [f"{arguments.task}.gin"]
-    configuration.read(files, [f"Trainer.seed = {arguments.seed}", *arguments.gin_param])
+    reading.read(files, [f"Trainer.seed = {arguments.seed}", *arguments.gin_param])
     with tempfile.TemporaryDirectory() as root_dir:
         trainer = configured_trainer(root_dir, files, arguments.gin_param)
         kept = [listener for listener in trainer.listeners if not isinstance(listener, Evaluate)]

@@ -9,8 +9,8 @@ from alfish import nest, returns, specs
 from alfish.algorithms.a2c import A2C
 from alfish.batches import EpochBatches
 from alfish.data import Experience, StepType, TimeStep, trainable
-from alfish.learner import Learner
-from alfish.optimizers import TorchOptimizer
+from alfish.learner.learner import Learner
+from alfish.learner.optimizers import TorchOptimizer
 from alfish.schedules import Linear
 from alfish.transforms import Transforms
 

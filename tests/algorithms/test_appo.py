@@ -15,9 +15,9 @@ from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
+from alfish.learner.optimizers import TorchOptimizer
 from alfish.networks import MLP, ActorCritic, Torso
-from alfish.optimizers import TorchOptimizer
 from alfish.schedules import Linear
 from alfish.transforms import Transforms
 

@@ -9,10 +9,10 @@ from gymnasium import spaces
 
 from alfish import nest
 from alfish.algorithms.bc import BC
-from alfish.batches import Chunk
+from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
-from alfish.learner import Learner
-from alfish.networks import GRU, MLP, PolicyHead, Torso, warmed_up
+from alfish.learner.learner import Learner
+from alfish.networks import GRU, MLP, PolicyHead, Torso, burn_in_state
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 NUM_STATES = 3
@@ -66,7 +66,7 @@ def learn(algorithm, experience, num_updates, learning_rate=0.05):
     size = experience.time_step.reward.shape[1]
     batch = Batch(experience, trainable(experience.time_step.step_type))
     learner = Learner(algorithm, learning_rate=learning_rate)
-    return learner.train([Chunk(batch, torch.arange(size)[None].expand(num_updates, -1))])
+    return learner.train([Minibatches(batch, torch.arange(size)[None].expand(num_updates, -1))])
 
 
 def policy_at(algorithm):
@@ -158,7 +158,7 @@ def test_with_memory_it_learns_what_no_single_observation_tells():
     torch.manual_seed(0)
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(16,)), memory=functools.partial(GRU, size=16))
     algorithm = make(spaces.Discrete(NUM_STATES), torso=torso)
-    assert algorithm.replays_state and algorithm.has_state and not make(BOX).replays_state
+    assert algorithm.stores_recurrent_state and algorithm.has_state and not make(BOX).stores_recurrent_state
     state = torch.randint(NUM_STATES, (8, 200))
     action = torch.cat([torch.zeros_like(state[:1]), state[:-1]])
     kinds = torch.full(state.shape, MID, dtype=torch.int32)
@@ -171,11 +171,11 @@ def test_with_memory_it_learns_what_no_single_observation_tells():
     rows = algorithm.calc_loss(experience, info)
     assert rows.loss.shape == (5, 200)
     with torch.no_grad():
-        warm = warmed_up(algorithm.torso, burn_in, experience.state)
+        warm = burn_in_state(algorithm.torso, burn_in, experience.state)
         expected = algorithm.policy_head(algorithm.torso(step, warm)[0]).log_prob(experience.action)[:-1]
     torch.testing.assert_close(rows.loss.detach(), -expected)
     learner = Learner(algorithm, learning_rate=0.02)
     batch = Batch(experience, trainable(step.step_type))
     for _ in range(60):
-        values = learner.train([Chunk(batch, None)])
+        values = learner.train([Minibatches(batch, None)])
     assert values["log_prob"] > -0.1

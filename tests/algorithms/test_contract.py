@@ -19,10 +19,10 @@ from gymnasium import spaces
 import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import Chunk, EpochBatches
+from alfish.batches import EpochBatches, Minibatches
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
 from alfish.errors import UsageError
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.transforms import Transforms
 
 T, B = 4, 3
@@ -174,7 +174,7 @@ def _window(algorithm, length=3, num_windows=8, seed=0):
 def _replayed(experience, num_updates=1):
     size = experience.time_step.reward.shape[1]
     batch = Batch(experience, trainable(experience.time_step.step_type))
-    return [Chunk(batch, torch.arange(size).expand(num_updates, -1))]
+    return [Minibatches(batch, torch.arange(size).expand(num_updates, -1))]
 
 
 def _train(algorithm, num_updates=1, **settings):
@@ -541,7 +541,7 @@ def test_it_owns_parameters_and_nothing_of_the_run(name):
 
 
 def test_who_corrects_for_rows_of_an_older_policy():
-    assert [name for name, cls in ALGORITHMS.items() if cls.corrects_lag] == ["APPO"]
+    assert [name for name, cls in ALGORITHMS.items() if cls.handles_stale_policies] == ["APPO"]
 
 
 @pytest.mark.parametrize("name", ON_POLICY)

@@ -9,10 +9,10 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish.algorithms.dqn import DQN
-from alfish.batches import Chunk
+from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, QNetwork, Torso
 from alfish.schedules import Linear
 
@@ -221,7 +221,7 @@ def test_importance_weights_multiply_the_loss():
         dqn = make()
         learner = Learner(dqn, max_grad_norm=None)
         batch = Batch(rows, trainable(rows.time_step.step_type), weight=torch.tensor([weight]))
-        values = learner.train([Chunk(batch, torch.tensor([[0]]))])
+        values = learner.train([Minibatches(batch, torch.tensor([[0]]))])
         moved.append((values["loss"], values["grad_norm"]))
     assert moved == [(9.5, 1.0), (9.5 / 4, 0.25)]
 

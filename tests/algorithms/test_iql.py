@@ -10,10 +10,10 @@ from gymnasium import spaces
 from alfish import losses, nest, returns, specs
 from alfish.algorithms.bc import BC
 from alfish.algorithms.iql import IQL
-from alfish.batches import Chunk
+from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, PolicyHead, Torso
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -59,7 +59,7 @@ def losses_of(algorithm, experience):
 def chunk_of(experience, num_updates):
     size = experience.time_step.reward.shape[1]
     batch = Batch(experience, trainable(experience.time_step.step_type))
-    return Chunk(batch, torch.randint(size, (num_updates, min(size, 256))))
+    return Minibatches(batch, torch.randint(size, (num_updates, min(size, 256))))
 
 
 # Losses.

@@ -17,10 +17,10 @@ from alfish.batches import EpochBatches
 from alfish.data import TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, NestedBandit, OneState
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, Torso
 from alfish.schedules import Linear
-from alfish.trainer import Trainer
+from alfish.training.trainer import Trainer
 from alfish.unrollers import SyncUnroller
 
 

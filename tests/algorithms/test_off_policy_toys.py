@@ -15,10 +15,10 @@ from alfish.batches import ReplayBatches
 from alfish.data import TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, OneState
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, QNetwork, Torso
 from alfish.schedules import Linear
-from alfish.trainer import Trainer
+from alfish.training.trainer import Trainer
 
 LONG, SLOW = pytest.mark.long, pytest.mark.slow
 SMALL = functools.partial(MLP, layers=(32,), activation="relu")

@@ -12,8 +12,8 @@ from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches, take
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.distributions import Categorical
-from alfish.learner import Learner
-from alfish.optimizers import TorchOptimizer
+from alfish.learner.learner import Learner
+from alfish.learner.optimizers import TorchOptimizer
 from alfish.schedules import Linear
 from alfish.transforms import Transforms
 

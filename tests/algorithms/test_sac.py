@@ -12,13 +12,13 @@ from torch import nn
 
 from alfish import corrections, nest, specs
 from alfish.algorithms.sac import SAC
-from alfish.batches import Chunk, ReplayBatches, take
+from alfish.batches import Minibatches, ReplayBatches, take
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.distributions import SquashedNormal
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
@@ -225,7 +225,7 @@ def test_a_groups_loss_moves_its_parameters_and_no_others(name, group):
     learner = Learner(sac, learning_rate={other: 0.1 if other == group else 0.0 for other in GROUPS})
     before = {key: parameter.detach().clone() for key, parameter in sac.named_parameters()}
     experience = rows(ACTIONS[name])
-    learner.train([Chunk(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])])
+    learner.train([Minibatches(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])])
     for key, parameter in sac.named_parameters():
         assert torch.equal(parameter, before[key]) != key.startswith(GROUPS[group]), key
 
@@ -239,7 +239,9 @@ def test_each_groups_gradient_is_that_of_its_own_loss(name):
         learner = Learner(sac, learning_rate={group: 1e-2 if group in groups else 0.0 for group in GROUPS})
         experience = rows(ACTIONS[name])
         torch.manual_seed(5)
-        learner.train([Chunk(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])])
+        learner.train(
+            [Minibatches(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])]
+        )
         moved.append(dict(sac.named_parameters()))
     for index, group in enumerate(GROUPS):
         for key in moved[0]:
@@ -281,7 +283,7 @@ def test_targets_take_no_gradient():
 def test_a_fixed_temperature_has_no_loss_and_no_group_to_train():
     sac, experience = make(learn_alpha=False, initial_alpha=0.2), rows(BOX)
     learner = Learner(sac, learning_rate={"critic": 0.1, "actor": 0.1})
-    learner.train([Chunk(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])])
+    learner.train([Minibatches(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])])
     assert float(sac.log_alpha["box"]) == pytest.approx(math.log(0.2))
 
 
@@ -429,7 +431,7 @@ def test_replay_keeps_what_retrace_asks_and_knows_nothing_of_random_actions(acti
     torch.manual_seed(0)
     sac = SAC(*kinds, critic=functools.partial(CriticEnsemble, layers=(8,)), retrace=True)
     transforms = Transforms([], kinds[0], kinds[2])
-    unroller = SyncUnroller(environment, sac, transforms, numpy_after=3)
+    unroller = SyncUnroller(environment, sac, transforms, numpy_policy=3)
     source = ReplayBatches(capacity=600, batch_size=200, window_length=4, warmup_env_steps=200)
     source.bind(sac, transforms, 30, 3)
     source.add(unroller.unroll(30, at_random=True))

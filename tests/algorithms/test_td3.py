@@ -9,12 +9,12 @@ from gymnasium import spaces
 
 from alfish import nest
 from alfish.algorithms.td3 import DDPG, TD3, DeterministicActor
-from alfish.batches import Chunk
+from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble
 from alfish.schedules import Linear
 from alfish.transforms import Transforms
@@ -58,7 +58,9 @@ def updates(algorithm, num_updates, **learner_settings):
     yield snapshot(algorithm)
     for update in range(num_updates):
         experience = rows(seed=10 + update)
-        learner.train([Chunk(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])])
+        learner.train(
+            [Minibatches(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])]
+        )
         yield snapshot(algorithm)
 
 

@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from alfish.algorithms.bc import BC
 from alfish.algorithms.td3 import DDPG, TD3, TD3BC, DeterministicActor
-from alfish.batches import Chunk
+from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, Torso
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -137,7 +137,7 @@ def trained(algorithm, experience, num_updates, learning_rate):
     torch.manual_seed(0)
     index = torch.randint(experience.time_step.reward.shape[1], (num_updates, 64))
     batch = Batch(experience, trainable(experience.time_step.step_type))
-    Learner(algorithm, learning_rate=learning_rate).train([Chunk(batch, index)])
+    Learner(algorithm, learning_rate=learning_rate).train([Minibatches(batch, index)])
     row = TimeStep(None, None, None, torch.ones(1, 3), None, None)
     with torch.no_grad():
         return algorithm.predict_step(row, None).output.item()

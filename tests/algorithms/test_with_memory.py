@@ -19,7 +19,7 @@ from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments import VectorEnvironment
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso, warmed_up
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso, burn_in_state
 from alfish.replay import HindsightReplay
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers import SyncUnroller
@@ -174,7 +174,7 @@ def test_the_memory_in_training_saw_what_it_saw_while_acting(kind, mode, burn_in
             step, kept = experience.time_step, experience.info["q"]
             assert len(step.reward) == 6 and (experience.burn_in is None) == (burn_in == 0)
             assert torch.equal(batch.mask, trainable(step.step_type))
-            state = warmed_up(dqn.q_network, experience.burn_in, experience.state)
+            state = burn_in_state(dqn.q_network, experience.burn_in, experience.state)
             q, _ = dqn.q_network(step, state)
             acted = step.step_type != LAST  # in SAME_STEP nobody acts there
             torch.testing.assert_close(q[acted], kept[acted], atol=1e-5, rtol=1e-4)
@@ -219,7 +219,7 @@ def test_every_trainable_row_of_a_window_trains_dqn_to_its_one_step_target(kind,
     step = experience.time_step
     with torch.no_grad():
         q, target_q = (
-            network(step, warmed_up(network, experience.burn_in, experience.state))[0]
+            network(step, burn_in_state(network, experience.burn_in, experience.state))[0]
             for network in (dqn.q_network, dqn.target)
         )
         assert not torch.allclose(q, target_q, atol=0.01)
@@ -251,7 +251,7 @@ def test_with_memory_returns_are_of_one_step_unless_told_otherwise(lambda_, expe
     _, recurrent, _ = make(functools.partial(dqn, q_network=q_network(GRU)))
     _, plain, _ = make(dqn)
     assert recurrent._lambda == expected and plain._lambda == (1.0 if lambda_ is None else lambda_)
-    assert recurrent.replays_state and not plain.replays_state
+    assert recurrent.stores_recurrent_state and not plain.stores_recurrent_state
     assert recurrent.has_state and not plain.has_state
 
 
@@ -271,7 +271,7 @@ def test_every_trainable_row_of_a_window_trains_sac_to_its_soft_one_step_target(
     target_critic = sac.target_critic.network
     with torch.no_grad():
         features, target_features = (
-            critic.features(step, warmed_up(critic.features, experience.burn_in, experience.state))[0]
+            critic.features(step, burn_in_state(critic.features, experience.burn_in, experience.state))[0]
             for critic in (sac.critic, target_critic)
         )
         assert not torch.allclose(features, target_features, atol=0.01)
@@ -302,7 +302,7 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
     step = experience.time_step
     with torch.no_grad():
         q, target_q = (
-            network(step, warmed_up(network, experience.burn_in, experience.state))[0]
+            network(step, burn_in_state(network, experience.burn_in, experience.state))[0]
             for network in (dqn.q_network, dqn.target)
         )
         greedy = q.argmax(-1)
@@ -324,7 +324,7 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
     experience = experience._replace(info={"log_prob": log_mu, "action": experience.action})
     with torch.no_grad():
         features, target_features = (
-            critic.features(step, warmed_up(critic.features, experience.burn_in, experience.state))[0]
+            critic.features(step, burn_in_state(critic.features, experience.burn_in, experience.state))[0]
             for critic in (sac.critic, target_critic)
         )
         log_p, q = sac.discrete_head(sac.actor_mlp(features)).log_p, target_critic(target_features).amin(0)

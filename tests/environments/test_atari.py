@@ -15,7 +15,7 @@ from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.atari import EpisodicLife, FireOnReset, preprocess_atari
 from alfish.networks import MLP, NatureCNN, QNetwork, Torso
-from alfish.trainer import Trainer
+from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, RewardClip
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST

@@ -13,11 +13,11 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from alfish import imports
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.make import ScalarReward, spawn_seeds
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import UsageError
+from alfish.parameters import imports
 
 
 def stamps(seed, num_envs, **options):

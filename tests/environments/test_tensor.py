@@ -15,7 +15,7 @@ from alfish.data import StepType
 from alfish.environments import TensorEnvironment, make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
-from alfish.trainer import Trainer
+from alfish.training.trainer import Trainer
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 

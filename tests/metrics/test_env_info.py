@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from alfish.data import StepType
 from alfish.errors import UsageError
-from alfish.metrics import EnvInfo, Metrics, Rows
+from alfish.metrics import EnvInfo, Metrics, StepBatch
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -211,7 +211,7 @@ def test_the_observation_in_a_final_info_is_no_scalar():
     }
     assert fed(EnvInfo(), [[FIRST], [LAST]], [{}, info]) == {"env_info/x": 1, "env_info/x/n": 1}
     metric = EnvInfo()  # and without the container, which does not even keep observations
-    metric.update(Rows(np.array([[FIRST], [LAST]]), np.zeros((2, 1)), [(1, info)]))
+    metric.update(StepBatch(np.array([[FIRST], [LAST]]), np.zeros((2, 1)), [(1, info)]))
     assert metric.result() == {"env_info/x": 1, "env_info/x/n": 1}
 
 

@@ -21,8 +21,8 @@ from alfish.metrics import (
     EpisodeMetric,
     Metrics,
     NumberOfEpisodes,
-    Rows,
     StartDiscountedReturn,
+    StepBatch,
 )
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
@@ -179,7 +179,7 @@ def test_discounted_returns_of_one_episode_at_any_gamma(gamma, average, start):
 
 def test_index_counts_arrivals_since_first_and_continues_from_the_rows_before():
     step_type = np.array([[FIRST, MID, PAD], [MID, LAST, MID], [PAD, FIRST, LAST], [MID, MID, MID]], np.int32)
-    rows = Rows(step_type, np.zeros((4, 3), np.float32), open_length=np.array([-1, 5, -1]))
+    rows = StepBatch(step_type, np.zeros((4, 3), np.float32), open_length=np.array([-1, 5, -1]))
     assert rows.index.tolist() == [[-1, 5, -1], [0, 6, -1], [-1, -1, -1], [1, 0, -1]]
     assert rows.next_open_length.tolist() == [2, 1, -1]
     assert rows.lengths.tolist() == [7]
@@ -187,7 +187,7 @@ def test_index_counts_arrivals_since_first_and_continues_from_the_rows_before():
 
 def test_episode_sums_are_of_the_ended_in_order_and_of_the_open():
     step_type = np.array([[MID, MID, FIRST], [LAST, LAST, MID], [FIRST, MID, LAST], [MID, MID, PAD]], np.int32)
-    rows = Rows(step_type, np.zeros((4, 3), np.float32), open_length=np.array([3, -1, 0]))
+    rows = StepBatch(step_type, np.zeros((4, 3), np.float32), open_length=np.array([3, -1, 0]))
     per_step = np.arange(12, dtype=np.float64).reshape(4, 3)
     ended, under_way = rows.episode_sums(per_step, np.array([100.0, 0.0, 300.0]))
     assert ended.tolist() == [100 + 0 + 3, 5 + 8]
@@ -195,7 +195,7 @@ def test_episode_sums_are_of_the_ended_in_order_and_of_the_open():
 
 
 def test_reward_of_rows_is_zero_where_nothing_arrived():
-    rows = Rows(*column((FIRST, np.nan), (MID, 1), (PAD, np.inf), (LAST, 2)))
+    rows = StepBatch(*column((FIRST, np.nan), (MID, 1), (PAD, np.inf), (LAST, 2)))
     assert rows.reward.tolist() == [[0], [1], [0], [2]]
 
 

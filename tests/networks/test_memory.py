@@ -10,7 +10,7 @@ from torch import nn
 
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep, reset_state
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, QNetwork, Torso, warmed_up
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, QNetwork, Torso, burn_in_state
 from alfish.networks.memory import cut
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
@@ -221,8 +221,8 @@ def test_rows_that_only_warm_up_change_the_state_without_gradient():
     memory = functools.partial(REMEMBERING, memory=GRU)
     network = QNetwork(OBSERVATION, 3, torso=memory)
     rows, state = time_steps(), a_state(network.torso.memory)
-    assert warmed_up(network, None, state) is state
-    warm = warmed_up(network, nest.at(rows, slice(0, 4)), state)
+    assert burn_in_state(network, None, state) is state
+    warm = burn_in_state(network, nest.at(rows, slice(0, 4)), state)
     assert not warm.requires_grad
     q, _ = network(nest.at(rows, slice(4, None)), warm)
     torch.testing.assert_close(q, network(rows, state)[0][4:])

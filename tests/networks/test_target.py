@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from alfish.errors import UsageError
-from alfish.flat import lay_side_by_side, vector_of
-from alfish.networks import Target
+from alfish.networks import TargetNetwork
+from alfish.networks.flat_parameters import lay_side_by_side, vector_of
 
 
 class Scaled(nn.Module):
@@ -33,14 +33,14 @@ def values(target):
 
 def test_it_follows_without_gradients():
     online = nn.Linear(2, 2)  # whose parameters do not lie side by side
-    target = Target(online, rate=0.5)
-    target.follow(online)
+    target = TargetNetwork(online, rate=0.5)
+    target.update(online)
     assert not any(parameter.requires_grad or parameter.grad_fn for parameter in target.parameters())
 
 
 def test_it_starts_as_a_copy_and_stays_until_it_follows():
     online = Scaled(1)
-    target = Target(online)
+    target = TargetNetwork(online)
     moved(online, 5)
     assert values(target) == [1, 1, 1]
     assert target(torch.ones(2), 3).tolist() == [4, 4]
@@ -48,32 +48,32 @@ def test_it_starts_as_a_copy_and_stays_until_it_follows():
 
 def test_it_copies_at_every_period_th_update_and_at_no_other():
     online = Scaled(0)
-    target = Target(online, period=3)
+    target = TargetNetwork(online, period=3)
     seen = []
     for update in range(1, 8):
         moved(online, update)
-        target.follow(online)
+        target.update(online)
         seen.append(float(target.network.weight[0]))
     assert seen == [0, 0, 3, 3, 3, 6, 6]
 
 
 def test_it_moves_by_its_rate_and_copies_buffers():
     online = Scaled(0)
-    target = Target(online, rate=0.25)
+    target = TargetNetwork(online, rate=0.25)
     moved(online, 16)
-    target.follow(online)
+    target.update(online)
     assert values(target) == [4, 4, 16]
-    target.follow(online)
+    target.update(online)
     assert values(target) == [7, 7, 16]
 
 
 def test_rate_and_period_together():
     online = Scaled(0)
-    target = Target(online, rate=0.5, period=2)
+    target = TargetNetwork(online, rate=0.5, period=2)
     moved(online, 8)
     seen = []
     for _ in range(4):
-        target.follow(online)
+        target.update(online)
         seen.append(float(target.network.weight[0]))
     assert seen == [0, 4, 4, 6]
 
@@ -91,7 +91,7 @@ def state(module):
 def test_it_follows_wherever_parameters_lie(rate):
     """Side by side in one vector, then each by itself, and another network's."""
     online, other = layers(0), layers(1)
-    target = Target(online, rate)
+    target = TargetNetwork(online, rate)
     expected = state(online)
     backwards = list(reversed(list(other.parameters())))
 
@@ -112,7 +112,7 @@ def test_it_follows_wherever_parameters_lie(rate):
             with torch.no_grad():
                 for parameter in followed.parameters():
                     parameter.add_(torch.randn_like(parameter))
-            target.follow(followed)
+            target.update(followed)
             expected = [old.lerp(new, rate) for old, new in zip(expected, followed.parameters())]
             for found, wanted in zip(state(target), expected, strict=True):
                 torch.testing.assert_close(found, wanted)
@@ -120,22 +120,22 @@ def test_it_follows_wherever_parameters_lie(rate):
 
 def test_its_parameters_are_one_vector_and_follow_one():
     online = layers(0)
-    target = Target(online)
+    target = TargetNetwork(online)
     assert vector_of(list(target.network.parameters())) is not None
     assert vector_of(list(online.parameters())) is None
     vector = lay_side_by_side(list(online.parameters()))
     assert torch.equal(vector_of(list(online.parameters())), vector)
     vector.fill_(3.0)
-    target.follow(online)
+    target.update(online)
     assert all((parameter == 3).all() for parameter in target.parameters())
     assert vector_of(list(online.parameters())[::2]) is None and vector_of([]) is None
 
 
 def test_following_leaves_the_online_network_alone():
     online = Scaled(2)
-    target = Target(online, rate=0.5)
+    target = TargetNetwork(online, rate=0.5)
     moved(online, 6)
-    target.follow(online)
+    target.update(online)
     assert online.weight.tolist() == [6, 6] and online.weight.requires_grad
     moved(online, 100)  # no memory is shared
     assert values(target)[:2] == [4, 4]
@@ -143,31 +143,31 @@ def test_following_leaves_the_online_network_alone():
 
 def test_no_gradient_reaches_it_and_none_goes_through_follow():
     online = Scaled(2)
-    target = Target(online, rate=0.5)
+    target = TargetNetwork(online, rate=0.5)
     assert not any(parameter.requires_grad for parameter in target.parameters())
     x = torch.ones(2, requires_grad=True)
     (target(x) * online(x)).sum().backward()
     assert target.network.weight.grad is None and (online.weight.grad != 0).all()
-    target.follow(online)
+    target.update(online)
     assert target.network.weight.grad_fn is None
 
 
 def test_a_restored_target_keeps_its_place_in_the_period():
     online = Scaled(0)
-    target, resumed = Target(online, period=3), Target(online, period=3)
+    target, resumed = TargetNetwork(online, period=3), TargetNetwork(online, period=3)
     moved(online, 1)
     for _ in range(2):
-        target.follow(online)
+        target.update(online)
     file = io.BytesIO()
     torch.save(target.state_dict(), file)
     file.seek(0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
     for one in (target, resumed):
-        one.follow(online)
+        one.update(online)
         assert values(one) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("rate", "period"), [(0, 1), (-0.1, 1), (1.1, 1), (1, 0)])
 def test_a_rate_outside_0_to_1_and_a_period_below_1_are_refused(rate, period):
     with pytest.raises(UsageError, match=f"got {rate}, {period}"):
-        Target(Scaled(0), rate, period)
+        TargetNetwork(Scaled(0), rate, period)

@@ -15,7 +15,7 @@ from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.offline import buffer as buffer_module
 from alfish.offline.buffer import packed_columns
-from alfish.replay.ring_buffer import Window
+from alfish.replay.ring_buffer import SequenceIndex
 from alfish.specs import reward_spec
 from alfish.transforms import FrameStack
 
@@ -66,7 +66,7 @@ def test_nested_observations_and_actions_pass_through():
     flags = np.array([False, False, False, True])
     episode = Episode("0", stacked(observations), stacked(actions), np.ones(4), flags, ~flags & False)
     buffer = OfflineBuffer([Arrays([episode], Spaces(env.observation_space, env.action_space))])
-    read = buffer.windows(Window(torch.tensor([0]), torch.tensor([0])), 5).experience
+    read = buffer.windows(SequenceIndex(torch.tensor([0]), torch.tensor([0])), 5).experience
     seen = read.time_step.observation
     assert seen["digit"][:, 0].tolist() == [observation["digit"] - 2 for observation in observations]
     assert seen["vector"].dtype == torch.float32 and seen["image"].dtype == torch.uint8
@@ -80,7 +80,7 @@ def test_a_window_that_runs_past_its_column_repeats_the_last_row_and_trains_noth
     buffer = OfflineBuffer([source(record())], num_columns=num_columns)
     for column in range(num_columns):
         last = max((e for e in buffer.episodes if e.column == column), key=lambda e: e.position)
-        start = Window(torch.tensor([column]), torch.tensor([last.position + last.length - 1]))
+        start = SequenceIndex(torch.tensor([column]), torch.tensor([last.position + last.length - 1]))
         batch = buffer.windows(start, 6)
         step = batch.experience.time_step
         assert step.step_type[1:, 0].tolist() == [2] * 5 and batch.mask[:, 0].tolist() == [True, *[False] * 4]
@@ -187,12 +187,12 @@ def test_windows_that_run_past_a_column_are_not_gathered_where_the_rows_lie():
 
 
 def test_what_is_held_out_comes_with_returns_too():
-    buffer = OfflineBuffer([source(record())], holdout_share=0.3, return_gamma=0.9)
+    buffer = OfflineBuffer([source(record())], holdout_fraction=0.3, return_gamma=0.9)
     assert buffer.holdout.sample(4).experience.return_to_go.isfinite().all()
 
 
 BOUND = """
-OfflineBuffer.holdout_share = 0.3
+OfflineBuffer.holdout_fraction = 0.3
 OfflineBuffer.top_share = 0.9
 OfflineBuffer.length = 40
 OfflineBuffer.env_id = @Stamped

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
 
-from alfish.bin import run as run_module
+from alfish.configuration import runs as run_module
 from alfish.environments import make_environment
 from alfish.environments.make import StickyAction
 from alfish.errors import RunError, UsageError

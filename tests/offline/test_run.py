@@ -10,11 +10,11 @@ from gymnasium import spaces
 from recorded import SPACES, assert_rows, record, table_of
 
 from alfish.__main__ import main
-from alfish.checkpoint import Checkpoints
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
 from alfish.offline.spaces import spaces_of
+from alfish.runs.checkpoint import Checkpoints
 from alfish.specs import ObservationUnits
 
 BANDIT = """

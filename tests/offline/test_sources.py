@@ -12,15 +12,15 @@ from data_sets import written
 from gymnasium import spaces
 from recorded import BOX_SPACES, SPACES, assert_rows, record, source, table_of, unstretched, without_final
 
-from alfish import checkpoint
 from alfish.__main__ import main
-from alfish.checkpoint import Checkpoints
 from alfish.errors import RunError, UsageError
 from alfish.offline import Arrays, DataSetWriter, Episode, EpisodeSource, OfflineBuffer, Reading, Spaces, open_source
 from alfish.offline import data_set as data_set_module
 from alfish.offline import writer as writer_module
 from alfish.offline.sources import SCHEMES, limits, npz
 from alfish.offline.spaces import from_json, to_json
+from alfish.runs import checkpoint
+from alfish.runs.checkpoint import Checkpoints
 
 DICT_SPACES = Spaces(spaces.Dict(here=SPACES.observation, there=SPACES.observation), SPACES.action)
 

@@ -20,11 +20,11 @@ from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped
 from alfish.errors import UsageError
-from alfish.learner import Learner
-from alfish.listeners import CheckpointSaver, Evaluate, Summaries
+from alfish.learner.learner import Learner
 from alfish.offline import OfflineBuffer, open_writer
-from alfish.replay import Epochs, HindsightReplay, Prioritized, StoredRows, Uniform
-from alfish.trainer import Trainer
+from alfish.replay import Epochs, HindsightReplay, Prioritized, RingView, Uniform
+from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
+from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer, RewardNormalizer
 from alfish.unrollers import AsyncUnroller
 
@@ -250,7 +250,7 @@ def test_the_best_episodes_alone():
 
 def test_episodes_held_out_are_whole_spread_and_never_trained_on(tmp_path):
     trainer = offline(
-        tmp_path, buffer=data(holdout_share=0.2), num_updates=200, listeners=[Summaries()], summary_period=50
+        tmp_path, buffer=data(holdout_fraction=0.2), num_updates=200, listeners=[Summaries()], summary_period=50
     )
     trainer.train()
     buffer = trainer.batches._windows.buffer
@@ -279,14 +279,14 @@ class Noisy(Regressor):
 def test_looking_at_what_is_held_out_changes_nothing(tmp_path):
     found = []
     for period in (5, 1000):
-        trainer = offline(tmp_path / str(period), Noisy, data(holdout_share=0.2), summary_period=period)
+        trainer = offline(tmp_path / str(period), Noisy, data(holdout_fraction=0.2), summary_period=period)
         trainer.train()
         found.append(parameters(trainer))
     assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(
-    "settings", [{"top_share": 0}, {"top_share": 1.5}, {"holdout_share": 1}, {"holdout_share": -1}]
+    "settings", [{"top_share": 0}, {"top_share": 1.5}, {"holdout_fraction": 1}, {"holdout_fraction": -1}]
 )
 def test_shares_that_are_none_are_refused(settings):
     with pytest.raises(UsageError, match=f"OfflineBuffer.{next(iter(settings))} is .*; it is a number in"):
@@ -295,7 +295,7 @@ def test_shares_that_are_none_are_refused(settings):
 
 def test_a_holdout_that_leaves_nothing_is_refused():
     with pytest.raises(UsageError, match="has 1 episodes to split; lower it"):
-        data(record(1), holdout_share=0.5)()
+        data(record(1), holdout_fraction=0.5)()
 
 
 # Statistics of transforms.
@@ -303,7 +303,7 @@ def test_a_holdout_that_leaves_nothing_is_refused():
 
 @pytest.mark.parametrize("num_columns", [1, 3])
 def test_normalizers_begin_with_the_moments_of_all_rows(tmp_path, num_columns, monkeypatch):
-    monkeypatch.setattr("alfish.batches.windows.OBSERVED_ROWS", 4)
+    monkeypatch.setattr("alfish.batches.sequence_sampler.OBSERVED_ROWS", 4)
     transforms = [ObservationNormalizer, RewardNormalizer]
     trainer = offline(tmp_path, transforms=transforms, buffer=data(num_columns=num_columns))
     trainer.start()
@@ -469,7 +469,7 @@ class Recording(Uniform):
 @pytest.mark.parametrize("kind", ["offline", "collected", "recorded", "both"])
 def test_priorities_of_the_loss_come_back_to_the_rows_they_are_of(tmp_path, kind, update, monkeypatch):
     if update == "interpreted":  # the graph as it was traced, without the seconds of torch's compiler
-        monkeypatch.setattr("alfish.compiled._compile", lambda graph, *_: lambda leaves: graph(*leaves))
+        monkeypatch.setattr("alfish.compiler.inductor._compile", lambda graph, *_: lambda leaves: graph(*leaves))
     learner = functools.partial(Learner, compile=update != "plain")
     if kind == "offline":
         trainer = offline(tmp_path, batches={"sampler": Recording}, num_updates=60, learner=learner)
@@ -537,7 +537,7 @@ def test_a_missing_priority_is_named(tmp_path):
 
 
 class Remembering(Regressor):
-    replays_state = True
+    stores_recurrent_state = True
 
     def initial_state(self, batch_size):
         return torch.zeros(batch_size, 1)
@@ -552,7 +552,7 @@ def test_a_graph_gathers_what_was_recorded_unless_memory_begins_with_it(tmp_path
         torch.manual_seed(0)
         [chunk] = trainer.batches.chunks(0)
         made.append([take(chunk.source, index) for index in chunk.minibatches()])
-    assert isinstance(chunk.source, StoredRows) == (algorithm is Regressor)
+    assert isinstance(chunk.source, RingView) == (algorithm is Regressor)
     for one, other in zip(*made, strict=True):
         assert nest.paths(one) == nest.paths(other) and (one.experience.state is None) == (algorithm is Regressor)
         torch.testing.assert_close(nest.leaves(one), nest.leaves(other), rtol=0, atol=0)

@@ -20,7 +20,7 @@ from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_rew
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.replay import HindsightReplay, RingBuffer
-from alfish.replay.ring_buffer import Window
+from alfish.replay.ring_buffer import SequenceIndex
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
 
@@ -143,7 +143,7 @@ def test_goals_stay_right_while_the_ring_goes_round_and_after_it_was_reloaded():
 
 
 def repeated(buffer, column, position, count):
-    return Window(torch.full((count,), column), torch.full((count,), position))
+    return SequenceIndex(torch.full((count,), column), torch.full((count,), position))
 
 
 @pytest.mark.parametrize("strategy", ["future", "episode"])
@@ -578,7 +578,7 @@ def named(environment, **settings):
     batches.bind(algorithm, transforms, 20, environment.num_envs)
     batches.start(environment)
     batches.add(SyncUnroller(environment, algorithm, transforms).unroll(20))
-    start = Window(torch.arange(2).repeat(9), torch.arange(18) // 2)
+    start = SequenceIndex(torch.arange(2).repeat(9), torch.arange(18) // 2)
     return batches.buffer.windows(start, 3), batches._collected.at(start)
 
 

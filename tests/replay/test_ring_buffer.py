@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from alfish import nest
-from alfish.checkpoint import Checkpoints
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.replay import RingBuffer
-from alfish.replay.ring_buffer import Window
+from alfish.replay.ring_buffer import SequenceIndex
+from alfish.runs.checkpoint import Checkpoints
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -489,7 +489,7 @@ def test_rows_in_files_are_the_rows_in_memory(tmp_path):
             ring.push(rows)
             ring.check_valid()
     assert_same_state(*rings)
-    start = Window(torch.tensor([0, 1, 2]), torch.tensor([8, 6, 12]))
+    start = SequenceIndex(torch.tensor([0, 1, 2]), torch.tensor([8, 6, 12]))
     in_memory, in_files = (nest.leaves(ring.windows(start, 3)) for ring in rings)
     assert all(torch.equal(a, b) for a, b in zip(in_memory, in_files))
     num_bytes = sum(leaf.nbytes for leaf in nest.leaves(rings[0]._rows))

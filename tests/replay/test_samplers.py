@@ -10,7 +10,7 @@ import torch
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
-from alfish.replay import Epochs, Prioritized, RingBuffer, Uniform, Window
+from alfish.replay import Epochs, Prioritized, RingBuffer, SequenceIndex, Uniform
 from alfish.schedules import Linear
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
@@ -244,7 +244,7 @@ def test_weights_go_on_to_the_batch():
     start = bound(Prioritized(), recording.ring).draw(9, 0.0)
     batch = recording.ring.windows(start, 2)
     assert batch.weight is start.weight and torch.equal(batch.position, start.position)
-    assert recording.ring.windows(Window(start.column, start.position), 2).weight is None
+    assert recording.ring.windows(SequenceIndex(start.column, start.position), 2).weight is None
 
 
 # Prioritized
@@ -309,7 +309,7 @@ def test_prioritized_is_the_reference_whatever_happens_to_the_ring(num_envs, len
         elif operation in ("update", "stale") and drawn:
             window = drawn[-1] if operation == "update" else drawn[rng.integers(len(drawn))]
             some = torch.from_numpy(rng.integers(0, len(window.column), 30))  # with duplicates
-            window = Window(window.column[some], window.position[some])
+            window = SequenceIndex(window.column[some], window.position[some])
             priority = torch.from_numpy(rng.random(30) * 3)
             sampler.update(window, priority)
             reference.update(pairs(window), priority)
@@ -344,7 +344,7 @@ def with_priorities(recording, window_length=2, **settings):
     sampler.draw(1, 0.0)
     column, position = torch.tensor(starts).T
     priority = 10 ** (2 * torch.rand(len(starts), dtype=torch.float64) - 1)
-    sampler.update(Window(column, position), priority)
+    sampler.update(SequenceIndex(column, position), priority)
     return sampler, starts, (priority + 1e-6).numpy()
 
 
@@ -403,9 +403,9 @@ def test_a_new_row_has_the_largest_priority_so_far_and_1_at_first():
     assert (sampler.draw(50, 0.0).weight - 1).abs().max() < 1e-6  # all alike
     old = recording.starts(2)
     column, position = torch.tensor(old).T
-    sampler.update(Window(column, position), torch.full((len(old),), 0.5))
-    sampler.update(Window(column[:1], position[:1]), torch.tensor([7.0]))
-    sampler.update(Window(column[:1], position[:1]), torch.tensor([0.5]))  # 7 was seen all the same
+    sampler.update(SequenceIndex(column, position), torch.full((len(old),), 0.5))
+    sampler.update(SequenceIndex(column[:1], position[:1]), torch.tensor([7.0]))
+    sampler.update(SequenceIndex(column[:1], position[:1]), torch.tensor([0.5]))  # 7 was seen all the same
     recording.push(20)
     new = set(recording.starts(2)) - set(old)
     window = sampler.draw(5000, 0.0)
@@ -421,7 +421,7 @@ def test_of_a_window_that_comes_twice_the_last_priority_counts():
     sampler = bound(Prioritized(alpha=1.0, beta=1.0), recording.ring)
     (column, position), *_ = recording.starts(2)
     sampler.draw(1, 0.0)
-    rare = Window(torch.tensor([column] * 3), torch.tensor([position] * 3))
+    rare = SequenceIndex(torch.tensor([column] * 3), torch.tensor([position] * 3))
     sampler.update(rare, torch.tensor([5.0, 9.0, 0.0]))
     assert (column, position) not in pairs(sampler.draw(2000, 0.0))
     sampler.update(rare, torch.tensor([0.0, 0.0, 1e9]))
@@ -450,7 +450,7 @@ def check_update_of_rows_that_are_gone(num_rows, clears, draws_between):
     if draws_between and starts:
         sampler.draw(1, 0.0)
     sampler._largest = np.float32(1)
-    sampler.update(Window(window.column[gone], window.position[gone]), torch.full((int(gone.sum()),), 1e6))
+    sampler.update(SequenceIndex(window.column[gone], window.position[gone]), torch.full((int(gone.sum()),), 1e6))
     sampler._largest = np.float32(1)  # new rows should not hide what is asked here
     if starts:
         assert (sampler.draw(50, 0.0).weight - 1).abs().max() < 1e-5
@@ -475,7 +475,7 @@ def test_an_update_of_rows_to_come_changes_no_other_row():
     recording.push(5)
     sampler = bound(Prioritized(beta=1.0, normalize=False), recording.ring)
     window = sampler.draw(50, 0.0)
-    sampler.update(Window(window.column, window.position + 20), torch.full((50,), 1e6))
+    sampler.update(SequenceIndex(window.column, window.position + 20), torch.full((50,), 1e6))
     assert (sampler.draw(50, 0.0).weight - 1).abs().max() < 1e-5
 
 
@@ -487,7 +487,7 @@ def test_a_row_that_may_not_start_a_window_takes_no_priority():
     others = sorted({(0, position) for position in range(60)} - set(recording.starts(3)))
     assert (0, 58) in others and (0, 59) in others
     column, position = torch.tensor(others).T
-    sampler.update(Window(column, position), torch.full((len(others),), 1e9))
+    sampler.update(SequenceIndex(column, position), torch.full((len(others),), 1e9))
     sampler.check_valid()
     assert set(pairs(sampler.draw(2000, 0.0))) <= set(recording.starts(3))
 
@@ -514,7 +514,7 @@ def test_a_priority_of_0_leaves_a_row_that_can_come():
     starts = recording.starts(2)
     sampler.draw(1, 0.0)
     column, position = torch.tensor(starts).T
-    sampler.update(Window(column, position), torch.zeros(len(starts), requires_grad=True))
+    sampler.update(SequenceIndex(column, position), torch.zeros(len(starts), requires_grad=True))
     assert set(pairs(sampler.draw(100 * len(starts), 0.0))) == set(starts)
 
 
@@ -689,7 +689,7 @@ class OnlyAsked:
     def draw(self, num_windows, window_length, newest=None):
         assert num_windows > 0 and newest in (None, 30)
         column = torch.zeros(num_windows, dtype=torch.int64)
-        return Window(column, column + (newest is not None))
+        return SequenceIndex(column, column + (newest is not None))
 
 
 @pytest.mark.parametrize("window_length", [2, 4])

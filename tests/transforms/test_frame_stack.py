@@ -15,7 +15,7 @@ from alfish.data import AlgStep, Experience, LossInfo, StepType, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
-from alfish.replay import RingBuffer, Window
+from alfish.replay import RingBuffer, SequenceIndex
 from alfish.transforms import FrameStack, RewardClip, Transforms
 from alfish.unrollers import SyncUnroller
 
@@ -94,7 +94,7 @@ def make(num_envs, num_frames=4, same_step=False, algorithm=Watcher, seed=0):
     stack = functools.partial(FrameStack, num_frames=num_frames)
     transforms = Transforms([stack], environment.observation_spec, environment.reward_spec)
     watcher = algorithm(transforms.observation_spec, environment.action_spec, environment.reward_spec)
-    return SyncUnroller(environment, watcher, transforms, numpy_after=None), watcher, transforms
+    return SyncUnroller(environment, watcher, transforms, numpy_policy=None), watcher, transforms
 
 
 def by_hand(step_type, observation, num_frames):
@@ -239,7 +239,7 @@ def test_a_window_may_start_in_any_column_at_any_row_of_the_lookup():
     unrolls = [unroller.unroll(40)]
     buffer = RingBuffer(120, 3, num_ignored=3)
     buffer.push(unrolls[0])
-    start = Window(torch.tensor([2, 0, 1, 2]), torch.tensor([0, 39, 17, 18]))
+    start = SequenceIndex(torch.tensor([2, 0, 1, 2]), torch.tensor([0, 39, 17, 18]))
     [before] = transforms.window_state(buffer, start.column, start.position)
     for n, (column, position) in enumerate(zip(start.column.tolist(), start.position.tolist())):
         step_type, observation = list(columns_of(unrolls))[column]

@@ -17,20 +17,21 @@ import worker_parts
 from scripted import FIRST, LAST, MID, PAD, check_stamps
 from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
 
-from alfish import nest, stop_signals
+from alfish import nest
 from alfish.batches import EpochBatches, ReplayBatches
-from alfish.checkpoint import Checkpoints
 from alfish.data import Experience, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
-from alfish.listeners import CheckpointSaver
 from alfish.replay import RingBuffer
-from alfish.trainer import Trainer
+from alfish.runs import stop_signals
+from alfish.runs.checkpoint import Checkpoints
+from alfish.training.listeners import CheckpointSaver
+from alfish.training.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
-from alfish.unrollers.messages import Died, Seconds, Segment
-from alfish.unrollers.pulse import Pulse
+from alfish.unrollers.workers.heartbeat import Heartbeat
+from alfish.unrollers.workers.messages import Died, Seconds, Segment
 
 QUICK = functools.partial(Workers, close_timeout=2.0)
 # For tests of workers that end by themselves, which a busy machine delays.
@@ -80,7 +81,7 @@ def processes(unroller):
 def wait_until_slots_are_full(unroller):
     (worker,) = unroller._workers.all
     began = time.monotonic()
-    while worker.pulse.get()[0] != Pulse.IDLE or worker.pulse.get()[1] < 0.5:
+    while worker.heartbeat.get()[0] != Heartbeat.IDLE or worker.heartbeat.get()[1] < 0.5:
         assert time.monotonic() - began < 60
         time.sleep(0.05)
 
@@ -154,7 +155,7 @@ def test_environments_that_reset_in_the_same_step_lose_no_row(made, on_policy):
     unrolls = []
     for _ in range(8):
         unroll = nest.map(torch.clone, unroller.unroll(6))
-        types = unroller.arrivals.step_type
+        types = unroller.records.step_type
         arrived += ((types == MID) | (types == LAST)).sum()
         if on_policy:  # the last real row of each column is row 0 of the next unroll
             count = (unroll.time_step.step_type != PAD).sum(0)
@@ -280,7 +281,7 @@ def test_rows_that_are_too_old_are_not_trained_on(made):
         unroll = unroller.unroll(4)
         old = k - unroll.policy_version > 1
         assert ((unroll.time_step.step_type == PAD).all(0) == old).all()
-        assert (unroller.arrivals.step_type != PAD).all()  # metrics count what happened
+        assert (unroller.records.step_type != PAD).all()  # metrics count what happened
         unroller.publish()
     assert unroller.stats()["masked_rows"] > 0
 
@@ -926,7 +927,7 @@ def test_what_a_worker_cannot_import_is_refused_with_the_remedy(tmp_path):
         "import functools\n"
         "from alfish.environments import make_environment\n"
         "from alfish.environments.toy import Stamped\n"
-        "from alfish.unrollers.remote import EnvironmentMaker, to_bytes\n"
+        "from alfish.unrollers.workers.pickling import EnvironmentMaker, to_bytes\n"
         "class Mine(Stamped): pass\n"
         "import gin\n"
         "@gin.configurable\n"
@@ -977,7 +978,7 @@ def test_gin_reaches_workers_scopes_included(made, tmp_path):
     import gin
 
     gin.parse_config(
-        "import alfish.trainer\nimport alfish.environments.toy\n"
+        "import alfish.training.trainer\nimport alfish.environments.toy\n"
         "Trainer.environment = @training/make_environment\n"
         "training/make_environment.env_id = @Stamped\n"
         "training/make_environment.num_envs = 3\n"

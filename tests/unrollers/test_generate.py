@@ -180,7 +180,7 @@ def test_every_call_begins_with_resets_and_so_does_what_follows(mode, algorithm)
         batch = unroller.generate_batch(4)
         assert batch.time_step.step_type[0].tolist() == [FIRST] * 3
         assert batch.time_step.observation[0, :, 2].tolist() == [0] * 3
-        assert unroller.arrivals.step_type[0].tolist() == [FIRST] * 3
+        assert unroller.records.step_type[0].tolist() == [FIRST] * 3
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
@@ -238,24 +238,24 @@ def test_what_transforms_carried_into_row_0_is_kept(mode):
         assert torch.equal(seen[:-1], episode.info["seen"][:-1])
 
 
-@pytest.mark.parametrize("numpy_after", [0, 5])
+@pytest.mark.parametrize("numpy_policy", [0, 5])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_acting_through_numpy_changes_nothing(env_id, numpy_after):
+def test_acting_through_numpy_changes_nothing(env_id, numpy_policy):
     """5: in the middle of an episode arrays take the place of tensors. And new parameters are acted with."""
 
-    def generated(numpy_after):
+    def generated(numpy_policy):
         torch.manual_seed(3)
         environment = make_environment(env_id, 3, env_kwargs={"max_episode_steps": 30}, seed=2)
         specs = environment.observation_spec, environment.reward_spec
         made = PPO(specs[0], environment.action_spec, specs[1])
-        unroller = SyncUnroller(environment, made, Transforms([], *specs), numpy_after)
+        unroller = SyncUnroller(environment, made, Transforms([], *specs), numpy_policy)
         before = unroller.generate_episodes(5)
         with torch.no_grad():
             for parameter in made.parameters():
                 parameter.add_(torch.randn_like(parameter))
         return before + unroller.generate_episodes(5)
 
-    for one, other in zip(generated(None), generated(numpy_after), strict=True):
+    for one, other in zip(generated(None), generated(numpy_policy), strict=True):
         for a, b in zip(nest.leaves(one), nest.leaves(other), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 

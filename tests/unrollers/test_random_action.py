@@ -12,7 +12,7 @@ from alfish.data import AlgStep
 from alfish.environments import TensorEnvironment, make_environment
 from alfish.environments.toy import Stamped, TensorPointMass
 from alfish.errors import UsageError
-from alfish.trainer import Trainer
+from alfish.training.trainer import Trainer
 from alfish.transforms import Transform, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
 

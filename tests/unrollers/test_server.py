@@ -16,7 +16,7 @@ from worker_parts import Telling
 
 from alfish.environments import make_environment
 from alfish.errors import RunError
-from alfish.unrollers import server
+from alfish.unrollers.workers import server
 
 
 def told(tmp_path, name):

@@ -24,10 +24,10 @@ from alfish.environments import make_environment
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.metrics import Metric, Metrics
-from alfish.metrics.rows import Rows
-from alfish.trainer import Trainer
+from alfish.metrics.rows import StepBatch
+from alfish.training.trainer import Trainer
 from alfish.unrollers import AsyncUnroller
-from alfish.unrollers.workers import Workers
+from alfish.unrollers.workers.pool import Workers
 
 
 class Witness(Metric):
@@ -74,7 +74,7 @@ def test_each_row_that_arrives_is_shown_once_with_the_action_that_led_to_it(mode
     num_arrived = 0
     for length in (1 if mode == NEXT_STEP else 2, 4, 7, 3):
         unroller.unroll(length)
-        arrived = unroller.arrivals
+        arrived = unroller.records
         num_arrived += np.isin(arrived.step_type, (MID, LAST)).sum()
         metrics.update(arrived.step_type, arrived.reward, observation=arrived.observation, action=arrived.action)
     assert metrics.results() == {"witness": num_arrived} and num_arrived > 20
@@ -110,8 +110,8 @@ def test_workers_show_the_same(algorithm, tmp_path):
 def test_nothing_is_kept_for_metrics_that_do_not_ask():
     unroller = unroller_of(recorded(NEXT_STEP))
     unroller.unroll(4)
-    assert unroller.shown == () and unroller.arrivals.observation is unroller.arrivals.action is None
-    rows = Rows(np.zeros((1, 1), np.int32), np.zeros((1, 1)))
+    assert unroller.shown == () and unroller.records.observation is unroller.records.action is None
+    rows = StepBatch(np.zeros((1, 1), np.int32), np.zeros((1, 1)))
     for name in ("observation", "action"):
         with pytest.raises(UsageError) as error:
             getattr(rows, name)

@@ -12,9 +12,9 @@ from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Stamped
 from alfish.transforms import FrameStack, Transforms
-from alfish.unrollers.messages import Seconds, Segment
-from alfish.unrollers.slots import Slots, example_arrivals, example_row, slot_forms
-from alfish.unrollers.unroller import Arrivals
+from alfish.unrollers.unroller import StepRecords
+from alfish.unrollers.workers.messages import Seconds, Segment
+from alfish.unrollers.workers.slots import Slots, example_records, example_row, slot_forms
 
 
 class Guessing(Remembering):
@@ -50,7 +50,7 @@ def test_an_example_has_what_the_policy_gives_and_raw_rows(example):
 
 
 def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example):
-    of_arrivals = example_arrivals(example, ("action",))
+    of_arrivals = example_records(example, ("action",))
     forms = slot_forms(example, of_arrivals, num_rows=4, num_arrivals=6)
     slots = Slots(forms, 3, nest.flatten((example, of_arrivals))[1])
     workers = Slots(forms, 3, fd=os.dup(slots.fd))
@@ -62,8 +62,8 @@ def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example
     starts = nest.map(lambda leaf: filled(leaf, ()), (example.state, example.transform_state))
     experience = rows._replace(state=starts[0], transform_state=starts[1], policy_version=torch.tensor([8, 8]))
     infos = [(2, {"count": np.arange(2)})]
-    arrivals = Arrivals(np.ones((5, 2), np.int32), np.full((5, 2), 0.5, np.float32), infos, action=np.full((5, 2), 2))
-    workers.write(1, experience, arrivals)
+    records = StepRecords(np.ones((5, 2), np.int32), np.full((5, 2), 0.5, np.float32), infos, action=np.full((5, 2), 2))
+    workers.write(1, experience, records)
 
     def read(slot, num_arrivals=5):
         return slots.read(Segment(0, slot, 0, 8, num_arrivals, infos, Seconds(0, 0, 0, 0)))
@@ -71,7 +71,7 @@ def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example
     found, arrived = read(1)
     assert nest.flatten(found)[1] == nest.flatten(experience)[1]
     assert all(map(torch.equal, nest.leaves(found), nest.leaves(experience)))
-    assert (arrived.step_type == arrivals.step_type).all() and (arrived.reward == arrivals.reward).all()
+    assert (arrived.step_type == records.step_type).all() and (arrived.reward == records.reward).all()
     assert (arrived.action == 2).all() and arrived.action.shape == (5, 2) and arrived.observation is None
     assert arrived.infos is infos and len(read(1, num_arrivals=3)[1].reward) == 3
     for other in (0, 2):

@@ -17,9 +17,9 @@ from alfish.batches import EpochBatches
 from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Stamped
-from alfish.learner import Learner
+from alfish.learner.learner import Learner
 from alfish.networks import ActorCritic
-from alfish.trainer import Trainer
+from alfish.training.trainer import Trainer
 from alfish.transforms import Transforms
 from alfish.unrollers import AsyncUnroller, Workers
 

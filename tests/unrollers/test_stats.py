@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from alfish.unrollers.messages import Seconds
-from alfish.unrollers.stats import Stats
+from alfish.unrollers.workers.messages import Seconds
+from alfish.unrollers.workers.stats import Stats
 
 
 def test_shares_are_of_what_all_workers_did_since_the_call_before():
@@ -27,7 +27,7 @@ def test_shares_are_of_what_all_workers_did_since_the_call_before():
 
 def test_what_the_trainer_waited_is_a_share_of_the_time_between_two_calls(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("alfish.unrollers.stats.time", types.SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr("alfish.unrollers.workers.stats.time", types.SimpleNamespace(perf_counter=lambda: now))
     stats = Stats()
     stats.waited(1.0)
     stats.waited(0.5)

@@ -236,7 +236,7 @@ def test_metrics_see_each_row_once(mode, algorithm):
     metrics = Metrics([*metrics, EnvInfo(include=["episode"], window=1000), EnvInfo(when="step", name="steps")], 3)
     for _ in range(20):
         unroller.unroll(4)
-        metrics.update(*unroller.arrivals)
+        metrics.update(*unroller.records)
     results = metrics.results()
     records = [env.record for env in environment.env.envs]
     ended = [row for record in records for row in record if row[5] or row[6]]
@@ -378,7 +378,7 @@ def test_it_continues_bit_for_bit_where_the_environments_state_is_saved(mode):
     other.load_state_dict(state)
     for _ in range(3):
         assert_equal(one.unroll(4), other.unroll(4))
-        assert np.array_equal(one.arrivals.step_type, other.arrivals.step_type)
+        assert np.array_equal(one.records.step_type, other.records.step_type)
 
 
 def test_elsewhere_an_episode_under_way_ends_truncated_and_the_next_begins():
@@ -394,7 +394,7 @@ def test_elsewhere_an_episode_under_way_ends_truncated_and_the_next_begins():
     assert after.observation[1:, 0, 2].tolist() == [0, 1, 2, 3]
     assert not trainable(after.step_type)[0].any()
     # The metrics see the new rows alone: a reset, and three environment steps in each column.
-    assert other.arrivals.step_type.tolist() == [[FIRST, FIRST], [MID, MID], [MID, MID], [MID, MID]]
+    assert other.records.step_type.tolist() == [[FIRST, FIRST], [MID, MID], [MID, MID], [MID, MID]]
 
 
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
@@ -463,13 +463,13 @@ def test_on_policy_an_overwritten_action_is_refused():
         SyncUnroller(environment, made, Transforms([], environment.observation_spec, environment.reward_spec), 0, True)
 
 
-@pytest.mark.parametrize("numpy_after", [0, None])
+@pytest.mark.parametrize("numpy_policy", [0, None])
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
-def test_one_ragged_environment_is_a_column_too(mode, numpy_after):
+def test_one_ragged_environment_is_a_column_too(mode, numpy_policy):
     environment = recorded(mode, lengths=LENGTHS[:1])
     made = PPO(environment.observation_spec, environment.action_spec, environment.reward_spec)
     transforms = Transforms([], environment.observation_spec, environment.reward_spec)
-    unroller = SyncUnroller(environment, made, transforms, numpy_after)
+    unroller = SyncUnroller(environment, made, transforms, numpy_policy)
     found = [transition for _ in range(8) for transition in transitions(unroller.unroll(6), 0)]
     assert found == environment.env.envs[0].record and len(found) > 30
-    assert (unroller._actor._program is None) == (numpy_after is None)
+    assert (unroller._actor._program is None) == (numpy_policy is None)

@@ -10,15 +10,15 @@ import torch
 
 from alfish.errors import RunError
 from alfish.unrollers import Workers
-from alfish.unrollers.channel import Channel
-from alfish.unrollers.messages import Died, EnvironmentFailed, Fill, Seconds, Segment, Started
-from alfish.unrollers.pulse import Pulse
-from alfish.unrollers.shared import Block, WeightBoard
+from alfish.unrollers.workers.channel import Channel
+from alfish.unrollers.workers.heartbeat import Heartbeat
+from alfish.unrollers.workers.messages import Died, EnvironmentFailed, Grant, Seconds, Segment, Started
+from alfish.unrollers.workers.shared_memory import Block, SharedWeights
 
 
 def reading(board, reader, meanwhile):
     """A reader's board that calls `meanwhile` when it has taken a half of what it reads for the first time."""
-    own = WeightBoard([reader], *map(os.dup, board.fds))
+    own = SharedWeights([reader], *map(os.dup, board.fds))
     calls = []
 
     def take(k):
@@ -37,7 +37,7 @@ def reading(board, reader, meanwhile):
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
 def test_weights_that_were_written_while_they_were_read_are_read_again(times):
     weights, reader = torch.zeros(2), torch.ones(2)
-    board = WeightBoard([weights])
+    board = SharedWeights([weights])
     board.publish(0)
 
     def publish():
@@ -54,18 +54,18 @@ def test_weights_that_were_written_while_they_were_read_are_read_again(times):
 def test_weights_that_become_visible_after_their_number_are_waited_for(late):
     """As on processors that show a writer's words in another order than it has written them."""
     weights, reader = torch.zeros(2), torch.ones(2)
-    board = WeightBoard([weights])
+    board = SharedWeights([weights])
     for version in (10, 11, 12):
         weights.fill_(version)
         board.publish(version)
     words = board._block.words[3 % 2]
     new = words.clone()
-    WeightBoard.publish(old := WeightBoard([torch.full((2,), 10.0)]), 10)
+    SharedWeights.publish(old := SharedWeights([torch.full((2,), 10.0)]), 10)
     half = len(words) // 2
     part = {"all of it": slice(None), "the first half": slice(half), "the second half": slice(half, None)}[late]
     words[part] = old._block.words[1][part]
     takes = []
-    own = WeightBoard([reader], *map(os.dup, board.fds))
+    own = SharedWeights([reader], *map(os.dup, board.fds))
 
     def take(k):
         takes.append(k)
@@ -78,11 +78,11 @@ def test_weights_that_become_visible_after_their_number_are_waited_for(late):
 
 def test_a_publication_that_is_named_is_read_or_refused():
     weights = torch.zeros(2)
-    board = WeightBoard([weights])
+    board = SharedWeights([weights])
     for version in (10, 11):
         board.publish(version)
     reader = torch.ones(2)
-    other = WeightBoard([reader], *map(os.dup, board.fds))
+    other = SharedWeights([reader], *map(os.dup, board.fds))
     assert (other.read(1), other.read(2), board.newest) == (10, 11, 2)
     board.publish(12)
     with pytest.raises(LookupError, match="publication 1 has been overwritten"):
@@ -91,14 +91,14 @@ def test_a_publication_that_is_named_is_read_or_refused():
 
 def test_a_publication_that_was_only_begun_is_not_the_newest():
     weights = torch.zeros(2)
-    board = WeightBoard([weights])
+    board = SharedWeights([weights])
     board.publish(5)
 
     board._tensors = [types.SimpleNamespace()]  # nothing that could be copied
     with pytest.raises(TypeError):
         board.publish(6)
     reader = torch.ones(2)
-    assert WeightBoard([reader], *map(os.dup, board.fds)).read() == 5 and reader.tolist() == [0, 0]
+    assert SharedWeights([reader], *map(os.dup, board.fds)).read() == 5 and reader.tolist() == [0, 0]
 
 
 def test_copies_in_a_block_do_not_overlap():
@@ -112,7 +112,7 @@ def test_copies_in_a_block_do_not_overlap():
 
 
 SEGMENT = Segment(0, 0, 0, 0, 5, [], Seconds(0, 0, 0, 0))
-FILL = Fill(0, False, None)
+FILL = Grant(0, False, None)
 
 
 def kinds(messages):
@@ -153,7 +153,7 @@ def one():
 
 def die(workers, worker):
     """What a death is answered by: seconds until the next start."""
-    assert kinds(workers._bury(worker)) == [Died]
+    assert kinds(workers._on_death(worker)) == [Died]
     workers._selector.register(worker.channel, 1, worker)
     return worker.retry_at - time.monotonic()
 
@@ -166,7 +166,7 @@ def test_a_worker_that_gives_nothing_is_started_ever_later(one):
     worker.peer.send(SEGMENT)
     assert list(workers._hear(worker)) == [(worker, SEGMENT)]
     assert die(workers, worker) == pytest.approx(0.1, abs=0.05)
-    worker.fruitless = 3000
+    worker.failures_in_row = 3000
     assert die(workers, worker) == pytest.approx(10, abs=0.05)
 
 
@@ -183,16 +183,16 @@ def test_deaths_long_ago_do_not_count(one):
 @pytest.mark.parametrize(
     ("activity", "is_limited"),
     [
-        (Pulse.IDLE, False),
-        (Pulse.STARTING, True),
-        (Pulse.RESETTING, True),
-        (Pulse.STEPPING, True),
-        (Pulse.ACTING, True),
+        (Heartbeat.IDLE, False),
+        (Heartbeat.STARTING, True),
+        (Heartbeat.RESETTING, True),
+        (Heartbeat.STEPPING, True),
+        (Heartbeat.ACTING, True),
     ],
 )
 def test_each_activity_has_its_limit(one, activity, is_limited):
     workers, worker = one(start_timeout=0.01, step_timeout=0.01)
-    worker.pulse.set(activity)
+    worker.heartbeat.set(activity)
     time.sleep(0.02)
     assert list(workers._look(worker)) == [] and worker.killed == 0  # it is looked at twice
     assert kinds(workers._look(worker)) == [Died] * is_limited
@@ -204,10 +204,10 @@ def test_a_worker_that_does_not_take_up_a_slot_is_overdue(one):
     workers, worker = one(step_timeout=0.01)
     lines = []
     workers.log = lines.append
-    worker.pulse.set(Pulse.IDLE)
+    worker.heartbeat.set(Heartbeat.IDLE)
     time.sleep(0.02)
     worker.grant(FILL)
-    assert worker.activity()[1] < 0.02 or worker.pulse.get()[1] > 0.02  # from the grant on, not from the pulse
+    assert worker.activity()[1] < 0.02 or worker.heartbeat.get()[1] > 0.02  # from the grant on, not from the heartbeat
     time.sleep(0.02)
     assert list(workers._look(worker)) == [] and worker.killed == 0
     assert kinds(workers._look(worker)) == [Died] and worker.killed == 1
@@ -218,7 +218,7 @@ def test_a_worker_that_has_filled_its_slots_may_wait_for_ever(one):
     workers, worker = one(step_timeout=0.01)
     worker.grant(FILL)
     worker.grant(FILL)
-    worker.pulse.set(Pulse.IDLE)
+    worker.heartbeat.set(Heartbeat.IDLE)
     for _ in range(2):
         worker.peer.send(SEGMENT)
     assert kinds(workers._hear(worker)) == [Segment, Segment]
@@ -231,7 +231,7 @@ def test_a_worker_that_has_filled_its_slots_may_wait_for_ever(one):
 def test_a_worker_that_is_at_something_new_is_not_overdue(one):
     workers, worker = one(step_timeout=0.01)
     for _ in range(3):
-        worker.pulse.set(Pulse.STEPPING)
+        worker.heartbeat.set(Heartbeat.STEPPING)
         time.sleep(0.02)
         assert list(workers._look(worker)) == []
     assert worker.killed == 0
@@ -263,7 +263,7 @@ def test_what_a_worker_said_before_it_died_is_heard_first(one):
     worker.peer.close()
     assert kinds(workers.wait(1.0)) == [Started, Segment, Died]
     assert "worker 0 ended by SIGKILL:\nfor this reason\nIt is started again" in lines
-    assert worker.started and worker.fruitless == 1
+    assert worker.started and worker.failures_in_row == 1
 
 
 def test_a_worker_that_has_ended_is_buried_though_its_socket_is_open(one):

@@ -22,7 +22,7 @@ class Seeing(RLAlgorithm):
     """Acts by what it sees; `info` repeats it, with the weight that the policy had."""
 
     on_policy = True
-    corrects_lag = True
+    handles_stale_policies = True
     delay = 0.0  # seconds a training step
 
     def __init__(self, *specs):
@@ -45,7 +45,7 @@ class Seeing(RLAlgorithm):
 
 class SeeingOffPolicy(Seeing):
     on_policy = False
-    corrects_lag = False
+    handles_stale_policies = False
 
     def calc_loss(self, experience, info):
         return LossInfo(-self.weight.sum() + torch.zeros(1, experience.time_step.reward.shape[1]))
@@ -63,7 +63,7 @@ class Pushing(Seeing):
 
 
 class NotCorrecting(Seeing):
-    corrects_lag = False
+    handles_stale_policies = False
 
 
 class Failing(Seeing):
@@ -261,7 +261,7 @@ class Remembering(SeeingOffPolicy):
 
 class RememberingOnPolicy(Remembering):
     on_policy = True
-    corrects_lag = True
+    handles_stale_policies = True
 
 
 class Parting(Stamped):

@@ -3,12 +3,12 @@
 import operator
 from collections.abc import Iterator
 
-from alfish.checkpoint import Checkpoints
 from alfish.errors import UsageError
 from alfish.offline.data_set import EPISODES_DIRECTORY, FORMAT_VERSION, INDEX_FILE, unpacked_episodes
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import existing_directory, read_json, said
 from alfish.offline.spaces import NO_SPACES, Spaces, from_json
+from alfish.runs.checkpoint import Checkpoints
 
 
 class OwnSource(EpisodeSource):

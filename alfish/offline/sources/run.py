@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.checkpoint import Checkpoints
 from alfish.data import StepType
 from alfish.errors import UsageError
 from alfish.offline import rows
@@ -21,6 +20,7 @@ from alfish.offline.sources.files import check_tensor, existing_directory
 from alfish.offline.sources.limits import check_memory, check_nest
 from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of_checkpoint
 from alfish.replay import RingBuffer
+from alfish.runs.checkpoint import Checkpoints
 from alfish.specs import ActionUnits, ObservationUnits
 
 

@@ -1,0 +1,251 @@
+"""Windows of one ring, as the learner wants them: drawn, relabelled, and with what transforms carried into them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches.batches import Batches, Minibatches
+from alfish.data import Batch, StepType
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.offline import OfflineBuffer
+from alfish.replay import HindsightReplay, RingBuffer, RingView, Sampler, SequenceIndex
+from alfish.transforms import Transforms
+
+OBSERVED_ROWS = 1024  # of each column at a time
+
+
+class SequenceSampler:
+    """One ring's windows, made ready for an algorithm: drawn, relabelled in hindsight, transformed.
+
+    Args:
+      buffer: to draw from.
+      sampler: class or factory.
+      hindsight: class or factory, or None.
+      algorithm, transforms: that the windows are for.
+      num_rows: of each window.
+    """
+
+    def __init__(
+        self,
+        buffer: RingBuffer,
+        sampler: Callable[[], Sampler],
+        hindsight: Callable[[], HindsightReplay] | None,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        num_rows: int,
+    ):
+        self.buffer, self.sampler = buffer, sampler()
+        self.sampler.bind(buffer, num_rows)
+        self._hindsight = None if hindsight is None else hindsight()
+        if self._hindsight is not None:
+            if transforms.look_back:
+                raise UsageError(
+                    "HindsightReplay gives windows another goal, and a transform looks at rows before them, which keep "
+                    "the old one; leave the transform out"
+                )
+            if buffer.state_period is not None:
+                raise UsageError(
+                    f"HindsightReplay gives windows another goal, and the memory of {type(algorithm).__name__} begins "
+                    "them with a state that has seen the old one; leave the memory or hindsight out"
+                )
+            self._hindsight.bind(buffer, transforms.raw_observation_spec)
+        self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
+        self._progress, self._device = nest.host_view(algorithm.progress), algorithm.progress.device
+        self._stored: RingView | None = None
+
+    def start(self, environment: Environment) -> None:
+        """Takes from the environment what a setting names; raises UsageError where it does not have it."""
+        if self._hindsight is not None:
+            self._hindsight.start(environment.method, environment.observation_space)
+
+    def draw(self, num_windows: int, num_batches: int) -> SequenceIndex:
+        """Where the windows of so many minibatches together begin, `[N]`."""
+        return self.sampler.draw(num_windows, float(self._progress), num_batches)
+
+    def in_place(self) -> RingView | None:
+        """What `at` takes its windows from, the same object every time; None where it makes something else of them."""
+        if self._stored is None:
+            relabels = self._hindsight is not None
+            elsewhere = self.buffer.device != self._device
+            if not relabels and not elsewhere and not self._transforms and not self._algorithm.stores_recurrent_state:
+                self._stored = self.buffer.in_place(self._num_rows)
+        return self._stored
+
+    def at(self, start: SequenceIndex) -> Batch:
+        """Raw rows `[L, N]` of the windows that begin there."""
+        buffer, algorithm = self.buffer, self._algorithm
+        batch = buffer.windows(start, self._num_rows)
+        if self._hindsight is not None:
+            batch = self._hindsight.relabel(batch, start.column, start.position)
+        before = self._transforms.window_state(buffer, start.column, start.position)
+        if buffer.device != self._device:
+            batch, before = nest.to((batch, before), self._device)
+        experience = batch.experience._replace(transform_state=before)
+        if algorithm.stores_recurrent_state and experience.state is None:
+            # What was recorded elsewhere knows no state: memory begins empty, and burn-in brings it up to date.
+            empty = algorithm.initial_state(len(start.column))
+            experience = experience._replace(state=nest.to(empty, self._device))
+        return batch._replace(experience=experience)
+
+    def update_priorities(self, start: SequenceIndex, priority: torch.Tensor) -> None:
+        """Keeps the priorities `[N]`; those of updates that were skipped, not finite, are not news."""
+        finite = torch.isfinite(priority)
+        if not finite.all():
+            start, priority = nest.map(lambda leaf: leaf[finite.to(leaf.device)], (start, priority))
+        self.sampler.update(start, priority)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of what was recorded elsewhere: the data's fingerprint, and what the sampler knows."""
+        return {"data": self.buffer.state_dict(), "sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues.
+
+        Raises:
+          UsageError: the data are not what they were.
+        """
+        self.buffer.load_state_dict(state["data"])
+        self.sampler.load_state_dict(state["sampler"])
+
+
+class WindowBatches(Batches):
+    """Off-policy: chunks of windows from one ring, or side by side from several."""
+
+    on_policy = False
+    _burn_in: int
+    _window_length: int
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        super().bind(algorithm, transforms, unroll_length, num_envs)
+        self._preprocesses = type(algorithm).preprocess_experience is not RLAlgorithm.preprocess_experience
+        if algorithm.return_gamma is not None and transforms.changes_rewards:
+            raise UsageError(
+                f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "
+                "transform changes those that it trains on; leave the transform out, or set lower_bound to False"
+            )
+        if algorithm.stores_recurrent_state and self._window_length < 3:
+            raise UsageError(
+                f"{type(self).__name__}.window_length is {self._window_length}, of which one row trains, and the "
+                f"memory of {type(algorithm).__name__} learns across rows that train: take 3 or more "
+                "(dqn_recall.gin has 16)"
+            )
+        if self._burn_in and not algorithm.stores_recurrent_state:
+            raise UsageError(
+                f"{type(self).__name__}.burn_in is {self._burn_in}, and {type(algorithm).__name__} has no memory to "
+                "warm up; leave it out, or give its network a memory"
+            )
+
+    def _chunk(self, parts: list[tuple[SequenceSampler, int]], num_updates: int) -> Minibatches:
+        """Args:
+        parts: rings, and how many windows of each an update takes.
+        num_updates: K.
+        """
+        starts = [windows.draw(num_updates * count, num_updates) for windows, count in parts]
+        update_priorities = None
+        if any(windows.sampler.uses_priorities for windows, _ in parts):
+            update_priorities = functools.partial(_remember, parts, starts)
+        if self.for_graph and len(parts) == 1 and not self._preprocesses:
+            stored = parts[0][0].in_place()
+            if stored is not None:
+                return Minibatches(stored, _cut(starts[0], num_updates), update_priorities=update_priorities)
+        batches = [windows.at(start) for (windows, _), start in zip(parts, starts)]
+        batch = self._seen(batches[0] if len(batches) == 1 else _side_by_side(batches))
+        if num_updates == 1:
+            return Minibatches(batch, None, update_priorities=update_priorities)
+        # The windows of all updates from one ring lie together, and each update takes its own of each ring.
+        device, index, before = batch.mask.device, [], 0
+        for _, count in parts:
+            own = torch.arange(before, before + num_updates * count, device=device)
+            index.append(own.view(num_updates, count))
+            before += num_updates * count
+        return Minibatches(batch, torch.cat(index, 1), is_steady=False, update_priorities=update_priorities)
+
+    def _seen(self, batch: Batch) -> Batch:
+        """What the networks see of raw windows."""
+        experience = self._prepare(batch.experience, self._burn_in)
+        return batch._replace(experience=experience, mask=batch.mask[self._burn_in :])
+
+
+def _cut(start: SequenceIndex, num_parts: int) -> list[SequenceIndex]:
+    """So many equal parts."""
+    if num_parts == 1:
+        return [start]
+    leaves, structure = nest.flatten(start)
+    parts = zip(*[leaf.view(num_parts, -1).unbind() for leaf in leaves])
+    return [nest.unflatten(structure, part) for part in parts]
+
+
+def _remember(
+    parts: list[tuple[SequenceSampler, int]], starts: list[SequenceIndex], priorities: list[torch.Tensor]
+) -> None:
+    """Hands each ring the priorities `[N]` of its own windows in the updates that were made, the first of a chunk."""
+    first, of_updates = 0, torch.stack(priorities)
+    for (windows, count), start in zip(parts, starts, strict=True):
+        own = of_updates[:, first : first + count].reshape(-1)
+        if windows.sampler.uses_priorities:
+            windows.update_priorities(nest.at(start, slice(len(own))), own)
+        first += count
+
+
+def recorded(
+    make_buffer: Callable[..., OfflineBuffer],
+    hindsight: Any,
+    algorithm: RLAlgorithm,
+    environment: Environment,
+) -> OfflineBuffer:
+    """The data of a run, with what `hindsight` and the algorithm ask for.
+
+    Raises:
+      UsageError: they were not recorded in such an environment, or lack what the algorithm trains on.
+    """
+    name = type(algorithm).__name__
+    if algorithm.replay_info:
+        raise UsageError(
+            f"{name} trains on {', '.join(algorithm.replay_info)} of its own rollout_step, which recorded data do not "
+            "hold; train it on what it collects itself, or turn off the setting that needs this"
+        )
+    asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
+    if algorithm.return_gamma is not None:
+        asked["return_gamma"] = algorithm.return_gamma
+    buffer = make_buffer(**asked)
+    buffer.check_spaces(environment.observation_space, environment.action_space)
+    return buffer
+
+
+def observe(transforms: Transforms, buffer: RingBuffer) -> None:
+    """Gives all rows of a ring to the statistics of transforms, once."""
+    column = torch.arange(buffer.num_envs, device=buffer.device)
+    oldest, newest = buffer.oldest_position(column), buffer.newest_position(column)
+    for first in range(0, int((newest - oldest).max()) + 1, OBSERVED_ROWS):
+        # Shorter columns repeat their newest row, which counts for nothing.
+        position = oldest + first + torch.arange(OBSERVED_ROWS, device=buffer.device).unsqueeze(1)
+        time_step = buffer.read(column, torch.minimum(position, newest)).time_step
+        kind = torch.where(position <= newest, time_step.step_type, StepType.PAD)
+        before = transforms.window_state(buffer, column, torch.minimum(position[0], newest))
+        device = next(iter(transforms.buffers()), kind).device
+        rows, state = nest.to((time_step._replace(step_type=kind), before), device)
+        transforms.observe(rows, state, num_seen=0)
+
+
+def _side_by_side(batches: list[Batch]) -> Batch:
+    """Windows of several rings as one batch."""
+    if any(batch.weight is not None for batch in batches):
+        ones = [torch.ones(batch.mask.shape[1], device=batch.mask.device) for batch in batches]
+        batches = [b if b.weight is not None else b._replace(weight=one) for b, one in zip(batches, ones)]
+
+    def apart(batch: Batch) -> tuple[Any, Any]:
+        """Leaves `[L, N, ...]`, and `[N, ...]`."""
+        experience = batch.experience
+        rows = experience._replace(state=None, transform_state=None, policy_version=None), batch.mask
+        return rows, (experience.state, experience.transform_state, batch.env_id, batch.position, batch.weight)
+
+    rows, one_each = zip(*map(apart, batches))
+    experience, mask = nest.map(lambda *leaves: torch.cat(leaves, 1), *rows)
+    state, transform_state, env_id, position, weight = nest.map(lambda *leaves: torch.cat(leaves), *one_each)
+    experience = experience._replace(state=state, transform_state=transform_state)
+    return Batch(experience, mask, env_id, position, weight)

@@ -1,0 +1,323 @@
+"""What each of torch's operations is in numpy.
+
+`translated` gives a function of arrays for a recorded operation. Random numbers stay torch's, and so do products that
+are too large for numpy to be faster.
+"""
+
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish.compiler.tracer import is_random
+
+# Up to so many multiply-adds numpy's OpenBLAS uses one thread, by matrices and by vectors; above, torch is as fast.
+SMALL_PRODUCT = 1 << 18
+SMALL_VECTOR_PRODUCT = 9000
+
+aten = torch.ops.aten
+
+
+class NotTranslatable(Exception):
+    """The function does something that has no translation; says what."""
+
+
+def translated(node: torch.fx.Node) -> Callable[..., Any]:
+    """The recorded operation as a function of its positional arguments, arrays in place of tensors.
+
+    Args:
+      node: a call whose `meta["val"]` has the result's shape and dtype.
+
+    Raises:
+      NotTranslatable: it is not in the table, or not with these options.
+    """
+    if node.target in OUTPUTS_OF_SEVERAL:
+        return OUTPUTS_OF_SEVERAL[node.target]
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        raise NotTranslatable(f"{node.target}")
+    shape, dtype = tuple(value.shape), numpy_dtype(value.dtype)
+    if is_random(node):
+        return _random(node, value)
+    make = TABLE.get(node.target)
+    if make is None:
+        raise NotTranslatable(f"{node.target} has no translation")
+    if node.kwargs and (make not in MADE_LIKE or node.kwargs.keys() - LAYOUT):
+        raise NotTranslatable(f"{node.target} with {dict(node.kwargs)}")
+    function = make(node, shape)
+    inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
+    if node.target is aten.where.self:
+        inputs -= {torch.bool}  # of its condition
+    if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE:
+        return function
+    # numpy would promote 0-d arrays, and torch does not.
+    return lambda *arguments: np.asarray(function(*arguments)).astype(dtype, copy=False)
+
+
+def equalize_compared(graph: torch.fx.Graph) -> None:
+    """Casts what is compared to one dtype, by operations in the graph: numpy's rules for which one are not torch's.
+
+    In the graph, such a cast of what seldom changes is seldom done.
+    """
+    for node in list(graph.nodes):
+        if node.target not in COMPARISONS:
+            continue
+        values = [argument.meta["val"] for argument in node.args]
+        common = torch.result_type(*values)
+        for argument, value in zip(node.args, values):
+            if value.dtype != common:
+                with graph.inserting_before(node):
+                    cast = graph.call_function(aten._to_copy.default, (argument,), {"dtype": common})
+                cast.meta["val"] = value.to(common)
+                node.replace_input_with(argument, cast)
+
+
+def operand(node: torch.fx.Node, argument: Any) -> Any:
+    """What is no tensor among an operation's arguments, as numpy takes it fastest: a number as an array of the dtype
+    that it counts in, because to find out which that is takes numpy as long as a small operation."""
+    if node.target not in ARITHMETIC or not isinstance(argument, (int, float)):
+        return argument
+    (dtype, *others) = {x.meta["val"].dtype for x in (node, *node.all_input_nodes)}
+    return np.array(argument, numpy_dtype(dtype)) if dtype.is_floating_point and not others else argument
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype:
+    """The dtype of numpy's that a tensor's array has."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError as error:
+        raise NotTranslatable(f"numpy has no {dtype}") from error
+
+
+# What fills a tensor with the numbers that the operation draws.
+RANDOM: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((aten.rand.default, aten.rand_like.default), torch.Tensor.uniform_),
+    **dict.fromkeys((aten.randn.default, aten.randn_like.default), torch.Tensor.normal_),
+    aten.exponential.default: torch.Tensor.exponential_,
+    aten.randint_like.default: torch.Tensor.random_,
+}
+
+
+def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
+    if not value.is_contiguous():
+        raise NotTranslatable(f"{node.target} in another order than that of rows")
+    if node.kwargs.keys() - LAYOUT or (node.target is aten.exponential.default and len(node.args) > 1):
+        raise NotTranslatable(f"{node.target} with {node.args[1:]} and {dict(node.kwargs)}")
+    fill = RANDOM.get(node.target)
+    if fill is None:
+        raise NotTranslatable(f"{node.target} has no translation")
+    bounds = node.args[1:] if node.target is aten.randint_like.default else ()
+    drawn = torch.empty(value.shape, dtype=value.dtype)  # a new tensor and its array would take longer than the numbers
+    array = drawn.numpy()
+    may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)  # until the next draw and beyond
+
+    def numbers(*arguments: Any) -> np.ndarray:
+        fill(drawn, *bounds)
+        return array.copy() if may_stay else array
+
+    return numbers
+
+
+def _ufunc(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda node, shape: function
+
+
+def _reshape(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    return lambda x, *rest: x.reshape(shape)
+
+
+def _broadcast(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    return lambda x, *rest: np.broadcast_to(x, shape)
+
+
+def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    *_, left, right = node.args
+    rows, inner = left.meta["val"].shape  # type: ignore[union-attr]
+    size = rows * inner * right.meta["val"].shape[-1]  # type: ignore[union-attr]
+    is_small = size <= (SMALL_PRODUCT if rows > 1 else SMALL_VECTOR_PRODUCT)
+    if len(node.args) == 3:
+        if is_small and rows == 1:  # in one shape numpy adds in half of the time
+            return lambda bias, a, b: a.dot(b) + bias.reshape(1, -1)
+        if is_small:
+            return lambda bias, a, b: a.dot(b) + bias
+        return lambda bias, a, b: torch.addmm(_tensor(bias), _tensor(a), _tensor(b)).numpy()
+    if is_small:
+        return np.ndarray.dot  # the same numbers as matmul's, in half the time
+    return lambda a, b: torch.mm(_tensor(a), _tensor(b)).numpy()
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    array = np.asarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())  # a broadcast one is not
+
+
+def _slice(x: np.ndarray, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> np.ndarray:
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+def _select(x: np.ndarray, dim: int, index: int) -> np.ndarray:
+    return x[(slice(None),) * (dim % x.ndim) + (index,)]
+
+
+def _split(x: np.ndarray, sizes: int | list[int], dim: int = 0) -> list[np.ndarray]:
+    if isinstance(sizes, int):
+        starts = [*range(0, max(1, x.shape[dim]), sizes)]
+        ends = [*starts[1:], x.shape[dim]]
+    else:
+        ends = [*itertools.accumulate(sizes)]
+        starts = [0, *ends[:-1]]
+    before = (slice(None),) * (dim % x.ndim)
+    return [x[before + (slice(start, end),)] for start, end in zip(starts, ends)]  # np.split takes three times as long
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
+    x = x if low is None else np.maximum(x, low)
+    return x if high is None else np.minimum(x, high)
+
+
+def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> Any:
+    return x.argmax(dim, keepdims=keepdim)  # type: ignore[arg-type]
+
+
+def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # which to make of a number takes as long as the rest
+    return lambda x: np.maximum(x, zero)
+
+
+def _over(function: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(x: np.ndarray, dim: Any = None, keepdim: bool = False) -> Any:
+        return function(x, axis=tuple(dim) if dim else None, keepdims=keepdim)  # of no dimension means of all
+
+    return _ufunc(reduce)
+
+
+def _log_softmax(x: np.ndarray, dim: int, half_to_float: bool) -> np.ndarray:
+    shifted = x - x.max(dim, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(dim, keepdims=True))
+
+
+def _softmax(x: np.ndarray, dim: int, half_to_float: bool) -> np.ndarray:
+    exponent = np.exp(x - x.max(dim, keepdims=True))
+    return exponent / exponent.sum(dim, keepdims=True)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-1.0 * x))
+
+
+def _softplus(x: np.ndarray, beta: float = 1.0, threshold: float = 20.0) -> np.ndarray:
+    return np.logaddexp(beta * x, 0) / beta
+
+
+def _where(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    value = node.meta["val"]
+    likes = [argument.meta["val"] for argument in node.args[1:]]  # type: ignore[union-attr]
+    if not shape or any(like.dtype != value.dtype or like.shape != value.shape for like in likes):
+        return np.where
+
+    def choose(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        result = b.copy()  # np.where takes longer: it prepares for any dtypes
+        np.copyto(result, a, where=condition)
+        return result
+
+    return choose
+
+
+def _gather(x: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
+    dim %= x.ndim
+    kept = tuple(slice(None if axis == dim else size) for axis, size in enumerate(index.shape))
+    return np.take_along_axis(x[kept], index, dim)
+
+
+def _constant(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    value = node.meta["val"]
+    if value.device.type != "cpu":
+        raise NotTranslatable(f"a constant is on {value.device}")
+    return value.detach().numpy().copy  # at every call, since a result may be written
+
+
+def _filled(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    value = node.meta["val"]
+    dtype = numpy_dtype(value.dtype)
+    if node.target in (aten.full.default, aten.full_like.default):
+        return lambda like, fill: np.full(shape, fill, dtype)
+    if node.target is aten.scalar_tensor.default:
+        return lambda fill: np.full(shape, fill, dtype)
+    fill = 1 if node.target in (aten.ones.default, aten.ones_like.default) else 0
+    return lambda *rest: np.full(shape, fill, dtype)
+
+
+OUTPUTS_OF_SEVERAL: dict[Any, Callable[..., Any]] = {
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.unbind.int: lambda x, dim=0: list(np.moveaxis(x, dim, 0)),
+    operator.getitem: lambda parts, index: parts[index],
+}
+# Their results may lie in their arguments' memory.
+VIEWS = {
+    aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim,
+    aten.squeeze.dims, aten.expand.default, aten._to_copy.default, aten.alias.default, aten.t.default,
+    aten.transpose.int, aten.permute.default, aten.slice.Tensor, aten.select.int, *OUTPUTS_OF_SEVERAL,
+}  # fmt: skip
+CASTS = {aten._to_copy.default}
+COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
+# Whatever they are given, numpy's results have torch's dtype already.
+OF_ONE_DTYPE = COMPARISONS | {
+    aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar,
+    aten.logical_not.default, aten.argmax.default,
+}  # fmt: skip
+# Of tensors and numbers; all in one dtype where the result has that of its tensors.
+ARITHMETIC = {
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.clamp.default, aten.clamp_min.default,
+    aten.clamp_max.default,
+}  # fmt: skip
+# Keywords that the traced result's dtype says already, for operations that make an array.
+LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
+_same, _copied = _ufunc(lambda x: x), _ufunc(lambda x: np.array(x))
+MADE_LIKE = {_filled, _same, _copied}
+TABLE: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
+    aten.relu.default: _relu,
+    aten.where.self: _where,
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,
+                     aten.squeeze.dim, aten.squeeze.dims), _reshape),
+    aten.expand.default: _broadcast,
+    aten.lift_fresh.default: _constant,
+    **dict.fromkeys((aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.zeros.default,
+                     aten.zeros_like.default, aten.ones.default, aten.ones_like.default), _filled),
+    **dict.fromkeys((aten._to_copy.default, aten.alias.default), _same),
+    aten.clone.default: _copied,
+    aten.t.default: _ufunc(lambda x: x.T),
+    aten.transpose.int: _ufunc(np.swapaxes),
+    aten.permute.default: _ufunc(lambda x, dims: np.transpose(x, dims)),
+    aten.slice.Tensor: _ufunc(_slice),
+    aten.select.int: _ufunc(_select),
+    aten.cat.default: _ufunc(lambda parts, dim=0: np.concatenate(parts, dim)),
+    aten.stack.default: _ufunc(lambda parts, dim=0: np.stack(parts, dim)),
+    **{op: _ufunc(function) for op, function in dict[Any, Callable[..., Any]]({
+        aten.add.Tensor: np.add, aten.sub.Tensor: np.subtract, aten.mul.Tensor: np.multiply,
+        aten.div.Tensor: np.true_divide, aten.neg.default: np.negative, aten.abs.default: np.abs,
+        aten.exp.default: np.exp, aten.log.default: np.log, aten.sqrt.default: np.sqrt, aten.tanh.default: np.tanh,
+        aten.pow.Tensor_Scalar: np.power, aten.sigmoid.default: _sigmoid,
+        aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
+        aten.silu.default: lambda x: x * _sigmoid(x), aten.rsub.Scalar: lambda x, y, alpha=1: y - alpha * x,
+        aten.softplus.default: _softplus,
+        aten.clamp_min.default: np.maximum, aten.clamp_max.default: np.minimum,
+        aten.minimum.default: np.minimum, aten.maximum.default: np.maximum,
+        aten.lt.Tensor: np.less, aten.lt.Scalar: np.less, aten.le.Tensor: np.less_equal, aten.le.Scalar: np.less_equal,
+        aten.gt.Tensor: np.greater, aten.gt.Scalar: np.greater, aten.ge.Tensor: np.greater_equal,
+        aten.ge.Scalar: np.greater_equal, aten.eq.Tensor: np.equal, aten.eq.Scalar: np.equal,
+        aten.ne.Tensor: np.not_equal, aten.ne.Scalar: np.not_equal, aten.logical_not.default: np.logical_not,
+        aten.bitwise_not.default: np.invert, aten.bitwise_and.Tensor: np.bitwise_and,
+        aten.bitwise_or.Tensor: np.bitwise_or, aten.logical_and.default: np.logical_and,
+        aten.argmax.default: _arg_max, aten._log_softmax.default: _log_softmax, aten._softmax.default: _softmax,
+    }).items()},
+    aten.sum.dim_IntList: _over(np.sum),
+    aten.mean.dim: _over(np.mean),
+    aten.amax.default: _over(np.max),
+    aten.amin.default: _over(np.min),
+    aten.gather.default: _ufunc(_gather),
+}  # fmt: skip

@@ -1,0 +1,182 @@
+"""A function of small CPU tensors as a Python function of numpy calls.
+
+Acting means many operations on few numbers, where torch spends its time on finding the kernel and modules on finding
+torch. So the function is recorded once on tensors of zeros, and each operation becomes one call of numpy, a tenth of
+the cost. Arrays share the tensors' memory. Random numbers are torch's own, in the same order.
+"""
+
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.compiler.numpy_operations import NotTranslatable, equalize_compared, numpy_dtype, operand, translated
+from alfish.compiler.tracer import is_random, record
+from alfish.nest import Nest
+
+
+class NumpyProgram:
+    """`function(arguments)` for arguments of one layout, which are not written.
+
+    Args:
+      function: from a nest of CPU tensors to a nest of tensors.
+      arguments: like those of the calls to come, in structure, shapes and dtypes.
+      num_fixed: how many of the arguments' leaves, the first ones, change only where `prepare` is called.
+
+    Raises:
+      NotTranslatable: an operation is not in the table, or the function cannot be recorded.
+
+    Attributes:
+      used: which of the arguments' leaves the program reads.
+    """
+
+    def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, num_fixed: int = 0):
+        leaves, structure = nest.flatten(arguments)
+        if any(leaf.device.type != "cpu" for leaf in leaves):
+            raise NotTranslatable("a tensor is not on the CPU")
+
+        generator = torch.get_rng_state()  # what is drawn without a device is drawn in recording too
+        # Each a tensor of its own: what stands in two places would be recorded as one argument.
+        zeros = [torch.zeros_like(leaf) for leaf in leaves]
+
+        def flat(leaves: list[torch.Tensor]) -> list[Any]:
+            results, self._structure = nest.flatten(function(nest.unflatten(structure, leaves)))
+            return results
+
+        try:
+            graph = record(flat, zeros)
+            equalize_compared(graph)
+        except Exception as error:
+            raise NotTranslatable(f"recording failed: {error}") from error
+        finally:
+            torch.set_rng_state(generator)
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        self.used = [index for index, node in enumerate(placeholders) if node.users]
+        self._num_fixed = sum(index < num_fixed for index in self.used)
+        self._translate(graph)
+        self._try(graph, [leaves[index] for index in self.used])
+
+    def prepare(self, leaves: list[np.ndarray]) -> None:
+        """Works out whatever depends on the fixed leaves alone, from those of them that are used."""
+        self._prepared = self._first(*leaves)
+
+    def __call__(self, leaves: list[np.ndarray]) -> Nest:
+        """From the other used leaves of the arguments to the function's nest, of arrays."""
+        return self._rest(*self._prepared, *leaves)
+
+    def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
+        """Refuses what numpy does not take, or makes another shape or dtype of."""
+        generator = torch.get_rng_state()
+        try:
+            zeros = [np.zeros(tuple(leaf.shape), numpy_dtype(leaf.dtype)) for leaf in leaves]
+            self.prepare(zeros[: self._num_fixed])
+            found = nest.leaves(self._rest(*self._prepared, *zeros[self._num_fixed :]))
+        except Exception as error:
+            raise NotTranslatable(f"in numpy: {error}") from error
+        finally:
+            torch.set_rng_state(generator)
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        for node, result in zip(output.args[0], found):
+            value = node.meta["val"]
+            if (result.shape, result.dtype) != (tuple(value.shape), numpy_dtype(value.dtype)):
+                raise NotTranslatable(f"{node.name} is {result.dtype}{list(result.shape)} in numpy")
+
+    def _translate(self, graph: torch.fx.Graph) -> None:
+        """Writes two functions: what depends on fixed leaves alone, and the rest."""
+        constants: dict[str, Any] = {"asarray": np.asarray}
+        fixed: list[torch.fx.Node] = []
+        inputs: list[torch.fx.Node] = []
+        read: set[torch.fx.Node] = set()  # by the rest
+        first: list[str] = []
+        rest: list[str] = []
+
+        def constant(value: Any) -> str:
+            constants[f"_c{len(constants)}"] = value
+            return f"_c{len(constants) - 1}"
+
+        def written(argument: Any, node: torch.fx.Node) -> str:
+            if isinstance(argument, torch.fx.Node):
+                return argument.name
+            if isinstance(argument, (list, tuple)):
+                return f"[{', '.join(written(part, node) for part in argument)}]"
+            return constant(operand(node, argument))
+
+        needed = _needed(graph)
+        for node in graph.nodes:
+            if node.op == "output":
+                (results,) = node.args
+            elif node.op == "call_function":
+                if node not in needed:
+                    continue
+                # Of a tensor, a draw takes the shape alone, which it knows.
+                arguments = [None if is_random(node) and isinstance(x, torch.fx.Node) else x for x in node.args]
+                line = f"{node.name} = {constant(translated(node))}({', '.join(written(x, node) for x in arguments)})"
+                if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not is_random(node):
+                    fixed.append(node)
+                    first.append(line)
+                else:
+                    rest.append(line)
+                    read.update(() if is_random(node) else node.all_input_nodes)
+            elif node.users:
+                (fixed if len(fixed) < self._num_fixed and not inputs else inputs).append(node)
+        # numpy makes scalars of what has no dimensions.
+        made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
+        result = _nested(nest.unflatten(self._structure, made), constant)
+        prepared = [node for node in fixed if node in read.union(results)]
+        self._first = _function(fixed[: self._num_fixed], first, f"[{_names(prepared)}]", constants)
+        self._rest = _function([*prepared, *inputs], rest, result, constants)
+
+
+def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Whose values the results depend on; and every draw, since the next one depends on it."""
+    needed: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in needed or is_random(node):
+            needed.add(node)
+            needed.update(() if is_random(node) else node.all_input_nodes)
+    return needed
+
+
+def _names(nodes: list[torch.fx.Node]) -> str:
+    return ", ".join(node.name for node in nodes)
+
+
+def _nested(results: Nest, constant: Callable[[Any], str]) -> str:
+    """The nest of these expressions as one: to unflatten takes as long as a product.
+
+    Args:
+      results: leaves are expressions.
+      constant: gives a value a name.
+    """
+    if results is None or isinstance(results, str):
+        return str(results)
+    if type(results) is dict:
+        return f"{{{', '.join(f'{constant(key)}: {_nested(part, constant)}' for key, part in results.items())}}}"
+    parts = "".join(f"{_nested(part, constant)}, " for part in results)
+    if type(results) is list:
+        return f"[{parts}]"
+    return f"({parts})" if type(results) is tuple else f"{constant(type(results))}({parts})"
+
+
+def _function(
+    arguments: list[torch.fx.Node], lines: list[str], result: str, constants: dict[str, Any]
+) -> Callable[..., Any]:
+    """A Python function of these lines: an interpreter's loop over them would take a third of the time."""
+    source = [f"def run({_names(arguments)}):", *[f"    {line}" for line in lines], f"    return {result}"]
+    names = dict(constants)
+    exec("\n".join(source), names)
+    return quiet(names["run"])
+
+
+def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, without numpy's warnings: torch says nothing of a logarithm of 0 either. For one thread at a time."""
+    context = contextvars.copy_context()
+    with np.errstate():
+        context.run(np.seterr, all="ignore")
+    if context.run(np.geterr)["divide"] == "ignore":  # numpy 2 keeps this in contexts, and to enter one costs nothing
+        return functools.partial(context.run, function)
+    return np.errstate(all="ignore")(function)

@@ -1,0 +1,1 @@
+"""gin: finding, reading and checking the configuration of a run."""

@@ -1,0 +1,40 @@
+"""The run directory that a command is given: made, and with the configuration that it holds already."""
+
+import os
+from pathlib import Path
+
+from alfish.configuration import reading
+from alfish.errors import UsageError
+
+
+def make_directory(root_dir: Path) -> None:
+    """Before anything is built, which may take a while."""
+    try:
+        root_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if root_dir.is_file() else error.strerror
+        raise UsageError(f"--root_dir={root_dir} cannot be made: {reason}; name another directory") from error
+    if not os.access(root_dir, os.W_OK | os.X_OK):
+        raise UsageError(f"--root_dir={root_dir} may not be written to; name another directory")
+
+
+def is_to_change(saved: Path, choice: str) -> bool:
+    """Whether the configuration of the run that is there gives way to the one that was read.
+
+    Raises:
+      UsageError: they differ, and `choice` is to stop then.
+    """
+    from alfish.runs.checkpoint import Checkpoints
+
+    if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
+        return True  # it failed before its first checkpoint: there is nothing that another configuration could spoil
+    before = saved.read_text()
+    changes = reading.difference(before, reading.text())
+    if not changes or choice == "new":
+        return True
+    if choice == "old":
+        return False
+    raise UsageError(
+        f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\n"
+        "choose another --root_dir, or go on with --on_config_change=old or =new"
+    )

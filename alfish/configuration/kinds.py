@@ -1,0 +1,115 @@
+"""Whether values that gin has bound are of the kind and in the range that a parameter takes; in doubt they are.
+
+`alfish.parameters.kinds` says what annotations mean; here is what references (`@...`) are, which only gin has.
+"""
+
+import collections.abc
+import inspect
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import gin
+
+from alfish.parameters import kinds
+from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members
+
+PLAIN = (int, float, str, bool, NoneType, Path)
+
+
+def takes_parts(selector: str, parameter: str | None = None) -> bool:
+    """Whether a parameter, or any of them, takes classes, functions or objects, and so is what builds others."""
+    annotations = _hints(selector)
+    if parameter is not None:
+        return not _is_plain(annotations.get(parameter, Any))
+    return any("Callable" in str(annotation) for annotation in annotations.values())
+
+
+def mistake(selector: str, parameter: str, value: Any) -> str | None:
+    """What a parameter of alfish takes, where it does not take this value; None, where it does.
+
+    Args:
+      selector, parameter: of gin.
+      value: bound, with macros replaced by what they stand for.
+    """
+    if not selector.startswith("alfish."):
+        return None  # annotations of others may be looser than what they take
+    annotation = _hints(selector).get(parameter, Any)
+    words = kinds.mistake(value, annotation, _refers)
+    return words and (_reference_instead(value, members(annotation)) or words)
+
+
+def _hints(selector: str) -> dict[str, Any]:
+    wrapped = gin.config._REGISTRY[selector].wrapped
+    return kinds.hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
+
+
+def _refers(value: Any, kind: Any) -> bool | None:
+    """Whether `@X`, or `@X()`, is of this kind; None: the value is no reference."""
+    if not isinstance(value, gin.config.ConfigurableReference):
+        return None
+    origin, target = typing.get_origin(kind), value.configurable.wrapped
+    if not value.evaluate:
+        if is_ours(kind):
+            return kinds.is_protocol_of_functions(kind)
+        return not (kind in PLAIN or origin in (*SEQUENCES, typing.Literal))
+    if not inspect.isclass(target):
+        return True  # whatever the function returns
+    if origin is collections.abc.Callable:
+        made = typing.get_args(kind)[-1]
+        return not (inspect.isclass(made) and issubclass(target, made)) and not _lacks_arguments(value)
+    if origin in SEQUENCES:
+        return hasattr(target, "__iter__") or hasattr(target, "__getitem__")
+    return origin is not typing.Literal and (kind not in PLAIN or issubclass(target, kind))
+
+
+def _lacks_arguments(reference: Any) -> bool:
+    """Whether `@X()` cannot be made, since X takes arguments that only who builds it has."""
+    selector = reference.configurable.selector
+    bound = {name for (_, at), found in gin.config._CONFIG.items() if at == selector for name in found}
+    signature = inspect.signature(reference.configurable.wrapped)
+    needed = [
+        name
+        for name, one in signature.parameters.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    return not bound.issuperset(needed)
+
+
+def _reference_instead(value: Any, kinds: list[Any]) -> str | None:
+    """What to write in place of a reference of the other form, or of the name of something to refer to."""
+    sequence = next((kind for kind in kinds if typing.get_origin(kind) in SEQUENCES), None)
+    parts = elements(sequence) if sequence else kinds
+    takes_classes = any(typing.get_origin(bare(part)) is collections.abc.Callable for part in parts)
+    names = list(_names(value, takes_classes))
+    if not names or not (takes_classes or any(map(is_ours, parts))):
+        return None
+    noun = "classes or functions" if takes_classes else "objects"
+    written = ", ".join(f"@{name}" + "()" * (not takes_classes) for name in names)
+    if sequence:
+        return f"it takes {noun}: write [{written}]"
+    return f"it takes {'a class or function' if takes_classes else 'an object'}: write {written}"
+
+
+def _names(value: Any, takes_classes: bool) -> Iterator[str]:
+    """Of what a value refers to, or means to refer to, in a text without @."""
+    if isinstance(value, gin.config.ConfigurableReference):
+        yield value.scoped_selector
+    elif isinstance(value, str) and takes_classes:
+        known = {selector.rpartition(".")[2] for selector, _ in gin.config._REGISTRY.items()}
+        yield from {value} & known
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _names(inner, takes_classes)
+
+
+def _is_plain(annotation: Any) -> bool:
+    kind = bare(annotation)
+    if typing.get_origin(kind) is collections.abc.Callable:
+        return False
+    if typing.get_origin(kind) is typing.Literal:
+        return True
+    inner = [one for one in typing.get_args(kind) if one is not Ellipsis]
+    return all(map(_is_plain, inner)) if inner else kind in PLAIN

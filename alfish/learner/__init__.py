@@ -1,0 +1,1 @@
+"""Updates of an algorithm from minibatches: losses, gradients, optimizers, plain and compiled."""

@@ -1,0 +1,233 @@
+"""A learner's updates as graphs: from the hooks to the optimizer, one graph for each layout of batches."""
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from absl import logging
+from torch.nn.utils.stateless import _reparametrize_module
+
+from alfish import nest
+from alfish.batches import Minibatches, take
+from alfish.compiler.cuda_graphs import RecordedFunction
+from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
+from alfish.data import Batch
+from alfish.errors import RunError
+from alfish.learner.updates import Updates, UpdateStats, extra_sums
+from alfish.nest import Nest
+from alfish.replay import RingView
+from alfish.runs import random_state
+
+# In these, kernels are loaded and libraries take the memory that they work in.
+CALLS_BEFORE_RECORDING = 3
+
+
+class CompiledUpdates:
+    """The same as `updates`, by one graph for each layout of batches and each kind of update.
+
+    Now and then (`is_checked`) a graph's losses are compared with the plain update's: a hook that is not pure may
+    depend on something that tracing took for constant.
+
+    Args:
+      updates: the plain ones, whose parameters, optimizers and books these share.
+      precision: see `CompiledFunction`.
+      records: whether to record each graph as a CUDA graph too, where it runs on a GPU.
+      log: receives a line for each graph.
+    """
+
+    def __init__(
+        self, updates: Updates, precision: str, records: bool = False, log: Callable[[str], Any] = logging.info
+    ):
+        self._plain, self._precision = updates, precision
+        self._log = log
+        self._records = records and not updates.on_cpu
+        self._tolerance = 1e-3 if precision == "float32" else 0.1
+        self._made: dict[Hashable, _Graph] = {}
+        self._last: Any = None  # the last chunk's source
+        self._source: Any = None  # the same, or a copy of it in memory that recorded graphs know
+        self._rows: list[torch.Tensor] = []  # its leaves
+        self._layouts: dict[Hashable, int] = {}  # a number for each that was seen: to hash one takes microseconds
+        self._layout = 0
+        self._held: dict[Hashable, list[torch.Tensor]] = {}  # such a copy's rows, by layout
+        algorithm, groups, optimizers = updates.algorithm, updates.groups, updates.optimizers
+        names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
+        self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
+        unclaimed = set(names.values())
+        others = {name: tensor.detach() for name, tensor in algorithm.named_parameters() if name in unclaimed}
+        # All of these are written in place and never rebound.
+        self._tensors = {
+            "parameters": {name: group.flat for name, group in groups.items()},
+            "moments": {name: getattr(optimizer, "tensors", []) for name, optimizer in optimizers.items()},
+            "books": [updates.kept, updates.consecutive_skips],
+            "others": others | dict(algorithm.named_buffers()),
+        }
+        self._leaves = nest.leaves(self._tensors)
+        # On the host, written before each call.
+        self._coefficients = torch.zeros(sum(getattr(each, "num_coefficients", 0) for each in optimizers.values()))
+        self._numbers = self._coefficients.numpy()
+
+    def __call__(
+        self, chunk: Minibatches, index: Nest, learning_rate: Mapping[str, float], summarize: bool
+    ) -> UpdateStats | None:
+        """See `Updates`; the graph sums up in any case.
+
+        Raises:
+          NotCompilable: what is to be done has to be done by the plain updates; nothing has changed.
+        """
+        plain = self._plain
+        if not chunk.is_steady:
+            chunk, index = Minibatches(take(chunk.source, index), None), None
+        if chunk.source is not self._last:
+            self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
+            self._rows = nest.leaves(self._source)
+            layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
+            self._layout = self._layouts.setdefault(layout, len(self._layouts))
+        source, at = self._source, nest.leaves(index)
+        key = (plain.algorithm.graph_key(), *[leaf.shape for leaf in at], self._layout)
+        graph = self._made.get(key)
+        if graph is None:
+            graph = self._made[key] = self._make(source, index)
+        total = self._compare(graph, take(source, index), at) if is_checked(graph.num_calls) else None
+        graph.num_calls += 1
+        coefficients: list[float] = []
+        for name, optimizer in plain.optimizers.items():
+            coefficients += optimizer.coefficients(learning_rate[name])  # type: ignore[attr-defined]
+        self._numbers[:] = coefficients
+        result = self._run(graph, [self._here(self._coefficients), *at], total)
+        if result["stop"] is not None and bool(result["stop"]):
+            return None
+        if not plain.on_cpu or not plain.num_skipped_in_row():  # on a CPU, a skipped step does not count
+            for name in graph.trained:
+                plain.optimizers[name].count()  # type: ignore[attr-defined]
+        return UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
+
+    def forget_batch(self) -> None:
+        """Lets go of the last chunk's memory, unless it is a ring's."""
+        if isinstance(self._source, Batch):
+            self._last, self._source, self._rows = None, None, []
+
+    def _hold(self, source: Nest) -> Nest:
+        """A copy, always in the same memory for the same layout."""
+        rows, structure = nest.flatten(source)
+        layout = tuple((row.dtype, row.shape) for row in rows)
+        held = self._held.get(layout)
+        if held is None:
+            held = [torch.empty(row.shape, dtype=row.dtype, device=row.device) for row in rows]
+            self._held[layout] = held
+        for own, row in zip(held, rows, strict=True):
+            own.copy_(row)
+        return nest.unflatten(structure, held)
+
+    def _run(self, graph: "_Graph", given: list[torch.Tensor], total: torch.Tensor | None) -> Nest:
+        """What the graph makes of these, by its recording once it has one.
+
+        Args:
+          given: coefficients and index.
+          total: what the result's must be, where this was compared.
+
+        Raises:
+          RunError: the recording made another one.
+        """
+        rows = self._rows
+
+        def call(given: list[torch.Tensor]) -> Nest:
+            return graph.function.call_flat([*self._leaves, *given, *rows])
+
+        if graph.recorded is None:
+            if not self._records or graph.num_calls <= CALLS_BEFORE_RECORDING:
+                return call(given)
+            graph.recorded = RecordedFunction(call, given)
+        result = graph.recorded(given)
+        if total is not None and not self._is_close(result["total"], total):
+            raise RunError(
+                f"recorded as a CUDA graph, an update's losses and norms are {result['total'].tolist()}, and otherwise "
+                f"{total.tolist()}; set Learner.cuda_graphs = False"
+            )
+        return result
+
+    def _make(self, source: Batch | RingView, index: Nest) -> "_Graph":
+        plain, algorithm = self._plain, self._plain.algorithm
+        for name, optimizer in plain.optimizers.items():
+            if not hasattr(optimizer, "apply"):
+                raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
+        began = time.perf_counter()
+        trained: list[str] = []
+
+        def update(arguments: Nest) -> Nest:
+            tensors, coefficients, index, source = arguments
+            batch = take(source, index)
+            parameters, of_module = {}, dict(tensors["others"])
+            for name, group in plain.groups.items():
+                views = group.views(tensors["parameters"][name])
+                parameters[name] = [view.detach().requires_grad_() for view in views]
+                of_module.update(zip(self._names[name], parameters[name]))
+            with _reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
+                losses, loss_info = plain.losses(batch)
+                measured = plain.measure(losses, parameters)
+            trained[:] = losses
+            kept, consecutive_skips = tensors["books"]
+            with torch.no_grad():
+                keep, missed = measured.keep, (consecutive_skips + 1) * (1 - measured.keep)
+                if loss_info.stop is not None:
+                    keep = keep * ~loss_info.stop
+                    missed = torch.where(loss_info.stop, consecutive_skips, missed)
+                kept.add_(keep)
+                consecutive_skips.copy_(missed)
+                remaining = iter(coefficients.unbind())
+                for name, optimizer in plain.optimizers.items():
+                    own = [next(remaining) for _ in range(optimizer.num_coefficients)]  # type: ignore[attr-defined]
+                    if name in losses:
+                        state = tensors["parameters"][name], measured.gradients[name], tensors["moments"][name]
+                        optimizer.apply(*state, own, keep)  # type: ignore[attr-defined]
+                extra = extra_sums(loss_info, batch)
+                priority = plain.priority(loss_info, batch)
+            return {"total": measured.total, "stop": loss_info.stop, "extra": extra, "priority": priority}
+
+        arguments = self._tensors, self._here(self._coefficients), index, source
+        function = CompiledFunction(update, arguments, self._precision)
+        self._log(f"Compiled the update of {type(algorithm).__name__} in {time.perf_counter() - began:.1f} s")
+        return _Graph(function, trained)
+
+    def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
+        """The graph's `total`, found to be the plain update's as to the losses.
+
+        Both work on copies of what an update may write, so that moving statistics (BatchNorm) move in updates only.
+        """
+        plain, algorithm = self._plain, self._plain.algorithm
+        buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
+        # Gradients, because a hook may want them inside.
+        with random_state.preserved(), torch.enable_grad(), _reparametrize_module(algorithm, buffers, tie_weights=True):
+            losses, _ = plain.losses(batch)
+        expected = torch.stack([loss.detach() for loss in losses.values()])
+        copies = [leaf.clone() for leaf in self._leaves]
+        coefficients = self._here(torch.ones_like(self._coefficients))
+        with random_state.preserved():
+            total = graph.function.call_flat([*copies, coefficients, *at, *self._rows])["total"]
+        if list(losses) != graph.trained or not self._is_close(total[: len(expected)], expected):
+            raise NotCompilable(
+                f"compiled, the losses {graph.trained} are {total[: len(graph.trained)].tolist()}, and {list(losses)} "
+                f"are {expected.tolist()} as they should be: train_step or calc_loss depends on a value that changes "
+                "between updates; make it a buffer, or tell it by `graph_key`"
+            )
+        return total
+
+    def _is_close(self, found: torch.Tensor, expected: torch.Tensor) -> bool:
+        return torch.allclose(found, expected, self._tolerance, self._tolerance, equal_nan=True)
+
+    def _here(self, numbers: torch.Tensor) -> torch.Tensor:
+        # A GPU copies so few numbers before the call returns, so there is nothing to wait for.
+        return numbers if self._plain.on_cpu else numbers.to(self._plain.kept.device, non_blocking=True)
+
+
+class _Graph:
+    """Attributes:
+    function: of (tensors, coefficients, index, source).
+    trained: the groups that have a loss, in order.
+    num_calls: so far.
+    recorded: the function of coefficients and index alone; None: not recorded, or not yet.
+    """
+
+    def __init__(self, function: CompiledFunction, trained: list[str]):
+        self.function, self.trained, self.num_calls = function, trained, 0
+        self.recorded: RecordedFunction | None = None

@@ -1,0 +1,247 @@
+"""The learner: batches in, parameters changed.
+
+For each minibatch: train_step, calc_loss, then per parameter group the mean of its loss over trained rows, its gradient
+for that group's parameters alone, clipping, one step of the optimizer (`updates`), and after_update. With
+`Learner.compile` the same, up to the optimizer, is one graph (`compiled_updates`).
+
+What summaries need of an update is kept, and read when a summary is due.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import gin
+import torch
+from absl import logging
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
+from alfish.batches import Minibatches
+from alfish.compiler.inductor import NotCompilable
+from alfish.data import Batch
+from alfish.errors import RunError, UsageError
+from alfish.learner.compiled_updates import CompiledUpdates
+from alfish.learner.optimizers import Adam, Optimizer
+from alfish.learner.updates import Updates, UpdateStats, extra_sums
+from alfish.nest import Nest
+from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, checked
+from alfish.runs import random_state
+from alfish.schedules import Schedule, as_schedule
+
+# What compiling saves of an update is about half a millisecond, and twice that where it multiplies ten million numbers.
+# It takes 15 to 20 seconds of processor time, and should save twice as much.
+COMPILE_FROM_UPDATES = 65_000
+LARGE_UPDATE = 10_000_000
+# Updates whose numbers are kept one by one until they are summed up.
+MAX_RECORDS = 1000
+
+
+@gin.configurable(module="alfish")
+@checked
+class Learner:
+    """Makes the updates of an iteration, as they are written or compiled, and sums up what they say of themselves.
+
+    Args:
+      algorithm: what to train, on its device.
+      optimizer: class or factory, takes a group's flat vectors; see `alfish.learner.optimizers`.
+      learning_rate: number or schedule of progress; or a dict of these from group to value.
+      max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
+      max_nonfinite_updates: an update whose loss or gradient is not finite is skipped and counted; so many in a row end
+        the run.
+      compile: make one graph of the whole update at its first batch, which takes 15 to 20 seconds of processor time,
+        or 3 where torch's cache knows it; 'auto': where the run is long enough for it to pay (with a budget of seconds,
+        from 300). Hooks that cannot be compiled run as they are, after a warning.
+      cuda_graphs: on a GPU, launch a compiled update as one CUDA graph. A chunk's rows are copied for it.
+      precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16', whose sums are float32.
+
+    Attributes:
+      updates: made so far.
+      log: receives a line about each compiled update.
+    """
+
+    def __init__(
+        self,
+        algorithm: RLAlgorithm,
+        *,
+        optimizer: Callable[..., Optimizer] = Adam,
+        learning_rate: NonNegativeFloat | Schedule | Mapping[str, NonNegativeFloat | Schedule] = 3e-4,
+        max_grad_norm: PositiveFloat | None = None,
+        max_nonfinite_updates: PositiveInt = 10,
+        compile: bool | Literal["auto"] = "auto",
+        cuda_graphs: bool = False,
+        precision: Literal["float32", "bfloat16"] = "float32",
+    ):
+        if precision != "float32" and compile is not True:
+            raise UsageError(f"Learner.precision is {precision!r}, which takes Learner.compile = True")
+        if cuda_graphs and compile is False:
+            raise UsageError("Learner.cuda_graphs takes Learner.compile = True or 'auto'")
+        self._algorithm = algorithm
+        self._progress = nest.host_view(algorithm.progress)
+        self._plain = Updates(algorithm, optimizer, max_grad_norm)
+        self.log: Callable[[str], Any] = logging.info
+        self._compile = functools.partial(
+            CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
+        )
+        self._compiled = self._compile() if compile is True else None
+        self._decides = compile == "auto"
+        self._learning_rates = self._schedule_per_group(learning_rate)
+        self._max_nonfinite_updates = max_nonfinite_updates
+        self._fell_back = False
+        self.updates = 0
+        self._records: list[UpdateStats] = []  # since they were last summed up
+        self._num_summed = 0  # updates, of all that were made
+        self._sums: dict[str, torch.Tensor] = {}  # since the last summary; see `_sum_up`
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether updates run as they are written, not as a graph."""
+        return self._compiled is None
+
+    def plan(self, num_updates: float, num_rows: int) -> None:
+        """Decides `compile = 'auto'`.
+
+        Args:
+          num_updates: that the run is to make.
+          num_rows: of each.
+        """
+        num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
+        work = num_updates * (1 + num_rows * num_parameters / LARGE_UPDATE)
+        if self._decides and self._compiled is None and work >= COMPILE_FROM_UPDATES:
+            self._compiled = self._compile()
+
+    def train(self, chunks: Iterable[Minibatches], summarize: bool = True) -> dict[str, float]:
+        """Updates on every minibatch of the chunks.
+
+        Args:
+          chunks: from a source of batches.
+          summarize: whether to read and return scalars, which waits for the device.
+
+        Returns:
+          Means over the updates since the last summary, of values that are finite: `loss` and `grad_norm` (with several
+          groups, `loss/critic` and so on). The `learning_rate`. Means over the updates of this call of whatever the
+          algorithm put into `LossInfo.extra`, which plain updates compute for summaries only; compiled ones compute it
+          always, and it is averaged as losses are. `nonfinite_updates` so far. Empty where this call made no update.
+
+        Raises:
+          RunError: after `max_nonfinite_updates` updates in a row that were not finite.
+        """
+        progress = float(self._progress)
+        self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
+        before = self.updates
+        with torch.no_grad():  # but where an update takes gradients
+            self._records += self._updates(chunks, summarize)
+        if self._compiled is not None:
+            self._compiled.forget_batch()
+        return self._finish(summarize and self.updates > before)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        """What `train` would return of a batch's losses, without training on it or touching any random state."""
+        algorithm = self._algorithm
+        with in_eval_mode(algorithm), random_state.preserved():
+            losses, loss_info = self._plain.losses(batch)
+        values = {self._name("loss", name): float(loss) for name, loss in losses.items()}
+        sums = extra_sums(loss_info, batch)
+        return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        plain = self._plain
+        optimizers = {name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()}
+        counters = {"kept": plain.kept, "consecutive_skips": plain.consecutive_skips, "updates": self.updates}
+        return {"optimizers": optimizers, "fell_back": self._fell_back, **counters}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, optimizer in self._plain.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self._plain.kept.copy_(state["kept"])
+        self._plain.consecutive_skips.copy_(state["consecutive_skips"])
+        self.updates = self._num_summed = state["updates"]
+        if state.get("fell_back"):  # compiled again, it might take longer to notice
+            self._compiled, self._fell_back = None, True
+
+    def _updates(self, chunks: Iterable[Minibatches], summarize: bool) -> Iterator[UpdateStats]:
+        for chunk in chunks:
+            priorities: list[torch.Tensor] = []
+            for index in chunk.minibatches():
+                record = self._update(chunk, index, summarize)
+                if record is None:  # the algorithm asked to stop
+                    return
+                if chunk.update_priorities is not None:
+                    priorities.append(self._priority(record))
+                yield record
+            if chunk.update_priorities is not None:
+                chunk.update_priorities(priorities)
+
+    def _update(self, chunk: Minibatches, index: Nest, summarize: bool) -> UpdateStats | None:
+        if self._compiled is not None:
+            try:
+                record = self._compiled(chunk, index, self._learning_rate, summarize)
+            except NotCompilable as error:
+                logging.warning("%s cannot be compiled, and runs as it is: %s", type(self._algorithm).__name__, error)
+                self._compiled, self._fell_back = None, True
+                return self._update(chunk, index, summarize)
+        else:
+            record = self._plain(chunk, index, self._learning_rate, summarize)
+        if record is not None:
+            self.updates += 1
+            self._algorithm.after_update()
+        return record
+
+    def _priority(self, record: UpdateStats) -> torch.Tensor:
+        if record.priority is None:
+            raise UsageError(
+                f"windows are drawn by priority, and the calc_loss of {type(self._algorithm).__name__} returns no "
+                "LossInfo.priority; draw them with @Uniform"
+            )
+        return record.priority
+
+    def _finish(self, summarize: bool) -> dict[str, float]:
+        num_skipped = self._plain.num_skipped_in_row()
+        if num_skipped >= self._max_nonfinite_updates:
+            raise RunError(
+                f"loss or gradient was not finite in {num_skipped} updates in a row, up to update "
+                f"{self.updates}; lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
+            )
+        if summarize or self.updates - self._num_summed >= MAX_RECORDS:
+            self._sum_up()
+        if not summarize:
+            return {}
+        means = {key: total / count for key, (total, count) in self._sums.items()}
+        self._sums = {}
+        read = torch.stack([mean.float() for mean in means.values()]).tolist()
+        result = dict(zip(means, read))
+        for name, learning_rate in self._learning_rate.items():
+            result[self._name("learning_rate", name)] = learning_rate
+        result["nonfinite_updates"] = self.updates - float(self._plain.kept)
+        return result
+
+    def _sum_up(self) -> None:
+        """Adds the records to the sums, and forgets them."""
+        records, self._records, self._num_summed = self._records, [], self.updates
+        new: dict[str, torch.Tensor] = {}  # [2] each: a sum, and of how many
+        for groups in {tuple(record.groups): None for record in records}:  # a group may train less often than another
+            rows = torch.stack([record.total for record in records if tuple(record.groups) == groups]).double()
+            finite = rows.isfinite()
+            keys = [self._name(kind, name) for kind in ("loss", "grad_norm") for name in groups]
+            pairs = torch.stack([torch.where(finite, rows, 0).sum(0), finite.sum(0)], 1)
+            for key, pair in zip(keys, pairs, strict=True):
+                new[key] = new[key] + pair if key in new else pair
+        for key in records[-1].extra if records else ():
+            pair = torch.stack([record.extra[key] for record in records if key in record.extra]).double().sum(0)
+            new[key] = torch.stack([pair[0], pair[1].clamp(min=1)])
+        for key, pair in new.items():
+            self._sums[key] = self._sums[key] + pair if key in self._sums else pair
+
+    def _name(self, kind: str, group: str) -> str:
+        return kind if len(self._plain.groups) == 1 else f"{kind}/{group}"
+
+    def _schedule_per_group(self, learning_rate: Any) -> dict[str, Schedule]:
+        if not isinstance(learning_rate, Mapping):
+            return {name: as_schedule(learning_rate) for name in self._plain.groups}
+        if set(learning_rate) != set(self._plain.groups):
+            raise UsageError(
+                f"Learner.learning_rate is for the groups {sorted(learning_rate)}; the algorithm's are "
+                f"{sorted(self._plain.groups)}"
+            )
+        return {name: as_schedule(value) for name, value in learning_rate.items()}

@@ -1,0 +1,243 @@
+"""Optimizers over flat vectors: a parameter group is one tensor, or one for each dtype, with its gradient in `.grad`.
+
+An update that is not finite must change nothing. On a CPU the learner looks, and does not call `step`. On a GPU a look
+would wait for the device, so `step` gets a flag there, `keep` (0-d float32), and changes nothing where it is 0; only
+Adam's count of steps, which lives on the host, goes on.
+
+`coefficients` and `apply` are `step` in two parts, what the host works out and what happens to tensors; an optimizer
+that has them can be part of a compiled update.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Protocol
+
+import gin
+import torch
+
+from alfish.errors import UsageError
+from alfish.parameters import NonNegativeFloat, Range, checked
+
+Decay = Annotated[float, Range(0, 1, below=True)]
+
+
+class Optimizer(Protocol):
+    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from the state of an optimizer of the same class; settings are not part of the state."""
+
+
+class _Flat:
+    """A step in two parts.
+
+    Attributes:
+      tensors: its state, which `apply` writes.
+    """
+
+    num_coefficients: ClassVar[int]
+
+    def __init__(self, parameters: Sequence[torch.Tensor], num_moments: int):
+        self._parameters = list(parameters)
+        self.tensors = [torch.zeros_like(p) for _ in range(num_moments) for p in self._parameters]
+
+    def coefficients(self, learning_rate: float) -> list[float]:
+        """Of the next step."""
+        raise NotImplementedError
+
+    def count(self) -> None:
+        """Counts a step that was made. Default: none is counted."""
+
+    def apply(
+        self,
+        parameters: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        coefficients: Sequence[Any],
+        keep: torch.Tensor | None,
+    ) -> None:
+        """Writes parameters and state; `coefficients` may be 0-d tensors where there is a `keep`."""
+        raise NotImplementedError
+
+    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+        gradients: Any = [p.grad for p in self._parameters]
+        self.apply(self._parameters, gradients, self.tensors, self.coefficients(learning_rate), keep)
+        self.count()
+
+
+@gin.configurable(module="alfish.learner.optimizers")
+@checked
+class Adam(_Flat):
+    """Adam, with decoupled weight decay.
+
+    Args:
+      parameters: flat vectors.
+      betas: decay rates of the first and second moment.
+      eps: added to the root of the second moment.
+      weight_decay: share of the parameters that is subtracted per unit of learning rate.
+
+    Source: Kingma & Ba, 2015, algorithm 1; Loshchilov & Hutter, 2019.
+    """
+
+    num_coefficients = 3
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        eps: NonNegativeFloat = 1e-8,
+        weight_decay: NonNegativeFloat = 0.0,
+    ):
+        super().__init__(parameters, num_moments=2)
+        self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
+        self._num_steps = 0
+
+    def coefficients(self, learning_rate: float) -> list[float]:
+        # Bias corrections on the host: powers of a 0-d tensor are slow, and lose digits in compiled code.
+        size, root = (1 - beta ** (self._num_steps + 1) for beta in self._betas)
+        return [learning_rate / size, math.sqrt(root), learning_rate * self._weight_decay]
+
+    def count(self) -> None:
+        self._num_steps += 1
+
+    def apply(self, parameters, gradients, tensors, coefficients, keep):
+        size, root, decay = coefficients
+        first_rate, second_rate = (1 - beta if keep is None else (1 - beta) * keep for beta in self._betas)
+        for p, gradient, m, v in zip(parameters, gradients, tensors, tensors[len(parameters) :]):
+            gradient = _silenced(gradient, keep)
+            _approach(m, gradient, first_rate)
+            _approach(v, gradient.square_(), second_rate)
+            if self._weight_decay:
+                p.mul_(1 - decay * (1 if keep is None else keep))
+            denominator = v.sqrt().div_(root).add_(self._eps)
+            if keep is None:
+                p.addcdiv_(m, denominator, value=-size)
+            else:
+                p.sub_(m / denominator * (size * keep))
+
+    def state_dict(self) -> dict[str, Any]:
+        count = len(self._parameters)
+        return {"first": self.tensors[:count], "second": self.tensors[count:], "num_steps": self._num_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_entries(self, state)
+        _copy(self.tensors, (*state["first"], *state["second"]))
+        self._num_steps = state["num_steps"]
+
+
+@gin.configurable(module="alfish.learner.optimizers")
+@checked
+class RMSprop(_Flat):
+    """RMSprop, with eps outside the root.
+
+    Args:
+      parameters: flat vectors.
+      decay: of the second moment.
+      eps: added to the root of the second moment.
+
+    Source: Tieleman & Hinton, 2012, lecture 6e.
+    """
+
+    num_coefficients = 1
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        decay: Decay = 0.99,
+        eps: NonNegativeFloat = 1e-5,
+    ):
+        super().__init__(parameters, num_moments=1)
+        self._decay, self._eps = decay, eps
+
+    def coefficients(self, learning_rate: float) -> list[float]:
+        return [learning_rate]
+
+    def apply(self, parameters, gradients, tensors, coefficients, keep):
+        rate = (1 - self._decay) if keep is None else (1 - self._decay) * keep
+        for p, gradient, v in zip(parameters, gradients, tensors):
+            gradient = _silenced(gradient, keep)
+            _approach(v, gradient.square(), rate)
+            if keep is None:
+                p.addcdiv_(gradient, v.sqrt().add_(self._eps), value=-coefficients[0])
+            else:
+                p.sub_(gradient / (v.sqrt() + self._eps) * coefficients[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"second": self.tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_entries(self, state)
+        _copy(self.tensors, state["second"])
+
+
+@gin.configurable(module="alfish.learner.optimizers")
+@checked
+class TorchOptimizer:
+    """Any torch optimizer that works entry by entry: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
+
+    Looks at `keep`, and so waits for a GPU.
+
+    Args:
+      parameters: flat vectors.
+      optimizer: a name in torch.optim, a class, or a configured one; takes (parameters, lr).
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Any = gin.REQUIRED):
+        if isinstance(optimizer, str):
+            if not hasattr(torch.optim, optimizer):
+                raise UsageError(
+                    f"TorchOptimizer.optimizer is {optimizer!r}, and torch.optim has no such class; take 'AdamW', say"
+                )
+            optimizer = getattr(torch.optim, optimizer)
+        self._optimizer = optimizer(list(parameters), lr=0.0)
+
+    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+        if keep is None or keep > 0:
+            for settings in self._optimizer.param_groups:
+                settings["lr"] = learning_rate
+            self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": type(self._optimizer).__name__, **self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the state; the settings (`weight_decay`, ...) stay those of the configuration."""
+        here = self.state_dict()
+        state = {"optimizer": here["optimizer"], **state}  # older versions did not save the name
+        _check_entries(self, state)
+        saved = state["optimizer"]
+        if saved != here["optimizer"]:
+            raise UsageError(
+                f"the checkpoint holds the state of {saved}, and TorchOptimizer.optimizer is {here['optimizer']}; keep "
+                "the optimizer, or start in an empty directory"
+            )
+        self._optimizer.load_state_dict({"state": state["state"], "param_groups": here["param_groups"]})
+
+
+def _check_entries(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    if state.keys() != optimizer.state_dict().keys():
+        raise UsageError(
+            f"the checkpoint holds the state of another optimizer than {type(optimizer).__name__} "
+            f"({', '.join(state)}); keep Learner.optimizer, or start in an empty directory"
+        )
+
+
+def _silenced(gradient: torch.Tensor | None, keep: torch.Tensor | None) -> torch.Tensor:
+    """The gradient, or zeros where `keep` is 0: a rate of 0 alone does not silence a nan."""
+    assert gradient is not None
+    return gradient if keep is None else torch.where(keep > 0, gradient, 0)
+
+
+def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:
+    """`average.lerp_(value, rate)`. Where the rate is a tensor, torch's is two formulas, and a graph does both."""
+    if isinstance(rate, torch.Tensor):
+        average.add_((value - average) * rate)
+    else:
+        average.lerp_(value, rate)
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)

@@ -1,0 +1,151 @@
+"""Imports of modules that a configuration names, and the policy for configurations that others may have written."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
+
+from alfish.errors import UsageError, first_line
+
+# Whose own classes and functions a run's configuration may name even without a decorator of gin: parts of Trainers, and
+# nothing that writes files, imports modules or starts programs.
+PART_PACKAGES = (
+    *(
+        "alfish.algorithms",
+        "alfish.batches",
+        "alfish.environments",
+        "alfish.learner.learner",
+        "alfish.training.listeners",
+    ),
+    *(
+        "alfish.losses",
+        "alfish.metrics",
+        "alfish.networks",
+        "alfish.learner.optimizers",
+        "alfish.replay",
+        "alfish.returns",
+    ),
+    *("alfish.schedules", "alfish.transforms", "torch.nn", "torch.optim", "gymnasium.wrappers"),
+)
+
+# Modules that may be imported beside alfish's own; None: any, because the user wrote the configuration.
+_ALLOWED: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
+
+
+@contextlib.contextmanager
+def restricted(allowed: Sequence[str]) -> Iterator[None]:
+    """Restricts imports by configurations to alfish, modules that are already imported, and `allowed` ones.
+
+    Args:
+      allowed: names of modules or packages; a package allows its submodules.
+    """
+    token = _ALLOWED.set(tuple(allowed))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def is_restricted() -> bool:
+    """Whether the configuration in force is one that others may have written."""
+    return _ALLOWED.get() is not None
+
+
+def admit(module: str, where: str) -> None:
+    """Checks that a configuration may import `module`, and makes it importable where it lies in the working directory.
+
+    Args:
+      module: its name, with dots.
+      where: the file or parameter that names it.
+
+    Raises:
+      UsageError: the policy in force forbids the import; `where` is named, and the flag that allows it.
+    """
+    allowed = _ALLOWED.get()
+    if allowed is not None and module not in sys.modules and not _is_in(module, ("alfish", *allowed)):
+        raise _refusal(module, where, "imports")
+    # At the end, so that a file there never stands in for an installed module, and only for a module that was named.
+    if _lies_here(module) and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def admit_functions(module: str, where: str) -> None:
+    """Checks that a configuration may call any function of `module`: of alfish's environments, or allowed by the user.
+
+    Raises:
+      UsageError: the policy in force allows the module only as one that is imported already.
+    """
+    allowed = _ALLOWED.get()
+    if allowed is not None and not _is_in(module, ("alfish.environments", *allowed)):
+        raise _refusal(module, where, "calls a function of")
+
+
+def import_named(module: str, where: str) -> ModuleType:
+    """Imports a module that a configuration names; `where` names it.
+
+    Raises:
+      UsageError: the import is forbidden, there is no such module, or it raises an exception.
+    """
+    admit(module, where)
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and _is_in(module, (missing,)):
+            raise UsageError(f"{where} imports {module!r}, which is not installed or not on PYTHONPATH") from error
+        raise UsageError(
+            f"{where} imports {module!r}, and that raises {type(error).__name__}: {first_line(error)}; "
+            f"`python -c 'import {module}'` shows where"
+        ) from error
+
+
+def import_part(module: str, name: str, where: str) -> None:
+    """Imports the module of a class or function that a configuration names, and that alfish did not register itself.
+
+    Under the policy for configurations that others may have written, the classes and functions of Python's library, of
+    installed packages and of alfish's other modules are refused even where they are imported already, since some of
+    them run any program or write any file.
+
+    Raises:
+      UsageError: as `import_named`; the policy in force forbids the name.
+    """
+    allowed = _ALLOWED.get()
+    is_known = module in sys.modules or _is_in(module, ["alfish"])
+    if allowed is not None and is_known and not _is_in(module, (*PART_PACKAGES, *allowed)):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        is_own = module == "__main__" or (
+            file is not None and not _is_installed(file) and not _is_in(module, ["alfish"])
+        )
+        if not is_own:
+            raise _refusal(module, where, f"names {name!r} of")
+    import_named(module, where)
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a module's file is one of Python or of an installed package."""
+    return any(Path(file).is_relative_to(root) for root in set(sysconfig.get_paths().values()))
+
+
+def _refusal(module: str, where: str, verb: str) -> UsageError:
+    package = module.partition(".")[0]
+    if package == "alfish":
+        return UsageError(f"{where} {verb} {module!r}, which holds no parts of Trainers; remove that line")
+    return UsageError(
+        f"{where} {verb} {module!r}, which is not part of alfish; if you trust that module, add "
+        f"--allow_import={package} (in Python, allow_import=[{package!r}])"
+    )
+
+
+def _is_in(module: str, packages: Sequence[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _lies_here(module: str) -> bool:
+    top = Path(module.partition(".")[0])
+    return top.is_dir() or top.with_suffix(".py").is_file()

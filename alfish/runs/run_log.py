@@ -1,0 +1,75 @@
+"""A run's `log.txt`: the lines of the trainer, and the warnings that go to stderr while the run is open."""
+
+import contextlib
+import logging
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from alfish.runs import files
+from alfish.runs.files import DiskError
+
+
+class RunLog(logging.Handler):
+    """Appends lines with their time. Lines before `open` wait in memory; after `close` only `write` appends.
+
+    Args:
+      path: of the file, whose directory exists when `open` is called.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__(logging.WARNING)
+        self._path = path
+        self._waiting: list[str] | None = []  # None: once opened
+        self._is_open = False
+
+    def open(self) -> None:
+        """Writes the lines that wait; from here on also records absl's and Python's warnings."""
+        self._is_open = True
+        waiting, self._waiting = self._waiting or [], None
+        with contextlib.suppress(DiskError):  # they were printed
+            self._append(waiting)
+        logging.getLogger("absl").addHandler(self)
+        show = warnings.showwarning
+
+        def show_and_write(
+            message: Any, category: Any, filename: str, lineno: int, *rest: Any, **keywords: Any
+        ) -> None:
+            show(message, category, filename, lineno, *rest, **keywords)
+            if self._is_open:
+                self.copy(f"{filename}:{lineno}: {category.__name__}: {message}")
+
+        self._show_before, self._show = show, show_and_write
+        warnings.showwarning = show_and_write
+
+    def write(self, text: str) -> None:
+        """Appends a line, or several. Raises DiskError where that fails."""
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
+        if self._waiting is None:
+            self._append([line])
+        else:
+            self._waiting.append(line)
+
+    def copy(self, text: str) -> None:
+        """Appends what stderr shows too, so that it may be missing here where the disk is full."""
+        with contextlib.suppress(DiskError):
+            self.write(text)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.copy(record.getMessage())
+
+    def close(self) -> None:
+        """Records warnings no longer."""
+        super().close()
+        if not self._is_open:
+            return
+        self._is_open = False
+        logging.getLogger("absl").removeHandler(self)
+        if warnings.showwarning is self._show:  # else another has been put around it, which goes on to call it
+            warnings.showwarning = self._show_before
+
+    def _append(self, lines: list[str]) -> None:
+        if lines:
+            with files.writing(self._path), open(self._path, "a") as file:
+                file.writelines(lines)

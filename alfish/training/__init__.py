@@ -1,0 +1,1 @@
+"""The trainer, what listens to it, and the policy that it evaluates."""

@@ -1,0 +1,390 @@
+"""Evaluation that is unbiased, seeded, and the same however many environments it runs in."""
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
+from alfish.data import StepType, TimeStep, reset_state
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.offline import Episode
+from alfish.offline.episode import ends
+from alfish.specs import ActionUnits, ObservationUnits
+from alfish.transforms import Transforms
+from alfish.unrollers.episodes import EpisodeAccumulator
+from alfish.unrollers.policy_runner import as_array
+
+# float results depend on the batch size, so the policy is always called with this many rows, padded.
+POLICY_BATCH_SIZE = 8
+# Actions after which an episode is cut; the longest of a shipped task, an Atari game, has 27,000.
+MAX_EPISODE_LENGTH = 100_000
+PROGRESS_SECONDS = 30.0  # between two lines about an evaluation that lasts
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes by their index, which is also what they were seeded by: episode k with `seed + k`."""
+
+    env_steps: int  # of the policy's training
+    seed: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]  # actions
+    num_cut: int = 0  # episodes that were truncated at the evaluator's `max_length`
+
+    @property
+    def mean(self) -> float:
+        """Of the returns."""
+        return math.fsum(self.returns) / len(self.returns)
+
+    def summary(self) -> dict[str, Any]:
+        """Mean with a 95 % bootstrap interval, spread, and every episode."""
+        returns = np.array(self.returns)
+        draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
+        low, high = np.percentile(draws, [2.5, 97.5])
+        return {
+            "env_steps": self.env_steps,
+            "num_episodes": len(returns),
+            "mean": self.mean,
+            "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+            "ci_low": float(low),
+            "ci_high": float(high),
+            "min": float(returns.min()),
+            "max": float(returns.max()),
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "num_cut": self.num_cut,
+        }
+
+    def to_csv(self) -> str:
+        rows = [f"{k},{self.seed + k},{r!r},{n}" for k, (r, n) in enumerate(zip(self.returns, self.lengths))]
+        return "\n".join(["episode,seed,return,length", *rows]) + "\n"
+
+
+def make_evaluator(
+    make_environment: Callable[..., Environment],
+    algorithm: RLAlgorithm,
+    transforms: Transforms,
+    num_episodes: int,
+    num_envs: int = POLICY_BATCH_SIZE,
+    max_length: int = MAX_EPISODE_LENGTH,
+    **environment_arguments: Any,
+) -> "Evaluator":
+    """An evaluator with environments of its own, of at most `num_envs`.
+
+    Environments that cannot reset and seed single rows (vector environments of the user's) get one for each episode.
+    """
+    environment = make_environment(num_envs=min(num_envs, num_episodes), evaluation=True, **environment_arguments)
+    if not environment.seeds_rows and environment.num_envs != num_episodes:
+        environment.close()
+        environment = make_environment(num_envs=num_episodes, evaluation=True, **environment_arguments)
+    return Evaluator(environment, algorithm, transforms, max_length)
+
+
+class Evaluator:
+    """Runs whole episodes under `predict_step`, with frozen transforms and without touching any random state outside.
+
+    Episodes are counted when they start and all run to their end: counting the first to finish would favour short ones.
+
+    Args:
+      environment: built for evaluation; never one that trains.
+      algorithm, transforms: read, not changed.
+      max_length: actions after which an episode is truncated, at least 1: in an environment without a time limit a
+        policy may never reach an end.
+
+    Attributes:
+      log: receives a line now and then while an evaluation lasts; by default prints to standard error.
+      num_cut: episodes of the last evaluation that were truncated at `max_length`: the first is logged.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        max_length: int = MAX_EPISODE_LENGTH,
+    ):
+        if max_length < 1:
+            raise UsageError(f"the evaluator's max_length is {max_length}; it must be at least 1")
+        self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
+        self.max_length, self.num_cut = max_length, 0
+        self.log: Callable[[str], Any] = _print_to_stderr
+        self._device = algorithm.progress.device
+        self._under_way: object = None  # the rows of the last call of `test_episodes`
+
+    def evaluate(
+        self,
+        num_episodes: int,
+        seed: int = 0,
+        sample: bool = False,
+        env_steps: int = 0,
+        on_row: Callable[[np.ndarray], None] | None = None,
+    ) -> Evaluation:
+        """Episode k starts from `reset(seed=seed + k)`.
+
+        Args:
+          num_episodes: whole episodes.
+          seed: of episode 0.
+          sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
+          env_steps: of the policy's training, to note in the result.
+          on_row: called after every reset and step with the episode index of each environment, -1 where none is under
+            way (films); environments that have just finished still have theirs.
+
+        Raises:
+          UsageError: fewer than 1 episode, or more than there are environments that cannot be seeded one by one.
+        """
+        self._check_number(num_episodes)
+        returns, lengths = [0.0] * num_episodes, [0] * num_episodes
+        self._under_way = None
+        with self._acting(seed):
+            for episode, time_step, stepped in self._rows(num_episodes, seed, sample):
+                if on_row:
+                    on_row(episode)
+                if not stepped:
+                    continue
+                reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(len(episode), -1).sum(1)
+                for lane in np.flatnonzero(episode >= 0):
+                    returns[episode[lane]] += float(reward[lane])
+                    lengths[episode[lane]] += 1
+        return Evaluation(env_steps, seed, tuple(returns), tuple(lengths), self.num_cut)
+
+    def generate_test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> list[Episode]:
+        """The episodes that `evaluate` measures, all in memory; see `test_episodes`."""
+        return list(self.test_episodes(num_episodes, seed, sample))
+
+    def test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> Iterator[Episode]:
+        """The episodes that `evaluate` measures, in their order, each as soon as it and those before it are whole.
+
+        Episode k is the same, bit for bit, however many environments there are. Where these cannot be seeded one by one
+        (`Environment.seeds_rows`), `seed` is that of all together.
+
+        Args:
+          num_episodes: whole episodes, at least 1.
+          seed: episode k starts from `reset(seed=seed + k)`.
+          sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
+
+        Yields:
+          Episode with the id `str(k)`, in numpy and the environment's own units: raw observations (float64 as float32)
+          with the true final one, actions as they were executed, in the action space's dtypes, raw float32 rewards.
+
+        Raises:
+          UsageError: as `evaluate`; or the evaluator was used for others before these had all been taken.
+        """
+        self._check_number(num_episodes)
+        self._under_way = rows = self._rows(num_episodes, seed, sample)
+        kept = EpisodeAccumulator(self.environment.num_envs)
+        whole: dict[int, Episode] = {}
+        generators = None
+        for k in range(num_episodes):
+            if self._under_way is not rows:
+                raise UsageError(
+                    "the evaluator began other episodes before those of test_episodes had all been taken; take them "
+                    "first, or make another evaluator"
+                )
+            # The caller's random state and grad mode are its own between two episodes.
+            with self._acting(seed):
+                if generators is not None:
+                    _set_generators(self._device, generators)
+                while k not in whole:
+                    episode, time_step, _ = next(rows)
+                    kept.add(nest.map(as_array, time_step), np.flatnonzero(episode >= 0).tolist())
+                    ended = as_array(time_step.step_type) == StepType.LAST
+                    for lane in np.flatnonzero(ended & (episode >= 0)).tolist():
+                        whole[int(episode[lane])] = _episode(int(episode[lane]), kept.take(lane), self.environment)
+                generators = _get_generators(self._device)
+            yield whole.pop(k)
+
+    def close(self) -> None:
+        self.environment.close()
+
+    def _check_number(self, num_episodes: int) -> None:
+        if num_episodes < 1:
+            raise UsageError(f"the evaluator was asked for {num_episodes} episodes; it takes at least 1")
+        num_envs = self.environment.num_envs
+        if num_episodes > num_envs and not self.environment.seeds_rows:
+            raise UsageError(
+                f"the evaluator was asked for {num_episodes} episodes, and its {num_envs} environments cannot be "
+                "seeded one by one; build it with make_evaluator, which makes one for each episode"
+            )
+
+    @contextlib.contextmanager
+    def _acting(self, seed: int) -> Iterator[None]:
+        """Without gradient, in eval mode, and with random numbers from `seed` on; outside nothing changes."""
+        cuda = [self._device] if self._device.type == "cuda" else []
+        with torch.no_grad(), in_eval_mode(self._algorithm), torch.random.fork_rng(devices=cuda):
+            torch.manual_seed(seed)
+            yield
+
+    def _rows(self, num_episodes: int, seed: int, sample: bool) -> Iterator[tuple[np.ndarray, TimeStep, bool]]:
+        """Runs the episodes, and hands over what arrives. To be called within `_acting`.
+
+        Yields:
+          After every reset and step, the episode index of each environment, -1 where none is under way (one that has
+          just finished still has its own); the rows that have arrived there; whether it was a step.
+        """
+        environment, num_envs = self.environment, self.environment.num_envs
+        episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
+        started = min(num_envs, num_episodes)
+        self.num_cut = 0
+        length = np.zeros(num_envs, np.int64)  # of the episodes under way
+        pace = _Pace(self.log, num_episodes)
+        time_step = environment.reset(_seeds(episode, seed))
+        state = self._padded_initial_state(num_envs)
+        noise = {k: _seeded_generators(self._device, seed + k) for k in range(started)} if sample else None
+        yield episode, time_step, False
+        while (episode >= 0).any():
+            action, state = self._act(time_step, state, episode, noise)
+            time_step = environment.step(nest.to(action, environment.device))
+            length += 1
+            finished = time_step.step_type.cpu().numpy() == StepType.LAST
+            cut = (length >= self.max_length) & (episode >= 0) & ~finished
+            if cut.any():
+                time_step, finished = _truncated(time_step, cut), finished | cut
+                self._report_cut(int(cut.sum()), num_episodes)
+            pace.step(started - int((episode >= 0).sum()))
+            yield episode, time_step, True
+            if not finished.any():
+                continue
+            length[finished] = 0
+            episode = episode.copy()
+            for lane in np.flatnonzero(finished):
+                refill = environment.seeds_rows and started < num_episodes
+                episode[lane] = started if refill else -1
+                if refill and noise is not None:
+                    noise[started] = _seeded_generators(self._device, seed + started)
+                started += refill
+            time_step = self._after_end(time_step, finished, episode, seed)
+            if (episode[finished] >= 0).any():
+                yield np.where(finished, episode, -1), time_step, False
+
+    def _report_cut(self, count: int, num_episodes: int) -> None:
+        if not self.num_cut:
+            self.log(
+                f"An episode was cut at {self.max_length:,} steps and counts as truncated; others may follow "
+                "(Trainer.max_evaluation_length)"
+            )
+        self.num_cut += count
+
+    def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
+        """The rows to act from once some environments have finished; those without a further episode idle on."""
+        if self.environment.resets_rows:
+            first = self.environment.reset(_seeds(episode, seed), finished)
+            return nest.where(torch.from_numpy(finished), first, time_step)
+        resets = self.environment.take_resets()
+        return time_step if resets is None else nest.where(resets[0], resets[1], time_step)
+
+    def _padded_initial_state(self, num_envs: int) -> tuple[Nest, Nest]:
+        rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
+        self._initial_state = nest.to(self._algorithm.initial_state(rows), self._device)
+        return self._initial_state, nest.to(self._transforms.initial_state(rows), self._device)
+
+    def _act(self, time_step: TimeStep, state: Nest, episode: np.ndarray, noise: Any) -> tuple[Nest, Nest]:
+        """Actions `[num_envs, ...]` and the state of all padded rows."""
+        num_envs = len(episode)
+        rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
+        padding = torch.arange(rows, device=time_step.step_type.device).clamp(max=num_envs - 1)
+        padded = nest.to(nest.map(lambda leaf: leaf[padding], time_step), self._device)
+        actions, states = [], []
+        for start in range(0, rows, POLICY_BATCH_SIZE):
+            block = slice(start, start + POLICY_BATCH_SIZE)
+            part, before = nest.map(lambda leaf, block=block: leaf[block], (padded, (state, self._initial_state)))
+            lanes = range(start, min(start + POLICY_BATCH_SIZE, num_envs))
+            step, after = self._act_block(part, before, [episode[lane] for lane in lanes], noise)
+            actions.append(step)
+            states.append(after)
+        action = nest.map(lambda *parts: torch.cat(parts)[:num_envs], *actions)
+        return action, nest.map(lambda *parts: torch.cat(parts), *states)
+
+    def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int], noise: Any) -> tuple[Nest, Nest]:
+        (state, transform_state), initial_state = before
+        seen, transform_state = self._transforms(time_step, transform_state)
+        state = reset_state(state, initial_state, seen.step_type)
+        if noise is None:
+            step = self._algorithm.predict_step(seen, state)
+            return step.output, (step.state, transform_state)
+        # One call for each episode, so that its noise comes from its own generator and from nothing else.
+        own = []
+        for lane, k in enumerate(episodes):
+            if k >= 0:
+                _set_generators(self._device, noise[k])
+            alone = nest.map(lambda leaf, lane=lane: leaf[lane : lane + 1].expand_as(leaf), (seen, state))
+            step = self._algorithm.rollout_step(*alone)
+            if k >= 0:
+                noise[k] = _get_generators(self._device)
+            own.append(nest.map(lambda leaf: leaf[:1], (step.output, step.state)))
+        own += own[-1:] * (POLICY_BATCH_SIZE - len(own))
+        output, state = nest.map(lambda *rows: torch.cat(rows), *own)
+        return output, (state, transform_state)
+
+
+class _Pace:
+    """Logs how far an evaluation is, every `PROGRESS_SECONDS`."""
+
+    def __init__(self, log: Callable[[str], Any], num_episodes: int):
+        self._log, self._num_episodes, self._steps = log, num_episodes, 0
+        self._began = time.monotonic()
+        self._next = self._began + PROGRESS_SECONDS
+
+    def step(self, num_ended: int) -> None:
+        self._steps += 1
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            self._log(
+                f"Evaluating: {num_ended} of {self._num_episodes} episodes have ended after {now - self._began:.0f} s "
+                f"and {self._steps:,} steps of each environment"
+            )
+
+
+def _truncated(time_step: TimeStep, rows: np.ndarray) -> TimeStep:
+    """The same with LAST rows in these places; their discount stays 1."""
+    mask = torch.from_numpy(rows).to(time_step.step_type.device)
+    return time_step._replace(step_type=time_step.step_type.masked_fill(mask, StepType.LAST))
+
+
+def _print_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:
+    """Rows `[T+1, 1, ...]`, FIRST to LAST, in the environment's own units."""
+    rows = nest.map(lambda leaf: leaf[:, 0].numpy(), rows)
+    terminated = rows.discount[-1] == 0
+    # What was executed stands on the row of arrival.
+    executed = nest.map(lambda leaf: leaf[1:], rows.prev_action)
+    return Episode(
+        str(k),
+        ObservationUnits(environment.observation_space).to_environment(rows.observation),
+        ActionUnits(environment.action_space).stretch(executed),
+        as_array(rows.reward[1:]),
+        *ends(len(rows.reward) - 1, terminated, not terminated),
+    )
+
+
+def _seeds(episode: np.ndarray, seed: int) -> list[int | None]:
+    return [seed + int(k) if k >= 0 else None for k in episode]
+
+
+def _seeded_generators(device: torch.device, seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return _get_generators(device)
+
+
+def _get_generators(device: torch.device) -> list[torch.Tensor]:
+    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_device]
+
+
+def _set_generators(device: torch.device, states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

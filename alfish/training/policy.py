@@ -1,0 +1,265 @@
+"""A trained policy, ready to act."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.algorithms.contract import check_initial_state
+from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
+from alfish.data import StepType, TimeStep, reset_state
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.parameters.parts import build
+from alfish.runs.checkpoint import load_model
+from alfish.specs import ActionUnits, ObservationUnits
+from alfish.transforms import Transforms
+
+
+def make_networks(
+    algorithm: Callable[..., RLAlgorithm],
+    transforms: Sequence[Callable[..., Any]],
+    observation_spec: Nest,
+    action_spec: Nest,
+    reward_spec: spaces.Box,
+    device: torch.device | str,
+) -> tuple[RLAlgorithm, Transforms]:
+    """Builds an algorithm and the transforms before it, with initial parameters.
+
+    Args:
+      algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
+      transforms: transform classes, the first one applied first.
+      observation_spec, action_spec, reward_spec: the environment's.
+      device: of both.
+
+    Raises:
+      UsageError: a factory makes something else, or what does not keep to its contract.
+    """
+    chain = Transforms(transforms, observation_spec, reward_spec).to(device)
+    specs = chain.observation_spec, action_spec, chain.reward_spec
+    made = build(algorithm, RLAlgorithm, "Trainer.algorithm", *specs).to(device)
+    check_initial_state(made)
+    return made, chain
+
+
+def load_networks(
+    algorithm: RLAlgorithm, transforms: Transforms, state: Mapping[str, Any], root_dir: str | Path
+) -> None:
+    """Puts the weights and statistics of a checkpoint in place.
+
+    Args:
+      algorithm, transforms: overwritten.
+      state: of a checkpoint, see `Trainer.state_dict`.
+      root_dir: of the run, for the message.
+
+    Raises:
+      UsageError: they do not fit.
+    """
+    name = type(algorithm).__name__
+    load_model(algorithm, state["algorithm"], f"the {name} configured for {root_dir}")
+    load_model(transforms, state["transforms"], f"the transforms configured for {root_dir}")
+
+
+class Policy:
+    """Acts on observations as the environment gives them, in the environment's units.
+
+    Args:
+      algorithm, transforms: trained; read, not changed.
+      observation_space, action_space: the environment's, of one environment.
+      env_steps: of its training.
+
+    Attributes:
+      algorithm, transforms, observation_space, action_space, env_steps: the arguments.
+    """
+
+    def __init__(
+        self,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        env_steps: int = 0,
+    ):
+        self.algorithm, self.transforms, self.env_steps = algorithm, transforms, env_steps
+        self.observation_space, self.action_space = observation_space, action_space
+        self._device = algorithm.progress.device
+        self._observation_spec = specs.observation_spec(observation_space)
+        leaf_spaces = nest.leaves(specs.map_space(lambda leaf: leaf, observation_space))
+        self._readers = [ObservationUnits(leaf).from_environment for leaf in leaf_spaces]
+        self._action_spec = specs.action_spec(action_space)
+        self._units = ActionUnits(action_space)
+        self.reset()
+
+    def reset(self) -> None:
+        """Clears the memory of a policy that has one; the next `act` is the first of an episode in every row."""
+        self._state = self._transform_state = self._prev_action = None
+        self._batch_size = 0
+
+    @torch.no_grad()
+    def act(self, observation: Any, batched: bool = False, sample: bool = False, first: Any = None) -> Any:
+        """Returns the action for an observation.
+
+        A leaf of a Dict or Tuple observation may be missing, or None, where the action does not depend on it.
+
+        Args:
+          observation: one observation of the environment, or with `batched` one a row.
+          batched: whether observation and action have a leading batch dimension `[B, ...]`.
+          sample: act as in training; else take the mode.
+          first: `[B]` bool, or one bool for all rows: whether the observation is the first of an episode; the memory of
+            these rows is cleared. None: of no row. In the first call after `reset` it is the first in every row. Where
+            it is the first in all rows, their number may differ from that of the call before.
+
+        Returns:
+          The action as numpy arrays (an int for Discrete), in the action space's structure.
+
+        Raises:
+          UsageError: the action depends on a missing leaf, or a leaf has another shape than its space, or a
+            Discrete or MultiDiscrete leaf a value outside it.
+          ValueError: the number of rows changed without a `reset`, or `first` is not `[B]`.
+        """
+        raw = self._time_step(self._read(observation, batched), first)
+        seen, transform_state = self.transforms(raw, self._transform_state)
+        state = reset_state(self._state, self._initial_state, seen.step_type)
+        with in_eval_mode(self.algorithm):
+            step = (self.algorithm.rollout_step if sample else self.algorithm.predict_step)(seen, state)
+        executed = nest.map(lambda leaf: leaf.cpu().numpy(), step.output)
+        self._state, self._transform_state = step.state, transform_state
+        self._prev_action = nest.map(torch.from_numpy, self._units.executed(executed))
+        action = self._units.to_environment(executed)
+        return action if batched else nest.map(lambda leaf: leaf[0], action)
+
+    def _read(self, observation: Any, batched: bool) -> Nest:
+        """The stream's observation `[B, ...]`; leaves that are not given are `_MissingLeaf`."""
+        names, leaf_specs = zip(*nest.named_leaves(self._observation_spec, "observation"))
+        values = [_leaf_at(observation, keys) for keys in nest.keys(self._observation_spec)]
+        sizes = [next(iter(np.shape(value)), 0) if batched else 1 for value in values if value is not None]
+        if not sizes:
+            raise UsageError(f"act was given none of the leaves {', '.join(names)}")
+        leaves: list[torch.Tensor] = []
+        for name, spec, read, value in zip(names, leaf_specs, self._readers, values):
+            if value is None:
+                leaves.append(_missing(name, specs.zeros(spec, (sizes[0],), self._device)))
+                continue
+            rows = read(value if batched else np.asarray(value)[None])
+            wanted = [sizes[0], *spec.shape]
+            if list(rows.shape) != wanted:
+                found, wanted = (list(rows.shape), wanted) if batched else (list(rows.shape[1:]), wanted[1:])
+                hint = "" if batched else "; batched=True takes one observation a row"
+                raise UsageError(f"{name} has shape {found}, and {wanted} is expected{hint}")
+            _check_range(name, rows, spec)
+            leaves.append(torch.from_numpy(rows).to(self._device))
+        return nest.unflatten(nest.flatten(self._observation_spec)[1], leaves)
+
+    def _time_step(self, observation: Nest, first: Any) -> TimeStep:
+        size = len(nest.leaves(observation)[0])
+        given = None if first is None else np.asarray(first, bool).reshape(-1)
+        if given is not None and np.ndim(first) == 0:
+            given = np.repeat(given, size)
+        if given is not None and len(given) != size:
+            raise ValueError(f"first has {len(given)} entries, and act was called with {size} observations")
+        changes_size = self._prev_action is not None and size != self._batch_size
+        begins = self._prev_action is None or (changes_size and given is not None and bool(given.all()))
+        if begins:
+            self._batch_size = size
+            self._initial_state = nest.to(self.algorithm.initial_state(size), self._device)
+            self._state = self._initial_state
+            self._transform_state = nest.to(self.transforms.initial_state(size), self._device)
+            prev_action = specs.zeros(self._action_spec, (size,))
+        elif changes_size:
+            raise ValueError(
+                f"act was called with {size} observations after {self._batch_size}; call reset() between, or say "
+                "first=True where they all begin an episode"
+            )
+        else:
+            prev_action = self._prev_action
+        is_first = torch.full((size,), begins)
+        if given is not None and not begins:
+            is_first = torch.tensor(given)
+            prev_action = nest.map(lambda leaf: leaf.masked_fill(nest.widened(is_first, leaf), 0), prev_action)
+        step_type = torch.where(is_first, int(StepType.FIRST), int(StepType.MID)).to(torch.int32)
+        return TimeStep(
+            step_type=step_type.to(self._device),
+            reward=torch.zeros(size, *self.algorithm.reward_spec.shape, device=self._device),
+            discount=torch.ones(size, device=self._device),
+            observation=observation,
+            prev_action=nest.to(prev_action, self._device),
+            env_id=torch.arange(size, dtype=torch.int32, device=self._device),
+        )
+
+
+def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
+    """Raises UsageError where a Discrete or MultiDiscrete leaf, counted from 0, is outside its space."""
+    if not isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
+        return
+    sizes = spec.n if isinstance(spec, spaces.Discrete) else spec.nvec
+    if ((rows < 0) | (rows >= sizes)).any():
+        raise UsageError(f"{name} has a value outside its space, which has {sizes} values")
+
+
+def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:
+    """The value that keys and positions lead to; None where there is none."""
+    for key in keys:
+        if isinstance(observation, Mapping):
+            observation = observation.get(key)
+        elif isinstance(observation, (tuple, list)) and isinstance(key, int) and key < len(observation):
+            observation = observation[key]
+        else:
+            return None
+    return observation
+
+
+class _MissingLeaf(torch.Tensor):
+    """Zeros in the place of a leaf that is not given.
+
+    What is computed from one is one too, so hooks and transforms run as always. Looking at its values, as making an
+    array of an action does, raises.
+
+    Attributes:
+      names: of the leaves that it was computed from.
+    """
+
+    names: frozenset[str]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = [one for one in nest.leaves((args, kwargs)) if isinstance(one, cls)]
+        name = getattr(func, "__name__", "")
+        # Into a tensor that does not depend on the leaf, which could not say afterwards that it does.
+        writes = _WRITES.fullmatch(name) and not isinstance(args[0], cls)
+        if name in _LOOKS_AT_VALUES or writes:
+            missing = sorted(frozenset().union(*(one.names for one in inputs)))
+            raise UsageError(f"the policy's action depends on {' and '.join(missing)}, which act was not given")
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        names = frozenset().union(*(one.names for one in inputs))
+        for leaf in nest.leaves((result,)):
+            if isinstance(leaf, cls):
+                leaf.names = names
+        return result
+
+
+_LOOKS_AT_VALUES = {
+    "__array__",
+    "__bool__",
+    "__contains__",
+    "__float__",
+    "__index__",
+    "__int__",
+    "allclose",
+    "equal",
+    "is_nonzero",
+    "item",
+    "numpy",
+    "tolist",
+}
+_WRITES = re.compile(r"__setitem__|__i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor)__|(?!_)\w*[a-z0-9]_")
+
+
+def _missing(name: str, zeros: torch.Tensor) -> torch.Tensor:
+    leaf = zeros.as_subclass(_MissingLeaf)
+    leaf.names = frozenset([name])
+    return leaf

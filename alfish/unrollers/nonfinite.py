@@ -1,0 +1,65 @@
+"""Values that are not finite, in rows of an unroll or in those of one step.
+
+One sum is enough to tell that there are none: any nan or infinity makes it so. A sum that overflows is not finite
+either, so then the values themselves are looked at.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.data import TimeStep
+from alfish.errors import RunError
+from alfish.unrollers.policy_runner import as_tensor
+
+
+def check_finite(time_step: TimeStep) -> None:
+    """Looks through an unroll's rewards, discounts and observations.
+
+    Args:
+      time_step: leaves `[T, B, ...]`, arrays or tensors.
+
+    Raises:
+      RunError: names the environment, the row and the leaf of the first value that is not finite.
+    """
+    leaves = [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
+    if _sum_is_finite(leaves):
+        return
+    paths = nest.paths(time_step.observation)
+    names = ["reward", "discount", *(f"observation {path}".rstrip() for path in paths)]
+    for name, leaf in zip(names, leaves):
+        leaf = as_tensor(leaf)
+        bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
+        if bad.any():
+            row, column = (int(i) for i in bad.nonzero()[0])
+            env_id = int(time_step.env_id[row, column])
+            raise RunError(
+                f"environment {env_id} returned a {name} that is not finite in row {row} of the unroll: "
+                f"{leaf[row, column].cpu().numpy()}; mend the environment, the run cannot learn from it"
+            )
+
+
+def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
+    """`[B]` bool: whose reward or observation is not finite; None: nobody's.
+
+    Args:
+      time_step: of one step, leaves `[B, ...]`, arrays.
+    """
+    leaves: list[Any] = [time_step.reward, *nest.leaves(time_step.observation)]
+    if _sum_is_finite(leaves):
+        return None
+    floats = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+    bad = np.any([~np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in floats], axis=0)
+    return bad if bad.any() else None
+
+
+def _sum_is_finite(leaves: list[Any]) -> bool:
+    """Whether the sum of all floats in the leaves, arrays or tensors, is finite."""
+    total: Any = 0
+    for leaf in leaves:
+        if leaf.dtype.kind == "f" if type(leaf) is np.ndarray else leaf.is_floating_point():
+            total = total + leaf.sum()
+    return math.isfinite(total)

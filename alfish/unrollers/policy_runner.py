@@ -1,0 +1,188 @@
+"""From a raw row to an action: transforms, memory's reset, `rollout_step`; where possible as a numpy program."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from absl import logging
+from torch.nn.utils.stateless import _reparametrize_module
+
+from alfish import nest
+from alfish.algorithms.contract import check_action, check_step
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.compiler.inductor import is_checked
+from alfish.compiler.numpy_program import NotTranslatable, NumpyProgram
+from alfish.data import AlgStep, TimeStep, reset_state
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.runs import random_state
+from alfish.transforms import Transforms
+
+
+class PolicyRunner:
+    """Acts from raw rows, one call a vector step.
+
+    Args:
+      algorithm: whose `rollout_step` acts.
+      transforms: what it sees of a raw row.
+      initial_state: of the policy, `[B, ...]`, at an episode's start.
+      numpy_policy: calls after which it acts through numpy; None: never.
+
+    Attributes:
+      num_calls, gave_up: calls so far, and whether it went back to torch; saved with the run, so that a resumed one
+        acts by the same bits.
+    """
+
+    def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, initial_state: Nest, numpy_policy: int | None):
+        self._algorithm, self._transforms, self._initial_state = algorithm, transforms, initial_state
+        self._device = algorithm.progress.device
+        self._numpy_after = numpy_policy if self._device.type == "cpu" else None
+        self._program: NumpyProgram | None = None
+        self._has_looked = False  # at what rollout_step returns
+        self._has_looked_at_random = False  # at what random_action returns
+        self.num_calls = 0
+        self.gave_up = False
+
+    def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
+        """An action for each of B rows, and the transforms' state after them; no gradient.
+
+        Leaves, in and out, are arrays or tensors: arrays come out where it acts through numpy.
+        """
+        row = time_step, transform_state, state, self._initial_state
+        if self._numpy_after is not None and not self.gave_up and self.num_calls >= self._numpy_after:
+            if self._program is None:
+                self._translate(row)
+            # A hook that is not pure may depend on what tracing took for constant.
+            elif is_checked(self.num_calls - self._numpy_after):
+                self._compare(row)
+        self.num_calls += 1
+        return self._act(*row) if self._program is None else self._run(row)
+
+    @torch.no_grad()
+    def random_action(self, time_step: TimeStep, transform_state: Nest) -> Nest:
+        """The algorithm's `random_action` for each of B rows, tensors on its device."""
+        seen, _ = self._transforms(*nest.map(self._here, (time_step, transform_state)))
+        algorithm = self._algorithm
+        action = algorithm.random_action(seen)
+        if not self._has_looked_at_random:
+            self._has_looked_at_random = True
+            check_action(action, algorithm, "random_action", algorithm.action_spec, len(seen.step_type))
+        return nest.to(action, self._device)
+
+    def refresh(self) -> None:
+        """Takes up parameters and buffers that may have changed; to be called before it acts with them."""
+        if self._program is None:
+            return
+        if [tensor.data_ptr() for tensor in self._sources] != self._addresses:
+            self._share_memory()
+        self._program.prepare(self._arrays)
+
+    def _share_memory(self) -> None:
+        """Takes the parameters and buffers where they are: a learner puts parameters together when it is built."""
+        self._addresses = [tensor.data_ptr() for tensor in self._sources]
+        self._arrays = [tensor.detach().numpy() for tensor in self._sources]
+
+    def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
+        assert self._program is not None
+        # Most policies read one or two leaves; to flatten the row takes longer than some of their products.
+        leaves = []
+        for path in self._used:
+            leaf: Any = row
+            for key in path:
+                leaf = leaf[key]
+            leaves.append(leaf if type(leaf) is np.ndarray else as_array(leaf))
+        return self._program(leaves)
+
+    @torch.no_grad()
+    def _act(
+        self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
+    ) -> tuple[AlgStep, Nest]:
+        time_step, transform_state, state = nest.map(self._here, (time_step, transform_state, state))
+        if not self._has_looked:
+            return self._look(time_step, transform_state, state, initial_state)
+        return self._policy(time_step, transform_state, state, initial_state)
+
+    def _look(self, *row: Any) -> tuple[AlgStep, Nest]:
+        """`_policy`, found to return what it should, and to write into nothing that it is given."""
+        given = nest.leaves(row)
+        before = [leaf._version for leaf in given]
+        step, transform_state = self._policy(*row)
+        algorithm = self._algorithm
+        if [leaf._version for leaf in given] != before:
+            raise UsageError(
+                f"a transform, or rollout_step of {type(algorithm).__name__}, writes into the time step or the state "
+                "that it is given, and so into the rows that are stored; make a copy"
+            )
+        batch_size = len(row[0].step_type)
+        check_step(step, algorithm, "rollout_step", algorithm.action_spec, batch_size, self._initial_state)
+        self._has_looked = True
+        return step, transform_state
+
+    def _policy(
+        self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
+    ) -> tuple[AlgStep, Nest]:
+        seen, transform_state = self._transforms(time_step, transform_state)
+        return self._algorithm.rollout_step(seen, reset_state(state, initial_state, seen.step_type)), transform_state
+
+    def _here(self, leaf: Any) -> torch.Tensor:
+        return as_tensor(leaf).to(self._device)
+
+    def _translate(self, row: tuple) -> None:
+        if not self._has_looked:
+            with random_state.preserved():
+                self._act(*row)
+        modules = (self._algorithm, self._transforms)
+        tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
+
+        def act(arguments: Nest) -> Nest:
+            (of_algorithm, of_transforms), *row = arguments
+            with (
+                _reparametrize_module(self._algorithm, of_algorithm, tie_weights=True),
+                _reparametrize_module(self._transforms, of_transforms, tie_weights=True),
+            ):
+                return self._policy(*row)
+
+        try:
+            fixed = nest.leaves(tensors)
+            example = nest.detach(tensors), *nest.map(as_tensor, row)
+            self._program = NumpyProgram(act, example, len(fixed))
+        except NotTranslatable as reason:
+            logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
+            self.gave_up = True
+            return
+        used = self._program.used
+        self._sources = [fixed[index] for index in used if index < len(fixed)]
+        self._share_memory()  # what is written in place from here on is seen
+        keys = nest.keys(row)
+        self._used = [keys[index - len(fixed)] for index in used if index >= len(fixed)]
+        self.refresh()
+        self._compare(row)
+
+    def _compare(self, row: tuple) -> None:
+        """Goes back to torch where the program does not do what the policy does."""
+        with random_state.preserved():
+            expected = nest.leaves(self._act(*row))
+        with random_state.preserved():
+            found = [as_tensor(leaf) for leaf in nest.leaves(self._run(row))]
+        if len(expected) != len(found) or not all(
+            a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+            for a, b in zip(expected, found)
+        ):
+            logging.warning(
+                "%s acts otherwise in numpy: its rollout_step depends on a value that changes between steps; make it a "
+                "buffer. It acts through torch from here on",
+                type(self._algorithm).__name__,
+            )
+            self._program, self.gave_up = None, True
+
+
+def as_array(leaf: Any) -> np.ndarray:
+    """A leaf on the host as an array that shares its memory."""
+    return leaf if type(leaf) is np.ndarray else leaf.detach().cpu().numpy()
+
+
+def as_tensor(leaf: Any) -> torch.Tensor:
+    """A leaf as a tensor; one of an array shares its memory."""
+    if type(leaf) is not np.ndarray:
+        return leaf
+    return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())  # a broadcast one is not

@@ -1,0 +1,1 @@
+"""Unrollers in processes of their own."""

@@ -1,0 +1,123 @@
+"""Segments put together into one experience, and what arrived in them into one record of records.
+
+On-policy segments stand side by side. Off-policy each environment has a column of its own, however many segments its
+worker gave, and a column with fewer rows than its neighbours is filled up with PAD rows at its end.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.data import Experience, StepType
+from alfish.nest import Nest
+from alfish.unrollers.unroller import StepRecords, without_infos
+
+
+def side_by_side(parts: list[Experience]) -> Experience:
+    """Parts `[T, B, ...]` as one `[T, B + B + ..., ...]`; a part that is alone is given back without a copy."""
+    if len(parts) == 1:
+        return parts[0]
+    rows, starts = zip(*map(_taken_apart, parts))
+    joined = nest.map(lambda *leaves: torch.cat(leaves, dim=1), *rows)
+    return _experience(joined, nest.map(lambda *leaves: torch.cat(leaves), *starts))
+
+
+def one_after_another(parts: list[Experience]) -> Experience:
+    """A copy of parts `[T, B, ...]` as one `[T + T + ..., B, ...]`, whose PAD rows are all at the ends of columns."""
+    rows, starts = zip(*map(_taken_apart, parts))
+    joined = nest.map(lambda *leaves: torch.cat(leaves), *rows)
+    return _closed_up(_experience(joined, nest.map(torch.clone, starts[0])))
+
+
+def in_columns(parts: list[list[Experience]]) -> Experience:
+    """A copy of what each worker gave as the columns of its environments.
+
+    Args:
+      parts: of each worker, in the order they came; of at least one of them, there is one.
+    """
+    columns = [one_after_another(own) if own else None for own in parts]
+    given = [part for part in columns if part is not None]
+    num_rows = max(len(part.time_step.step_type) for part in given)
+    return side_by_side([_filled_up(_nothing_like(given[0]) if part is None else part, num_rows) for part in columns])
+
+
+def records_in_columns(parts: list[list[StepRecords]]) -> StepRecords:
+    """What arrived at each worker as the columns of its environments; see `in_columns`."""
+    example = next(part for own in parts for part in own)
+    num_rows = max(sum(len(part.step_type) for part in own) for own in parts)
+    own_envs = example.step_type.shape[1]
+    num_envs = len(parts) * own_envs
+    joined: StepRecords = nest.map(
+        lambda leaf: np.zeros((num_rows, num_envs, *leaf.shape[2:]), leaf.dtype), without_infos(example)
+    )
+    joined.step_type.fill(StepType.PAD)
+    infos: list[tuple[int, dict[str, Any]]] = []
+    for worker_index, own in enumerate(parts):
+        columns = slice(worker_index * own_envs, (worker_index + 1) * own_envs)
+        begin = 0
+        for part in own:
+            end = begin + len(part.step_type)
+            for target, leaf in zip(nest.leaves(joined), nest.leaves(without_infos(part)), strict=True):
+                target[begin:end, columns] = leaf
+            infos += [(begin + t, _widened(info, columns, num_envs)) for t, info in part.infos]
+            begin = end
+    return joined._replace(infos=infos)
+
+
+def _taken_apart(part: Experience) -> tuple[Nest, Nest]:
+    """The leaves that are `[T, B, ...]`, and those that are `[B, ...]`, of row 0."""
+    return (part.time_step, part.action, part.info), (part.state, part.policy_version, part.transform_state)
+
+
+def _experience(rows: Nest, start: Nest) -> Experience:
+    """The inverse of `_taken_apart`."""
+    return Experience(*rows, *start)
+
+
+def _closed_up(part: Experience) -> Experience:
+    """The part with all PAD rows at the ends of columns: segments of unequal columns have some at their own ends."""
+    pad = part.time_step.step_type == StepType.PAD
+    if not (pad[:-1] & ~pad[1:]).any():
+        return part
+    rows, start = _taken_apart(part)
+    order = pad.to(torch.uint8).argsort(dim=0, stable=True)[: int((~pad).sum(0).max())]
+    return _experience(nest.map(lambda leaf: leaf[order, torch.arange(leaf.shape[1])], rows), start)
+
+
+def _filled_up(part: Experience, num_rows: int) -> Experience:
+    """The part with PAD rows behind its own, `num_rows` in all."""
+    missing = num_rows - len(part.time_step.step_type)
+    if not missing:
+        return part
+    rows, start = _taken_apart(part)
+    filler = nest.map(lambda leaf: leaf.new_zeros(missing, *leaf.shape[1:]), rows)
+    filler[0].step_type.fill_(StepType.PAD)
+    return _experience(nest.map(lambda *leaves: torch.cat(leaves), rows, filler), start)
+
+
+def _nothing_like(part: Experience) -> Experience:
+    """An experience of as many columns as the part has, and of no rows; its version is -1."""
+    rows, start = _taken_apart(part)
+    nothing = _experience(nest.at(rows, slice(0, 0)), nest.map(torch.zeros_like, start))
+    return nothing._replace(policy_version=torch.full_like(part.policy_version, -1))  # type: ignore[arg-type]
+
+
+def _widened(info: dict[str, Any], columns: slice, num_envs: int) -> dict[str, Any]:
+    """A vector info of some environments as one of all, with a mask for each key."""
+    wide: dict[str, Any] = {}
+    for key, value in info.items():
+        if key.startswith("_"):
+            continue
+        mask = np.zeros(num_envs, bool)
+        mask[columns] = info.get(f"_{key}", True)
+        if isinstance(value, dict):
+            wide[key] = _widened(value, columns, num_envs)
+        elif isinstance(value, np.ndarray) and len(value) == columns.stop - columns.start:
+            wide[key] = np.zeros((num_envs, *value.shape[1:]), value.dtype)
+            wide[key][columns] = value
+        else:
+            continue
+        wide[f"_{key}"] = mask
+    return wide

@@ -1,0 +1,103 @@
+"""The memory of segments: each slot holds one, where its worker writes it and the trainer reads it."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from alfish import nest, specs
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Experience, StepType, TimeStep
+from alfish.environments import Environment
+from alfish.runs import random_state
+from alfish.transforms import Transforms
+from alfish.unrollers.unroller import SHOWN_FIELDS, StepRecords, without_infos
+from alfish.unrollers.workers.messages import Segment
+from alfish.unrollers.workers.shared_memory import Block
+
+Form: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+
+
+class Slots:
+    """Slots side by side in one shared memory.
+
+    Args:
+      forms: shape and dtype of what is in a slot: an `Experience` without its version, then `StepRecords` without
+        infos; see `slot_forms`.
+      count: slots.
+      structure: of these two, as `nest.flatten` gives it, for `read`.
+      fd: of the memory, in a worker; None: make it.
+    """
+
+    def __init__(self, forms: list[Form], count: int, structure: Any = None, fd: int | None = None):
+        self._structure = structure
+        self._block = Block(forms, count, fd)
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the memory, for a worker to inherit."""
+        return self._block.memory.fd
+
+    def write(self, slot: int, experience: Experience, records: StepRecords) -> None:
+        """Copies rows and what arrived into a slot; versions, infos and the number of records go by message."""
+        rows, arrived = (
+            nest.leaves(experience._replace(policy_version=None)),
+            nest.leaves(without_infos(records)),
+        )
+        targets, count = iter(self._block.copies[slot]), len(records.step_type)
+        for leaf, target in zip(rows, targets):
+            target.copy_(leaf)
+        for leaf, target in zip(arrived, targets, strict=True):
+            target[:count] = torch.from_numpy(leaf)
+
+    def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
+        """The rows in a segment's slot, and what arrived: not a copy."""
+        experience, records = nest.unflatten(self._structure, self._block.copies[segment.slot])
+        version = torch.full(experience.time_step.env_id.shape[1:], segment.version, dtype=torch.int64)
+        count = segment.num_arrivals
+        records = nest.map(lambda leaf: leaf[:count].numpy(), records)._replace(infos=segment.infos)
+        return experience._replace(policy_version=version), records
+
+
+def example_row(environment: Environment, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int) -> Experience:
+    """An Experience of one row `[B, ...]` as the policy makes it; zeros apart from that, and nothing is stepped."""
+    device = algorithm.progress.device
+    time_step = TimeStep(
+        torch.full((num_envs,), StepType.FIRST, dtype=torch.int32),
+        torch.zeros(num_envs, *algorithm.reward_spec.shape),
+        torch.ones(num_envs),
+        specs.zeros(environment.observation_spec, (num_envs,)),
+        specs.zeros(environment.action_spec, (num_envs,)),
+        torch.zeros(num_envs, dtype=torch.int32),
+    )
+    state, transform_state = algorithm.initial_state(num_envs), transforms.initial_state(num_envs)
+    row, here, before = nest.to((time_step, state, transform_state), device)
+    with random_state.preserved():
+        seen, _ = transforms(row, before)
+        step = algorithm.rollout_step(seen, here)
+    return Experience(time_step, step.output, step.info, state, None, transform_state)
+
+
+def example_records(example: Experience, shown: Sequence[str]) -> StepRecords:
+    """Tensors of one row `[B, ...]` of what an unroller that shows these fields tells of such rows; infos is None."""
+    step = example.time_step
+    fields: dict[str, Any] = {name: getattr(step, SHOWN_FIELDS[name]) for name in shown}
+    told: Any = step.step_type, step.reward, None
+    return StepRecords(*told, **fields)
+
+
+def slot_forms(example: Experience, records: StepRecords, num_rows: int, num_arrivals: int) -> list[Form]:
+    """Shapes and dtypes of a slot.
+
+    Args:
+      example: one row `[B, ...]` of a segment.
+      records: `example_records` of it.
+      num_rows: of a segment.
+      num_arrivals: S, at most.
+    """
+    rows, starts = (example.time_step, example.action, example.info), (example.state, example.transform_state)
+    return [
+        *(((num_rows, *leaf.shape), leaf.dtype) for leaf in nest.leaves(rows)),
+        *((tuple(leaf.shape), leaf.dtype) for leaf in nest.leaves(starts)),
+        *(((num_arrivals, *leaf.shape), leaf.dtype) for leaf in nest.leaves(records)),
+    ]

@@ -1,0 +1,256 @@
+"""A worker process: environments, a copy of the policy, and segments of rows written into shared memory.
+
+It is forked by `server.main`, and lives as long as the trainer holds the other end of the lifeline.
+"""
+
+import contextlib
+import faulthandler
+import itertools
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.compiler.numpy_program import quiet
+from alfish.data import TimeStep
+from alfish.environments import Environment
+from alfish.errors import RunError, UsageError
+from alfish.nest import Nest
+from alfish.unrollers.nonfinite import nonfinite_rows
+from alfish.unrollers.sync import SyncUnroller
+from alfish.unrollers.workers.channel import Channel
+from alfish.unrollers.workers.heartbeat import DUMP_SIGNAL, Heartbeat
+from alfish.unrollers.workers.messages import (
+    EnvironmentFailed,
+    EnvironmentReplaced,
+    Failed,
+    FromWorker,
+    Grant,
+    Refused,
+    Seconds,
+    Segment,
+    Setup,
+    Started,
+)
+from alfish.unrollers.workers.pickling import from_bytes
+from alfish.unrollers.workers.shared_memory import SharedMemory, SharedWeights, state_tensors
+from alfish.unrollers.workers.slots import Slots
+
+GRACE_SECONDS = 5.0  # for closing environments after the trainer has died
+
+
+class EnvironmentFailure(Exception):
+    """An environment raised; the worker cannot go on by itself."""
+
+
+class Stopped(Exception):
+    """The trainer has asked for the end."""
+
+
+class WorkerUnroller(SyncUnroller):
+    """Unrolls under the trainer's eyes, and goes on where an environment fails.
+
+    Args:
+      heartbeat: to tell what it is doing.
+      step_interval: seconds from the start of one vector step to the next, at least.
+      tolerate: called with an environment's id and the traceback of its error; None: errors end the worker.
+      starts: see `Setup`.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        heartbeat: Heartbeat,
+        step_interval: float,
+        tolerate: Any,
+        starts: list[int],
+        **keywords: Any,
+    ):
+        super().__init__(*arguments, **keywords)
+        self._pulse, self._interval, self._tolerate = heartbeat, step_interval, tolerate
+        self._starts = np.array(starts)
+        self._nonfinite_rows = quiet(nonfinite_rows)
+        self._num_steps, self._next_step = 0, 0.0
+        self.env_seconds = 0.0
+        if tolerate is not None:
+            self.environment.tolerate_errors(self._report)
+
+    def _report(self, index: int, error: BaseException) -> None:
+        self._tolerate(int(self.environment.env_id[index]), "".join(traceback.format_exception(error)))
+
+    def _reset(self) -> TimeStep:
+        self._pulse.set(Heartbeat.RESETTING)
+        try:
+            time_step, _ = self._replace_nonfinite(super()._reset())
+            return time_step
+        finally:
+            self._pulse.set(Heartbeat.ACTING)
+
+    def _advance(self, step: Any, transform_state: Nest) -> None:
+        if self._pulse.stopped:
+            raise Stopped
+        if self._interval:
+            time.sleep(max(0.0, self._next_step - time.monotonic()))
+            self._next_step = time.monotonic() + self._interval
+        self._pulse.set(Heartbeat.STEPPING)
+        began = time.perf_counter()
+        try:
+            super()._advance(step, transform_state)
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFailure from error
+        self.env_seconds += time.perf_counter() - began
+        self._num_steps += 1
+        assert self._time_step is not None
+        self._time_step, replaced = self._replace_nonfinite(self._time_step)
+        if replaced is not None:
+            broken = self.environment.broken
+            self.environment.broken = replaced if broken is None else replaced | broken
+        if (self._starts == self._num_steps).any():
+            self._time_step = self.environment.break_off(self._time_step, self._starts == self._num_steps)
+        self._pulse.set(Heartbeat.ACTING)
+
+    def _check(self, time_step: TimeStep) -> None:
+        """Ends the worker where rows are not finite: what can be built anew was looked at step by step."""
+        try:
+            super()._check(time_step)
+        except RunError as error:
+            raise EnvironmentFailure from error
+
+    def _replace_nonfinite(self, time_step: TimeStep) -> tuple[TimeStep, np.ndarray | None]:
+        """Builds environments anew whose rows hold what is not finite, until none does.
+
+        Returns:
+          The time step with FIRST rows in their places, and `[B]` bool where these are; None: nowhere.
+        """
+        replaced: np.ndarray | None = None
+        if self._tolerate is None or not self.environment.can_replace:
+            return time_step, replaced
+        while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer counts, and ends what has no end
+            for column in np.flatnonzero(bad):
+                row = time_step.reward, time_step.observation
+                reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
+                text = f"it returned a value that is not finite: reward {reward}, observation {observation}\n"
+                self._tolerate(int(self.environment.env_id[column]), text)
+            time_step = self.environment.replace(time_step, bad)
+            replaced = bad if replaced is None else replaced | bad
+        return time_step, replaced
+
+
+def main(setup: bytes, fds: dict[str, int]) -> None:
+    """Runs a worker until the trainer closes.
+
+    Args:
+      setup: a `Setup`, by `to_bytes`.
+      fds: descriptors: of the channel and of the lifeline to the trainer, and of the memories shared with it.
+    """
+    threading.Thread(target=_die_with_trainer, args=(fds["lifeline"],), daemon=True).start()
+    channel = Channel(socket.socket(fileno=fds["channel"]))
+    with contextlib.ExitStack() as environments:  # closed when the trainer has been told, since that may hang
+        try:
+            work(from_bytes(setup), fds, channel, environments)
+        except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
+            pass  # the trainer has closed
+        except EnvironmentFailure as failure:
+            _end(channel, EnvironmentFailed("".join(traceback.format_exception(failure.__cause__))))
+        except UsageError as error:
+            _end(channel, Refused(str(error)))
+        except (Exception, SystemExit) as error:
+            _end(channel, Failed("".join(traceback.format_exception(error))))
+
+
+def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: contextlib.ExitStack) -> None:
+    """Builds what it is told to, and fills segments until the trainer closes.
+
+    Args:
+      setup, fds, channel: from and to the trainer, see `main`.
+      environments: closes what is built.
+    """
+    heartbeat = Heartbeat(SharedMemory(os.fstat(fds["pulses"]).st_size, fds["pulses"]), setup.worker_index)
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, os.fdopen(fds["stacks"], "w"), all_threads=True, chain=False)
+    if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {setup.cpu})
+    torch.set_num_threads(1)
+    random.seed(setup.seed)
+    np.random.seed(setup.seed % 2**32)
+    torch.manual_seed(setup.seed)
+    algorithm, transforms = from_bytes(setup.modules)
+    algorithm.train(False)
+    make_environment = setup.make_environment()
+    arguments: dict[str, Any] = {} if setup.num_envs is None else {"num_envs": setup.num_envs}
+    environment: Environment = make_environment(seed=setup.seed, **arguments)
+    environments.callback(_close, environment)
+    environment.env_id.add_(setup.first_env_id)
+    if not setup.keeps_infos:
+        environment.ignore_infos()
+
+    def tolerate(env_id: int, text: str) -> None:
+        channel.send(EnvironmentReplaced(env_id, text))
+
+    unroller = WorkerUnroller(
+        environment,
+        algorithm,
+        transforms,
+        setup.numpy_policy,
+        setup.overwrites,
+        heartbeat=heartbeat,
+        step_interval=setup.step_interval,
+        tolerate=tolerate if setup.tolerates_errors else None,
+        starts=setup.starts,
+    )
+    unroller.shown = setup.shown
+    board = SharedWeights(state_tensors(algorithm, transforms), fds["board_header"], fds["board"])
+    board.read()  # a curriculum resets by how far training is
+    unroller.start()  # the first reset: an error in it is raised in the trainer
+    channel.send(Started(environment.num_envs))
+    slots = Slots(setup.forms, setup.num_slots, fd=fds["slots"])
+    _fill_segments(setup, channel, heartbeat, board, slots, unroller)
+
+
+def _fill_segments(
+    setup: Setup, channel: Channel, heartbeat: Heartbeat, board: SharedWeights, slots: Slots, unroller: WorkerUnroller
+) -> None:
+    for sequence in itertools.count():
+        heartbeat.set(Heartbeat.IDLE)
+        idle = time.perf_counter()
+        fill: Grant = channel.receive()
+        heartbeat.set(Heartbeat.ACTING)
+        began = time.perf_counter()
+        version = board.read(fill.publication)
+        unroller.env_seconds = 0.0
+        experience = unroller.unroll(setup.length, fill.at_random)
+        records = unroller.records
+        assert records is not None
+        unrolled, env_seconds = time.perf_counter(), unroller.env_seconds
+        slots.write(fill.slot, experience, records)
+        written = time.perf_counter()
+        seconds = Seconds(began - idle, env_seconds, unrolled - began - env_seconds, written - unrolled)
+        infos = records.infos if setup.keeps_infos else []
+        count = len(records.step_type)
+        channel.send(Segment(setup.worker_index, fill.slot, sequence, version, count, infos, seconds))
+
+
+def _close(environment: Environment) -> None:
+    with contextlib.suppress(Exception):  # of an environment that is broken already
+        environment.close()
+
+
+def _end(channel: Channel, message: FromWorker) -> None:
+    with contextlib.suppress(OSError):  # nobody is there to be told
+        channel.send(message)
+    sys.exit(1)
+
+
+def _die_with_trainer(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns when the trainer is gone
+    time.sleep(GRACE_SECONDS)
+    os.killpg(0, signal.SIGKILL)  # with the processes that environments have started

@@ -1,0 +1,214 @@
+"""What a hook returns in place of what it should is named in one sentence, with the hook and what is asked for."""
+
+import functools
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.algorithms.contract import check_step
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches import EpochBatches
+from alfish.data import AlgStep, LossInfo
+from alfish.environments import make_environment
+from alfish.errors import UsageError
+from alfish.training.trainer import Trainer
+from alfish.transforms import Transform
+
+B = 4
+
+
+class Right(RLAlgorithm):
+    """Does what the contract asks for."""
+
+    on_policy = True
+
+    def __init__(self, *specs):
+        super().__init__(*specs)
+        self.linear = torch.nn.Linear(4, 2)
+
+    def rollout_step(self, time_step, state):
+        return AlgStep(self.linear(time_step.observation).argmax(-1), state, {"zero": time_step.reward})
+
+    def train_step(self, experience, state):
+        return AlgStep(info=self.linear(experience.time_step.observation).sum(-1))
+
+    def calc_loss(self, experience, info):
+        return LossInfo(info, extra={"value": info})
+
+
+def train(tmp_path, algorithm, transforms=()):
+    environment = functools.partial(make_environment, "CartPole-v1", num_envs=B)
+    options = {
+        "num_iterations": 2,
+        "unroll_length": 8,
+        "listeners": [],
+        "summary_period": 1,
+        "transforms": transforms,
+        "device": "cpu",
+    }
+    Trainer(tmp_path, algorithm=algorithm, environment=environment, batches=EpochBatches, **options).train()
+
+
+def returns(hook, value):
+    """`Right`, whose hook returns something else: a value, or a function of what it should be."""
+
+    def changed(self, *arguments):
+        right = getattr(Right, hook)(self, *arguments)
+        return value(right) if callable(value) else value
+
+    return type("Wrong", (Right,), {hook: changed})
+
+
+def output(change):
+    return lambda step: step._replace(output=change(step.output))
+
+
+WRONG = {
+    "nothing": ("rollout_step", None, r"rollout_step of Wrong returned None; it returns AlgStep\(action, state, info"),
+    "a bare action": ("rollout_step", lambda step: step.output, "returned a tensor of shape .4. and dtype int64; it"),
+    "too few actions": ("rollout_step", output(lambda action: action[:1]), r"tensor of shape \[1\] and dtype int64"),
+    "a column of actions": ("rollout_step", output(lambda action: action[:, None]), r"asks for .* shape \[4\] and"),
+    "real numbers": ("rollout_step", output(torch.Tensor.float), "dtype float32; Discrete.2. asks for .* dtype int64"),
+    "numpy": ("rollout_step", output(torch.Tensor.numpy), "returned as action a ndarray"),
+    "a choice that is none": ("rollout_step", output(lambda action: action + 100), "Discrete.2. counts from 0"),
+    "another nest": ("rollout_step", output(lambda action: {"arm": action}), "action.arm; the action space asks for a"),
+    "a state from nowhere": ("rollout_step", lambda step: step._replace(state=torch.zeros(B, 3)),
+                             r"another state \(state \[4, 3\]\) than initial_state does \(none\)"),
+    "no experience": ("preprocess_experience", None, "preprocess_experience of Wrong returned None"),
+    "columns first": ("preprocess_experience", lambda rows: rows._replace(info={"a": torch.zeros(B, 8)}),
+                      r"returned info\.a, a tensor of shape \[4, 8\] and .*; it begins with \[8, 4\]"),
+    "text for an info": ("preprocess_experience", lambda rows: rows._replace(info="x"), "returned info, a str; it"),
+    "text carried": ("rollout_step", lambda step: step._replace(info={"a": "x"}), r"returned as info.a a str; it is a"),
+    "an info of others": ("rollout_step", lambda step: step._replace(info=torch.zeros(B + 1)), r"shape \[5\] .* \[4\]"),
+    "no initial state": ("initial_state", 5, "initial_state of Wrong returned as state a int for batch_size 2; it is"),
+    "one initial state": ("initial_state", torch.zeros(1, 3), r"of shape \[1, 3\] .* it is a tensor that begins with "),
+    "a list of groups": ("parameter_groups", lambda groups: list(groups), "parameter_groups of Wrong returned a list;"),
+    "a module for a group": ("parameter_groups", {"all": torch.nn.Linear(1, 1)}, "it returns a dict from a group's na"),
+    "no step": ("train_step", None, "train_step of Wrong returned None; it returns AlgStep"),
+    "no loss": ("calc_loss", None, r"calc_loss of Wrong returned None; it returns LossInfo\(loss"),
+    "a bare loss": ("calc_loss", lambda info: info.loss, "calc_loss of Wrong returned a tensor of shape"),
+    "a loss of None": ("calc_loss", LossInfo(None), "calc_loss of Wrong returned as LossInfo.loss None; it is a float"),
+    "a complex loss": ("calc_loss", lambda info: info._replace(loss=info.loss * 1j), "loss a tensor .* complex64; it"),
+    "a loss of no row": ("calc_loss", lambda info: info._replace(loss=info.loss[:0]), r"shape \(0, 32\) for rows of"),
+    "many scalars": ("calc_loss", lambda info: info._replace(scalar={"all": info.loss}), r"scalar\['all'\] a tensor"),
+    "a bare scalar": ("calc_loss", lambda info: info._replace(scalar=3.0), "LossInfo.scalar a float; it is a dict"),
+    "many stops": ("calc_loss", lambda info: info._replace(stop=info.loss > 0), "LossInfo.stop a tensor .* it is a"),
+    "a detached loss": ("calc_loss", lambda info: LossInfo(info.loss.detach()), "'all' of Wrong does not depend on"),
+    "a number for summaries": ("calc_loss", lambda info: info._replace(extra={"size": 1.0}), "'size'. is a float"),
+    "a summary of columns": ("calc_loss", lambda info: info._replace(extra={"size": torch.zeros(3)}),
+                             r"'size'. has shape \[3\]; it is 0-d, or begins with the rows \[1, 32\]"),
+}  # fmt: skip
+
+
+def test_what_is_right_trains(tmp_path):
+    train(tmp_path, Right)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_hook_returns_is_named_where_it_is_wrong(tmp_path, name):
+    hook, value, words = WRONG[name]
+    with pytest.raises(UsageError, match=words):
+        train(tmp_path, returns(hook, value))
+
+
+def test_a_class_says_whether_it_is_on_policy(tmp_path):
+    class Silent(RLAlgorithm):
+        rollout_step, train_step, calc_loss = Right.rollout_step, Right.train_step, Right.calc_loss
+
+    with pytest.raises(UsageError, match="Silent does not say whether it trains on the unroll itself or from replay"):
+        train(tmp_path, Silent)
+
+
+def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_path):
+    def linear(*specs):
+        return torch.nn.Linear(1, 1)
+
+    class Incomplete(RLAlgorithm):
+        on_policy = True
+
+    for options, words in (
+        ({"algorithm": linear}, "Trainer.algorithm made a Linear; it is a class, or a function that makes a RLAlgori"),
+        ({"algorithm": lambda *specs: None}, "Trainer.algorithm made None; it is a class, or a function"),
+        ({"algorithm": lambda: None}, "Trainer.algorithm cannot be called as a RLAlgorithm is: .* takes 0 positional"),
+        (
+            {"algorithm": Incomplete},
+            "Trainer.algorithm cannot be called .*: Can't instantiate abstract class Incomplete",
+        ),
+        ({"transforms": [linear]}, "Trainer.transforms made a Linear"),
+        ({"environment": lambda seed: 3}, "Trainer.environment made a int"),
+        ({"environment": dict, "algorithm": Right}, "Trainer.environment made a dict"),
+        ({"unroller": linear}, "Trainer.unroller made a Linear"),
+        ({"learner": lambda: None}, "Trainer.learner cannot be called as a Learner is"),
+        ({"batches": dict}, "Trainer.batches made a dict"),
+        ({"listeners": [len]}, "Trainer.listeners has <built-in function len>, which is no Listener"),
+        ({"extra_metrics": [object()]}, "object is no metric: it has no name and no update and no result"),
+        ({"device": "meta"}, "Trainer.device is 'meta', which alfish does not use"),
+        ({"num_threads": 10**6}, r"Trainer.num_threads is 1000000; it is a whole number in \[1, 1024\]"),
+    ):
+        environment = functools.partial(make_environment, "CartPole-v1")
+        parts = {"algorithm": Right, "environment": environment, "num_iterations": 1, "device": "cpu"}
+        with pytest.raises(UsageError, match=words):
+            Trainer(tmp_path, **parts | options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_type_error_of_a_parts_own_keeps_its_traceback(tmp_path):
+    def breaks(*specs):
+        return len(3)
+
+    with pytest.raises(TypeError, match="object of type 'int' has no len"):
+        train(tmp_path, breaks)
+
+
+def test_an_algorithm_without_parameters_has_nothing_to_train(tmp_path):
+    class Empty(Right):
+        def __init__(self, *specs):
+            RLAlgorithm.__init__(self, *specs)
+            self.linear = lambda observation: observation[..., :2]
+
+    with pytest.raises(UsageError, match="Empty has no parameter to train; make networks its attributes"):
+        train(tmp_path, Empty)
+
+
+def test_replay_asks_for_the_fields_that_it_is_to_keep(tmp_path):
+    class Keeps(Right):
+        on_policy, replay_info = False, ("log_prob",)
+
+    environment = functools.partial(make_environment, "CartPole-v1", num_envs=B)
+    parts = {"algorithm": Keeps, "environment": environment, "num_iterations": 1, "device": "cpu", "listeners": []}
+    words = (
+        r"rollout_step of Keeps returned a dict; it returns AlgStep with an info with the fields log_prob, which are"
+    )
+    with pytest.raises(UsageError, match=words):
+        Trainer(tmp_path, **parts).train()
+
+
+class Halves(Transform):
+    def transform(self, time_step, state):
+        time_step.reward.mul_(0.5)
+        return time_step
+
+
+class Blind(Right):
+    def rollout_step(self, time_step, state):
+        time_step.observation.mul_(0)
+        return super().rollout_step(time_step, state)
+
+
+@pytest.mark.parametrize(("algorithm", "transforms"), [(Right, [Halves]), (Blind, []), (PPO, [Halves])])
+def test_nothing_is_written_into_rows_that_are_stored(tmp_path, algorithm, transforms):
+    with pytest.raises(UsageError, match="writes into the time step or the state that it is given"):
+        train(tmp_path, algorithm, transforms)
+
+
+def test_actions_in_nests_of_every_kind_are_looked_at_leaf_by_leaf():
+    spec = {"box": spaces.Box(-1, 1, (2,)), "gears": spaces.MultiDiscrete([2, 3]), "flags": spaces.MultiBinary(2)}
+    action = {"box": torch.ones(B, 2), "gears": torch.ones(B, 2).long(), "flags": torch.ones(B, 2).to(torch.int8)}
+    check_step(AlgStep(action), None, "rollout_step", spec, B, None)
+    wrong = nest.map(torch.clone, action)
+    wrong["gears"][1, 0] = 2
+    with pytest.raises(UsageError, match=r"returned as action\.gears 2; MultiDiscrete\(\[2 3\]\) counts from 0"):
+        check_step(AlgStep(wrong), None, "rollout_step", spec, B, None)

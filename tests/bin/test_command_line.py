@@ -1,0 +1,1150 @@
+"""The command line: what it prints, and one clear sentence for each mistake, without a traceback."""
+
+import contextlib
+import errno
+import functools
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import gin
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+import alfish
+from alfish.__main__ import SUBCOMMANDS, main, module_of
+from alfish.algorithms.ppo import PPO
+from alfish.configuration import reading
+from alfish.configuration.runs import open_run
+from alfish.environments import make_environment
+from alfish.environments.sequential import SequentialVectorEnv
+from alfish.errors import UsageError
+from alfish.networks import ActorCritic, CriticEnsemble, Torso
+from alfish.training.evaluator import Evaluation
+from alfish.training.trainer import Trainer
+
+TINY = ["MLP.layers=(8,)", "EpochBatches.num_epochs=1", "Trainer.num_env_steps=600", "Evaluate.num_episodes=2"]
+
+
+@pytest.fixture(autouse=True)
+def gin_is_left_empty():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+def train(root_dir, *parameters, conf="ppo_cartpole.gin", flags=()):
+    files = [f"--gin_file={one}" for one in ([conf] if isinstance(conf, str) else conf)]
+    return ["train", *files, f"--root_dir={root_dir}", *(f"--gin_param={one}" for one in parameters), *flags]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run."""
+    root_dir = tmp_path_factory.mktemp("runs") / "cartpole"
+    assert main(train(root_dir, *TINY)) == 0
+    return root_dir
+
+
+@pytest.fixture
+def refused(capsys):
+    """Asserts that a command fails with one sentence; returns it."""
+
+    def refused(*arguments, status=2, printed=False):
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == status
+        captured = capsys.readouterr()
+        assert bool(captured.out) == printed and "Traceback" not in captured.err
+        assert captured.err.startswith("alfish") and "In call to configurable" not in captured.err
+        return captured.err
+
+    return refused
+
+
+# Mistakes in a configuration.
+
+
+def test_an_unknown_gin_name_is_named_with_close_ones(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "PPOO.gamma=0.9"))
+    assert "--gin_param=PPOO.gamma=0.9" in words and "PPOO" in words and "did you mean PPO" in words
+    assert words.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_name_whose_module_was_not_imported_says_what_to_import(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("Trainer.algorithm = @NoSuchAlgorithm\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert "NoSuchAlgorithm" in words and "a conf imports what it configures" in words
+
+
+def test_a_misspelt_parameter_is_named_with_close_ones(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "PPO.gama=0.9"))
+    assert "'gama'" in words and "did you mean gamma" in words and words.count("\n") == 1
+
+
+def test_a_mistake_in_a_file_names_the_file(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'ppo_cartpole.gin'\nTrainer.sede = 3\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert str(conf) in words and "did you mean seed" in words
+
+
+def test_a_binding_that_nothing_reads_is_named_with_its_file(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'ppo_cartpole.gin'\nRewardClip.low = -2.0\ntypo/MLP.layers = (3,)\n")
+    words = refused(*train(tmp_path / "run", *TINY, conf=str(conf)))
+    assert "RewardClip.low" in words and "typo/MLP.layers" in words and str(conf) in words
+    assert "MLP.layers," not in words.replace("typo/MLP.layers,", "")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_bindings_that_are_read_later_are_not_refused(tmp_path):
+    parameters = ["Evaluate.period=300", "make_environment.training_wrappers=()", "some_number=0.5"]
+    conf = tmp_path / "mine.gin"
+    conf.write_text(
+        "include 'ppo_cartpole.gin'\nLAYERS = (8,)\nMLP.layers = %LAYERS\n"
+        "Trainer.transforms = [@ObservationNormalizer]\nObservationNormalizer.clip = 5.0\n"
+        "PPO.entropy_coef = @entropy/Linear()\nentropy/Linear.start = 0.1\n"
+    )
+    assert main(train(tmp_path / "run", *TINY[1:], *parameters[:2], conf=str(conf))) == 0
+    assert "entropy/Linear.start = 0.1" in (tmp_path / "run" / "config.gin").read_text()
+
+
+def test_a_missing_file_shows_close_ones(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", conf="ppo_cartpol.gin"))
+    assert "there is no gin file 'ppo_cartpol.gin'" in words and "ppo_cartpole.gin" in words
+    assert "`alfish confs` lists" in refused(*train(tmp_path / "run", conf="zzzzzzzz"))
+
+
+def test_a_missing_include_is_named(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'nowhere_to_be_found.gin'\n")
+    assert "nowhere_to_be_found.gin" in refused(*train(tmp_path / "run", conf=str(conf)))
+
+
+def test_a_missing_import_is_named(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("import no_such_module_of_mine\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert str(conf) in words and "'no_such_module_of_mine', which is not installed or not on PYTHONPATH" in words
+
+
+@pytest.mark.parametrize(
+    "text, line", [("PPO.gamma = \n", 1), ("\nPPO.gamma 0.9\n", 2), ("PPO.x = (1,\n", None), ("PPO.gamma = 'a\n", 1)]
+)
+def test_a_syntax_error_is_named_with_its_line(refused, tmp_path, text, line):
+    conf = tmp_path / "mine.gin"
+    conf.write_text(f"import alfish.algorithms.ppo\n{text}")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert str(conf) in words and "is not gin" in words
+    assert line is None or f"line {line + 1} " in words
+
+
+def test_text_without_quotes_is_told_of_them(refused, tmp_path):
+    for parameter, word in (
+        ("make_environment.env_id=CartPole-v1", "CartPole-v1"),
+        ("make_environment.env_id = ALE/Pong-v5  # a game", "ALE/Pong-v5"),
+        ("OfflineBuffer.sources=[alfish:data]", "alfish:data"),
+        ("Trainer.algorithm=PPO", "PPO"),
+    ):
+        words = refused(*train(tmp_path / "run", parameter))
+        assert words.startswith(
+            f"alfish train: --gin_param={parameter}: line 1 has {word}, which is no value: text stands"
+        )
+        assert f"('{word}'), a class or function behind @" in words and words.count("\n") == 1
+        assert "line 1 has true, which is written True\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
+
+
+def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_path):
+    for parameter, words in (
+        ("PPO.gamma = 'abc'", "it is a number"),
+        ("PPO.gamma = @Linear()", "it is a number"),
+        ("PPO.gamma = [0.9]", "it is a number"),
+        ("PPO.normalize_advantage = 'yes'", "it is True or False"),
+        (
+            "Learner.learning_rate = 'fast'",
+            "it is a number of at least 0 or a reference (@...) or a dict, each value a",
+        ),
+        ("Trainer.unroll_length = 'a'", "it is a number"),
+        ("Trainer.seed = 'a'", "it is a whole number in [0, 922"),
+        ("Trainer.device = 0", "it is text in quotes"),
+        ("MLP.layers = 64", "it is a list: write [64]"),
+        ("MLP.layers = 'large'", "it is a list, each entry a whole number of at least 1"),
+        ("MLP.layers = ['large']", "it is a list, each entry a whole number of at least 1"),
+        ("Trainer.algorithm = 'PPO'", "it takes a class or function: write @PPO"),
+        ("Trainer.algorithm = @PPO()", "it takes a class or function: write @PPO"),
+        ("Trainer.environment = 3", "it is a reference (@...)"),
+        ("Trainer.transforms = @RewardClip", "it takes classes or functions: write [@RewardClip]"),
+        ("Trainer.transforms = [@ObservationNormalizer()]", "it takes classes or functions: write [@Observation"),
+        ("Trainer.metrics = [@AverageReturn]", "it takes objects: write [@AverageReturn()]"),
+        ("Trainer.metrics = @AverageReturn()", "it takes objects: write [@AverageReturn()]"),
+        ("Trainer.listeners = [@Evaluate, @Progress()]", "it takes objects: write [@Evaluate(), @Progress()]"),
+        ("make_environment.env_kwargs = 3", "it is a dict or None"),
+    ):
+        said = refused(*train(tmp_path / "run", parameter))
+        assert said.startswith(f"alfish train: {parameter.replace(' =', ' is')}, bound in --gin_param; {words}")
+        assert said.count("\n") == 1
+
+
+def test_a_value_of_another_kind_is_named_with_its_file_and_macro(refused, tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text("include 'ppo_cartpole.gin'\nLAYERS = 64\nMLP.layers = %LAYERS\n")
+    words = refused(*train(tmp_path / "run", conf=str(mine)))
+    assert words == f"alfish train: MLP.layers is %LAYERS, bound in {mine}; it is a list: write [64]\n"
+
+
+def test_values_that_serve_as_well_are_taken():
+    parameters = [
+        "Trainer.num_env_steps=1e6", "PPO.gamma=1", "PPO.normalize_advantage=1", "Learner.learning_rate=@Linear()",
+        "Linear.start=1", "MLP.layers=[8]", "MLP.activation=@MLP", "Trainer.metrics=()", "Trainer.listeners=None",
+        "Trainer.metrics=[@AverageReturn(), @EnvInfo()]", "OfflineBuffer.sources='alfish:data'",
+        "Adam.betas=[0.9, 0.99]", "Encoder.leaves={'image': @NatureCNN}", "make_environment.env_id=@MyCritics",
+    ]  # fmt: skip
+    reading.read(["ppo_cartpole.gin", "offline.gin"], parameters)
+
+
+def test_two_budgets_are_both_named(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "Trainer.num_iterations=3"))
+    assert "exactly one budget" in words
+    assert "Trainer.num_env_steps = 50000 and Trainer.num_iterations = 3" in words
+
+
+def test_a_minibatch_that_does_not_divide_shows_what_does(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "EpochBatches.minibatch_size=100"))
+    assert "100, which does not divide the 256 rows" in words and "64 and 128" in words
+
+
+def test_a_conf_without_a_task_asks_for_one(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", "Trainer.num_iterations=1", conf="ppo.gin"))
+    assert "make_environment" in words and "env_id" in words
+
+
+def test_an_offline_conf_asks_for_data(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", conf="iql_pendulum.gin"))
+    assert "nothing binds OfflineBuffer.sources; name the data, as in OfflineBuffer.sources = ['alfish:DIR']" in words
+    assert "docs/offline.md" in words and words.count("\n") == 1
+
+
+def test_a_conf_without_an_algorithm_asks_for_one(refused, tmp_path):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("Trainer.num_iterations = 1\n")
+    words = refused(*train(tmp_path / "run", conf=str(conf)))
+    assert "Trainer" in words and "algorithm" in words
+
+
+def test_a_value_that_makes_no_sense_is_named(refused, tmp_path):
+    for parameter, word in (
+        ("clip/Linear.finish=2.0", "finish is 2.0"),
+        ("CheckpointSaver.keep_last=0", "keep_last is 0"),
+        ("MLP.activation='tahn'", "tahn"),
+        ("make_environment.env_id='CartPol-v1'", "CartPole-v1"),
+        ("make_environment.env_kwargs={'lenght': 3}", "lenght"),
+        ("make_environment.num_envs=0", "num_envs"),
+        ("Trainer.unroll_length=0", "unroll_length"),
+        ("Evaluate.num_episodes=0", "num_episodes"),
+        ("Trainer.device='cuda:x'", "cuda:x"),
+        ("Trainer.device='gpu'", "gpu"),
+    ):
+        assert word in refused(*train(tmp_path / "run", *TINY, parameter))
+
+
+def test_a_setting_that_nothing_reads_is_refused_and_where_it_may_be_is_said(refused, tmp_path):
+    assert "nothing reads RMSprop.decay, bound in --gin_param: no part" in refused(
+        *train(tmp_path / "run", *TINY, "RMSprop.decay=0.9")
+    )
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'ppo_cartpole.gin'\nRMSprop.decay = 0.9\n")
+    assert f"bound in {conf}: no part" in refused(*train(tmp_path / "run", conf=str(conf)))
+    assert not (tmp_path / "run").exists()
+
+
+@gin.configurable(module="tests.command_line")
+class MyNetwork(ActorCritic):
+    def __init__(self, *specs):
+        super().__init__(*specs, actor_torso=my_torso, critic_torso=my_torso)
+
+
+def my_torso(spec):
+    return Torso(spec, mlp=my_layer)
+
+
+def my_layer(size):
+    layer = torch.nn.Linear(size, 4)
+    layer.output_size = 4
+    return layer
+
+
+@gin.configurable(module="tests.command_line")
+class MyCritics(CriticEnsemble):
+    pass
+
+
+@gin.configurable(module="tests.command_line")
+class MyPPO(PPO):
+    def __init__(self, *specs, **keywords):
+        super().__init__(*specs, **keywords)
+
+
+OFFLINE = ["Trainer.num_env_steps=None", "Trainer.num_updates=10", "OfflineBuffer.sources=['alfish:nowhere']"]
+
+
+def settings_of(*files, parameters=()):
+    """Builds what they say; returns nothing, or raises what the command would say."""
+    reading.read([str(one) for one in files], list(parameters))
+    with contextlib.closing(Trainer("nowhere")):
+        reading.refuse_unreachable([str(one) for one in files], list(parameters))
+
+
+def test_a_setting_of_what_was_replaced_is_no_mistake():
+    for conf, parameter in (
+        ("ppo_cartpole.gin", "Learner.learning_rate=1e-3"),
+        ("ppo_cartpole.gin", "PPO.clip_range=0.1"),
+        ("ppo_cartpole.gin", "Learner.optimizer=@RMSprop"),
+        ("ppo_pendulum.gin", "Trainer.transforms=[]"),
+        ("sac_pendulum.gin", "Trainer.listeners=[]"),
+        ("sac_pendulum.gin", "SAC.critic=@MyCritics"),
+    ):
+        settings_of(conf, parameters=[parameter])
+
+
+def test_a_file_may_replace_what_another_or_an_earlier_line_configures(tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text("Trainer.batches = @EpochBatches\n")
+    settings_of("appo_cartpole.gin", mine)
+    settings_of("sac_pendulum.gin", "offline.gin", parameters=OFFLINE)
+    mine.write_text(
+        "include 'ppo_cartpole.gin'\nPPO.entropy_coef = %LR\nLR = @mine/Linear()\nmine/Linear.start = 1.0\nLR = 0.1\n"
+    )
+    settings_of(mine)
+    mine.write_text(
+        "include 'ppo_pendulum.gin'\nTrainer.transforms = [@RewardClip]\nRewardClip.low = -1.0\n"
+        "Trainer.transforms = [@FrameStack]\nFrameStack.num_frames = 2\n"
+    )
+    settings_of(mine)
+
+
+def test_a_network_of_ones_own_leaves_settings_of_the_usual_one_unread(tmp_path):
+    mine = tmp_path / "mine.gin"
+    text = "include 'ppo_cartpole.gin'\nPPO.network = @MyNetwork\n"
+    mine.write_text(text)
+    settings_of(mine)
+    mine.write_text(text + "MLP.layers = (3,)\n")  # said beside the network that does not read it
+    with pytest.raises(UsageError, match=f"nothing reads MLP.layers, bound in {mine}: no part"):
+        settings_of(mine)
+
+
+def test_an_online_conf_trains_offline_with_offline_gin_alone():
+    settings_of("sac_pendulum.gin", "offline.gin", parameters=OFFLINE[1:])
+    parameters = [*OFFLINE[1:2], "import alfish.offline", "Trainer.batches=@OfflineBatches", "Trainer.num_updates=None"]
+    with pytest.raises(UsageError, match="bind Trainer.num_env_steps = None, and Trainer.num_updates in its place"):
+        settings_of("sac_pendulum.gin", parameters=[*parameters, OFFLINE[2]])
+
+
+def test_a_setting_of_what_is_gone_already_is_refused(tmp_path):
+    parameters = ["Learner.learning_rate=1e-3", "learning_rate/Linear.start=0.1"]
+    with pytest.raises(UsageError, match="nothing reads learning_rate/Linear.start, bound in --gin_param: no part"):
+        settings_of("ppo_cartpole.gin", parameters=parameters)
+    mine = tmp_path / "mine.gin"
+    mine.write_text("RewardClip.low = -2.0\ninclude 'ppo_cartpole.gin'\n")
+    with pytest.raises(UsageError, match=f"nothing reads RewardClip.low, bound in {mine}: no part"):
+        settings_of(mine, parameters=["Learner.learning_rate=1e-3"])  # replaces what has nothing to do with it
+    other = tmp_path / "other.gin"
+    other.write_text(f"include '{mine}'\nTrainer.seed = 3\nRMSprop.decay = 0.1\n")
+    with pytest.raises(UsageError, match=rf"RMSprop.decay, RewardClip.low, bound in {mine} and {other}: no part"):
+        settings_of(other)
+
+
+def test_a_run_goes_on_whose_configuration_has_a_setting_of_what_was_replaced(tmp_path):
+    assert main(train(tmp_path / "run", *TINY, "Learner.learning_rate=1e-3")) == 0
+    assert "learning_rate/Linear.start" in (tmp_path / "run" / "config.gin").read_text()
+    assert main(["train", f"--root_dir={tmp_path / 'run'}", "--gin_param=Trainer.num_env_steps=900"]) == 0
+    assert main(train(tmp_path / "new", *TINY, conf=str(tmp_path / "run" / "config.gin"))) == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["confs"]])
+def test_a_reader_who_has_seen_enough_is_no_error(arguments):
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", "alfish", *arguments], **pipe) as command:
+        command.stdout.close()
+        words = command.stderr.read()
+    assert command.returncode == 0 and words == b""
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_may_be_configured_anew(refused, run, tmp_path):
+    (tmp_path / "config.gin").write_text((run / "config.gin").read_text().replace("PPO.gamma = 0.98", "PPO.gamma = 0"))
+    assert main(train(tmp_path, *TINY)) == 0
+    assert "PPO.gamma = 0.98" in (tmp_path / "config.gin").read_text()
+    words = refused(*train(tmp_path, *TINY, "PPO.gamma=0.5"))  # now there is a checkpoint
+    assert "is a run with another configuration" in words and "-PPO.gamma = 0.98\n+PPO.gamma = 0.5\n" in words
+
+
+def test_macros_and_includes_that_lead_nowhere_are_named(refused, tmp_path):
+    for text, words in (
+        ("num_env_steps = 100\n", "sets num_env_steps, and nothing refers to it as %num_env_steps; did you mean Tra"),
+        ("gama = 0.9\n", "sets gama, and nothing refers to it as %gama; did you mean PPO.gamma"),
+        ("LAYERS = (8,)\n", "sets LAYERS, and nothing refers to it as %LAYERS; "),
+        ("PPO.gamma = %GAMMA\n", "PPO.gamma in {file} refers to %GAMMA, which nothing sets\n"),
+        ("GAMMA = 0.9\nPPO.gamma = %GAMA\nPPO.lambda_ = %GAMMA\n", "refers to %GAMA, which nothing sets; did you mean"),
+        ("A = %A\nPPO.gamma = %A\n", "in {file} refers to %A, which refers to itself: A -> A\n"),
+        ("A = [%B]\nB = {'x': %A}\nMLP.layers = %A\n", "which refers to itself: A -> B -> A\n"),
+        ("include 'mine.gin'\n", "mine.gin includes itself: mine.gin -> mine.gin; remove one of these includes\n"),
+        ("include 'other.gin'\n", "mine.gin includes itself: mine.gin -> other.gin -> mine.gin; remove one"),
+        (f"MLP.layers = {'[' * 500}{']' * 500}\n", "its values are nested too deeply"),
+        ("PPO.gamma = 0.9\x00\n", "{file}: "),
+        ("PPO.gamma = 0.\xff\n", "{file}: "),
+    ):
+        (tmp_path / "other.gin").write_text("include 'mine.gin'\n")
+        mine = tmp_path / "mine.gin"
+        mine.write_bytes(f"include 'ppo_cartpole.gin'\n{text}".encode("latin-1"))
+        said = refused(*train(tmp_path / "run", conf=str(mine)))
+        assert words.format(file=mine) in said and said.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused, tmp_path):
+    said = refused(*train(tmp_path / "run", "num_env_steps=100"))
+    assert said == (
+        "alfish train: --gin_param sets num_env_steps, and nothing refers to it as %num_env_steps; did you mean "
+        "Trainer.num_env_steps?\n"
+    )
+
+
+def test_a_typo_that_a_subclass_hands_on_is_one_sentence(refused, tmp_path):
+    mine = tmp_path / "mine.gin"
+    text = "include 'ppo_cartpole.gin'\nTrainer.algorithm = @MyPPO\n"
+    mine.write_text(text + "MyPPO.gama = 0.9\n")
+    said = refused(*train(tmp_path / "run", conf=str(mine)))
+    assert said == (
+        f"alfish train: MyPPO.gama, bound in {mine}, is a parameter neither of that class nor of its base "
+        "classes; did you mean gamma?\n"
+    )
+    mine.write_text(text + "MyPPO.gamma = 0.9\n")
+    settings_of(mine)
+
+
+# Mistakes in flags.
+
+
+def test_unknown_subcommands_are_refused_and_the_known_shown(capsys):
+    assert main(["trian"]) == 2
+    words = capsys.readouterr().err
+    assert "there is no subcommand 'trian'" in words and all(name in words for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_unknown_flags_are_refused(refused, name):
+    words = refused(name, "--no_such_flag=3")
+    assert "no_such_flag" in words and f"alfish {name} --help" in words
+    known = "no shipped configuration has stray" if name == "confs" else "'stray' is not a flag"
+    assert known in refused(name, "stray")
+
+
+@pytest.mark.parametrize(
+    "name, flag",
+    [(n, "--root_dir") for n in ("train", "evaluate", "play", "record", "export")] + [("check-env", "--env_id")],
+)
+def test_a_missing_flag_is_asked_for(refused, name, flag):
+    assert f"{flag} is missing" in refused(name)
+
+
+def test_a_root_dir_that_cannot_be_made_is_refused(refused, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    words = refused(*train(tmp_path / "file", *TINY))
+    assert f"--root_dir={tmp_path / 'file'} cannot be made: it is a file; name another" in words
+    words = refused(*train(tmp_path / "file" / "run", *TINY))
+    assert "run cannot be made: Not a directory; name another directory" in words
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
+    assert "dangling cannot be made: File exists; name another" in refused(*train(tmp_path / "dangling", *TINY))
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    assert f"{tmp_path} may not be written to; name another" in refused(*train(tmp_path, *TINY))
+
+
+def test_a_missing_gin_file_is_asked_for(refused, tmp_path):
+    assert "--gin_file is missing: `alfish confs`" in refused("train", f"--root_dir={tmp_path / 'run'}")
+
+
+@pytest.mark.parametrize("flag", ["--num_episodes=0", "--num_episodes=few", "--seed=-1", "--num_envs=0"])
+def test_a_flags_value_that_makes_no_sense_is_refused(refused, run, flag):
+    assert flag.split("=")[0].strip("-") in refused("evaluate", f"--root_dir={run}", flag)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "play"])
+def test_a_directory_that_is_no_run_is_refused(refused, run, tmp_path, name):
+    words = refused(name, f"--root_dir={tmp_path}")
+    assert f"{tmp_path} is not a run" in words and "config.gin" in words
+    assert str(run) in refused(name, f"--root_dir={run.parent / 'cartpol'}")  # there are others
+
+
+@pytest.mark.parametrize("name", ["evaluate", "play"])
+def test_a_checkpoint_that_is_not_there_is_refused(refused, run, name):
+    [path] = (run / "checkpoints").glob("*.pt")
+    step = int(path.stem.partition("-")[2])
+    words = refused(name, f"--root_dir={run}", "--checkpoint=7")
+    assert "There is no checkpoint at 7 steps" in words and f"[{step}]" in words
+    words = refused(name, f"--root_dir={run}", "--checkpoint=newest")
+    assert "--checkpoint is 'newest'; it is latest, best, or a number" in words
+
+
+def test_a_run_without_a_checkpoint_is_refused(refused, run, tmp_path):
+    (tmp_path / "config.gin").write_text((run / "config.gin").read_text())
+    assert "There is no checkpoint in" in refused("evaluate", f"--root_dir={tmp_path}")
+
+
+def test_an_error_of_the_environments_own_keeps_its_traceback(tmp_path, monkeypatch):
+    (tmp_path / "breaks.py").write_text(
+        textwrap.dedent("""
+            import gymnasium
+            from alfish.environments.toy import OneState
+
+            class Breaks(OneState):
+                def step(self, action):
+                    raise ZeroDivisionError("the physics exploded")
+
+            gymnasium.register("Breaks-v0", Breaks)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    # What Python makes of it outside a test: the traceback, and exit status 1.
+    with pytest.raises(ZeroDivisionError, match="the physics exploded"):
+        main(train(tmp_path / "run", *TINY, "make_environment.env_id='breaks:Breaks-v0'"))
+
+
+def test_a_run_that_failed_exits_with_1(refused, tmp_path, monkeypatch):
+    (tmp_path / "spoils.py").write_text(
+        textwrap.dedent("""
+            import gymnasium
+            from alfish.environments.toy import OneState
+
+            class Spoils(OneState):
+                def step(self, action):
+                    observation, _, *rest = super().step(action)
+                    return observation, float("nan"), *rest
+
+            gymnasium.register("Spoils-v0", Spoils)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = train(
+        tmp_path / "run", *TINY, "make_environment.env_id='spoils:Spoils-v0'", "Progress.period_seconds=1e9"
+    )
+    assert main(arguments) == 1
+
+
+# Help.
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_examples_and_every_flag(capsys, name, flag):
+    assert main([name, flag]) == 0
+    words = capsys.readouterr().out
+    assert f"alfish {name}" in words and "Flags:" in words
+    module = __import__(module_of(name), fromlist=["FLAGS"])
+    assert all(f"--{one}: {module.FLAGS[one].help}" in words for one in module.FLAGS)
+
+
+def test_help_of_the_whole_lists_the_subcommands(capsys):
+    assert main(["--help"]) == 0
+    assert all(f"  {name} " in (words := capsys.readouterr().out) or name in words for name in list(SUBCOMMANDS)[:1])
+    assert main([]) == 2
+    words = capsys.readouterr().out
+    assert all(name in words and text in words for name, text in SUBCOMMANDS.items())
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"alfish {alfish.__version__}\n"
+
+
+# What they do.
+
+
+def test_confs_lists_every_conf_with_a_task(capsys):
+    assert main(["confs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    with_task = sorted(p.name for p in reading.confs_directory().glob("*.gin") if "# Task:" in p.read_text())
+    assert [line.split()[0] for line in lines] == with_task and with_task
+    assert max(map(len, lines)) <= 100
+    [line] = [line for line in lines if line.startswith("ppo_cartpole.gin")]
+    assert line.split()[1:3] == ["CartPole-v1", "PPO"] and line.endswith("500 at 50 k env steps")
+
+
+def test_confs_lists_those_with_all_words_and_shows_one_in_full(refused, capsys):
+    assert main(["confs", "HalfCheetah", "sac"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("sac_halfcheetah.gin\n\nTask: HalfCheetah-v5\nAlgorithm: SAC\nResult: ")
+    assert "mean of 3 seeds (6176 to 6992)" in shown
+    assert shown.endswith("alfish train --gin_file=sac_halfcheetah.gin --root_dir=runs/sac_halfcheetah\n")
+    assert main(["confs", "hopper"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["ppo_hopper.gin", "sac_hopper.gin"]
+    assert main(["confs", "ppo_cartpole"]) == 0  # a name, which appo_cartpole has too
+    assert capsys.readouterr().out.startswith("ppo_cartpole.gin\n\nTask: ")
+    assert refused("confs", "cartpole", "iql") == (
+        "alfish confs: no shipped configuration has cartpole and iql; `alfish confs` lists all of them\n"
+    )
+
+
+def test_train_leaves_a_whole_run_directory(run):
+    names = {path.name for path in run.iterdir()}
+    assert names == {
+        "checkpoints", "tensorboard", "metrics.csv", "eval", "log.txt", "provenance.json", "config.gin",
+        "operative_config.gin", "run_id", "done",
+    }  # fmt: skip
+    assert "PPO.gamma = 0.98" in (run / "config.gin").read_text()
+    operative = (run / "operative_config.gin").read_text()
+    assert "PPO.value_clip_range = None" in operative and "Trainer.seed = 0" in operative  # defaults are there too
+
+
+def test_a_run_that_a_listener_stopped_ends_with_0_and_is_not_continued(tmp_path, capsys):
+    parameters = [
+        "Trainer.listeners=[@Evaluate(), @StopAt(), @CheckpointSaver()]",
+        *("StopAt.return_=1", "Evaluate.period=256", "Evaluate.num_episodes=1", "Trainer.num_env_steps=2000"),
+    ]
+    assert main(train(tmp_path, *parameters)) == 0
+    assert json.loads((tmp_path / "done").read_text())["env_steps"] < 600
+    assert "(StopAt.return_ = 1)" in capsys.readouterr().err
+    assert main(train(tmp_path, *parameters)) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{tmp_path} is done: evaluation/mean_return is ")
+    assert line.endswith(f" (StopAt.return_ = 1); remove {tmp_path / 'done'} to go on")
+    (tmp_path / "done").unlink()
+    limit = "Trainer.wall_seconds=1e-9"
+    assert main([*train(tmp_path, *parameters, limit), "--on_config_change=new"]) == 0
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith(
+        "is done: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000; raise it to go on"
+    )
+
+
+def test_evaluate_prints_one_json_object_with_exactly_its_keys(run, capsys):
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=5", "--num_envs=2", "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    summary = json.loads(printed)
+    assert set(summary) == {
+        "env_steps", "num_episodes", "mean", "std", "ci_low", "ci_high", "min", "max", "returns", "lengths",
+        "num_cut",
+    }  # fmt: skip
+    assert (
+        summary == Evaluation(summary["env_steps"], 0, tuple(summary["returns"]), tuple(summary["lengths"])).summary()
+    )
+    assert summary["num_episodes"] == len(summary["returns"]) == len(summary["lengths"]) == 5
+    assert summary["returns"] == [float(length) for length in summary["lengths"]]
+    assert summary["mean"] == math.fsum(summary["returns"]) / 5
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=5", "--json", "--checkpoint=best"]) == 0
+    assert json.loads(capsys.readouterr().out) == summary  # the number of environments does not matter
+    step = summary["env_steps"]
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1", "--json", f"--checkpoint={step}"]) == 0
+    assert json.loads(capsys.readouterr().out)["returns"] == summary["returns"][:1]
+
+
+def test_evaluate_prints_words_otherwise(run, capsys):
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=3", "--sample", "--seed=4"]) == 0
+    words = capsys.readouterr().out
+    assert "3 episodes from seed 4" in words and "95 % interval" in words
+    assert not re.search(r"\.0\b", words)  # returns are whole numbers: significant digits only
+
+
+def test_a_flag_of_one_call_is_forgotten_by_the_next(run, capsys):
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "--num_episodes=1"]) == 2
+    assert "--root_dir is missing" in capsys.readouterr().err
+
+
+def test_evaluation_leaves_the_run_as_it_was(run):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1"]) == 0
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A run in an environment without a time limit, in which the mode never reaches an end."""
+    path = tmp_path_factory.mktemp("runs") / "endless"
+    parameters = ["make_environment.env_id='CliffWalking-v1'", "Trainer.max_evaluation_length=30"]
+    assert main(train(path, *parameters, "Trainer.num_env_steps=256", "Evaluate.num_episodes=2")) == 0
+    return path
+
+
+def test_episodes_without_an_end_are_cut_wherever_a_policy_is_shown(endless, tmp_path, capsys):
+    log = (endless / "log.txt").read_text()
+    assert "CliffWalking-v1 has no time limit, so an episode may never end, and evaluation cuts it at 30 steps" in log
+    note = "An episode was cut at {} steps and counts as truncated; others may follow (Trainer.max_evaluation_length)"
+    assert log.count(note.format(30)) == 1
+    root_dir = f"--root_dir={endless}"
+    before = (endless / "log.txt").read_text()
+    assert main(["evaluate", root_dir, "--num_episodes=3", "--json"]) == 0
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    assert summary["lengths"] == [30] * 3 and summary["num_cut"] == 3 and note.format(30) in printed.err
+    assert main(["evaluate", root_dir, "--num_episodes=3", "--max_length=11"]) == 0
+    assert "length  mean 11, 3 episodes were cut" in capsys.readouterr().out
+    assert main(["play", root_dir, "--max_length=7"]) == 0
+    assert " in 7 steps" in capsys.readouterr().out
+    assert main(["record", root_dir, "--num_episodes=2", "--max_length=5", f"--output={tmp_path / 'data'}"]) == 0
+    index = json.loads((tmp_path / "data" / "data_set.json").read_text())
+    assert index["num_cut"] == 2 and index["reference_scores"]["num_episodes"] == 2
+    assert (endless / "log.txt").read_text() == before
+
+
+def test_a_film_shows_every_frame_of_an_episode_the_final_one_too(run, tmp_path, capsys):
+    pytest.importorskip("imageio")
+    pytest.importorskip("pygame")
+    capsys.readouterr()
+    path = tmp_path / "films" / "cartpole.gif"
+    assert main(["play", f"--root_dir={run}", f"--video={path}", "--seed=3"]) == 0
+    words = capsys.readouterr().out
+    [length] = [int(line.split(" in ")[1].split()[0]) for line in words.splitlines() if line.startswith("episode 0")]
+    assert f"{path}: {length + 1} frames" in words
+    # A GIF holds equal frames once and shows them longer, so its frames are counted by the clock: 20 ms each.
+    shown = 0
+    with pytest.importorskip("PIL.Image").open(path) as film:
+        for i in range(film.n_frames):
+            film.seek(i)
+            shown += film.info["duration"]
+        last = np.asarray(film.convert("RGB"))
+    assert shown == 20 * (length + 1)
+    # The last one is the true final one: the pole has fallen as it has when the environment ends.
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    observation, _ = env.reset(seed=3)
+    policy, ends = alfish.load(run), False
+    while not ends:
+        observation, _, terminated, truncated, _ = env.step(policy.act(observation))
+        ends = terminated or truncated
+    np.testing.assert_allclose(last, env.render(), atol=8)  # a GIF has 256 colours
+
+
+def test_several_films_are_numbered(run, tmp_path):
+    pytest.importorskip("imageio")
+    pytest.importorskip("pygame")
+    assert (
+        main(["play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2", "--max_length=3"]) == 0
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cp-0.gif", "cp-1.gif"]
+
+
+def test_a_film_has_its_name_when_it_is_whole(refused, run, tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    rendered, render = [], CartPoleEnv.render
+
+    def breaks_in_episode_1(env):
+        rendered.append(sorted(path.name for path in tmp_path.iterdir()))
+        if rendered.count(["cp-0.mp4"]) and rendered[-1] != ["cp-0.mp4"]:  # the second one is being written
+            raise RuntimeError("no context")
+        return render(env)
+
+    monkeypatch.setattr(CartPoleEnv, "render", breaks_in_episode_1)
+    monkeypatch.setattr(CartPoleEnv, "mujoco_renderer", None, raising=False)
+    monkeypatch.setattr("alfish.environments.rendering.follow", lambda env: None)
+    video = f"--video={tmp_path / 'cp.mp4'}"
+    words = refused("play", f"--root_dir={run}", video, "--num_episodes=3")
+    assert "MuJoCo cannot render " in words and "(no context); install EGL or OSMesa" in words
+    assert [path.name for path in tmp_path.iterdir()] == ["cp-0.mp4"]
+    assert not any("cp-0.mp4" in names for names in rendered[: rendered.index(["cp-0.mp4"])])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [None, "text", np.zeros((16, 16, 3)), np.zeros((1, 1, 3), np.uint8), [np.zeros((16, 16, 3), np.uint8)], "growing"],
+    ids=["None", "text", "floats", "tiny", "list", "growing"],
+)
+def test_frames_that_make_no_film_are_refused(refused, run, tmp_path, monkeypatch, frame):
+    pytest.importorskip("imageio")
+    sizes, growing = iter(range(16, 1000, 2)), isinstance(frame, str) and frame == "growing"
+    monkeypatch.setattr(CartPoleEnv, "render", lambda env: np.zeros((next(sizes), 16), np.uint8) if growing else frame)
+    words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}")
+    assert "the environment renders " in words and ("at least 2 x 2, always of the same size" in words or frame is None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_film_that_cannot_be_written_is_refused(refused, run, tmp_path, monkeypatch):
+    (tmp_path / "cp-1.gif").mkdir()
+    words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2")
+    assert f"--video={tmp_path / 'cp-1.gif'} is a directory; name a file" in words
+    (tmp_path / "file").touch()
+    words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'file' / 'cp.gif'}")
+    assert "cp.gif cannot be written: " in words and words.endswith("; name another directory\n")
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("imageio.v2.get_writer", full)
+    words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'x.gif'}", status=1)
+    assert f"--video={tmp_path / 'x.gif'} cannot be written: [Errno 28] No space left on device" in words
+
+
+def test_play_says_what_each_episode_returned(run, capsys):
+    capsys.readouterr()
+    assert main(["play", f"--root_dir={run}", "--num_episodes=2", "--seed=8"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("episode 0 (seed 8): return ") and second.startswith("episode 1 (seed 9): return ")
+
+
+def test_a_film_of_an_unknown_kind_is_refused(refused, run):
+    assert "must end in .mp4 or .gif" in refused("play", f"--root_dir={run}", "--video=film.avi")
+
+
+def test_check_env_says_yes_to_a_good_environment(capsys):
+    assert main(["check-env", "--env_id=CartPole-v1", "--num_steps=300"]) == 0
+    words = capsys.readouterr().out
+    assert "observation" in words and "Discrete(2)" in words and "problem" not in words
+    assert any(line.split() == ["PPO", "yes"] for line in words.splitlines())
+    assert any(line.split() == ["A2C", "yes"] for line in words.splitlines())
+
+
+BAD = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Bad(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, fault):
+        self.fault, self.count = fault, 0
+
+    def reset(self, *, seed=None, options=None):
+        if self.fault != "seed":
+            super().reset(seed=seed)
+        self.count = 0
+        return self.np_random.random(2).astype(np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        observation = np.full(3 if self.fault == "wide" else 2, 3.0 if self.fault == "outside" else 0.5, np.float32)
+        reward = float("nan") if self.fault == "reward" and self.count == 3 else 0.0
+        if self.fault == "vector":
+            reward = np.array([1.0, 2.0], np.float32)
+        if self.fault == "short":
+            return observation, reward, False, {}
+        return observation, reward, self.count == 5 and self.fault != "endless", False, {}
+
+
+class Task(Bad):
+    def __init__(self, fault="none", low=-1):
+        super().__init__(fault)
+        self.observation_space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(low, 1, (2, 3), np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": 1, "b": np.full((2, 3), super().reset(seed=seed)[0][0], np.float32)}, {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return {"a": 1, "b": np.float32([[0.5, 0.5, 0.5], [0.5, 2.5, 3.5]])}, *rest
+
+
+for fault in ("none", "vector", "seed", "outside", "reward", "endless", "wide", "short"):
+    gymnasium.register(f"Bad-{fault}-v0", Bad, kwargs={"fault": fault})
+"""
+
+
+@pytest.mark.parametrize(
+    "fault, word",
+    [
+        ("seed", "two resets with the same seed give different observations"),
+        ("outside", "is outside its space: observation[0] is 3.0, outside [-1.0, 1.0] (and 1 more)"),
+        ("reward", "a reward is not finite"),
+        ("endless", "no episode ended in 50 random steps"),
+        ("wide", "every part of the observation as its space says"),
+        ("short", "and step (observation, reward, terminated, truncated, info)"),
+    ],
+)
+def test_check_env_says_what_is_wrong_with_a_bad_one(tmp_path, monkeypatch, capsys, fault, word):
+    (tmp_path / "bad_envs.py").write_text(BAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    capsys.readouterr()
+    assert main(["check-env", f"--env_id=bad_envs:Bad-{fault}-v0", "--num_steps=50"]) == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem")]
+    assert word in line
+
+
+def test_check_env_takes_classes_settings_wrappers_and_gin_files(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bad_tasks.py").write_text(BAD.replace("Bad-", "Worse-"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "task.gin").write_text("import bad_tasks\nmake_environment.env_id = 'bad_tasks:Worse-none-v0'\n")
+
+    def checked(*arguments):
+        status = main(["check-env", "--num_steps=50", *arguments])
+        return status, capsys.readouterr().out
+
+    task = "--env_id=@bad_tasks.Task"
+    status, words = checked(task)
+    assert status == 1
+    assert "outside its space: observation.b[1, 1] is 2.5, outside [-1.0, 1.0] (and 1 more)\n" in words
+    status, words = checked(task, "--env_kwargs={'low': -5}", "--wrappers=gymnasium.wrappers:FlattenObservation")
+    assert status == 1 and words.startswith("observation  Box(") and "[6] is 2.5, outside [-5.0, 1.0]" in words
+    assert checked(f"--gin_file={tmp_path / 'task.gin'}")[0] == 0
+    assert checked("--gin_param=make_environment.env_id='CartPole-v1'")[0] == 0
+    assert gin.config_str() == ""
+
+
+def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
+    (tmp_path / "bad_vectors.py").write_text(BAD.replace("Bad-", "Vector-"))
+    monkeypatch.syspath_prepend(tmp_path)
+    out = refused("check-env", "--env_id=bad_vectors:Vector-vector-v0", printed=True)
+    assert "the environment rewards each step with 2 numbers, and alfish trains on one; wrap it so that it adds" in out
+    for flag, words in [
+        ("--env_kwargs=3", "--env_kwargs is '3'; it is a dict, as \"{'difficulty': 2}\""),
+        ("--env_kwargs={'a':", "it is a dict"),
+        (
+            "--wrappers=gymnasium.wrappers:No",
+            "--wrappers is 'gymnasium.wrappers:No', and there is no such class; one is",
+        ),
+        ("--wrappers=no_such.thing:A", "--wrappers imports 'no_such.thing', which is not installed"),
+        ("--env_id=@bad_vectors:No", "--env_id is 'bad_vectors:No', and there is no such class"),
+        ("--env_id=@NotThere", "No configurable matching"),
+    ]:
+        arguments = [flag] if "env_id" in flag else ["--env_id=CartPole-v1", flag]
+        assert words in refused("check-env", *arguments)
+
+
+def test_check_env_notes_that_a_task_has_no_time_limit(capsys):
+    assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100"]) == 0
+    assert "note         it has no time limit, so an episode may never end: set one" in capsys.readouterr().out
+    limited = "--env_kwargs={'max_episode_steps': 100}"
+    assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100", limited]) == 0
+    assert "note" not in capsys.readouterr().out
+
+
+def test_check_env_has_nothing_to_say_of_the_same_one_without_its_faults(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bad_envs.py").write_text(BAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check-env", "--env_id=bad_envs:Bad-none-v0", "--num_steps=50"]) == 0
+
+
+def test_check_env_refuses_a_misspelt_id(refused):
+    assert "close ones are" in refused("check-env", "--env_id=CartPol-v1")
+
+
+# Where things are found.
+
+
+def test_includes_resolve_from_another_directory(tmp_path, monkeypatch):
+    confs, elsewhere = tmp_path / "confs", tmp_path / "elsewhere"
+    confs.mkdir(), elsewhere.mkdir()
+    for name in ("base.gin", "ppo_cartpole.gin"):
+        (elsewhere / name).write_text("a file of the working directory is read last\n")
+    (confs / "base.gin").write_text("include 'ppo_cartpole.gin'\nMLP.layers = (4,)\n")
+    (confs / "task.gin").write_text("include 'base.gin'\nTrainer.seed = 5\n")
+    monkeypatch.chdir(elsewhere)
+    assert main(train(tmp_path / "run", *TINY[1:], conf=str(confs / "task.gin"))) == 0
+    text = (tmp_path / "run" / "config.gin").read_text()
+    assert "MLP.layers = (4,)" in text and "Trainer.seed = 5" in text
+    assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0
+
+
+def test_later_files_and_parameters_win(tmp_path):
+    (tmp_path / "more.gin").write_text("PPO.gamma = 0.5\nPPO.lambda_ = 0.5\n")
+    conf = ["ppo_cartpole.gin", str(tmp_path / "more.gin")]
+    assert main(train(tmp_path / "run", *TINY, "PPO.lambda_=0.25", conf=conf)) == 0
+    text = (tmp_path / "run" / "config.gin").read_text()
+    assert "PPO.gamma = 0.5" in text and "PPO.lambda_ = 0.25" in text
+
+
+def test_the_device_flag_wins(tmp_path):
+    assert main(train(tmp_path / "run", *TINY, "Trainer.device='cuda'", flags=["--device=cpu"])) == 0
+    assert "Trainer.device = 'cpu'" in (tmp_path / "run" / "config.gin").read_text()
+
+
+# From Python.
+
+
+@gin.configurable(module="tests.command_line")
+def configured(number=1, thing=None, other=None):
+    return number, thing, other
+
+
+@gin.configurable(module="tests.command_line")
+def inner(x=1):
+    return x
+
+
+def test_load_serves_the_policy_that_evaluate_evaluates(run):
+    policy = alfish.load(run)
+    action = policy.act(np.zeros(4, np.float32))
+    assert action in (0, 1) and policy.env_steps == int(next((run / "checkpoints").glob("*.pt")).stem[11:])
+    assert alfish.load(str(run), "best").env_steps == policy.env_steps
+
+
+SIMULATOR = """
+import gymnasium
+from gymnasium import spaces
+
+
+class Simulator(gymnasium.Env):
+    observation_space = spaces.Dict(speed=spaces.Box(-9, 9, (2,), "float64"), gear=spaces.Discrete(3, start=1))
+    action_space = spaces.Box(-2, 6, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"speed": self.np_random.random(2), "gear": 1}, {}
+
+    def step(self, action):
+        return {"speed": self.np_random.random(2), "gear": 3}, float(action[0]), False, True, {}
+
+
+gymnasium.register("Simulator-v0", Simulator)
+"""
+
+
+def test_load_needs_no_environment(tmp_path, monkeypatch):
+    with monkeypatch.context() as with_simulator:
+        (tmp_path / "my_simulator.py").write_text(SIMULATOR)
+        with_simulator.syspath_prepend(tmp_path)
+        env_id = "make_environment.env_id='my_simulator:Simulator-v0'"
+        assert main(train(tmp_path / "run", *TINY, env_id, "Trainer.transforms=[@ObservationNormalizer]")) == 0
+        with open_run(tmp_path / "run") as trainer:
+            trainer.load_policy()
+            expected = trainer.policy()
+    (tmp_path / "my_simulator.py").unlink()
+    del sys.modules["my_simulator"], gymnasium.registry["Simulator-v0"]
+    policy = alfish.load(tmp_path / "run")
+    observation = {"speed": np.array([0.1, 0.9]), "gear": 2}
+    action = policy.act(observation)
+    assert action == expected.act(observation) and action in policy.action_space
+    assert policy.action_space == expected.action_space and policy.observation_space == expected.observation_space
+
+
+def test_load_of_a_run_of_an_older_version_looks_at_its_environment(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("alfish.configuration.runs.spaces_of_checkpoint", lambda state: None)
+    built = []
+    monkeypatch.setattr(SequentialVectorEnv, "__init__", noted(SequentialVectorEnv.__init__, built))
+    assert alfish.load(run).act(np.zeros(4, np.float32)) in (0, 1) and built
+    monkeypatch.undo()
+    monkeypatch.setattr(SequentialVectorEnv, "__init__", noted(SequentialVectorEnv.__init__, built := []))
+    assert alfish.load(run).act(np.zeros(4, np.float32)) in (0, 1) and not built
+
+
+def noted(function, calls):
+    def noting(*args, **kwargs):
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    return noting
+
+
+def test_load_leaves_the_users_gin_configuration_as_it_was(run):
+    gin.parse_config(
+        "configured.number = 7\nscoped/inner.x = 8\nconfigured.thing = @scoped/inner()\nNINE = 9\n"
+        "nine/configured.number = %NINE\n"
+    )
+    unprintable = math.fsum  # no gin text says this
+    gin.bind_parameter("configured.other", unprintable)
+    before = gin.config_str()
+    assert configured() == (7, 8, unprintable)
+    gin.finalize()
+    alfish.load(run)
+    assert gin.config_is_locked()
+    with gin.unlock_config():
+        assert gin.config_str() == before
+    assert gin.query_parameter("configured.number") == 7
+    assert gin.query_parameter("configured.other") is unprintable
+    with gin.config_scope("nine"):
+        assert configured(thing=1)[0] == 9
+    assert gin.operative_config_str().count("PPO") == 0
+
+
+def test_load_says_of_a_run_that_was_built_in_python_how_to_open_it(refused, tmp_path):
+    trainer = Trainer(
+        tmp_path / "run",
+        algorithm=PPO,
+        environment=functools.partial(make_environment, "CartPole-v1"),
+        num_iterations=1,
+        listeners=[],
+    )
+    trainer.save()
+    trainer.close()
+    with pytest.raises(UsageError, match="run is a run without config.gin: build its Trainer again in Python"):
+        alfish.load(tmp_path / "run")
+    assert "call load_policy" in refused("evaluate", f"--root_dir={tmp_path / 'run'}")
+
+
+def test_load_leaves_the_users_configuration_even_if_it_fails(run, tmp_path):
+    gin.bind_parameter("configured.number", 7)
+    with pytest.raises(ValueError, match="There is no checkpoint"):
+        alfish.load(run, 3)
+    assert gin.query_parameter("configured.number") == 7
+
+
+def test_load_leaves_the_users_random_states_and_threads_as_they_were(run):
+    import random
+
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    expected = torch.rand(()).item(), np.random.rand(), random.random()
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    torch.set_num_threads(2)
+    try:
+        alfish.load(run)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert (torch.rand(()).item(), np.random.rand(), random.random()) == expected
+
+
+def test_import_alfish_alone_waits_for_nothing():
+    source = Path(alfish.__file__).read_text()
+    assert all(hasattr(alfish, name) for name in alfish.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        alfish.nothing  # noqa: B018
+    assert "import torch" not in source
+
+
+def test_a_command_works_with_streams_that_are_closed_or_full_and_says_what_it_cannot(tmp_path):
+    """In processes of their own; none of them imports torch."""
+    alfish_command = f"{sys.executable} -m alfish"
+    root = Path(alfish.__file__).parent.parent
+    script = f"""
+        export PYTHONPATH={root}
+        {alfish_command} confs > /dev/full; echo confs $?
+        {alfish_command} nonsense 2> /dev/full; echo nonsense $?
+        {alfish_command} nonsense 2>&-; echo nonsense $?
+        {alfish_command} confs >&- 2>&- <&-; echo confs $?
+        mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone; {alfish_command} confs; echo gone $?
+    """
+    found = subprocess.run(["bash", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    assert found.stdout.split("\n") == ["confs 1", "nonsense 2", "nonsense 2", "confs 0", "gone 1", ""]
+    assert found.stderr.splitlines() == [
+        "alfish confs: standard output cannot be written to: No space left on device",
+        "alfish: the working directory has been deleted; change to another one",
+    ]
+
+
+@pytest.fixture
+def streams():
+    """Standard streams that a test may close and replace."""
+    objects, kept = (sys.stdin, sys.stdout, sys.stderr), [os.dup(descriptor) for descriptor in range(3)]
+    yield
+    sys.stdin, sys.stdout, sys.stderr = objects
+    for descriptor, copy in enumerate(kept):
+        os.dup2(copy, descriptor)
+        os.close(copy)
+
+
+def test_a_run_trains_on_where_nobody_can_be_shown_its_progress(run, tmp_path, monkeypatch, streams):
+    """A file that is opened while standard error is closed does not take its place."""
+    run = shutil.copytree(run, tmp_path / "run")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 2)
+    monkeypatch.setattr(sys, "argv", ["alfish", "train", f"--root_dir={run}", "--gin_param=Trainer.num_env_steps=999"])
+    assert main() == 0
+    assert json.loads((run / "done").read_text())["env_steps"] >= 999
+    os.dup2(full, 1)
+    os.close(full)
+    os.close(2)
+    monkeypatch.setattr(sys, "argv", ["alfish", "evaluate", f"--root_dir={run}", "--num_episodes=1", "--json"])
+    assert main() == 1
+    assert os.path.samestat(os.fstat(2), os.stat(os.devnull))

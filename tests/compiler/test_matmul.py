@@ -1,0 +1,321 @@
+"""Products in graphs: which way each is done, and that it is right.
+
+The first of these tests compiles `matmul.cpp`, which takes some seconds, or one where torch's cache knows it.
+"""
+
+import itertools
+import logging
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.torch_version import TorchVersion
+
+from alfish.compiler import inductor, matmul
+from alfish.compiler.inductor import CompiledFunction
+
+pytestmark = [
+    # Torch's compiler, at import.
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++, which is not installed"),
+]
+kernel = pytest.mark.skipif(
+    not matmul.suits_products(),
+    reason=f"products are torch's without AVX2 or AVX-512, and before torch {matmul.OLDEST_TORCH}",
+)
+OWN, OWN_LOW = "alfish.product", "alfish.bfloat16_product"
+
+
+@pytest.fixture(autouse=True)
+def limit(monkeypatch):
+    """Large, as to bfloat16, from 128 x 128 x 128."""
+    monkeypatch.setattr(matmul, "LARGE_PRODUCT", 128**3)
+
+
+def graph_of(function, arguments, precision="float32"):
+    """The operations of the graph that is compiled, and the rewritten graph as a function."""
+    targets, compile_ = [], inductor._compile
+
+    def spy(graph, *_):
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return lambda leaves: graph(*leaves)
+
+    inductor._compile = spy
+    try:
+        return targets, CompiledFunction(function, arguments, precision)
+    finally:
+        inductor._compile = compile_
+
+
+def count(targets, *names):
+    return sum(name in target for target in targets for name in names)
+
+
+def square(size=128):
+    torch.manual_seed(0)
+    return torch.randn(size, size), torch.randn(size, size), torch.randn(size)
+
+
+PRODUCTS = {
+    "mm": lambda a, b, bias: a @ b,
+    "addmm": lambda a, b, bias: torch.addmm(bias, a, b.T),
+    "linear": lambda a, b, bias: nn.functional.linear(a, b, bias),
+    "bmm": lambda a, b, bias: torch.bmm(torch.stack([a, b]), torch.stack([b, a])),
+    "baddbmm": lambda a, b, bias: torch.baddbmm(bias, torch.stack([a, b]), torch.stack([b, a]).mT),
+}
+
+
+@kernel
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("size", [128, 64])
+def test_a_product_in_float32_is_done_by_the_kernel(name, size):
+    arguments = square(size)
+    expected = PRODUCTS[name](*arguments)
+    targets, function = graph_of(lambda given: PRODUCTS[name](*given), arguments)
+    assert count(targets, OWN) == 1 and not count(targets, "_to_copy")
+    assert ((function(arguments) - expected).abs().max() / expected.abs().max()).item() < 1e-5
+
+
+@kernel
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_a_large_product_is_in_bfloat16_if_asked(name, has_kernel, monkeypatch):
+    if has_kernel and not matmul.has_bfloat16_products():
+        pytest.skip("this processor does not multiply pairs of bfloat16, or has tiles for them")
+    monkeypatch.setattr(matmul, "has_bfloat16_products", lambda: has_kernel)
+    arguments = square()
+    expected = PRODUCTS[name](*arguments)
+    targets, function = graph_of(lambda given: PRODUCTS[name](*given), arguments, "bfloat16")
+    found = function(arguments)
+    assert found.dtype == torch.float32
+    assert count(targets, OWN_LOW) == has_kernel and count(targets, "_to_copy") == (2 if has_kernel else 3)
+    assert 1e-4 < ((found - expected).abs().max() / expected.abs().max()).item() < 2e-2
+    targets, _ = graph_of(lambda given: PRODUCTS[name](*given), square(64), "bfloat16")
+    assert count(targets, OWN) == 1 and not count(targets, "_to_copy")
+
+
+@kernel
+def test_a_processor_that_multiplies_pairs_of_bfloat16_does():
+    """Else these tests would pass without the kernel that its own check found wrong."""
+    pairs = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.cpu._is_avx512_bf16_supported()
+    assert matmul.has_bfloat16_products() == (pairs and not torch.cpu._is_amx_tile_supported())
+
+
+def both_kernels():
+    """Each as (function, dtype of what it takes)."""
+    assert matmul.has_products()
+    yield torch.ops.alfish.product, torch.float32
+    if matmul.has_bfloat16_products():
+        yield torch.ops.alfish.bfloat16_product, torch.bfloat16
+
+
+def check(kernel, a, b, msg=None):
+    found = kernel(a, b)
+    assert found.is_contiguous() and found.dtype == torch.float32
+    torch.testing.assert_close(found, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-4, msg=msg)
+
+
+SIZES = (1, 2, 5, 6, 7, 16, 17, 48, 67)
+
+
+@kernel
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)], ids=str)
+def test_the_kernels_are_right_in_every_shape_and_stride(transposed):
+    torch.manual_seed(0)
+    for kernel, dtype in both_kernels():
+        for rows, inner, columns in itertools.product(SIZES, repeat=3):
+            a, b = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
+            check(kernel, *(x.T.contiguous().T if turn else x for x, turn in zip((a, b), transposed)))
+
+
+@kernel
+def test_the_kernels_go_through_a_long_inner_dimension_in_parts():
+    torch.manual_seed(0)
+    for kernel, dtype in both_kernels():
+        for inner in (255, 256, 257, 511, 512, 513, 514, 1025, 1100):
+            a, b = torch.randn(7, inner).to(dtype), torch.randn(inner, 83).to(dtype)
+            for turned in (b, b.T.contiguous().T):
+                check(kernel, a, turned)
+                check(kernel, a.T.contiguous().T, turned)
+
+
+@kernel
+@pytest.mark.parametrize("shape", [(3, 70, 90, 130), (1, 700, 30, 40), (1, 7, 900, 90), (5, 64, 64, 64)], ids=str)
+def test_the_kernels_give_the_same_numbers_on_any_number_of_threads(shape):
+    """Of these, one has more panels than threads, and two have but one or two."""
+    members, rows, inner, columns = shape
+    torch.manual_seed(0)
+    num_threads = torch.get_num_threads()
+    for kernel, dtype in both_kernels():
+        a, b = torch.randn(members, rows, inner).to(dtype), torch.randn(members, inner, columns).to(dtype)
+        found = []
+        try:
+            for count in (1, 2, 5):
+                torch.set_num_threads(count)
+                found.append(kernel(a, b))
+        finally:
+            torch.set_num_threads(num_threads)
+        check(kernel, a, b)
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@kernel
+def test_the_kernels_take_several_matrices_and_parts_of_them():
+    torch.manual_seed(0)
+    for kernel, dtype in both_kernels():
+        a, b = torch.randn(3, 7, 20).to(dtype), torch.randn(3, 20, 30).to(dtype)
+        last = [x.permute(1, 2, 0).contiguous().permute(2, 0, 1) for x in (a, b)]
+        cases = {
+            "of a few rows and columns": (a[:, 1:6, 3:14], b[:, 3:14, 2:25]),
+            "pairs at odd places": (a[:, 1:6, 3:13], b.mT.contiguous().mT[:, 3:13, 2:25]),
+            "odd rows": (a[..., 1:], b[:, 1:]),
+            "rows at odd places": (torch.randn(3, 8, 21).to(dtype)[..., :20], b),
+            "members at odd places": (a.flatten()[: 3 * 139].view(3, 139)[:, :120].unflatten(1, (6, 20)), b),
+            "one matrix for all": (a[:1].expand(3, 7, 20), b),
+            "members last": last,
+            "every other column": (a[..., ::2], b[:, ::2, ::3]),
+            "no rows": (a[:, :0], b),
+            "no inner dimension": (a[..., :0], b[:, :0]),
+        }
+        for name, (left, right) in cases.items():
+            check(kernel, left, right, f"{name}, {dtype}")
+
+
+@kernel
+def test_the_kernels_carry_what_is_not_finite_on():
+    for kernel, dtype in both_kernels():
+        for columns in (16, 19):
+            a, b = torch.ones(7, 5, dtype=dtype), torch.ones(5, columns, dtype=dtype)
+            a[3, 2], b[1, 11] = torch.nan, torch.inf
+            found, expected = kernel(a, b), a.float() @ b.float()
+            assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
+
+
+@kernel
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_kernels_do_not_use_what_lies_beside(turned):
+    for kernel, dtype in both_kernels():
+        a, b = (torch.full((20, 40), torch.nan, dtype=dtype) for _ in range(2))
+        a[:, :11], b[:11, :19] = 1, 2
+        left, right = a[:, :11], b[:11, :19]
+        if turned:
+            left, right = a.T.contiguous().T[:, :11], b.T.contiguous().T[:11, :19]
+        assert torch.equal(kernel(left, right), torch.full((20, 19), 22.0))
+
+
+@kernel
+def test_torchs_compiler_is_told_what_the_kernels_return():
+    for kernel, dtype in both_kernels():
+        for shape in ((5, 6), (3, 5, 6)):
+            a = torch.randn(shape).to(dtype)
+            torch.library.opcheck(kernel.default, (a, a.mT), test_utils="test_faketensor")
+
+
+VECTORS = {  # of a [2, 5, 4], b [2, 4, 1], c [2, 1, 3] and biases
+    "a column": lambda a, b, c, bias: a[0] @ b[0],
+    "columns": lambda a, b, c, bias: a @ b,
+    "a column and a bias": lambda a, b, c, bias: torch.addmm(bias, a[0], b[0]),
+    "columns and biases": lambda a, b, c, bias: torch.baddbmm(bias[None], a, b),
+    "an outer product": lambda a, b, c, bias: b[0] @ c[0],
+    "outer products": lambda a, b, c, bias: torch.bmm(b, c),
+    "of a transpose": lambda a, b, c, bias: a[0].T @ (a[0] @ b[0]),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_products_with_vectors_are_written_out(name):
+    arguments = torch.randn(2, 5, 4), torch.randn(2, 4, 1), torch.randn(2, 1, 3), torch.randn(1)
+    targets, function = graph_of(lambda given: VECTORS[name](*given), arguments)
+    torch.testing.assert_close(function(arguments), VECTORS[name](*arguments))
+    assert not count(targets, OWN, *(str(target) for target in matmul.PRODUCTS))
+
+
+@pytest.mark.parametrize("precision", matmul.PRECISIONS)
+def test_one_product_after_another_is_rewritten(precision):
+    a, b, _ = square()
+    _, function = graph_of(lambda given: given[0] @ given[1] @ given[0], (a, b), precision)
+    assert function((a, b)).shape == a.shape
+
+
+def test_what_several_products_take_becomes_bfloat16_once():
+    a, b, _ = square()
+    targets, function = graph_of(lambda given: given[0] @ given[1] + given[0].T @ given[1].mT, (a, b), "bfloat16")
+    # a and b, and where oneDNN multiplied, two results
+    assert count(targets, "_to_copy") == (2 if matmul.has_bfloat16_products() else 4)
+    torch.testing.assert_close(function((a, b)), a @ b + a.T @ b.T, rtol=0.02, atol=0.3)
+
+
+def test_what_is_written_between_products_becomes_bfloat16_again():
+    def function(given):
+        a, b = given
+        view = a.T
+        before = view @ b
+        a.mul_(2)
+        return before, view @ b
+
+    a, b, _ = square()
+    _, rewritten = graph_of(function, (a, b), "bfloat16")
+    before, after = rewritten((a.clone(), b))
+    torch.testing.assert_close(after, 2 * before)
+
+
+def test_products_with_factors_and_of_float64_are_left_alone():
+    a, b, bias = square()
+    targets, _ = graph_of(lambda given: torch.addmm(given[2], given[0], given[1], beta=2), (a, b, bias), "bfloat16")
+    assert not count(targets, "_to_copy", OWN, OWN_LOW)
+    for size in (64, 128):
+        a, b, _ = square(size)
+        targets, _ = graph_of(lambda given: given[0] @ given[1], (a.double(), b.double()), "bfloat16")
+        assert not count(targets, "_to_copy", OWN, OWN_LOW)
+
+
+@pytest.fixture
+def forgotten():
+    def forget():
+        matmul.has_products.cache_clear()
+        matmul.has_bfloat16_products.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@kernel
+def test_a_kernel_without_bfloat16_leaves_it_to_torch(monkeypatch, forgotten):
+    real = matmul._is_right
+
+    def is_right(product, dtype):
+        if dtype == torch.bfloat16:
+            raise NotImplementedError("no kernel for this processor")
+        return real(product, dtype)
+
+    monkeypatch.setattr(matmul, "_is_right", is_right)
+    assert matmul.has_products() and not matmul.has_bfloat16_products()
+
+
+@kernel
+def test_without_a_compiler_products_are_torchs(monkeypatch, caplog, forgotten):
+    from torch._inductor.codecache import CppCodeCache
+
+    def refuse(source):
+        raise RuntimeError("no C++ compiler\nand a long report")
+
+    monkeypatch.setattr(CppCodeCache, "load", refuse)
+    a, b, _ = square(64)
+    targets, function = graph_of(lambda given: given[0] @ given[1], (a, b))
+    assert count(targets, "aten.mm") == 1 and torch.equal(function((a, b)), a @ b)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage().endswith("could not be compiled: no C++ compiler")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"), (torch, "__version__", TorchVersion("2.9.1+cpu"))],
+    ids=["a processor where nobody measured", "a torch without its interface"],
+)
+def test_on_some_machines_products_are_torchs(monkeypatch, caplog, forgotten, where, name, value):
+    monkeypatch.setattr(where, name, value)
+    a, b, _ = square(64)
+    targets, _ = graph_of(lambda given: given[0] @ given[1], (a, b))
+    assert count(targets, "aten.mm") == 1 and not caplog.records

@@ -1,0 +1,188 @@
+"""Our optimizers against torch's, on flat vectors."""
+
+import copy
+import itertools
+from functools import partial
+
+import pytest
+import torch
+
+from alfish.errors import UsageError
+from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
+
+FACTORIES = {
+    "torch's by name": (partial(TorchOptimizer, optimizer="NAdam"), torch.optim.NAdam),
+    "adam": (Adam, torch.optim.Adam),
+    "adam, other betas": (
+        partial(Adam, betas=(0.8, 0.95), eps=1e-5),
+        partial(torch.optim.Adam, betas=(0.8, 0.95), eps=1e-5),
+    ),
+    "adam with decay": (partial(Adam, weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
+    "rmsprop": (RMSprop, partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)),
+    "rmsprop, other decay": (partial(RMSprop, decay=0.9, eps=0.1), partial(torch.optim.RMSprop, alpha=0.9, eps=0.1)),
+    "sgd": (partial(TorchOptimizer, optimizer=partial(torch.optim.SGD, momentum=0.9)),
+            partial(torch.optim.SGD, momentum=0.9)),
+    "torch's adam": (partial(TorchOptimizer, optimizer=torch.optim.Adam), torch.optim.Adam),
+}  # fmt: skip
+OURS = ["adam", "adam with decay", "rmsprop", "sgd", "torch's adam"]
+FLAGS = {"looked at": None, "on the device": torch.ones(())}
+
+
+def _parameters(*sizes, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    flats = [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+    for flat in flats:
+        flat.grad = torch.zeros_like(flat)
+    return flats
+
+
+def _train(optimizer, flats, steps, seed=0, keep=None, learning_rate=lambda t: 0.01 / (1 + t)):
+    generator = torch.Generator().manual_seed(seed)
+    for t in range(steps):
+        for flat in flats:
+            flat.grad.copy_(torch.randn(flat.shape, generator=generator) * 10 ** (t % 5 - 3))
+        optimizer.step(learning_rate(t), keep)
+
+
+@pytest.mark.parametrize("keep", FLAGS.values(), ids=FLAGS)
+@pytest.mark.parametrize("name", FACTORIES)
+def test_fifty_steps_are_torchs(name, keep):
+    ours, torchs = FACTORIES[name]
+    mine, expected = _parameters(7, 3), [flat.clone().requires_grad_() for flat in _parameters(7, 3)]
+    _train(ours(mine), mine, 50, keep=keep)
+    optimizer = torchs(expected, lr=0.0)
+    generator = torch.Generator().manual_seed(0)
+    for t in range(50):
+        for parameter in expected:
+            parameter.grad = torch.randn(parameter.shape, generator=generator) * 10 ** (t % 5 - 3)
+        optimizer.param_groups[0]["lr"] = 0.01 / (1 + t)
+        optimizer.step()
+    for got, wanted in zip(mine, expected):
+        torch.testing.assert_close(got, wanted.detach(), atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("keep", FLAGS.values(), ids=FLAGS)
+@pytest.mark.parametrize("factory", [Adam, RMSprop])
+def test_float64_parameters_train_as_float64(factory, keep):
+    single, double = _parameters(5), _parameters(5, dtype=torch.float64)
+    for flats in (single, double):
+        _train(factory(flats), flats, 20, keep=keep)
+    assert double[0].dtype == torch.float64
+    torch.testing.assert_close(double[0].float(), single[0], atol=1e-5, rtol=1e-5)
+
+
+def test_the_first_step_of_adam_is_the_learning_rate():
+    (flat,) = flats = [torch.zeros(3)]
+    flat.grad = torch.tensor([1e-3, -5.0, 0.0])
+    Adam(flats).step(0.1)
+    torch.testing.assert_close(flat, torch.tensor([-0.1, 0.1, 0.0]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_update_that_is_not_kept_changes_no_parameter_and_no_moment(name):
+    for poison, begun in itertools.product((0.0, 3.0, float("nan"), float("inf")), (0, 5)):
+        flats = _parameters(4, 2)
+        optimizer = FACTORIES[name][0](flats)
+        _train(optimizer, flats, begun)
+        before = copy.deepcopy((flats, optimizer.state_dict()))
+        for flat in flats:
+            flat.grad.fill_(poison)
+        for _ in range(3):
+            optimizer.step(0.1, torch.zeros(()))
+        for was, flat in zip(before[0], flats):
+            assert torch.equal(was, flat), (poison, begun)
+        for key in ("first", "second"):
+            for was, moment in zip(before[1].get(key, ()), optimizer.state_dict().get(key, ())):
+                assert torch.equal(was, moment), (poison, begun)
+
+
+@pytest.mark.parametrize("begun", [0, 5])
+@pytest.mark.parametrize("name", OURS)
+def test_training_goes_on_after_an_update_that_was_not_kept(name, begun):
+    flats = _parameters(4)
+    optimizer = FACTORIES[name][0](flats)
+    _train(optimizer, flats, begun)
+    flats[0].grad.fill_(float("nan"))
+    optimizer.step(0.1, torch.zeros(()))
+    before = flats[0].clone()
+    _train(optimizer, flats, 5, keep=torch.ones(()))
+    assert torch.isfinite(flats[0]).all()
+    assert ((flats[0] - before).abs() > 0).all()
+    assert (flats[0] - before).abs().max() < 1
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_restored_optimizer_continues_bit_for_bit(name):
+    make = FACTORIES[name][0]
+    flats = _parameters(6, 2)
+    optimizer = make(flats)
+    _train(optimizer, flats, 7)
+    saved, weights = copy.deepcopy(optimizer.state_dict()), [flat.clone() for flat in flats]
+    _train(optimizer, flats, 7, seed=1)
+    again = _parameters(6, 2, seed=5)
+    restored = make(again)
+    _train(restored, again, 3, seed=9)
+    for flat, weight in zip(again, weights):
+        flat.copy_(weight)
+    restored.load_state_dict(saved)
+    _train(restored, again, 7, seed=1)
+    for flat, expected in zip(again, flats):
+        assert torch.equal(flat, expected)
+
+
+@pytest.mark.parametrize("factory", [Adam, RMSprop])
+def test_loading_copies_the_state(factory):
+    flats, other_flats = _parameters(3), _parameters(3)
+    optimizer, other = factory(flats), factory(other_flats)
+    _train(optimizer, flats, 3)
+    other.load_state_dict(optimizer.state_dict())
+    before = optimizer.state_dict()["second"][0].clone()
+    _train(other, other_flats, 3)
+    assert torch.equal(optimizer.state_dict()["second"][0], before)
+
+
+@pytest.mark.parametrize("factory", [Adam, RMSprop])
+def test_state_of_another_number_of_vectors_is_refused(factory):
+    with pytest.raises((ValueError, RuntimeError), match="zip|size of tensor"):
+        factory(_parameters(3)).load_state_dict(factory(_parameters(3, 2)).state_dict())
+
+
+@pytest.mark.parametrize("factory", [Adam, RMSprop])
+def test_state_survives_weights_only_loading(factory, tmp_path):
+    flats = _parameters(3)
+    optimizer = factory(flats)
+    _train(optimizer, flats, 2)
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    factory(_parameters(3)).load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+
+
+def test_a_name_that_torch_has_not_is_refused():
+    with pytest.raises(UsageError, match="TorchOptimizer.optimizer is 'Adamw', and torch.optim has no such class"):
+        TorchOptimizer([torch.zeros(2)], "Adamw")
+
+
+def test_a_restored_torch_optimizer_keeps_its_own_settings_and_takes_the_state():
+    def make(weight_decay, size=3):
+        flats = _parameters(size)
+        return TorchOptimizer(flats, partial(torch.optim.AdamW, weight_decay=weight_decay)), flats
+
+    (old, flats), (new, others) = make(0.1), make(0.2)
+    _train(old, flats, 5)
+    new.load_state_dict(copy.deepcopy(old.state_dict()))
+    [settings] = new.state_dict()["param_groups"]
+    assert settings["weight_decay"] == 0.2
+    assert torch.equal(new.state_dict()["state"][0]["exp_avg_sq"], old.state_dict()["state"][0]["exp_avg_sq"])
+    for optimizer, parameters in [(old, flats), (new, others)]:  # and what is done is what is configured
+        parameters[0].fill_(1.0)
+        parameters[0].grad.zero_()
+        optimizer.step(0.5)
+    torch.testing.assert_close(flats[0] - others[0], torch.full((3,), 0.5 * (0.2 - 0.1)))
+    with pytest.raises(UsageError, match="holds the state of AdamW, and TorchOptimizer.optimizer is SGD; keep"):
+        TorchOptimizer(_parameters(3), "SGD").load_state_dict(old.state_dict())
+
+
+def test_the_state_of_another_class_is_refused():
+    made = [factory(_parameters(3)) for factory in (Adam, RMSprop, partial(TorchOptimizer, optimizer="SGD"))]
+    for optimizer, other in itertools.permutations(made, 2):
+        with pytest.raises(UsageError, match="state of another optimizer .*; keep Learner.optimizer"):
+            optimizer.load_state_dict(other.state_dict())

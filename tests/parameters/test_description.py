@@ -1,0 +1,306 @@
+"""What Python builds is opened again: as Trainers, through `alfish.train`, and by the command line."""
+
+import functools
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import gin
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from described_parts import Doubled, Mine, Plain, torso
+from gymnasium import spaces
+
+import alfish
+from alfish import specs
+from alfish.__main__ import main
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.configuration import reading
+from alfish.environments import make_environment
+from alfish.errors import UsageError
+from alfish.networks import MLP, ActorCritic, Torso
+from alfish.parameters import description, imports
+from alfish.training.listeners import CheckpointSaver, Listener
+from alfish.training.trainer import Trainer
+from alfish.transforms import ObservationNormalizer
+
+SMALL = {"MLP.layers": (4,), "EpochBatches.num_epochs": 1, "num_env_steps": 64, "unroll_length": 32}
+LIMITED = functools.partial(gymnasium.wrappers.TimeLimit, max_episode_steps=5)
+
+
+@pytest.fixture(autouse=True)
+def gin_is_left_empty():
+    gin.clear_config()
+    yield
+    gin.clear_config()
+
+
+def trainer_of(root_dir, **arguments):
+    body = functools.partial(Torso, mlp=functools.partial(MLP, layers=(4,)))
+    network = functools.partial(ActorCritic, actor_torso=body, critic_torso=body)
+    environment = functools.partial(make_environment, Plain, env_kwargs={"n": 3}, wrappers=[LIMITED, Doubled])
+    given = {
+        "algorithm": functools.partial(Mine, gamma=np.float32(0.5), network=network),
+        "environment": environment,
+        "batches": functools.partial(EpochBatches, num_epochs=1),
+        "transforms": [functools.partial(ObservationNormalizer, clip=3.0)],
+        "num_iterations": 2,
+        "unroll_length": 16,
+        "listeners": [CheckpointSaver()],
+    }
+    return Trainer(root_dir, **given | arguments)
+
+
+def test_a_trainer_of_importable_parts_is_opened_again(tmp_path, capsys):
+    trainer = trainer_of(tmp_path / "run")
+    trainer.train()
+    policy, observation = alfish.load(tmp_path / "run"), np.full(2, 0.3)
+    assert type(policy.algorithm) is not PPO and isinstance(policy.algorithm, Mine)
+    assert policy.algorithm._gamma == 0.5 and gin.config_str() == ""
+    assert policy.act(observation) == trainer.policy().act(observation)
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={tmp_path}/run", "--num_episodes=2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["lengths"] == [5, 5] and told["returns"][0] % 2 == 0  # its wrappers are there
+    assert main(["record", f"--root_dir={tmp_path}/run", "--num_episodes=1", f"--output={tmp_path}/set"]) == 0
+    assert main(["play", f"--root_dir={tmp_path}/run"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"environment": lambda **_: make_environment("CartPole-v1")}, "Trainer.environment is a lambda"),
+        ({"transforms": [lambda *_: 0]}, r"Trainer.transforms\[0\] is a lambda"),
+        ({"algorithm": functools.partial(PPO, network=lambda *_: 0)}, "Trainer.algorithm.network is a lambda"),
+        ({"algorithm": type("Local", (PPO,), {})}, "Trainer.algorithm is an object of ABCMeta"),
+        ({"metrics": [object()]}, r"Trainer.metrics\[0\] is an object of object"),
+        ({"device": {1, 2}}, "Trainer.device is an object of set"),
+        ({"unroll_length": math.inf}, "Trainer.unroll_length is an object of float"),
+    ],
+)
+def test_a_part_without_a_name_is_named_when_it_is_needed(arguments, words):
+    text = description.as_gin(arguments)
+    reading._register()
+    gin.parse_config(text)
+    [name] = arguments
+    with pytest.raises(UsageError, match=words + ".*, which no configuration can name: build the Trainer again"):
+        call_all(reading.bound("alfish.Trainer", name)[name])
+
+
+def call_all(part):
+    for one in part if isinstance(part, list) else [part]:
+        one(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), specs.reward_spec())
+
+
+def test_a_policy_loads_though_its_environment_has_no_name(tmp_path, capsys):
+    def local(**arguments):
+        return make_environment("CartPole-v1", **arguments)
+
+    trainer = trainer_of(tmp_path / "run", environment=local)
+    trainer.train()
+    assert alfish.load(tmp_path / "run").act(np.zeros(4)) in (0, 1)
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={tmp_path}/run"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Trainer.environment is the local" in error and "build the Trainer again" in error
+
+
+def test_parts_of_one_kind_keep_their_own_arguments():
+    inner = functools.partial(torso, width=1, inner=None)
+    middle = functools.partial(torso, width=2, inner=inner)
+    gin.parse_config(parsed(description.as_gin({"learner": functools.partial(torso, width=3, inner=middle)})))
+    outer = reading.bound("alfish.Trainer", "learner")["learner"](None)
+    assert outer.output_size == 3  # each one overwrites that of its inner one, last
+    binding = gin.query_parameter("learner_inner_inner/described_parts.torso.width")
+    assert binding == 1 and gin.query_parameter("learner_inner/described_parts.torso.width") == 2
+
+
+def test_parts_whose_names_differ_in_signs_only_keep_their_own_arguments():
+    parts = {"a b": functools.partial(torso, width=1), "a_b": functools.partial(torso, width=2)}
+    text = description.as_gin({"environment": functools.partial(make_environment, env_kwargs=parts)})
+    gin.parse_config(parsed(text))
+    scopes = ["environment_env_kwargs_a_b", "environment_env_kwargs_a_b_2"]
+    assert [gin.query_parameter(f"{scope}/described_parts.torso.width") for scope in scopes] == [1, 2]
+
+
+def parsed(text):
+    for module, name in description.PART.findall(text):
+        description.register(module, name)
+    return text
+
+
+def test_plain_values_and_nested_names_come_back():
+    values = {
+        "a": [1, (2.5, "it's"), (), (None,)],
+        "b": {"x": True, 3: [Path("p")]},
+        "c": np.float64(0.1),
+        "d": np.int8(4),
+    }
+    environment = functools.partial(make_environment, Mine.Inner, env_kwargs=values)
+    gin.parse_config(parsed(description.as_gin({"environment": environment})))
+    found = gin.query_parameter("environment/make_environment.env_kwargs")
+    assert found == {"a": [1, (2.5, "it's"), (), (None,)], "b": {"x": True, 3: ["p"]}, "c": 0.1, "d": 4}
+    assert gin.query_parameter("environment/make_environment.env_id").configurable.wrapped is Mine.Inner
+
+
+def test_what_gin_binds_is_described_as_it_is_bound():
+    gin.parse_config("Trainer.seed = 3\nmine/PPO.gamma = 0.25\nTrainer.algorithm = @mine/PPO")
+    text = description.as_gin({"seed": 3, "algorithm": PPO, "num_threads": 2})
+    gin.clear_config()
+    gin.parse_config(text)
+    assert gin.query_parameter("mine/PPO.gamma") == 0.25 and gin.query_parameter("Trainer.num_threads") == 2
+    assert "import alfish.algorithms.ppo" in text and text.count("seed") == 1
+
+
+# A description of a stranger.
+
+
+@pytest.mark.parametrize("part", ["subprocess:Popen", "torch.utils.data.dataloader:DataLoader", "os:system"])
+def test_a_stranger_may_not_name_parts_of_libraries(tmp_path, part):
+    (tmp_path / "config.gin").write_text(f"# part: {part}\n")
+    with pytest.raises(
+        UsageError, match="config.gin names .* which is not part of alfish; if you trust that module, add"
+    ):
+        alfish.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "part, words",
+    [
+        # Modules of alfish and of the user through which others, or their functions, could be reached.
+        (
+            "alfish.runs.provenance:subprocess.run",
+            "names 'subprocess.run' of 'alfish.runs.provenance', which holds no parts",
+        ),
+        (
+            "alfish.runs.files:write_atomically",
+            "names 'write_atomically' of 'alfish.runs.files', which holds no parts of Train",
+        ),
+        ("alfish.bin.check_env:main", "names 'main' of 'alfish.bin.check_env', which holds no parts of Trainers"),
+        ("alfish.environments.make:importlib.import_module", "no class or function 'importlib.import_module' in alf"),
+        ("described_parts:gymnasium.make", "no class or function 'gymnasium.make' in described_parts"),
+        ("described_parts:gymnasium.Env", "no class or function 'gymnasium.Env' in described_parts"),
+        ("described_parts:PPO", "no class or function 'PPO' in described_parts"),
+        ("described_parts:Plain.reset", "no class or function 'Plain.reset' in described_parts"),
+        ("torch.nn.modules.module:torch.save", "no class or function 'torch.save' in torch.nn.modules.module"),
+    ],
+)
+def test_a_stranger_reaches_no_other_module_through_one_of_parts(tmp_path, part, words):
+    (tmp_path / "config.gin").write_text(f"# part: {part}\n")
+    with pytest.raises(UsageError, match=words) as error:
+        alfish.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_part_that_is_gone_is_named(tmp_path):
+    (tmp_path / "config.gin").write_text("# part: described_parts:Gone\n")
+    with pytest.raises(UsageError, match="no class or function 'Gone' in described_parts"):
+        alfish.load(tmp_path)
+    (tmp_path / "config.gin").write_text("# part: no_such_module:Gone\n")
+    with pytest.raises(UsageError, match="allow_import=no_such_module"):
+        alfish.load(tmp_path)
+
+
+def test_own_modules_may_be_named():
+    with imports.restricted([]):
+        imports.import_part("described_parts", "Mine", "a test")
+        imports.import_part("torch.nn.modules.flatten", "Flatten", "a test")
+    with imports.restricted(["torch"]):
+        imports.import_part("torch.utils.data.dataloader", "DataLoader", "a test")
+
+
+# alfish.train
+
+
+def test_train_takes_names_classes_and_settings(tmp_path):
+    gin.parse_config("make_environment.num_envs = 7")
+    settings = SMALL | {"PPO.gamma": 0.75, "make_environment.num_envs": 2}
+    torch.manual_seed(3)
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    policy = alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **settings)
+    assert torch.equal(torch.rand(1), drawn)
+    assert gin.config_str().count(" = ") == 1 and gin.query_parameter("make_environment.num_envs") == 7
+    assert policy.env_steps >= 64 and policy.algorithm._gamma == 0.75
+    text = (tmp_path / "run" / "config.gin").read_text()
+    assert "EpochBatches.num_epochs = 1\n" in text and "include" not in text and "MLP.layers = (4,)" in text
+    loaded = alfish.load(tmp_path / "run")
+    assert loaded.act(np.zeros(4)) == policy.act(np.zeros(4))
+    # Once more: the run is done, and the same policy comes back.
+    again = alfish.train("ppo", "CartPole-v1", root_dir=tmp_path / "run", **settings)
+    assert again.env_steps == policy.env_steps
+    with pytest.raises(UsageError, match="another configuration(.|\n)*PPO.gamma = 0.5"):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **settings | {"PPO.gamma": 0.5})
+    changed = settings | {"PPO.gamma": 0.5, "num_env_steps": 192}
+    policy = alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", on_config_change="old", **changed)
+    assert policy.algorithm._gamma == 0.75 and policy.env_steps == again.env_steps  # the old budget too
+    policy = alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", on_config_change="new", **changed)
+    assert policy.algorithm._gamma == 0.5 and policy.env_steps >= 192
+
+
+def test_train_takes_a_conf_and_parts_of_ones_own(tmp_path, capsys):
+    alfish.train(conf="ppo_cartpole", root_dir=tmp_path / "conf", **SMALL | {"Trainer.seed": 1})
+    assert "Trainer.seed = 1" in (tmp_path / "conf" / "config.gin").read_text()
+    environment = functools.partial(Plain, n=3)
+    wrappers = {"make_environment.wrappers": [LIMITED, Doubled]}
+    alfish.train(Mine, environment, root_dir=tmp_path / "own", **SMALL | wrappers)
+    assert isinstance(alfish.load(tmp_path / "own").algorithm, Mine)
+    assert main(["evaluate", f"--root_dir={tmp_path}/own", "--num_episodes=1"]) == 0
+    capsys.readouterr()
+    alfish.train(conf="ppo", environment=lambda: LIMITED(Plain(3)), root_dir=tmp_path / "lambda", **SMALL)
+    assert alfish.load(tmp_path / "lambda").act(np.zeros(2)) in (0, 1, 2)
+    assert main(["evaluate", f"--root_dir={tmp_path}/lambda"]) == 2
+    assert "make_environment.env_id is a lambda, which no configuration can name" in capsys.readouterr().err
+
+
+class Interrupting(Listener):
+    """Sends a signal after the first iteration, or after the last one."""
+
+    def __init__(self, number, at_end=False):
+        self.number, self.at_end = number, at_end
+
+    def after_iteration(self, trainer, report):
+        if self.number is not None and report.finished >= self.at_end:  # once: a second Ctrl-C stops at once
+            number, self.number = self.number, None
+            os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number, raised", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_train_does_not_return_half_a_training(tmp_path, number, raised):
+    listeners = [Interrupting(int(number)), CheckpointSaver()]
+    with pytest.raises(raised):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", listeners=listeners, **SMALL)
+    assert 0 < alfish.load(tmp_path / "run").env_steps < SMALL["num_env_steps"]
+
+
+def test_train_does_not_swallow_a_signal_that_comes_at_the_end(tmp_path):
+    listeners = [Interrupting(int(signal.SIGTERM), at_end=True), CheckpointSaver()]
+    with pytest.raises(SystemExit):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", listeners=listeners, **SMALL)
+    assert (tmp_path / "run" / "done").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, settings, words",
+    [
+        ((), {}, "takes an algorithm, as in alfish.train"),
+        (("PPO",), {"conf": "ppo"}, "takes an algorithm, as in alfish.train"),
+        (("PPX", "CartPole-v1"), {}, "no gin file 'PPX.gin'"),
+        (("PPO", "CartPole-v1"), {"sede": 1}, "no parameter named 'sede'|doesn't have a parameter named 'sede'"),
+        (("PPO", "CartPol-v1"), {}, "close ones are CartPole"),
+        (("PPO", "CartPole-v1"), {"on_config_change": "maybe"}, "on_config_change is 'maybe'"),
+    ],
+)
+def test_trains_mistakes_are_one_sentence(tmp_path, arguments, settings, words):
+    with pytest.raises(UsageError, match=words) as error:
+        alfish.train(*arguments, root_dir=tmp_path / "run", **SMALL | settings)
+    assert "\n" not in str(error.value)
+
+
+def test_the_package_lists_its_names():
+    assert {"train", "load", "Policy", "__version__"} <= set(dir(alfish))

@@ -1,0 +1,298 @@
+import io
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from alfish.errors import UsageError
+from alfish.runs.files import DiskError
+from alfish.runs.writers import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter
+
+HEADER = "steps,env_steps,iterations,updates,wall_seconds"
+
+
+class _Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def _lines(path):
+    return path.read_text().splitlines()
+
+
+def test_csv_holds_the_counters_then_the_values(tmp_path):
+    path = tmp_path / "run" / "metrics.csv"
+    writer = CSVWriter(path)
+    writer.scalars({"return": 1.5, "loss": 0.1}, steps=9, env_steps=8, iterations=1, updates=4, wall_seconds=0.5)
+    assert _lines(path) == [HEADER + ",return,loss", "9,8,1,4,0.5,1.5,0.1"]  # before any flush or close
+    writer.scalars({"loss": 0.3, "return": float("nan")}, 16, 16, 2, 8, 1.0)
+    writer.close()
+    assert _lines(path)[2] == "16,16,2,8,1.0,nan,0.3"
+
+
+def test_csv_gains_a_column_when_a_name_appears(tmp_path):
+    path = tmp_path / "metrics.csv"
+    writer = CSVWriter(path)
+    writer.scalars({"loss": 0.1}, 8, 8, 1, 4, 0.5)
+    writer.scalars({"a,b": 2.0}, 16, 16, 2, 8, 1.0)
+    writer.scalars({"loss": 0.2}, 24, 24, 3, 12, 1.5)
+    writer.close()
+    assert _lines(path) == [HEADER + ',loss,"a,b"', "8,8,1,4,0.5,0.1,", "16,16,2,8,1.0,,2.0", "24,24,3,12,1.5,0.2,"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+def test_csv_cuts_what_a_resumed_run_writes_again(tmp_path):
+    path = tmp_path / "metrics.csv"
+    writer = CSVWriter(path)
+    for steps in (8, 16, 24):
+        writer.scalars({"loss": steps / 10}, steps, 7, 0, 0, 0.0)
+    writer.close()
+    resumed = CSVWriter(path, resume_steps=16)
+    resumed.scalars({"loss": 9.0}, 24, 7, 0, 0, 0.0)
+    resumed.close()
+    assert _lines(path) == [HEADER + ",loss", "8,7,0,0,0.0,0.8", "16,7,0,0,0.0,1.6", "24,7,0,0,0.0,9.0"]
+
+
+@pytest.mark.parametrize("half", ["", "1", "16,7,0,0,0.0,1", '16,7,0,0,0.0,"'])
+def test_csv_drops_the_half_line_of_a_killed_writer(tmp_path, half):
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"{HEADER},loss\n8,7,0,0,0.0,0.8\n{half}")
+    resumed = CSVWriter(path, resume_steps=16)
+    resumed.scalars({"loss": 9.0}, 16, 7, 0, 0, 0.0)
+    resumed.close()
+    assert _lines(path) == [HEADER + ",loss", "8,7,0,0,0.0,0.8", "16,7,0,0,0.0,9.0"]
+
+
+def test_csv_starts_anew_when_even_the_header_is_half(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("ste")
+    CSVWriter(path).close()
+    assert _lines(path) == [HEADER]
+
+
+def test_csv_leaves_a_stranger_s_file_alone(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match="no table of metrics"):
+        CSVWriter(path)
+    assert path.read_text() == "a,b\n1,2\n"
+    path.write_text(f"{HEADER}\nnonsense\n")
+    with pytest.raises(UsageError, match="row 2"):
+        CSVWriter(path)
+
+
+def test_csv_refuses_a_value_named_as_a_counter(tmp_path):
+    writer = CSVWriter(tmp_path / "metrics.csv")
+    with pytest.raises(ValueError, match="updates"):
+        writer.scalars({"updates": 1.0}, 8, 8, 1, 4, 0.5)
+    writer.close()
+
+
+def _events(directory):
+    accumulator = EventAccumulator(str(directory), purge_orphaned_data=True)
+    accumulator.Reload()
+    return accumulator
+
+
+def test_tensorboard_shows_values_and_counters_against_steps(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    writer.scalars({"loss": 0.5}, steps=9, env_steps=8, iterations=1, updates=4, wall_seconds=0.25)
+    writer.text("config", "Trainer.seed = 0", 0)
+    writer.flush()
+    writer.close()
+    events = _events(tmp_path)
+    tags = ["loss", "counters/env_steps", "counters/iterations", "counters/updates", "counters/wall_seconds"]
+    assert {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags} == {
+        "loss": [(9, 0.5)],
+        "counters/env_steps": [(9, 8)],
+        "counters/iterations": [(9, 1)],
+        "counters/updates": [(9, 4)],
+        "counters/wall_seconds": [(9, 0.25)],
+    }
+    assert b"Trainer.seed" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+
+
+def test_tensorboard_forgets_what_a_resumed_run_writes_again(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    for steps in (8, 16, 24):
+        writer.scalars({"loss": 1.0}, steps, 7, 0, 0, 0.0)
+    writer.close()
+    [events] = tmp_path.iterdir()  # TensorBoard reads the files in the order of their names, which start with the time
+    events.rename(tmp_path / "events.out.tfevents.0000000001.earlier")
+    resumed = TensorBoardWriter(tmp_path, purge_step=16 + 1)
+    resumed.scalars({"loss": 2.0}, 20, 7, 0, 0, 0.0)
+    resumed.close()
+    assert [(e.step, e.value) for e in _events(tmp_path).Scalars("loss")] == [(8, 1.0), (16, 1.0), (20, 2.0)]
+
+
+class _Recorder(NullWriter):
+    def __init__(self, calls, broken=False):
+        self._calls = calls
+        self._broken = broken
+
+    def scalars(self, values, *counters):
+        self._calls.append((values, *counters))
+
+    def text(self, tag, text, steps):
+        self._calls.append((tag, text, steps))
+
+    def flush(self):
+        self._calls.append("flush")
+
+    def close(self):
+        self._calls.append("close")
+        if self._broken:
+            raise OSError("disk")
+
+
+def test_many_writers_are_written_as_one():
+    calls = []
+    writer = MultiWriter([_Recorder(calls), NullWriter(), _Recorder(calls)])
+    writer.scalars({"loss": 1.0}, 8, 8, 1, 4, 0.5)
+    writer.text("tag", "text", 8)
+    writer.flush()
+    writer.close()
+    row, text = ({"loss": 1.0}, 8, 8, 1, 4, 0.5), ("tag", "text", 8)
+    assert calls == [row, row, text, text, "flush", "flush", "close", "close"]
+
+
+def test_a_writer_that_cannot_close_does_not_keep_the_others_open():
+    calls = []
+    with pytest.raises(OSError, match="disk"):
+        MultiWriter([_Recorder(calls, broken=True), _Recorder(calls)]).close()
+    assert calls == ["close", "close"]
+
+
+def test_a_pipe_gets_a_plain_line_every_period():
+    clock, stream = _Clock(), io.StringIO()
+    progress = ConsoleProgress(50_000, stream=stream, clock=clock)
+    for env_steps in range(0, 12_289, 1024):  # a second each
+        progress.update(env_steps, env_steps, {"return": 213.4, "loss": 0.031})
+        clock.now += 1
+    assert stream.getvalue().splitlines() == [
+        "   5 120 / 50 000 env steps  10%  1 024 steps/s  return 213.4  loss 0.031  left 0:44",
+        "  10 240 / 50 000 env steps  20%  1 024 steps/s  return 213.4  loss 0.031  left 0:39",
+    ]
+    progress.close()
+    progress.close()
+    assert len(stream.getvalue().splitlines()) == 3
+    assert stream.getvalue().splitlines()[2].startswith("  12 288 / 50 000 env steps  25%")
+
+
+def test_a_last_line_that_was_shown_is_not_shown_again():
+    clock, stream = _Clock(), io.StringIO()
+    progress = ConsoleProgress(10, unit="iterations", stream=stream, clock=clock)
+    progress.close()
+    assert stream.getvalue() == ""
+    clock.now += 5
+    progress.update(10, 80, {})
+    progress.close()
+    assert stream.getvalue() == "  10 / 10 iterations  100%\n"
+
+
+def test_speed_is_that_of_the_recent_window_and_not_of_a_resumed_runs_past():
+    clock, stream = _Clock(), io.StringIO()
+    progress = ConsoleProgress(1000, unit="iterations", stream=stream, window_seconds=10, clock=clock)
+    progress.update(500, 1_000_000, {})  # resumed here
+    for second in range(1, 101):  # 100 steps/s for a minute, then 300
+        clock.now += 1
+        env_steps = 1_000_000 + (100 * second if second <= 60 else 6000 + 300 * (second - 60))
+        progress.update(500 + second, env_steps, {})
+    lines = stream.getvalue().splitlines()
+    assert "100 steps/s" in lines[0]
+    assert "200 steps/s" in lines[12]  # 65 s: half of the window fast
+    assert "300 steps/s" in lines[13]
+    assert "300 steps/s  left 6:40" in lines[-1]  # 400 iterations left at one a second
+
+
+def test_samples_of_speed_stay_few_however_fast_updates_come():
+    clock = _Clock()
+    progress = ConsoleProgress(1e9, stream=io.StringIO(), clock=clock)
+    for update in range(50_000):
+        clock.now += 0.001
+        progress.update(update, update, {})
+    assert len(progress._moments) <= 102
+
+
+def test_a_budget_overshot_or_in_seconds_reads_well():
+    clock, stream = _Clock(), io.StringIO()
+    progress = ConsoleProgress(7200.0, unit="seconds", stream=stream, period_seconds=0, clock=clock)
+    progress.update(0.0, 0, {})
+    clock.now += 10
+    progress.update(10.4, 12_000, {"return": -12345.6, "loss": float("nan")})
+    progress.update(7201.0, 12_000, {})
+    lines = stream.getvalue().splitlines()
+    assert lines[1] == "     10 / 7 200 seconds  0%  1 200 steps/s  return -12 346  loss nan  left 1:55:13"
+    assert lines[2] == "  7 201 / 7 200 seconds  100%  1 200 steps/s  left 0:00"
+
+
+def test_a_message_in_a_pipe_is_a_line():
+    stream = io.StringIO()
+    ConsoleProgress(10, stream=stream).line("Resuming from checkpoint-000000000010.pt")
+    assert stream.getvalue() == "Resuming from checkpoint-000000000010.pt\n"
+
+
+def test_a_terminal_gets_one_bar_that_messages_do_not_break():
+    clock, stream = _Clock(), _Terminal()
+    progress = ConsoleProgress(50_000, stream=stream, clock=clock)
+    progress.update(0, 0, {})
+    clock.now += 2
+    progress.update(12_500, 12_500, {"return": 213.4})
+    progress.line("hello")
+    clock.now += 0.01
+    progress.update(60_000, 60_000, {})  # too soon to be drawn, and past the budget
+    assert "100%" not in stream.getvalue()
+    progress.close()
+    text = stream.getvalue()
+    assert " 25%|" in text
+    assert "12 500 / 50 000 env steps  6 250 steps/s  return 213.4  left 0:06" in text
+    assert "\rhello\n" in text or "\nhello\n" in text
+    assert "100%|" in text.rsplit("\r", 1)[-1]
+    assert "60 000 / 50 000" in text.rsplit("\r", 1)[-1]
+
+
+def test_a_full_disk_ends_the_curves_with_a_warning_and_nothing_else(tmp_path, caplog, monkeypatch):
+    writer = TensorBoardWriter(tmp_path / "events")
+    writer.scalars({"loss": 1.0}, 1, 1, 1, 1, 1.0)
+
+    class Full(io.RawIOBase):
+        def write(self, content):
+            raise OSError(28, "No space left on device")
+
+    writer._records._writer = Full()
+    for step in (2, 3):
+        writer.scalars({"loss": 1.0}, step, 1, 1, 1, 1.0)
+    writer.text("config", "x", 3)
+    writer.flush()
+    writer.close()
+    [record] = caplog.records
+    assert (
+        f"{tmp_path / 'events'} cannot be written to (No space left on device): its curves end here" in record.message
+    )
+    (tmp_path / "file").touch()
+    TensorBoardWriter(tmp_path / "file" / "events").scalars({"loss": 1.0}, 1, 1, 1, 1, 1.0)
+    assert len(caplog.records) == 2
+
+
+def test_a_row_that_does_not_fit_on_the_disk_is_an_error_once(tmp_path):
+    writer = CSVWriter(tmp_path / "metrics.csv")
+    writer._file.close()
+    writer._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(DiskError, match=f"{tmp_path} cannot be written to: No space left on device .metrics.csv"):
+        writer.scalars({}, 1, 1, 1, 1, 1.0)
+    writer.close()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"steps,env_steps\n", b"a" * 200_000 + b"\n"])
+def test_a_file_that_is_no_table_is_named(tmp_path, content):
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(UsageError, match="metrics.csv is no table of metrics .*; move it away"):
+        CSVWriter(tmp_path / "metrics.csv")
+    assert (tmp_path / "metrics.csv").read_bytes() == content

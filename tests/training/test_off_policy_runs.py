@@ -1,0 +1,553 @@
+"""Whole off-policy runs: same seed, same bits; a resumed run with its rows, same bits; without them, it says so."""
+
+import functools
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import alfish
+from alfish import nest
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3, DeterministicActor
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.data import AlgStep, StepType
+from alfish.distributions import Categorical
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit, Stamped, TensorPointMass
+from alfish.errors import UsageError
+from alfish.learner.learner import Learner
+from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, QNetwork, Torso
+from alfish.replay import Prioritized, Uniform
+from alfish.runs.checkpoint import Checkpoints
+from alfish.schedules import Linear
+from alfish.training.listeners import CheckpointSaver, Evaluate, Listener
+from alfish.training.trainer import Trainer
+from alfish.transforms import FrameStack, ObservationNormalizer, RewardClip, RewardNormalizer, RewardScale
+
+REPOSITORY = Path(alfish.__file__).parent.parent
+SMALL = functools.partial(MLP, layers=(8,))
+CRITIC = functools.partial(CriticEnsemble, layers=(8,))
+ALGORITHMS = {
+    "dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=functools.partial(Torso, mlp=SMALL)),
+                             epsilon=Linear(1.0), target_period=7),
+    "sac": functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, ensemble_size=3, dropout=0.1),
+                             target_subset=2),
+    "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=CRITIC,
+                             noise_correlation=0.8, actor_period=3),
+    "recurrent dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=functools.partial(
+        Torso, mlp=SMALL, memory=functools.partial(LSTM, size=4))), epsilon=Linear(1.0)),
+    "recurrent sac": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, memory=functools.partial(GRU, size=4)),
+}  # fmt: skip
+MEMORY = {"burn_in": 1, "state_period": 3}  # of replay
+# The environment's state is saved, so any moment will do; or it is not, but at the end of all episodes there is none:
+# an episode of 4 actions is 5 rows, so after 5 k - 1 steps the row to act from is LAST.
+POINT_MASS = (TensorPointMass, {"length": 6})
+SETTINGS = {  # algorithm, environment, unroll length, iterations, of them before the stop
+    "dqn_episode_boundary": ("dqn", (Bandit, {"action": "discrete", "length": 4}), 7, 10, 7),
+    "sac_saved_state": ("sac", POINT_MASS, 3, 16, 7),
+    "sac_saved_state_same_step": ("sac", (TensorPointMass, {"length": 6, "autoreset": "same_step"}), 5, 10, 5),
+    "sac_half_a_step": ("sac", POINT_MASS, 0.5, 60, 41),
+    "sac_episode_boundary": ("sac", (Bandit, {"action": "box", "length": 4}), 7, 10, 7),
+    "td3_saved_state": ("td3", POINT_MASS, 3, 16, 7),
+    "recurrent_sac_saved_state": ("recurrent sac", POINT_MASS, 3, 20, 13),
+    "recurrent_sac_saved_state_same_step": (
+        "recurrent sac", (TensorPointMass, {"length": 6, "autoreset": "same_step"}), 3, 20, 13),
+    "recurrent_dqn_episode_boundary": ("recurrent dqn", (Bandit, {"action": "discrete", "length": 4}), 3, 25, 13),
+    "td3_episode_boundary": ("td3", (Bandit, {"action": "box", "length": 4}), 7, 10, 7),
+}  # fmt: skip
+
+
+def make(root_dir, name, replay=None, **options):
+    algorithm, (env_id, env_kwargs), unroll_length, num_iterations, _ = SETTINGS[name]
+    settings = {"capacity": 60, "batch_size": 4, "window_length": 3, "warmup_env_steps": 20, "max_chunk_size": 8}
+    settings |= (MEMORY if algorithm.startswith("recurrent") else {}) | (replay or {})
+    defaults = {
+        "algorithm": ALGORITHMS[algorithm],
+        "environment": functools.partial(make_environment, env_id, num_envs=2, env_kwargs=env_kwargs),
+        "batches": functools.partial(ReplayBatches, **settings),
+        "learner": functools.partial(Learner, learning_rate=Linear(1e-2), max_grad_norm=1.0),
+        "transforms": [functools.partial(FrameStack, num_frames=3), ObservationNormalizer],
+        "listeners": [CheckpointSaver(0)],
+        "unroll_length": unroll_length,
+        "num_iterations": num_iterations,
+        "device": "cpu",
+    }
+    return Trainer(root_dir, **{**defaults, **options})
+
+
+def stop_after(trainer, num_iterations):
+    """Runs so many iterations and saves, as an interrupted run does."""
+    trainer.start()
+    for report in trainer.iterate():
+        if report.iterations == num_iterations:
+            break
+    trainer.save()
+    trainer.close()
+    return trainer
+
+
+def tensors_of(trainer):
+    """All that a run is, its replay included."""
+    state = trainer.state_dict()
+    kept = {name: state[name] for name in ("algorithm", "transforms", "learner", "batches", "unroller", "rng")}
+    kept["counters"] = {name: value for name, value in state["counters"].items() if name != "wall_seconds"}
+    kept["replay"] = trainer.batches.buffer.state_dict()
+    kept["sampler"] = trainer.batches._collected.sampler.state_dict()
+    return kept
+
+
+def assert_same(one, other):
+    assert nest.paths(one) == nest.paths(other)
+    for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other)):
+        equal = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        assert equal, f"{path}: {a} and {b}"
+
+
+def parameters_of(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.algorithm.parameters()])
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path):
+    name = "td3_saved_state"
+    runs = []
+    for k, seed in enumerate((3, 3, 4)):
+        torch.manual_seed(90 + k)  # nothing outside matters
+        runs.append(make(tmp_path / f"run-{k}", name, seed=seed))
+        runs[-1].train()
+    assert runs[0].updates > 20
+    assert_same(tensors_of(runs[0]), tensors_of(runs[1]))
+    assert not torch.equal(parameters_of(runs[0]), parameters_of(runs[2]))
+
+
+# Each algorithm and each way to stop, with one of the samplers; in `slow` those that differ from these in two ways.
+RESUMED = {
+    "dqn_episode_boundary": Prioritized,
+    "sac_saved_state": Prioritized,
+    "sac_saved_state_same_step": Uniform,
+    "sac_half_a_step": Uniform,
+    "td3_saved_state": Uniform,
+    "recurrent_sac_saved_state": Prioritized,
+    "recurrent_sac_saved_state_same_step": Uniform,
+    "recurrent_dqn_episode_boundary": Uniform,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler"),
+    [
+        pytest.param(name, sampler, marks=() if RESUMED.get(name) is sampler else pytest.mark.slow)
+        for name in SETTINGS
+        for sampler in (Uniform, Prioritized)
+    ],
+)
+def test_a_run_resumed_with_its_replay_has_the_bits_of_one_that_never_stopped(tmp_path, name, sampler):
+    replay = {"sampler": sampler}
+    whole = make(tmp_path / "whole", name, replay)
+    whole.train()
+    stop = SETTINGS[name][-1]
+    evaluates = {"listeners": [Evaluate(10, num_episodes=2), CheckpointSaver(0)]} if name == "td3_saved_state" else {}
+    cut = stop_after(make(tmp_path / "cut", name, replay, **evaluates), stop)
+    assert 0 < cut.updates < whole.updates
+    if "episode_boundary" in name:
+        assert (cut.unroller._time_step.step_type == StepType.LAST).all()
+    torch.manual_seed(99)  # another process would have other random states
+    resumed = make(tmp_path / "cut", name, replay, **evaluates)
+    assert resumed.train().iterations == SETTINGS[name][-2]
+    assert not torch.equal(parameters_of(cut), parameters_of(resumed))
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+@pytest.mark.slow
+def test_and_so_in_another_process_with_evaluations_in_between(tmp_path):
+    program = """
+import sys
+sys.path[:0] = sys.argv[2:4]
+import test_off_policy_runs as runs
+from alfish.training.listeners import CheckpointSaver, Evaluate, Listener
+name = sys.argv[4]
+listeners = [Evaluate(10, num_episodes=2), CheckpointSaver(0)]
+runs.stop_after(runs.make(sys.argv[1], name, listeners=listeners), runs.SETTINGS[name][-1])
+"""
+    name = "td3_saved_state"
+    arguments = [str(tmp_path / "cut"), str(REPOSITORY), str(Path(__file__).parent), name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=120, env=environment)
+    whole = make(tmp_path / "whole", name)
+    whole.train()
+    resumed = make(tmp_path / "cut", name, listeners=[Evaluate(10, num_episodes=2), CheckpointSaver(0)])
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_a_run_resumes_while_it_trains_on_without_acting(tmp_path):
+    name, options = "sac_saved_state", {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 90}
+    whole = make(tmp_path / "whole", name, **options)
+    whole.train()
+    cut = stop_after(make(tmp_path / "cut", name, **options), 13)
+    assert cut.env_steps >= 40 and 0 < cut.updates < whole.updates
+    resumed = make(tmp_path / "cut", name, **options)
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_without_its_rows_a_run_whose_acting_had_ended_acts_again_before_it_trains(tmp_path):
+    name, replay = "sac_saved_state", {"save": False}
+    options = {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 150}
+    cut = stop_after(make(tmp_path, name, replay, **options), 20)
+    assert cut.env_steps >= 40 and cut.state_dict()["counters"]["idle_steps"] > 20
+    resumed = make(tmp_path, name, replay, **options)
+    resumed.start()
+    for report in resumed.iterate():
+        if report.env_steps < cut.env_steps + 20:
+            assert report.updates == cut.updates
+    resumed.close()
+    assert cut.env_steps + 20 <= resumed.env_steps < cut.env_steps + 30 and resumed.updates >= 150
+
+
+def test_rows_in_files_resume_to_the_same_bits(tmp_path):
+    name = "sac_saved_state"
+    whole = make(tmp_path / "whole", name)
+    whole.train()
+    for _ in range(2):
+        replay = {"directory": str(tmp_path / "rows")}
+        run = make(tmp_path / "cut", name, replay=replay)
+        if run.checkpoints.steps():
+            run.train()
+        else:
+            stop_after(run, SETTINGS[name][-1])
+    assert_same(tensors_of(whole), tensors_of(run))
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "batch_size"), [("dqn_episode_boundary", "not saved", 4), ("sac_saved_state", "removed", 28)]
+)
+def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, name, how, batch_size):
+    """A batch of 28 windows wants more rows than the 20 of warm-up; the updates due until then wait."""
+    replay = {"batch_size": batch_size} | ({"save": False} if how == "not saved" else {})
+    cut = stop_after(make(tmp_path, name, replay), SETTINGS[name][-1])
+    stored = list((tmp_path / "replay").glob("*.pt"))
+    assert bool(stored) == (how == "removed")
+    for path in stored:
+        path.unlink()
+    resumed = make(tmp_path, name, replay, num_iterations=None, num_env_steps=cut.env_steps + 60)
+    resumed.start()
+    assert "Its replay was not saved: acting before training on" in capsys.readouterr().err
+    assert "Its replay was not saved" in (tmp_path / "log.txt").read_text()
+    assert resumed.batches.buffer.num_rows == 0 and resumed.updates == cut.updates
+    at_random = []
+    unroll = resumed.unroller.unroll
+    resumed.unroller.unroll = lambda length, random=False: (at_random.append(random), unroll(length, random))[1]
+    for report in resumed.iterate():
+        collected = report.env_steps - cut.env_steps
+        due = max(0, collected - 20)  # a warm-up's worth of rows first; none made up for
+        assert report.updates == cut.updates + (due if collected >= batch_size else 0)
+        assert resumed.iterations > cut.iterations
+    assert report.updates > cut.updates and not any(at_random)  # by then it knows better than to act at random
+    resumed.close()
+
+
+def test_a_checkpoint_never_stands_without_its_rows(tmp_path):
+    name = "sac_saved_state"
+    trainer = make(tmp_path, name, listeners=[CheckpointSaver(7, keep_last=2)])
+    trainer.train()
+    assert trainer.checkpoints.steps()[-1] == trainer.env_steps
+    assert set(trainer.checkpoints.steps()) <= set(trainer.replay_checkpoints.steps())
+
+
+class Improving(Listener):
+    """Reports a better evaluation after each iteration."""
+
+    def after_iteration(self, trainer, report):
+        report.evaluation = types.SimpleNamespace(mean=float(report.iterations))
+
+
+def test_a_better_evaluation_between_two_periods_is_saved_without_rows_and_not_continued_from(tmp_path, capsys):
+    name = "sac_saved_state"
+
+    def listeners():
+        return [Improving(), CheckpointSaver(30, keep_last=1)]
+
+    whole = make(tmp_path / "whole", name, listeners=listeners())
+    whole.train()
+    cut = make(tmp_path / "cut", name, listeners=listeners())
+    cut.start()
+    for report in cut.iterate():
+        for listener in cut.listeners:
+            listener.after_iteration(cut, report)
+        if report.iterations == 9:
+            break
+    cut.close()  # as after a kill
+    period, best = cut.checkpoints.steps()  # only one is to be kept, and yet that with its rows is
+    assert cut.replay_checkpoints.steps()[-1] == period and best == cut.checkpoints.best() == report.steps
+    assert make(tmp_path / "cut", name).load_policy("best") == best
+
+    resumed = make(tmp_path / "cut", name, listeners=listeners())
+    resumed.start()
+    assert resumed.steps == period and resumed.batches.buffer.num_rows > 0
+    assert f"The checkpoint at {best} steps is newer, but was saved without the rows" in capsys.readouterr().err
+    resumed.train()
+    assert resumed.checkpoints.best() == resumed.steps
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_where_no_checkpoint_has_its_rows_the_newest_is_continued_from(tmp_path):
+    trainer = make(tmp_path, "sac_saved_state")
+    trainer.start()
+    for report in trainer.iterate():
+        if report.iterations in (7, 8):
+            trainer.save(best=True, rows=False)
+        if report.iterations == 8:
+            break
+    trainer.close()
+    assert trainer.replay_checkpoints.steps() == []
+    resumed = make(tmp_path, "sac_saved_state")
+    resumed.start()
+    assert resumed.iterations == 8 and resumed.batches.buffer.num_rows == 0
+    resumed.close()
+
+
+def test_a_replay_file_of_other_content_is_named_and_nothing_of_it_is_trained_on(tmp_path, capsys):
+    cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
+    _, stored = cut.replay_checkpoints.load()
+    (path,) = (tmp_path / "replay").glob("*.pt")
+    for wrong in ({"pos": torch.tensor([-5, 3])}, {"pos": torch.tensor([7, 7])}, {"rows": "rows"}):
+        cut.replay_checkpoints.save(cut.steps, stored | wrong)
+        resumed = make(tmp_path, "dqn_episode_boundary")
+        resumed.start()
+        assert f"Its replay is lost (Checkpoint {path} does not hold" in capsys.readouterr().err, wrong
+        assert resumed.batches.buffer.num_rows == 0, wrong
+        resumed.close()
+    make(tmp_path, "dqn_episode_boundary").train()
+
+
+def anonymous_bytes():
+    """Memory of this process without that of mapped files."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_a_replay_is_restored_without_twice_its_memory(tmp_path, monkeypatch):
+    """Each leaf is copied from the file when its turn comes; before that, nothing of the rows is in memory."""
+    cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
+    _, stored = cut.replay_checkpoints.load()
+    size = 64 * 2**20
+    cut.replay_checkpoints.save(cut.steps, stored | {"rows": (*stored["rows"], torch.ones(size // 4))})
+    seen = []
+    monkeypatch.setattr(ReplayBatches, "load_stored", lambda self, stored: seen.append(anonymous_bytes()))
+    resumed = make(tmp_path, "dqn_episode_boundary")
+    before = anonymous_bytes()
+    resumed.start()
+    resumed.close()
+    assert seen[0] - before < size / 4
+
+
+def test_no_window_goes_across_a_resume_that_could_not_continue_its_episodes(tmp_path):
+    """Stamped goes on with its first episode again: rows before the stop end in LAST, truncated."""
+    options = {
+        "algorithm": ALGORITHMS["dqn"],
+        "environment": functools.partial(make_environment, Stamped, num_envs=2, env_kwargs={"lengths": (50,)}),
+        "transforms": [], "unroll_length": 5,
+    }  # fmt: skip
+    name = "dqn_episode_boundary"
+    cut = stop_after(make(tmp_path, name, **options), 5)
+    resumed = make(tmp_path, name, **options)
+    resumed.train()
+    buffer = resumed.batches.buffer
+    buffer.check_valid()
+    at = cut.batches.buffer.num_pushed // 2
+    position = torch.arange(at - 1, at + 2)[:, None].expand(-1, 2)
+    rows = buffer.read(torch.arange(2), position).time_step
+    assert rows.step_type[:, 0].tolist() == [StepType.MID, StepType.LAST, StepType.FIRST]
+    assert rows.discount.eq(1).all()
+    assert rows.observation[:, 0, 2].tolist() == [at - 1, at, 0]  # the true arrival, and then a new episode
+    assert buffer.sample(2000, 2).position.ne(at).all()
+
+
+def test_a_resume_that_fails_leaves_the_checkpoint_as_it_was(tmp_path):
+    name = "sac_saved_state"
+    stop_after(make(tmp_path, name), 7)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.pt")}
+    with pytest.raises(UsageError, match="keep the capacity"):
+        make(tmp_path, name, batches=functools.partial(ReplayBatches, 80, 4, 3, 1.0, 20)).train()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.pt")} == files
+
+
+class Failing(Listener):
+    def after_iteration(self, trainer, report):
+        if report.iterations == 9:
+            raise OSError("the disk is full")
+
+
+def test_after_an_error_the_rows_are_saved_with_the_weights(tmp_path):
+    trainer = make(tmp_path, "sac_saved_state", listeners=[Failing()])
+    with pytest.raises(OSError, match="the disk is full"):
+        trainer.train()
+    resumed = make(tmp_path, "sac_saved_state", listeners=[])
+    resumed.start()
+    assert resumed.iterations == 9 and resumed.batches.buffer.num_rows == trainer.batches.buffer.num_rows > 0
+    resumed.close()
+
+
+@pytest.mark.parametrize("name", ["recurrent_dqn_episode_boundary", "td3_saved_state"])
+def test_rows_go_into_replay_as_arrays_where_nobody_else_sees_them(tmp_path, name):
+    """The run is the same where a hook sees them: tensors."""
+    seen, pushed = [], []
+    factory = ALGORITHMS[SETTINGS[name][0]]
+
+    class Watching(factory.func):
+        def after_iteration(self, experience):
+            seen.extend(nest.leaves(experience))
+
+    class Spying(ReplayBatches):
+        def add(self, experience):
+            pushed.append(experience.time_step.reward)
+            super().add(experience)
+
+    runs = []
+    for algorithm in (factory, functools.partial(Watching, **factory.keywords)):
+        replay = MEMORY if name.startswith("recurrent") else {}
+        batches = functools.partial(Spying, 60, 4, 3, 1.0, 20, **replay)
+        trainer = make(tmp_path / str(len(runs)), name, algorithm=algorithm, batches=batches, transforms=[])
+        trainer.train()
+        runs.append((trainer.algorithm.state_dict(), trainer.batches.buffer.state_dict()))
+    half = len(pushed) // 2
+    gives_arrays = trainer.environment.gives_arrays
+    assert all(isinstance(reward, np.ndarray) == gives_arrays for reward in pushed[:half])
+    assert all(isinstance(leaf, torch.Tensor) for leaf in [*pushed[half:], *seen]) and seen
+    one, other = ([torch.as_tensor(leaf) for leaf in nest.leaves(run)] for run in runs)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_transforms_that_keep_statistics_see_tensors(tmp_path):
+    trainer = make(tmp_path, "dqn_episode_boundary")
+    trainer.train()
+    assert not trainer.unroller.gives_arrays and trainer.transforms.state_dict()
+
+
+def test_a_lower_bound_is_refused_where_a_transform_changes_rewards(tmp_path):
+    bounded = functools.partial(ALGORITHMS["dqn"], lower_bound=True)
+    for transform in (functools.partial(RewardScale, scale=0.1), RewardClip, RewardNormalizer):
+        with pytest.raises(UsageError, match="returns of the environment's own rewards"):
+            make(tmp_path, "dqn_episode_boundary", algorithm=bounded, transforms=[ObservationNormalizer, transform])
+    make(tmp_path, "dqn_episode_boundary", algorithm=bounded).close()
+
+
+def test_acting_ends_only_where_rows_are_left_to_train_on(tmp_path):
+    with pytest.raises(UsageError, match="ReplayBatches as it is set keeps no rows"):
+        make(tmp_path, "dqn_episode_boundary", {"clear_after_use": True}, interaction_env_steps=40)
+    with pytest.raises(UsageError, match="EpochBatches as it is set keeps no rows"):
+        make(tmp_path, "dqn_episode_boundary", algorithm=PPO, batches=EpochBatches, interaction_env_steps=40)
+
+
+def test_a_run_whose_replay_file_is_damaged_goes_on_without_its_rows(tmp_path, capsys):
+    stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
+    (path,) = (tmp_path / "replay").glob("*.pt")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    resumed = make(tmp_path, "dqn_episode_boundary")
+    updates = Checkpoints(tmp_path / "checkpoints").load()[1]["learner"]["updates"]
+    resumed.train()
+    said = capsys.readouterr().err
+    assert "Its replay is lost" in said and "checksum does not match" in said and "acting before training on" in said
+    assert resumed.finished and resumed.updates > updates
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_that_is_killed_between_its_two_files_twice_still_has_the_rows_of_its_checkpoint(tmp_path):
+    def die(*arguments, **options):
+        raise Killed
+
+    cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 4)
+    (step,) = cut.checkpoints.steps()
+    for num_iterations in (5, 6):
+        run = make(tmp_path, "dqn_episode_boundary")
+        run.start()
+        run.checkpoints.save = die
+        for report in run.iterate():
+            if report.iterations == num_iterations:
+                break
+        with pytest.raises(Killed):
+            run.save()
+        run.close()
+    rows = sorted((tmp_path / "replay").glob("*.pt"))
+    assert len(rows) == 3 and str(step) in rows[0].name
+
+
+class Remembering(DQN):
+    """Its state and what replay keeps are NamedTuples."""
+
+    replay_info = ("policy",)
+
+    def initial_state(self, batch_size):
+        return Count(torch.zeros(batch_size))
+
+    def rollout_step(self, time_step, state):
+        q, _ = self.q_network(time_step, None)
+        policy = Categorical.of(q)
+        return AlgStep(policy.sample(), Count(state.count + 1), Means(policy))
+
+    def train_step(self, experience, state):
+        assert isinstance(experience.info["policy"], Categorical)
+        return super().train_step(experience, None)
+
+
+class Count(NamedTuple):
+    count: torch.Tensor
+
+
+class Means(NamedTuple):
+    policy: Categorical
+
+
+def test_named_tuples_in_state_and_replay_do_not_keep_a_run_from_being_saved_and_resumed(tmp_path):
+    def remembering(*specs):
+        algorithm = Remembering(*specs, q_network=ALGORITHMS["dqn"].keywords["q_network"])
+        algorithm.stores_recurrent_state = False
+        return algorithm
+
+    whole = make(tmp_path / "whole", "dqn_episode_boundary", algorithm=remembering)
+    whole.train()
+    stop_after(make(tmp_path / "cut", "dqn_episode_boundary", algorithm=remembering), 7)
+    resumed = make(tmp_path / "cut", "dqn_episode_boundary", algorithm=remembering)
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_a_summary_that_falls_on_an_iteration_without_updates_is_made_up_for(tmp_path):
+    ratio = {"updates_per_env_step": 0.25}
+    scalars = []
+
+    class Read(Listener):
+        def after_iteration(self, trainer, report):
+            scalars.append(report.scalars)
+
+    # Between two updates, four steps apart, a summary falls due, but seldom in the iteration of one.
+    options = {"unroll_length": 0.5, "num_iterations": 100, "summary_period": 3, "listeners": [Read()]}
+    trainer = make(tmp_path, "dqn_episode_boundary", ratio, **options)
+    trainer.train()
+    assert trainer.updates > 12
+    assert sum("train/loss" in found for found in scalars) == trainer.updates
+    assert sum("time/train_ms" in found for found in scalars) > trainer.updates
+
+
+def test_a_budget_that_ends_before_training_begins_is_told(tmp_path, capsys):
+    for budget, told in ((20, True), (21, False)):
+        trainer = make(tmp_path / str(budget), "dqn_episode_boundary", num_iterations=None, num_env_steps=budget)
+        trainer.start()
+        said = capsys.readouterr().err
+        assert ("Nothing will be trained: Trainer.num_env_steps is 20" in said) == told
+        trainer.close()

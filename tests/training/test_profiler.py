@@ -1,0 +1,94 @@
+"""The profile: where a run's time goes, told without changing the run."""
+
+import functools
+import json
+import re
+
+import pytest
+import torch
+
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.environments import make_environment
+from alfish.environments.toy import TensorPointMass
+from alfish.training.listeners import CheckpointSaver, Evaluate
+from alfish.training.profiler import LISTENERS, LOOP, SAMPLE, STORE, UPDATE, Profile
+from alfish.training.trainer import Trainer
+
+
+def train(root_dir, listeners, algorithm=SAC, **options):
+    if algorithm is PPO:
+        options["batches"] = functools.partial(EpochBatches, num_epochs=2)
+    else:
+        options["batches"] = functools.partial(ReplayBatches, capacity=500, batch_size=8, warmup_env_steps=20)
+    trainer = Trainer(
+        root_dir,
+        algorithm=algorithm,
+        environment=functools.partial(make_environment, TensorPointMass, num_envs=2),
+        listeners=listeners,
+        unroll_length=4,
+        device="cpu",
+        **{"num_env_steps": 80, **options},
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """A run of SAC that was profiled, and its profile."""
+    profile = Profile(warmup_updates=4, trace_seconds=0)
+    trainer = train(tmp_path_factory.mktemp("profiled"), [Evaluate(40, 1), CheckpointSaver(), profile])
+    return trainer, profile
+
+
+def test_the_table_tells_where_all_of_the_time_went(tmp_path, profiled):
+    on_policy = Profile(warmup_updates=4, trace_seconds=0)
+    listeners = [Evaluate(200, 1), CheckpointSaver(), on_policy]
+    for trainer, profile in [profiled, (train(tmp_path, listeners, PPO, num_env_steps=400), on_policy)]:
+        table = profile.table()
+        assert all(line in (trainer.root_dir / "log.txt").read_text() for line in table.splitlines())
+        shares = [float(share) for share in re.findall(r"^ +(-?[0-9.]+)%", table, re.MULTILINE)]
+        assert sum(shares) == pytest.approx(100, abs=0.5) and min(shares) >= 0
+        assert shares == sorted(shares, reverse=True)
+        for part in (LOOP, LISTENERS, SAMPLE, STORE, UPDATE, "environment", "policy", "metrics"):
+            assert f"  {part}\n" in table + "\n"
+
+
+def test_a_profiled_run_is_the_same_run(tmp_path, profiled):
+    plain = train(tmp_path, [Evaluate(40, 1), CheckpointSaver()])
+    for a, b in zip(plain.algorithm.parameters(), profiled[0].algorithm.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_the_trace_is_one_that_viewers_open(tmp_path, capsys):
+    profile = Profile(warmup_updates=4, trace_seconds=0.01)
+    train(tmp_path, [profile, Profile(warmup_updates=10**6)])  # the other one ends during its warm-up
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::mm" or event.get("name") == "aten::addmm" for event in events)
+    assert profile.table()  # counts begin when the trace has ended
+    assert capsys.readouterr().err.count("share") == 1
+
+
+def test_it_advises_to_compile_where_updates_are_most_of_it(profiled):
+    _, profile = profiled
+    seconds = dict.fromkeys((UPDATE, LOOP), 0.5 * profile._total)
+    assert any("Learner.compile = True" in advice for advice in profile._advice(seconds))
+    assert not list(profile._advice({LOOP: profile._total}))
+
+
+@pytest.mark.parametrize(
+    ("is_plain", "milliseconds", "cores", "is_advised"),
+    [(False, 2, 2, True), (False, 0.5, 2, False), (False, 2, 1, False), (True, 2, 2, False)],
+)
+def test_it_advises_threads_where_compiled_updates_are_long(
+    profiled, monkeypatch, is_plain, milliseconds, cores, is_advised
+):
+    trainer, profile = profiled
+    monkeypatch.setattr(type(trainer.learner), "is_plain", is_plain)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    seconds = profile._calls[UPDATE] * milliseconds / 1000
+    monkeypatch.setattr(profile, "_total", seconds)
+    assert any("Trainer.num_threads" in advice for advice in profile._advice({UPDATE: seconds})) == is_advised

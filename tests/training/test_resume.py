@@ -1,0 +1,427 @@
+"""A resumed run continues: with the same bits where everything that is random can be saved, and never silently anew."""
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import alfish
+from alfish import nest
+from alfish.__main__ import main
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.configuration import reading
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit, TensorPointMass
+from alfish.errors import UsageError
+from alfish.learner.learner import Learner
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, Torso
+from alfish.runs.checkpoint import Checkpoints, Origin, run_id
+from alfish.schedules import Linear
+from alfish.training.listeners import CheckpointSaver, Summaries
+from alfish.training.trainer import Trainer
+from alfish.transforms import ObservationNormalizer, RewardNormalizer
+
+REPOSITORY = Path(alfish.__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def gin_is_left_empty():
+    yield
+    reading.gin.clear_config()
+
+
+def make(root_dir, env_id, env_kwargs, unroll_length, layers=(8,), listeners=(), **options):
+    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=layers))
+    network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+    defaults = {
+        "algorithm": functools.partial(PPO, network=network),
+        "environment": functools.partial(make_environment, env_id, num_envs=4, env_kwargs=env_kwargs),
+        "batches": functools.partial(EpochBatches, num_epochs=2, minibatch_size=2 * unroll_length),
+        "learner": functools.partial(Learner, learning_rate=Linear(1e-2), max_grad_norm=0.5),
+        "transforms": [ObservationNormalizer, RewardNormalizer],
+        "listeners": [CheckpointSaver(0), Summaries()] if listeners == () else listeners,
+        "unroll_length": unroll_length,
+        "num_iterations": 8,
+        "device": "cpu",
+    }
+    return Trainer(root_dir, **{**defaults, **options})
+
+
+def stop_after(trainer, num_iterations):
+    """Runs so many iterations and saves, as an interrupted run does."""
+    trainer.start()
+    for report in trainer.iterate():
+        if report.iterations == num_iterations:
+            break
+    trainer.save()
+    trainer.close()
+
+
+def tensors_of(trainer):
+    state = trainer.state_dict()
+    kept = {name: state[name] for name in ("algorithm", "transforms", "learner", "metrics", "unroller", "rng")}
+    kept["counters"] = {name: state["counters"][name] for name in ("env_steps", "iterations", "next_summary")}
+    return kept
+
+
+def assert_same(one, other):
+    assert nest.paths(one) == nest.paths(other)
+    for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other)):
+        equal = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        assert equal, f"{path}: {a} and {b}"
+
+
+# (a) the environment's state is saved, so any moment will do; (b) it is not, but at the end of all episodes (two
+# unrolls of 7 rows end at row 14, the LAST of the third episode of 4 actions) there is none beside the generators.
+SETTINGS = {
+    "saved_state": (TensorPointMass, {"length": 6}, 8, 3),
+    "saved_state_same_step": (TensorPointMass, {"length": 6, "autoreset": "same_step"}, 8, 3),
+    "episode_boundary": (Bandit, {"action": "box", "length": 4}, 7, 2),
+    "episode_boundary_discrete": (Bandit, {"action": "discrete", "length": 4}, 7, 7),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
+    env_id, env_kwargs, unroll_length, stop = SETTINGS[name]
+    whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length)
+    whole.train()
+    cut = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
+    stop_after(cut, stop)
+    assert not torch.equal(*(t.learner._plain.groups["all"].flat[0] for t in (whole, cut)))
+    torch.manual_seed(99)  # another process would have other random states
+    resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
+    assert resumed.train().iterations == 8
+    assert_same(tensors_of(whole), tensors_of(resumed))
+    assert json.loads((tmp_path / "cut" / "done").read_text()) == json.loads((tmp_path / "whole" / "done").read_text())
+
+
+@pytest.mark.parametrize("name", ["saved_state", "saved_state_same_step"])
+def test_and_so_with_memory_in_mid_episode(tmp_path, name):
+    env_id, env_kwargs, unroll_length, stop = SETTINGS[name]
+    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
+    actor, critic = (functools.partial(torso, memory=functools.partial(kind, size=4)) for kind in (GRU, LSTM))
+    network = functools.partial(ActorCritic, actor_torso=actor, critic_torso=critic)
+    settings = {"algorithm": functools.partial(PPO, network=network)}
+    whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length, **settings)
+    whole.train()
+    cut = make(tmp_path / "cut", env_id, env_kwargs, unroll_length, **settings)
+    stop_after(cut, stop)
+    assert all(leaf.any() for leaf in nest.leaves(cut.state_dict()["unroller"]["state"]))
+    resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length, **settings)
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+@pytest.mark.slow
+def test_and_so_in_another_process(tmp_path):
+    program = """
+import sys
+sys.path[:0] = sys.argv[2:4]
+import test_resume
+name, root_dir = sys.argv[4], sys.argv[1]
+env_id, env_kwargs, unroll_length, stop = test_resume.SETTINGS[name]
+trainer = test_resume.make(root_dir, env_id, env_kwargs, unroll_length)
+test_resume.stop_after(trainer, stop)
+"""
+    name = "saved_state"
+    env_id, env_kwargs, unroll_length, _ = SETTINGS[name]
+    arguments = [str(tmp_path / "cut"), str(REPOSITORY), str(Path(__file__).parent), name]
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=120)
+    whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length)
+    whole.train()
+    resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_elsewhere_a_resumed_run_goes_on_with_new_episodes(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["episode_boundary"]
+    cut = make(tmp_path, env_id, env_kwargs, unroll_length)
+    stop_after(cut, 1)  # in mid-episode
+    episodes = cut.metrics.results()["episodes"]
+    resumed = make(tmp_path, env_id, env_kwargs, unroll_length)
+    assert resumed.train().iterations == 8
+    results = resumed.metrics.results()
+    assert results["episodes"] > episodes and results["average_episode_length"] == 4  # no stump is an episode
+    assert results["environment_steps"] == resumed.env_steps
+
+
+def test_the_thread_count_of_the_run_is_restored(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    stop_after(make(tmp_path, env_id, env_kwargs, unroll_length, num_threads=2), 1)
+    trainer = make(tmp_path, env_id, env_kwargs, unroll_length)
+    assert torch.get_num_threads() == 1
+    try:
+        trainer.start()
+        assert torch.get_num_threads() == 2
+    finally:
+        trainer.close()
+        torch.set_num_threads(1)
+
+
+def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path, caplog, capsys):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length)
+    whole.train()
+    cut = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
+    cut.start()
+    for report in cut.iterate():
+        if report.iterations in (2, 4):
+            cut.save()
+        if report.iterations == 4:
+            break
+    cut.close()
+    older, newest = cut.checkpoints.steps()
+    path = tmp_path / "cut" / "checkpoints" / f"checkpoint-{newest:012d}.pt"
+    path.write_bytes(path.read_bytes()[:1000])
+    resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
+    resumed.train()
+    assert f"FALLING BACK to checkpoint-{older:012d}.pt" in caplog.text
+    assert f"Resuming from {tmp_path / 'cut' / 'checkpoints'} at {older} steps" in capsys.readouterr().err
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def stopped_twice(root_dir):
+    """A run with checkpoints after 1 and 2 iterations, and the paths of both."""
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    trainer = make(root_dir, env_id, env_kwargs, unroll_length)
+    trainer.start()
+    paths = []
+    for report in trainer.iterate():
+        paths.append(trainer.save())
+        if report.iterations == 2:
+            break
+    trainer.close()
+    return paths
+
+
+def test_a_run_keeps_its_id_and_knows_its_own_checkpoints(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    again = functools.partial(make, env_id=env_id, env_kwargs=env_kwargs, unroll_length=unroll_length)
+    one, other = stopped_twice(tmp_path / "one"), stopped_twice(tmp_path / "other")
+    ids = [run_id(path.parents[1]) for path in (one[0], other[0])]
+    assert ids[0] != ids[1] and all(ids)
+    assert Checkpoints(one[0].parent).header(28).run == ids[0]
+    (tmp_path / "one" / "run_id").unlink()  # as a copy of its checkpoints alone
+    assert again(tmp_path / "one", num_iterations=3).train().iterations == 3
+    assert run_id(tmp_path / "one") == ids[0]
+
+    shutil.copy(one[1], other[1])  # of another run, at the same steps
+
+    def content():
+        paths = [path for path in (tmp_path / "other").rglob("*") if path.is_file() and path.name != "log.txt"]
+        return {path: path.read_bytes() for path in paths}
+
+    before = content()
+    for start in ("train", "load_policy"):
+        with pytest.raises(UsageError, match=f"is a checkpoint of another run .{ids[0]}, .*move it away"):
+            getattr(again(tmp_path / "other"), start)()
+    assert content() == before
+    other[1].unlink()
+    assert again(tmp_path / "other", num_iterations=3).train().iterations == 3
+
+
+def wrong_counters(state):
+    state["counters"]["env_steps"] = "56"
+
+
+def no_counters(state):
+    del state["counters"]
+
+
+def wrong_listeners(state):
+    state["listeners"]["CheckpointSaver"] = {"next": "soon", "best": None}
+
+
+def wrong_moments(state):
+    state["learner"]["optimizers"]["all"]["first"] = [torch.zeros(3)]
+
+
+def wrong_metrics(state):
+    state["metrics"] = [1, 2]
+
+
+def wrong_environments(state):
+    state["unroller"] = "unroller"
+
+
+OTHER_CONTENT = [wrong_counters, no_counters, wrong_listeners, wrong_moments, wrong_metrics, wrong_environments]
+
+
+def test_a_checkpoint_of_other_content_is_named_and_the_one_before_continued_from(tmp_path, caplog):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length, num_iterations=3)
+    whole.train()
+    stopped_twice(tmp_path / "cut")
+    for change in OTHER_CONTENT:
+        root_dir = tmp_path / change.__name__
+        shutil.copytree(tmp_path / "cut", root_dir)
+        checkpoints = Checkpoints(root_dir / "checkpoints", origin=Origin(run_id(root_dir)))
+        _, state = checkpoints.load()
+        change(state)
+        newest = checkpoints.save(56, state)
+        resumed = make(root_dir, env_id, env_kwargs, unroll_length, num_iterations=3)
+        resumed.train()
+        [warning] = [record.getMessage() for record in caplog.records if "FALLING BACK" in record.getMessage()]
+        assert f"{newest} does not hold what this alfish saves" in warning, change
+        assert "checkpoint-000000000028.pt" in warning, change
+        assert_same(tensors_of(whole), tensors_of(resumed))
+        caplog.clear()
+
+
+def test_a_checkpoint_without_a_header_that_was_renamed_is_refused_by_its_own_steps(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    _, newest = stopped_twice(tmp_path)
+    checkpoints = Checkpoints(newest.parent, origin=Origin(run_id(tmp_path)))
+    checkpoints.save(96, checkpoints.load()[1])
+    with pytest.raises(UsageError, match="at 96 steps in .* was saved at 56 and has been renamed"):
+        make(tmp_path, env_id, env_kwargs, unroll_length).train()
+
+
+def test_with_no_readable_checkpoint_it_never_starts_anew(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    stop_after(make(tmp_path, env_id, env_kwargs, unroll_length), 1)
+    [path] = (tmp_path / "checkpoints").glob("*.pt")
+    path.write_bytes(b"")
+    with pytest.raises(UsageError, match="None of the 1 checkpoints .* is readable"):
+        make(tmp_path, env_id, env_kwargs, unroll_length).train()
+
+
+@pytest.mark.parametrize("start", ["train", "load_policy"])
+def test_a_checkpoint_of_another_architecture_is_refused_by_its_first_parameters(tmp_path, start):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    stop_after(make(tmp_path, env_id, env_kwargs, unroll_length), 1)
+    content = {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()}
+    other = make(tmp_path, env_id, env_kwargs, unroll_length, layers=(16,))
+    words = r"does not fit the PPO .*network\.actor_torso\S* is \[8, 2\] there and \[16, 2\] here.*and \d+ more"
+    with pytest.raises(UsageError, match=words):
+        getattr(other, start)()
+    assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()} == content
+
+
+def test_a_checkpoint_of_another_number_of_environments_is_refused(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    stop_after(make(tmp_path, env_id, env_kwargs, unroll_length), 1)
+    environment = functools.partial(make_environment, env_id, num_envs=2, env_kwargs=env_kwargs)
+    with pytest.raises(UsageError, match="4 environments, not 2"):
+        make(tmp_path, env_id, env_kwargs, unroll_length, environment=environment).train()
+
+
+# The command line.
+
+TINY = [
+    "Trainer.num_env_steps=2000",
+    "MLP.layers=(8,)",
+    "EpochBatches.num_epochs=1",
+    "Evaluate.num_episodes=2",
+]  # fmt: skip
+
+
+def command(root_dir, *parameters, conf="ppo_cartpole.gin"):
+    return ["train", f"--gin_file={conf}", f"--root_dir={root_dir}", *(f"--gin_param={one}" for one in parameters)]
+
+
+def wait_for_a_checkpoint(root_dir):
+    deadline = time.monotonic() + 60
+    while not list(Path(root_dir).glob("checkpoints/checkpoint-*.pt")):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_killed_run_resumes_with_the_same_command_and_ends_at_the_same_budget(tmp_path, capsys):
+    parameters = [*TINY, "CheckpointSaver.period=500", "Trainer.num_env_steps=6000", "EpochBatches.num_epochs=20"]
+    process = os.fork()  # which has imported everything already
+    if not process:
+        main(command(tmp_path, *parameters))
+        os._exit(0)
+    wait_for_a_checkpoint(tmp_path)
+    os.kill(process, signal.SIGKILL)
+    assert os.waitpid(process, 0)[1] == signal.SIGKILL and not (tmp_path / "done").exists()
+    assert main(command(tmp_path, *parameters)) == 0
+    assert "Resuming from" in capsys.readouterr().err
+    done = json.loads((tmp_path / "done").read_text())
+    assert 6000 <= done["env_steps"] < 6000 + 256
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
+    steps = [int(line.split(",")[0]) for line in lines]
+    assert steps == sorted(set(steps)) and len(steps) >= 5  # nothing twice, nothing missing
+    assert main(command(tmp_path, *parameters)) == 0
+    assert "is done: Trainer.num_env_steps = 6,000 is spent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, capsys, number):
+    def send():
+        wait_for_a_checkpoint(tmp_path)
+        os.kill(os.getpid(), number)
+
+    endless = ["CheckpointSaver.period=500", "Trainer.num_env_steps=100_000_000", "Learner.compile=False"]
+    threading.Thread(target=send).start()
+    assert main(command(tmp_path, *TINY, *endless)) == 128 + number
+    errors = capsys.readouterr().err
+    assert f"{number.name}: stopped at" in errors and "the same command continues" in errors
+    assert "Traceback" not in errors and not (tmp_path / "done").exists()
+    newest = Checkpoints(tmp_path / "checkpoints").steps()[-1]
+    assert f"stopped at {newest:,} steps" in errors
+
+
+def test_another_configuration_is_shown_and_stops(tmp_path, capsys):
+    assert main(command(tmp_path, *TINY)) == 0
+    capsys.readouterr()
+    assert main(command(tmp_path, *TINY, "PPO.gamma=0.5")) == 2
+    words = capsys.readouterr().err
+    assert "is a run with another configuration" in words
+    assert "\n-PPO.gamma = 0.98\n+PPO.gamma = 0.5\n" in words
+    assert "lambda_" not in words and "--on_config_change=old or =new" in words
+    assert "PPO.gamma = 0.98" in (tmp_path / "config.gin").read_text()
+
+
+def test_another_configuration_can_be_taken_or_left(tmp_path, capsys):
+    assert main(command(tmp_path, *TINY)) == 0
+    more = [*TINY, "Trainer.num_env_steps=3000", "PPO.gamma=0.5"]
+    assert main([*command(tmp_path, *more), "--on_config_change=old"]) == 0
+    assert "PPO.gamma = 0.98" in (tmp_path / "config.gin").read_text()
+    assert main([*command(tmp_path, *more), "--on_config_change=new"]) == 0
+    text = (tmp_path / "config.gin").read_text()
+    assert "PPO.gamma = 0.5" in text and "num_env_steps = 3000" in text
+    assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 3000
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_unless_it_is_asked_for(tmp_path, capsys):
+    """`config.gin` alone does not tell, since it can be copied or edited."""
+    assert main(command(tmp_path, *TINY)) == 0
+    path = tmp_path / "config.gin"
+    path.write_text(path.read_text().replace("PPO.gamma = 0.98", "PPO.gamma = 0.5"))
+    more = [*TINY, "PPO.gamma=0.5", "Trainer.num_env_steps=2600"]
+    capsys.readouterr()
+    assert main(command(tmp_path, *more)) == 2
+    words = capsys.readouterr().err
+    assert words.count("\n") == 1 and "was saved with another configuration than this run's" in words
+    assert main([*command(tmp_path, *more), "--on_config_change=new"]) == 0
+    assert main(command(tmp_path, *more, "Trainer.num_env_steps=3200")) == 0
+
+
+def test_a_larger_budget_is_no_other_configuration(tmp_path, capsys):
+    assert main(command(tmp_path, *TINY)) == 0
+    assert main(command(tmp_path, *TINY, "Trainer.num_env_steps=2600")) == 0
+    assert "Resuming from" in capsys.readouterr().err
+    assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 2600
+
+
+def test_the_saved_configuration_is_enough_to_go_on(tmp_path, capsys):
+    assert main(command(tmp_path, *TINY)) == 0
+    assert main(["train", f"--root_dir={tmp_path}"]) == 0
+    assert "is done" in capsys.readouterr().err
+    assert main(["train", f"--root_dir={tmp_path}", "--gin_param=Trainer.num_env_steps=2600"]) == 0
+    assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 2600

@@ -1,0 +1,1219 @@
+"""The trainer: budgets, reports, signals, files. Without gin: every class is constructed with plain arguments."""
+
+import contextlib
+import csv
+import errno
+import functools
+import json
+import math
+import os
+import random
+import signal
+import threading
+import warnings
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from absl import logging
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.environments import VectorEnvironment, make_environment
+from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
+from alfish.errors import RunError, UsageError
+from alfish.learner.learner import Learner
+from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
+from alfish.networks import MLP, ActorCritic, Torso
+from alfish.runs import files
+from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.files import DiskError
+from alfish.schedules import Linear
+from alfish.training.evaluator import Evaluation
+from alfish.training.listeners import CheckpointSaver, Evaluate, Progress, StopAt, StopWithoutProgress, Summaries
+from alfish.training.trainer import Listener, Trainer, _Modes
+from alfish.transforms import ObservationNormalizer, RewardNormalizer
+from alfish.unrollers import SyncUnroller
+
+torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
+network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+through_torch = functools.partial(SyncUnroller, numpy_policy=None)
+
+
+def make(root_dir, env_id="CartPole-v1", env_kwargs=None, num_envs=2, **options):
+    environment = functools.partial(make_environment, env_id, num_envs=num_envs, env_kwargs=env_kwargs)
+    if not {"num_env_steps", "num_iterations", "num_updates", "wall_seconds"} & options.keys():
+        options["num_iterations"] = 3
+    defaults = {
+        "algorithm": functools.partial(PPO, network=network),
+        "environment": environment,
+        "batches": functools.partial(EpochBatches, num_epochs=2, minibatch_size=8),
+        "listeners": [],
+        "unroll_length": 8,
+        "device": "cpu",
+    }
+    return Trainer(root_dir, **{**defaults, **options})
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in trainer.algorithm.parameters()])
+
+
+class Recorder(Listener):
+    """Keeps the reports, and does something after one of them."""
+
+    def __init__(self, after=None, act=None):
+        self.reports, self.closed, self._after, self._act = [], 0, after, act
+
+    def after_iteration(self, trainer, report):
+        self.reports.append(report)
+        if report.iterations == self._after:
+            self._after = None  # the last report may stand at the same iteration
+            self._act(trainer)
+
+    def close(self):
+        self.closed += 1
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize(
+    "budget, spent",
+    [({"num_iterations": 4}, "iterations"), ({"num_env_steps": 40}, "env_steps"), ({"num_updates": 10}, "updates")],
+)
+def test_each_budget_ends_a_run_and_the_last_report_says_so(tmp_path, budget, spent):
+    recorder = Recorder()
+    trainer = make(tmp_path, listeners=[recorder], **budget)
+    report = trainer.train()
+    [size] = budget.values()
+    assert getattr(report, spent) >= size
+    assert getattr(recorder.reports[-2], spent) < size  # and not an iteration later
+    assert [r.finished for r in recorder.reports] == [False] * (len(recorder.reports) - 1) + [True]
+    assert [r.progress for r in recorder.reports] == sorted(r.progress for r in recorder.reports)
+    assert recorder.reports[-1].progress == 1 and recorder.closed == 1
+
+
+def test_a_wall_clock_budget_ends_a_run(tmp_path):
+    recorder = Recorder()
+    report = make(tmp_path, listeners=[recorder], wall_seconds=0.1).train()
+    assert 0.1 <= report.wall_seconds < 5 and report.finished
+    assert [r.finished for r in recorder.reports].count(True) == 1
+    assert all(r.wall_seconds < 0.1 for r in recorder.reports[:-1])
+
+
+def test_there_is_exactly_one_budget(tmp_path):
+    with pytest.raises(UsageError, match="exactly one budget .* given: Trainer.num_env_steps = 5 and Trainer.num_upd"):
+        make(tmp_path, num_env_steps=5, num_updates=3)
+    with pytest.raises(UsageError, match="exactly one budget .* given: none"):
+        make(tmp_path, num_iterations=None)
+    with pytest.raises(UsageError, match="num_iterations is 0; it is a whole number of at least 1"):
+        make(tmp_path, num_iterations=0)
+    with pytest.raises(UsageError, match="wall_seconds is 0; it is a positive number"):
+        make(tmp_path, num_iterations=1, wall_seconds=0)
+
+
+def test_extra_listeners_and_metrics_stand_beside_the_defaults(tmp_path):
+    recorder = Recorder()
+    metric = EnvironmentSteps(name="again")
+    trainer = make(tmp_path / "a", listeners=None, extra_listeners=[recorder], extra_metrics=[metric])
+    names = [type(one).__name__ for one in trainer.listeners]
+    assert names == ["Evaluate", "CheckpointSaver", "Summaries", "Progress", "Recorder"]
+    assert {"again", "environment_steps", "episodes"} <= set(trainer.metrics.results())
+    trainer.close()
+    trainer = make(tmp_path / "b", listeners=[], extra_listeners=[recorder])
+    assert trainer.listeners == [recorder]
+    trainer.close()
+
+
+@pytest.mark.parametrize("wall_seconds, iterations", [(1e-9, 1), (1e9, 3)])
+def test_a_time_limit_may_stand_beside_a_budget(tmp_path, wall_seconds, iterations):
+    trainer = make(tmp_path, num_iterations=3, wall_seconds=wall_seconds, listeners=[recorder := Recorder(), *saving()])
+    report = trainer.train()
+    assert report.iterations == iterations and report.finished and trainer.finished
+    assert report.progress == iterations / 3 and trainer.budget == ("num_iterations", 3)  # schedules follow the budget
+    assert [r.finished for r in recorder.reports] == [False] * (iterations - 1) + [True]
+    again = make(tmp_path, num_iterations=3, wall_seconds=wall_seconds, listeners=saving())
+    assert again.train() is None  # the limit holds over all resumes
+    make(tmp_path, num_iterations=3, wall_seconds=2e9, listeners=[after := Recorder(), *saving()]).train()
+    assert len(after.reports) == 3 - iterations
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_reset_rows_are_no_environment_steps(tmp_path, length):
+    recorder = Recorder()
+    trainer = make(tmp_path, OneState, {"length": length}, num_envs=3, num_iterations=5, listeners=[recorder])
+    trainer.train()
+    # Rows 1 ... 8 n, of which each that begins an episode is no step.
+    for report in recorder.reports:
+        rows = np.arange(1, 8 * report.iterations + 1)
+        assert report.env_steps == 3 * int((rows % (length + 1) != 0).sum())
+    assert trainer.metrics.results()["environment_steps"] == trainer.env_steps
+
+
+def test_rows_that_fill_up_an_unroll_are_no_steps(tmp_path):
+    """Environments that reset in the same step, at ends that differ: a column waits while another resets."""
+
+    def environment(seed=None):
+        makers = [lambda: Stamped((2, 3)), lambda: Stamped((5,))]
+        return VectorEnvironment(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP), [0, 1])
+
+    trainer = make(
+        tmp_path, environment=environment, batches=EpochBatches, metrics=[EnvironmentSteps()], num_iterations=6
+    )
+    report = trainer.train()
+    trainer.close()
+    assert report.env_steps == trainer.metrics.results()["environment_steps"] > 40
+
+
+def test_updates_are_counted(tmp_path):
+    trainer = make(tmp_path)
+    assert trainer.train().updates == 3 * 2 * 2  # iterations, epochs, minibatches of 8 in 16 rows
+
+
+# What is decided from the budget.
+
+
+class PlannedLearner(Learner):
+    def plan(self, num_updates, num_rows):
+        self.planned = num_updates, num_rows
+        super().plan(num_updates, num_rows)
+
+
+BUDGETS = {  # an iteration is 8 steps of 2 environments, and 4 updates of 8 rows
+    "iterations": ({"num_iterations": 3}, 12),
+    "env steps": ({"num_env_steps": 160}, 40),
+    "updates": ({"num_updates": 40}, 40),
+    "seconds": ({"wall_seconds": 299.0}, 0),
+    "many seconds": ({"wall_seconds": 300.0}, math.inf),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_the_learner_is_told_how_many_updates_the_run_makes(tmp_path, name):
+    budget, num_updates = BUDGETS[name]
+    trainer = make(tmp_path, learner=PlannedLearner, **budget)
+    assert trainer.learner.planned == (num_updates, 8)
+    assert trainer.learner.is_plain == (num_updates < math.inf)
+
+
+@pytest.mark.parametrize("name", ["iterations", "env steps", "updates"])
+def test_and_so_many_it_makes(tmp_path, name):
+    budget, num_updates = BUDGETS[name]
+    trainer = make(tmp_path, OneState, {"length": 1000}, **budget)
+    trainer.train()
+    assert (trainer.updates, trainer.env_steps) == (num_updates, 4 * num_updates)
+
+
+READS_INFOS = [
+    (None, False),
+    ([], False),
+    ([AverageReturn], False),
+    ([EnvInfo], True),
+    ([AverageReturn, EnvInfo], True),
+]
+
+
+@pytest.mark.parametrize(("metrics", "read"), READS_INFOS)
+def test_infos_are_ignored_where_no_metric_reads_them(tmp_path, metrics, read):
+    made = None if metrics is None else [metric() for metric in metrics]
+    trainer = make(tmp_path, Stamped, metrics=made, num_iterations=4)
+    trainer.train()
+    assert ("env_info/episode" in trainer.metrics.results()) == read
+    assert bool(trainer.unroller.records.infos) == read
+
+
+# Stopping.
+
+
+def test_a_listener_ends_a_run_and_every_listener_is_told_once(tmp_path, capsys):
+    before, after = Recorder(), Recorder(2, lambda trainer: (trainer.stop("solved"), trainer.stop("too late")))
+    listeners = [Evaluate(1, 1), before, CheckpointSaver(0), after]
+    trainer = make(tmp_path, num_iterations=50, listeners=listeners)
+    report = trainer.train()
+    for recorder in (before, after):
+        assert [(r.iterations, r.finished) for r in recorder.reports] == [(1, False), (2, False), (2, True)]
+    assert [bool(r.evaluation) for r in before.reports] == [True, True, False]  # the policy is the one evaluated
+    assert report.finished and trainer.finished and trainer.stopped == "solved" and trainer.interrupted_by is None
+    assert Checkpoints(tmp_path / "checkpoints").steps()[-1] == report.steps
+    done = json.loads((tmp_path / "done").read_text())
+    assert done == {"env_steps": report.env_steps, "iterations": 2, "updates": report.updates, "reason": "solved"}
+    assert f"Stopped at {report.steps} steps: solved\n" in capsys.readouterr().err
+
+    # The same run again does nothing, with a larger budget too, until the mark is removed.
+    again = make(tmp_path, num_iterations=60, listeners=[CheckpointSaver(0), recorder := Recorder()])
+    assert again.train() is None and again.stopped == "solved" and recorder.reports == []
+    (tmp_path / "done").unlink()
+    on = make(tmp_path, num_iterations=3, listeners=[CheckpointSaver(0), recorder := Recorder()])
+    assert on.train().iterations == 3 and on.stopped is None
+    assert "reason" not in json.loads((tmp_path / "done").read_text())
+
+
+def test_a_program_ends_a_run_with_the_iteration_under_way(tmp_path):
+    class Stopping(PPO):
+        def after_iteration(self, experience):
+            trainer.stop("enough")
+
+    algorithm = functools.partial(Stopping, network=network)
+    trainer = make(tmp_path, algorithm=algorithm, num_iterations=50, listeners=[recorder := Recorder()])
+    trainer.train()
+    assert [(r.iterations, r.finished) for r in recorder.reports] == [(1, True)]
+    other, iterations = make(tmp_path / "other", num_iterations=50), []
+    for report in other.iterate():
+        iterations.append(report.iterations)
+        if report.iterations == 2:
+            other.stop("from the loop")
+    other.close()
+    assert iterations == [1, 2, 2]
+    with pytest.raises(UsageError, match="takes a reason in words, such as 'solved', and was given ''"):
+        trainer.stop("")
+
+
+class Returns(Listener):
+    """Reports these values, one an iteration, as Evaluate and the trainer do."""
+
+    def __init__(self, *values, scalar="evaluation/mean_return"):
+        self._values, self._scalar = values, scalar
+
+    def after_iteration(self, trainer, report):
+        if (value := self._values[report.iterations - 1]) is not None:
+            report.scalars[self._scalar] = value
+
+
+def stopped_at(tmp_path, values, stopper, num_iterations=8, name="run"):
+    evaluate = Evaluate(0, 1)  # at the end only
+    returns = Returns(*values)
+    trainer = make(tmp_path / name, num_iterations=num_iterations, listeners=[evaluate, returns, stopper, *saving()])
+    trainer.train()
+    return trainer.iterations, trainer.stopped
+
+
+def test_a_run_stops_at_a_return(tmp_path):
+    values = [1.0, None, math.nan, 474.9, 475.0, 480.0, 1.0, 1.0]
+    reached = "evaluation/mean_return is 475 (StopAt.return_ = 475)"
+    assert stopped_at(tmp_path, values, StopAt(475)) == (5, reached)
+    assert stopped_at(tmp_path, values, StopAt(481), name="other") == (8, None)
+
+
+def test_a_run_stops_without_progress_and_counts_over_a_resume(tmp_path):
+    values = [1.0, 3.0, 2.0, None, 3.0, math.nan, 4.0, 1.0]
+    words = "evaluation/mean_return has not risen above 3 in 3 evaluations (StopWithoutProgress)"
+    assert stopped_at(tmp_path, values, StopWithoutProgress(3)) == (6, words)
+    assert stopped_at(tmp_path, values, StopWithoutProgress(4), name="patient") == (8, None)
+    # An increase that is too small counts as none.
+    risen = [1.0, 1.1, 1.2, 3.0] + 4 * [None]
+    words = "evaluation/mean_return has not risen above 1 in 2 evaluations (StopWithoutProgress)"
+    assert stopped_at(tmp_path, risen, StopWithoutProgress(2, 0.5), name="small") == (3, words)
+    assert stopped_at(tmp_path, values, StopWithoutProgress(3), num_iterations=5, name="cut") == (5, None)
+    assert stopped_at(tmp_path, values, StopWithoutProgress(3), name="cut")[0] == 6
+    for options, word in [({"num_evaluations": 0}, "num_evaluations is 0"), ({"min_increase": -1}, "increase is -1")]:
+        with pytest.raises(UsageError, match=word):
+            StopWithoutProgress(**options)
+
+
+def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
+    words = r"StopAt.scalar is 'evaluation/mean_return', which nothing before StopAt in Trainer.listeners reports"
+    with pytest.raises(UsageError, match=words):
+        make(tmp_path, listeners=[StopAt(1), Evaluate()]).train()
+    with pytest.raises(UsageError, match="'test/mean_return'.*or watch one of evaluation/..., train/..., "):
+        make(tmp_path, listeners=[Evaluate(), StopAt(1, "test/mean_return")]).train()
+    trainer = make(tmp_path, listeners=[StopAt(1, "metrics/average_return")], summary_period=1)
+    trainer.train()
+    assert trainer.stopped.startswith("metrics/average_return is ")
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_a_listener_ends_the_run_with_one_finished_report(tmp_path, number):
+    recorder = Recorder(2, lambda trainer: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    trainer = make(tmp_path, num_iterations=50, listeners=[CheckpointSaver(0), recorder])
+    report = trainer.train()
+    assert [r.finished for r in recorder.reports] == [False, False, True]
+    assert trainer.interrupted_by == number and report.finished and not trainer.finished
+    assert not (tmp_path / "done").exists() and recorder.closed == 1
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [report.env_steps]
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_during_an_iteration_ends_the_run_with_that_iteration(tmp_path):
+    class Signalling(PPO):
+        def after_iteration(self, experience):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    recorder = Recorder()
+    trainer = make(tmp_path, algorithm=functools.partial(Signalling, network=network), listeners=[recorder])
+    trainer.train()
+    assert [(r.iterations, r.finished) for r in recorder.reports] == [(1, True)]
+
+
+def test_a_signal_while_the_last_report_is_read_changes_nothing(tmp_path):
+    recorder = Recorder(3, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    trainer = make(tmp_path, listeners=[recorder])
+    assert trainer.train().finished and (tmp_path / "done").exists()
+    assert [r.finished for r in recorder.reports] == [False, False, True]
+    assert trainer.interrupted_by is None  # the budget is spent: nothing was interrupted
+
+
+def test_a_second_interrupt_exits_at_once(tmp_path):
+    def twice(trainer):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)  # a shell's background jobs ignore it
+    recorder = Recorder(1, twice)
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, listeners=[recorder]).train()
+    assert recorder.closed == 1 and signal.getsignal(signal.SIGINT) == before
+
+
+def test_it_trains_outside_the_main_thread_too(tmp_path):
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(make(tmp_path).train()))
+    thread.start()
+    thread.join()
+    assert reports[0].finished
+
+
+# The beginning and the end of a run.
+
+
+class Broken(Recorder):
+    """Raises when it starts, or when it closes."""
+
+    def __init__(self, at):
+        super().__init__()
+        self._at = at
+
+    def start(self, trainer):
+        if self._at == "start":
+            raise ZeroDivisionError("start")
+
+    def close(self):
+        super().close()
+        if self._at == "close":
+            raise ZeroDivisionError("close")
+
+
+def test_everything_is_closed_whatever_a_listener_raises(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(SyncUnroller, "close", lambda self: closed.append("unroller"))
+    monkeypatch.setattr(EpochBatches, "close", lambda self: closed.append("batches"))
+    broken, recorder = Broken("close"), Recorder()
+    with pytest.raises(ZeroDivisionError, match="close"):
+        make(tmp_path, listeners=[broken, recorder]).train()
+    assert closed == ["unroller", "batches"] and broken.closed == recorder.closed == 1
+    assert (tmp_path / "done").exists()
+    make(tmp_path, num_iterations=4).train()  # the directory is free
+
+
+def test_what_was_not_started_is_not_closed(tmp_path):
+    listeners = [Recorder(), Broken("start"), Recorder()]
+    trainer = make(tmp_path, listeners=listeners)
+    trainer.close()
+    assert [listener.closed for listener in listeners] == [0, 0, 0]
+    with pytest.raises(ZeroDivisionError, match="start"):
+        make(tmp_path, listeners=listeners).train()
+    assert [listener.closed for listener in listeners] == [1, 0, 0]
+
+
+def test_what_goes_to_stderr_is_in_the_log_too(tmp_path, capsys):
+    class Warns(Listener):
+        def after_iteration(self, trainer, report):
+            logging.warning("absl %d", report.iterations)
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")
+                warnings.warn("python's", stacklevel=1)
+
+    root_dir = tmp_path / "run"
+    trainer = make(root_dir, num_iterations=1, listeners=[Warns()])
+    trainer.log("before the start")
+    assert not root_dir.exists()
+    trainer.train()
+    trainer.log("after the end")
+    logging.warning("of no run")
+    lines = [line[20:] for line in (root_dir / "log.txt").read_text().splitlines()]
+    said = [line.rpartition(": ")[2] for line in lines if "PPO on CartPole" not in line]
+    assert said == ["before the start", "absl 1", "python's", "after the end"]
+    assert "before the start" in capsys.readouterr().err
+    Fragile.count = 1000
+    with pytest.raises(ZeroDivisionError):
+        make(tmp_path / "failing", Fragile).train()
+    assert (tmp_path / "failing" / "log.txt").read_text().endswith("ZeroDivisionError: the physics exploded\n")
+
+
+# Runs that were there before.
+
+
+def saving(**options):
+    return [CheckpointSaver(0, **options), Summaries()]
+
+
+def test_a_finished_run_is_marked_and_a_rerun_does_nothing(tmp_path):
+    trainer = make(tmp_path, listeners=saving())
+    trainer.train()
+    done = json.loads((tmp_path / "done").read_text())
+    assert done == {"env_steps": trainer.env_steps, "iterations": 3, "updates": 12}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    again = make(tmp_path, listeners=[*saving(), recorder := Recorder()])
+    assert again.train() is None
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert recorder.reports == [] and torch.equal(weights(again), weights(trainer))
+
+
+def test_a_larger_budget_extends_a_finished_run(tmp_path, capsys):
+    make(tmp_path, listeners=saving()).train()
+    trainer = make(tmp_path, num_iterations=5, listeners=[*saving(), recorder := Recorder()])
+    report = trainer.train()
+    assert [r.iterations for r in recorder.reports] == [4, 5] and report.updates == 20
+    assert json.loads((tmp_path / "done").read_text())["iterations"] == 5
+    assert "Resuming from" in capsys.readouterr().err and "Resuming from" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_run_under_way_is_not_marked_done(tmp_path):
+    make(tmp_path, listeners=saving()).train()
+    marked = []
+    recorder = Recorder(4, lambda trainer: marked.append((tmp_path / "done").exists()))
+    make(tmp_path, num_iterations=5, listeners=[*saving(), recorder]).train()
+    assert marked == [False]
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_that_died_before_its_first_checkpoint_leaves_no_rows_behind(tmp_path):
+    def die(trainer):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, summary_period=1, listeners=[Summaries(), Recorder(2, die)]).train()
+    assert len(rows_of(tmp_path / "metrics.csv")) == 2
+    make(tmp_path, summary_period=1, listeners=[Summaries()]).train()
+    assert [row["iterations"] for row in rows_of(tmp_path / "metrics.csv")] == ["1", "2", "3"]
+
+
+def test_schedules_and_the_learning_rate_continue_after_a_resume(tmp_path):
+    def options():
+        learner = functools.partial(Learner, learning_rate=Linear(1e-3))
+        return {"num_iterations": 8, "learner": learner, "summary_period": 1}
+
+    whole = make(tmp_path / "whole", listeners=saving(), **options())
+    whole.train()
+    stop = Recorder(3, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    make(tmp_path / "cut", listeners=[*saving(), stop], **options()).train()
+    cut = make(tmp_path / "cut", listeners=[*saving(), Recorder()], **options())
+    cut.train()
+    rates = [[float(row["train/learning_rate"]) for row in rows_of(tmp_path / name / "metrics.csv")]
+             for name in ("whole", "cut")]  # fmt: skip
+    assert rates[0] == rates[1] == pytest.approx([1e-3 * (1 - i / 8) for i in range(8)])
+    assert cut.algorithm.progress == whole.algorithm.progress == 7 / 8
+
+
+def test_metric_windows_and_counters_continue_after_a_resume(tmp_path):
+    options = {"num_iterations": 8, "env_id": OneState, "env_kwargs": {"length": 3}, "unroll_length": 8}
+    stop = Recorder(4, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    first = make(tmp_path, listeners=[*saving(), stop], **options)
+    first.train()
+    before = first.metrics.results()
+    second = make(tmp_path, listeners=[*saving(), Recorder()], **options)
+    second.start()
+    assert second.metrics.results() == before
+    assert (second.env_steps, second.iterations, second.updates) == (first.env_steps, 4, 16)
+    assert second.wall_seconds == pytest.approx(first.wall_seconds)
+    second.close()
+
+
+# Reproducibility.
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
+    def run(name, seed):
+        torch.manual_seed(len(name))  # whatever was drawn before
+        trainer = make(tmp_path / name, seed=seed, transforms=[ObservationNormalizer, RewardNormalizer])
+        report = trainer.train()
+        return weights(trainer), report.env_steps
+
+    one, other, third = run("one", 1), run("other", 1), run("third", 2)
+    assert torch.equal(one[0], other[0]) and one[1] == other[1]
+    assert not torch.equal(one[0], third[0])
+
+
+def test_a_training_before_does_not_disturb_the_next(tmp_path):
+    alone = make(tmp_path / "alone", seed=4)
+    alone.train()
+    make(tmp_path / "before", "Pendulum-v1", seed=9, transforms=[ObservationNormalizer]).train()
+    after = make(tmp_path / "after", seed=4)
+    after.train()
+    assert torch.equal(weights(alone), weights(after))
+
+
+def test_listeners_do_not_change_what_is_learned(tmp_path):
+    bare = make(tmp_path / "bare", summary_period=1)
+    bare.train()
+    listeners = [Evaluate(8, num_episodes=2), CheckpointSaver(8), Summaries(), Progress()]
+    watched = make(tmp_path / "watched", summary_period=1, listeners=listeners)
+    watched.train()
+    assert torch.equal(weights(bare), weights(watched))
+
+
+# Failing.
+
+
+class Fragile(OneState):
+    """Raises in its 20th step."""
+
+    count = 0
+
+    def step(self, action):
+        Fragile.count += 1
+        if Fragile.count > 30:
+            raise ZeroDivisionError("the physics exploded")
+        return super().step(action)
+
+
+def test_an_environment_that_raises_ends_the_run_with_a_checkpoint_and_its_own_error(tmp_path, capsys):
+    Fragile.count = 0
+    recorder = Recorder()
+    trainer = make(tmp_path, Fragile, num_envs=1, num_iterations=50, listeners=[CheckpointSaver(0), recorder])
+    with pytest.raises(ZeroDivisionError, match="the physics exploded"):
+        trainer.train()
+    last = recorder.reports[-1]
+    assert not last.finished and recorder.closed == 1 and not (tmp_path / "done").exists()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [last.env_steps]
+    assert f"Saved a checkpoint at {last.env_steps} steps after an error" in capsys.readouterr().err
+    Fragile.count = -1000
+    again = make(tmp_path, Fragile, num_envs=1, num_iterations=last.iterations + 2, listeners=[CheckpointSaver(0)])
+    assert again.train().iterations == last.iterations + 2
+
+
+def test_an_error_before_the_first_iteration_saves_nothing(tmp_path):
+    Fragile.count = 1000
+    with pytest.raises(ZeroDivisionError):
+        make(tmp_path, Fragile, listeners=[CheckpointSaver(0)]).train()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []
+
+
+def test_a_broken_update_is_not_saved(tmp_path):
+    class Breaks(PPO):
+        def after_update(self):
+            if self.progress > 0:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        make(tmp_path, algorithm=functools.partial(Breaks, network=network), listeners=[CheckpointSaver(0)]).train()
+    assert Checkpoints(tmp_path / "checkpoints").steps() == []
+
+
+class Spoiled(OneState):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        Fragile.count += 1
+        return observation, np.nan if Fragile.count > 30 else reward, *rest
+
+
+def test_a_reward_that_is_not_finite_ends_the_run_before_it_is_learned_from(tmp_path):
+    Fragile.count = 0
+    trainer = make(tmp_path, Spoiled, num_envs=1, num_iterations=50, listeners=[CheckpointSaver(0)])
+    with pytest.raises(RunError, match="environment 0 returned a reward that is not finite"):
+        trainer.train()
+    assert torch.isfinite(weights(trainer)).all()
+    assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
+
+
+def test_settings_that_do_not_fit_are_refused_before_any_step(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"minibatch_size is 7, which does not divide the 16 rows .* are 8 and 4|4 and 8"
+    ):
+        make(tmp_path, batches=functools.partial(EpochBatches, minibatch_size=7))
+    with pytest.raises(UsageError, match="Trainer.unroll_length is 0; it must be positive"):
+        make(tmp_path, unroll_length=0)
+    with pytest.raises(UsageError, match="unroll_length is 1.5; on-policy it is a whole number of at least 1"):
+        make(tmp_path, unroll_length=1.5)
+
+    class OffPolicy(PPO):
+        on_policy = False
+
+    with pytest.raises(UsageError, match="OffPolicy is off-policy, and Trainer.batches is EpochBatches"):
+        make(tmp_path, algorithm=OffPolicy)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="torch finds no GPU here; use --device=cpu"):
+        make(tmp_path, device="cuda")
+    assert make(tmp_path, device="auto").device.type == "cpu"
+
+
+# What listeners do.
+
+
+class FakeEvaluation(Listener):
+    def __init__(self, returns):
+        self._returns = returns
+
+    def after_iteration(self, trainer, report):
+        value = self._returns[report.iterations - 1]
+        report.evaluation = None if value is None else Evaluation(report.env_steps, 0, (value,), (1,))
+
+
+def test_the_best_and_the_last_checkpoints_are_kept(tmp_path):
+    returns = [1.0, 7.0, None, 2.0, 7.0, 3.0, 4.0, 5.0]
+    listeners = [FakeEvaluation(returns), CheckpointSaver(1, keep_last=2), recorder := Recorder()]
+    make(tmp_path, num_iterations=8, listeners=listeners).train()
+    steps = [report.env_steps for report in recorder.reports]
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.steps() == [steps[4], steps[6], steps[7]]
+    assert checkpoints.load("best")[0] == steps[4]  # of equals, the newest
+    assert checkpoints.load()[1]["counters"]["iterations"] == 8
+
+
+def test_the_best_so_far_is_remembered_over_a_resume(tmp_path):
+    def run(returns, iterations):
+        listeners = [FakeEvaluation(returns), CheckpointSaver(1, keep_last=1)]
+        make(tmp_path, num_iterations=iterations, listeners=listeners).train()
+
+    run([1.0, 9.0, 2.0], 3)
+    best = Checkpoints(tmp_path / "checkpoints").load("best")[0]
+    run([None] * 3 + [5.0, 6.0], 5)
+    assert Checkpoints(tmp_path / "checkpoints").load("best")[0] == best
+
+
+def test_checkpoints_come_at_their_period_and_at_the_end(tmp_path):
+    saved = []
+    recorder = Recorder()
+    trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=7, listeners=[CheckpointSaver(40), recorder])
+    save = trainer.save
+    trainer.save = lambda **options: (saved.append(trainer.env_steps), save(**options))[1]
+    trainer.train()
+    assert [r.env_steps for r in recorder.reports] == [16, 32, 48, 64, 80, 96, 112]
+    assert saved == [48, 80, 112]
+
+
+def test_evaluations_come_at_their_period_and_at_the_end_and_are_kept_by_episode(tmp_path):
+    recorder = Recorder()
+    options = {"num_iterations": 7, "summary_period": 10**9}
+    listeners = [Evaluate(40, 3, 2, seed=5), recorder, Summaries()]
+    trainer = make(tmp_path, OneState, {"length": 9}, listeners=listeners, **options)
+    trainer.train()
+    evaluated = [r.env_steps for r in recorder.reports if r.evaluation]
+    assert evaluated == sorted(set(evaluated)) and len(evaluated) == 3
+    assert evaluated[-1] == trainer.env_steps and 40 < evaluated[0] < 80 < evaluated[1]
+    nominal = [40, 80, trainer.env_steps]  # at which evaluations of all seeds stand
+    assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == [
+        f"evaluation-{steps:012d}.csv" for steps in nominal
+    ]
+    for path in (tmp_path / "eval").iterdir():
+        assert path.read_text() == "episode,seed,return,length\n0,5,9.0,9\n1,6,9.0,9\n2,7,9.0,9\n"
+    [report] = [r for r in recorder.reports if r.env_steps == evaluated[0]]
+    assert report.scalars["evaluation/mean_return"] == 9 and report.scalars["evaluation/mean_length"] == 9
+    rows = [row for row in rows_of(tmp_path / "metrics.csv") if row["evaluation/mean_return"]]
+    assert [int(row["steps"]) for row in rows] == nominal and [int(row["env_steps"]) for row in rows] == evaluated
+    assert "Evaluation at 40 steps: return 9 [9, 9] over 3 episodes" in (tmp_path / "log.txt").read_text()
+
+
+def test_the_last_evaluation_stands_at_a_budget_of_steps(tmp_path):
+    trainer = make(tmp_path, num_env_steps=75, listeners=[Evaluate(30, 1), Summaries()], summary_period=25)
+    trainer.train()
+    assert trainer.steps > 75
+    assert sorted(int(path.stem.removeprefix("evaluation-")) for path in (tmp_path / "eval").iterdir()) == [30, 60, 75]
+    rows = rows_of(tmp_path / "metrics.csv")
+    steps = [int(row["steps"]) for row in rows]
+    assert steps == sorted(set(steps)) and {30, 60, 75} < set(steps)
+    assert all(bool(row["evaluation/mean_return"]) == (int(row["steps"]) in (30, 60, 75)) for row in rows)
+
+
+def test_a_run_says_first_what_it_trains(tmp_path):
+    trainer = make(tmp_path, num_env_steps=10_000, num_envs=3)
+    trainer.start()
+    trainer.close()
+    count = sum(parameter.numel() for parameter in trainer.algorithm.parameters())
+    line = f"PPO on CartPole-v1: 3 environments, {count} parameters on cpu, Trainer.num_env_steps = 10,000"
+    assert (tmp_path / "log.txt").read_text().splitlines()[0].endswith(f" {line}")
+
+
+def test_a_period_of_0_evaluates_and_saves_at_the_end_only(tmp_path):
+    recorder = Recorder()
+    make(tmp_path, listeners=[Evaluate(0, 2), CheckpointSaver(0), recorder]).train()
+    assert [bool(r.evaluation) for r in recorder.reports] == [False, False, True]
+    assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
+
+
+def test_evaluation_may_have_an_environment_of_its_own(tmp_path):
+    for elsewhere, length in ((None, 9), (functools.partial(make_environment, OneState, env_kwargs={"length": 5}), 5)):
+        trainer = make(tmp_path, OneState, {"length": 9}, evaluation_environment=elsewhere)
+        evaluator = trainer.evaluator(2)
+        assert evaluator.evaluate(2).lengths == (length, length)
+        evaluator.close()
+        trainer.close()
+
+
+@pytest.mark.parametrize("name", ["observation_spec", "action_spec", "reward_spec"])
+def test_an_environment_of_other_spaces_cannot_evaluate(tmp_path, monkeypatch, name):
+    closed = []
+
+    def elsewhere(**options):
+        environment = make_environment(OneState, **options)
+        setattr(environment, name, spaces.Box(0, 7, (5,)))
+        monkeypatch.setattr(environment, "close", lambda: closed.append(environment))
+        return environment
+
+    trainer = make(tmp_path, OneState, evaluation_environment=elsewhere)
+    with pytest.raises(UsageError, match=rf"evaluation_environment: its {name} is Box\(0.0, 7.0, \(5,\).*on "):
+        trainer.evaluator(2)
+    assert len(closed) == 1
+    trainer.close()
+
+
+def test_evaluation_never_touches_the_training_environment(tmp_path):
+    built = []
+
+    class Counted(OneState):
+        def __init__(self):
+            super().__init__()
+            self.steps = self.resets = self.closed = 0
+            built.append(self)
+
+        def reset(self, **options):
+            self.resets += 1
+            return super().reset(**options)
+
+        def step(self, action):
+            self.steps += 1
+            return super().step(action)
+
+        def close(self):
+            self.closed += 1
+
+    trainer = make(tmp_path, Counted, num_envs=2)
+    trainer.unroller.unroll(3)
+    training = list(built)
+    before = [(env.steps, env.resets, env.closed) for env in training]
+    evaluator = trainer.evaluator(5, 3)
+    evaluator.evaluate(5)
+    evaluator.close()
+    assert [(env.steps, env.resets, env.closed) for env in training] == before
+    assert len(built) == 2 + 3 and all(env.closed == 1 for env in built[2:])
+    trainer.close()
+
+
+TAGS = {
+    "train/loss", "train/grad_norm", "train/learning_rate", "train/nonfinite_updates", "train/policy_loss",
+    "train/value_loss", "train/entropy", "train/kl", "train/clip_fraction",
+    "metrics/episodes", "metrics/environment_steps", "metrics/average_return", "metrics/average_return/n",
+    "metrics/average_episode_length", "metrics/average_reward", "metrics/average_discounted_return",
+    "metrics/start_discounted_return", "time/unroll_ms", "time/train_ms", "time/env_steps_per_second",
+    "evaluation/mean_return", "evaluation/std_return", "evaluation/min_return", "evaluation/max_return",
+    "evaluation/mean_length", "counters/iterations", "counters/updates", "counters/wall_seconds",
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own reader
+def test_every_promised_summary_is_written(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    listeners = [Evaluate(1, 2), CheckpointSaver(0), Summaries()]
+    trainer = make(tmp_path, OneState, {"length": 5}, summary_period=1, listeners=listeners)
+    trainer.config = {"config.gin": "Trainer.seed = 0"}
+    trainer.train()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) >= TAGS
+    assert [event.step for event in events.Scalars("train/loss")] == [14, 28, 40]
+    assert events.Scalars("metrics/average_return")[-1].value == 5
+    assert any("config.gin" in tag for tag in events.Tags()["tensors"])
+    assert (tmp_path / "config.gin").read_text() == "Trainer.seed = 0"
+    header = set(rows_of(tmp_path / "metrics.csv")[0])
+    assert {tag for tag in TAGS if not tag.startswith("counters/")} <= header
+    assert {"env_steps", "iterations", "updates", "wall_seconds"} <= header
+
+
+def test_every_default_metric_shows_up_in_metrics_csv(tmp_path):
+    make(tmp_path, OneState, {"length": 2}, listeners=[Summaries()]).train()
+    row = rows_of(tmp_path / "metrics.csv")[-1]
+    for metric in DEFAULT_METRICS:
+        assert np.isfinite(float(row[f"metrics/{metric().name}"]))
+
+
+def test_summaries_come_at_their_period_and_at_the_end(tmp_path):
+    recorder = Recorder()
+    make(tmp_path, OneState, {"length": 100}, num_iterations=7, summary_period=40, listeners=[recorder]).train()
+    assert [r.env_steps for r in recorder.reports if r.scalars] == [48, 80, 112]
+    make(tmp_path, OneState, {"length": 100}, num_iterations=2, summary_period=10**6, listeners=[recorder]).train()
+    assert recorder.reports[-1].scalars
+
+
+def test_the_default_listeners_make_a_whole_run_directory(tmp_path):
+    make(tmp_path, OneState, listeners=None).train()
+    names = {path.name for path in tmp_path.iterdir()}
+    records = {"config.gin", "metrics.csv", "log.txt", "provenance.json", "run_id", "done"}
+    assert names == records | {"checkpoints", "tensorboard", "eval"}
+    [provenance] = json.loads((tmp_path / "provenance.json").read_text())
+    assert provenance["versions"]["torch"] == torch.__version__ and provenance["num_threads"] == 1
+    assert provenance["seed"] == 0 and provenance["device"] == "cpu"
+
+
+def test_a_policy_can_be_taken_out_and_loaded_back(tmp_path):
+    trainer = make(tmp_path, "Pendulum-v1", listeners=[CheckpointSaver(0)], transforms=[ObservationNormalizer])
+    trainer.train()
+    observation = np.ones(3, np.float32)
+    expected = trainer.policy().act(observation)
+    fresh = make(tmp_path, "Pendulum-v1", transforms=[ObservationNormalizer], seed=3)
+    assert fresh.load_policy() == trainer.env_steps == fresh.policy().env_steps
+    assert fresh.policy().act(observation) == expected
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box", "multi_discrete", "multi_binary"])
+def test_every_kind_of_action_trains(tmp_path, kind):
+    trainer = make(tmp_path, Bandit, {"action": kind}, num_iterations=2)
+    before = weights(trainer)
+    trainer.train()
+    assert not torch.equal(before, weights(trainer)) and torch.isfinite(weights(trainer)).all()
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_tensor_environments_train_with_every_listener(tmp_path, mode):
+    kwargs = {"length": 5, "autoreset": mode}
+    listeners = [Evaluate(16, 4), CheckpointSaver(16), Summaries()]
+    make(tmp_path, TensorPointMass, kwargs, num_envs=4, listeners=listeners).train()
+    row = rows_of(tmp_path / "metrics.csv")[-1]
+    assert float(row["evaluation/mean_length"]) == float(row["metrics/average_episode_length"]) == 5
+
+
+def test_statistics_see_every_row_once(tmp_path):
+    trainer = make(tmp_path, "Pendulum-v1", transforms=[ObservationNormalizer])
+    trainer.train()
+    [count] = [value for name, value in trainer.transforms.state_dict().items() if name.endswith("count")]
+    assert count in (3 * 8 * 2, 3 * 8 * 2 + 2)  # unrolls overlap by a row; the run's very first one may count or not
+
+
+def test_statistics_change_once_an_iteration_after_it_was_trained_on(tmp_path):
+    """So the first minibatch's ratio is exactly 1: rollout and training see the same numbers."""
+    ratios = []
+
+    class Watching(PPO):
+        def calc_loss(self, experience, info):
+            log_prob = info.policy.log_prob(experience.action)
+            ratios.append((log_prob - experience.info.log_prob).exp().detach())
+            return super().calc_loss(experience, info)
+
+    make(
+        tmp_path,
+        "Pendulum-v1",
+        algorithm=functools.partial(Watching, network=network),
+        batches=functools.partial(EpochBatches, num_epochs=2),
+        transforms=[ObservationNormalizer, RewardNormalizer],
+    ).train()
+    for first, second in zip(ratios[::2], ratios[1::2], strict=True):
+        torch.testing.assert_close(first, torch.ones_like(first), rtol=0, atol=1e-5)
+        assert (second - 1).abs().max() > 1e-4
+
+
+def test_the_trainer_seeds_everything(tmp_path):
+    make(tmp_path, seed=3)
+    drawn = random.random(), np.random.rand(), torch.rand(()).item()
+    make(tmp_path, seed=3)
+    assert drawn == (random.random(), np.random.rand(), torch.rand(()).item())
+
+
+# Acting and training.
+
+
+class Watched(torch.nn.Sequential):
+    """An MLP that says in which mode it ran."""
+
+    def __init__(self, input_size):
+        super().__init__(torch.nn.Linear(input_size, 4), torch.nn.Dropout(0.0))
+        self.output_size, self.seen = 4, set()
+
+    def forward(self, x):
+        self.seen.add((torch.is_grad_enabled(), *(module.training for module in self.modules())))
+        return super().forward(x)
+
+
+class Frozen(Watched):
+    """Stays in evaluation, whatever it is told, as frozen encoders do."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+@pytest.mark.parametrize("kind", [Watched, Frozen])
+def test_modules_train_while_there_is_training_and_do_not_while_acting(tmp_path, kind):
+    watched_torso = functools.partial(Torso, mlp=kind)
+    watched = functools.partial(ActorCritic, actor_torso=watched_torso, critic_torso=watched_torso)
+    trainer = make(tmp_path, algorithm=functools.partial(PPO, network=watched), unroller=through_torch)
+    trainer.train()
+    modes = [module for module in trainer.algorithm.modules() if isinstance(module, Watched)]
+    assert len(modes) == 2
+    trains = kind is Watched
+    for module in modes:
+        module.seen -= {(False, trains, trains, trains)}  # values for the advantages
+        assert module.seen <= {(False, False, False, False), (True, trains, trains, trains)}
+    assert (False, False, False, False) in modes[0].seen or not trains
+    assert all((True, trains, trains, trains) in module.seen for module in modes)
+    assert trainer.algorithm.training and modes[0][1].training == trains
+
+
+def test_modes_are_switched_everywhere():
+    algorithm = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Dropout(0.5)))
+    modes = _Modes(algorithm)
+    for training in (False, True, True, False):
+        modes.switch(training)
+        assert [module.training for module in algorithm.modules()] == [training] * 4
+    algorithm.append(Frozen(1))
+    modes = _Modes(algorithm)
+    for training in (True, False):
+        modes.switch(training)
+        assert [module.training for module in algorithm.modules()] == [training] * 4 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "updates"),
+    [(A2C, 1), (functools.partial(APPO, loss="impala"), 1), (functools.partial(APPO, loss="clipped"), 10), (PPO, 10)],
+)
+def test_an_unroll_is_trained_on_once_where_no_ratio_corrects_for_more(tmp_path, algorithm, updates):
+    made = functools.partial(algorithm, network=network)
+    trainer = make(tmp_path, algorithm=made, batches=EpochBatches, num_iterations=1)
+    assert trainer.batches.updates_per_iteration == updates
+    trainer.train()
+    assert trainer.updates == updates
+
+
+class RatioOfOnesOwn(A2C):
+    single_epoch = False
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"), [(A2C, "A2C"), (functools.partial(APPO, loss="impala"), "APPO"), (RatioOfOnesOwn, None)]
+)
+def test_more_epochs_are_refused_where_no_ratio_corrects_for_them(tmp_path, algorithm, name):
+    algorithm, batches = functools.partial(algorithm, network=network), functools.partial(EpochBatches, num_epochs=4)
+    if name is None:
+        make(tmp_path, algorithm=algorithm, batches=batches, num_iterations=1).close()
+        return
+    with pytest.raises(UsageError) as error:
+        make(tmp_path, algorithm=algorithm, batches=batches, num_iterations=1)
+    assert str(error.value).splitlines()[0] == (  # gin adds where
+        f"EpochBatches.num_epochs is 4, and {name} trains on an unroll once: no ratio in its loss corrects for the "
+        "updates before; set num_epochs to 1, or train with PPO (an algorithm of your own that has such a ratio says "
+        "single_epoch = False)"
+    )
+
+
+class Starts(OneState):
+    """Notes with which random numbers its episodes begin, and raises once."""
+
+    starts: ClassVar[list] = []
+    raises_at: ClassVar[int | None] = None
+    count: ClassVar[int] = 0
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        self.starts.append(self.np_random.random())
+        return result
+
+    def step(self, action):
+        Starts.count += 1
+        if Starts.count == Starts.raises_at:
+            raise ValueError("broken")
+        return super().step(action)
+
+
+def test_a_run_resumed_after_an_error_does_not_begin_with_the_same_episodes_again(tmp_path):
+    Starts.starts, Starts.count, Starts.raises_at = [], 0, 100
+    with pytest.raises(ValueError, match="broken"):
+        make(tmp_path, Starts, num_envs=1, num_iterations=30).train()
+    before = list(Starts.starts)
+    Starts.starts, Starts.raises_at = [], None
+    make(tmp_path, Starts, num_envs=1, num_iterations=30).train()
+    # The first reset of all is that of a new environment; what is trained on comes after it.
+    assert len(before) > 5 and not set(before[1:]) & set(Starts.starts[1:])
+
+
+def test_listeners_of_one_class_keep_their_own_state_and_files(tmp_path):
+    def listeners():
+        return [Evaluate(period, num_episodes=1, name=name) for period, name in ((24, "often"), (40, "seldom"))]
+
+    options = {"num_envs": 1, "env_id": OneState}
+    cut = make(tmp_path, listeners=[*listeners(), CheckpointSaver(0)], num_iterations=4, **options)
+    cut.train()
+    resumed = make(tmp_path, listeners=[*listeners(), CheckpointSaver(0)], num_iterations=9, **options)
+    resumed.start()
+    assert [listener._next for listener in resumed.listeners[:2]] == [listener._next for listener in cut.listeners[:2]]
+    assert resumed.listeners[0]._next != resumed.listeners[1]._next
+    resumed.train()
+    names = {path.name.partition("-")[0] for path in (tmp_path / "eval").iterdir()}
+    assert names == {"often", "seldom"}
+    with pytest.raises(UsageError, match=r"2 Evaluate listeners are called 'evaluation'.*Evaluate\.name"):
+        make(tmp_path / "other", listeners=[Evaluate(), Evaluate()]).train()
+
+
+def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path):
+    means = [math.nan, 1.0, math.inf, 5.0]
+    trainer = make(tmp_path, listeners=[FakeEvaluation(means), CheckpointSaver(0)], num_iterations=4)
+    trainer.train()
+    assert trainer.checkpoints.load("best")[1]["counters"]["iterations"] == 4
+    trainer = make(tmp_path / "other", listeners=[FakeEvaluation(means[:3]), CheckpointSaver(0)], num_iterations=3)
+    trainer.train()
+    assert trainer.checkpoints.load("best")[1]["counters"]["iterations"] == 2
+
+
+def test_a_directory_is_trained_in_by_one_run_at_a_time(tmp_path):
+    first = make(tmp_path)
+    first.start()
+    with pytest.raises(UsageError, match="is being trained in already"):
+        make(tmp_path).train()
+    first.close()
+    make(tmp_path).train()
+
+
+def test_a_run_from_the_command_line_that_saves_nothing_says_so(tmp_path, capsys):
+    for k, listeners in enumerate(([], [CheckpointSaver(0)])):
+        trainer = make(tmp_path / str(k), listeners=listeners)
+        trainer.config = {"config.gin": ""}
+        trainer.train()
+        assert ("Nothing of this run will be saved" in capsys.readouterr().err) == (k == 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"summary_period": 0}, "Trainer.summary_period is 0; it is a whole number of at least 1"),
+        ({"seed": -1}, "Trainer.seed is -1; it is a whole number in .0, 9223372036854775807"),
+        ({"seed": 1.5}, "Trainer.seed is 1.5"),
+        ({"num_threads": 0}, "Trainer.num_threads is 0"),
+        ({"algorithm": functools.partial(PPO, gamma=2.0)}, r"PPO.gamma is 2.0; it is a number in \[0, 1\]"),
+        ({"algorithm": functools.partial(PPO, lambda_=1.5)}, "PPO.lambda_ is 1.5"),
+        ({"learner": functools.partial(Learner, max_grad_norm=-1.0)}, "Learner.max_grad_norm is -1.0"),
+        ({"learner": functools.partial(Learner, learning_rate=-1.0)}, "Learner.learning_rate is -1.0"),
+        ({"learner": functools.partial(Learner, learning_rate={"all": -1.0})}, "each value a number of at least 0"),
+        ({"algorithm": functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=functools.partial(
+            Torso, mlp=functools.partial(MLP, layers=(0,)))))}, r"MLP.layers is \(0,\)"),
+    ],
+)  # fmt: skip
+def test_numbers_that_make_no_sense_are_refused(tmp_path, options, words):
+    with pytest.raises(UsageError, match=words):
+        make(tmp_path, **options)
+
+
+OWN_FILES = ["metrics.csv", "log.txt", "provenance.json", "run_id", "done", "config.gin"]
+OWN_DIRECTORIES = ["checkpoints", "replay", "eval", "tensorboard"]
+
+
+@pytest.mark.parametrize("name", OWN_FILES + OWN_DIRECTORIES)
+def test_what_stands_in_the_place_of_a_runs_own_files_is_named_before_anything_is_trained(tmp_path, name):
+    others = [Path.mkdir, os.mkfifo] if name in OWN_FILES else [Path.touch, os.mkfifo]
+    for make_another in others:
+        make_another(tmp_path / name)
+        with pytest.raises(UsageError) as caught:  # a pipe is not waited for either
+            trainer = make(tmp_path)
+            trainer.config = {"config.gin": ""}
+            trainer.train()
+        words = str(caught.value).split("\n  In call to")[0]  # gin adds the chain of constructors
+        assert (
+            words.startswith(f"{tmp_path / name}") and "\n" not in words and ("move it" in words or "remove" in words)
+        )
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
+
+
+def test_a_directory_in_the_place_of_a_checkpoint_is_named(tmp_path):
+    (tmp_path / "checkpoints" / "checkpoint-000000000016.pt").mkdir(parents=True)
+    trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=1, listeners=[CheckpointSaver()])
+    with pytest.raises(UsageError, match="None of the 1 checkpoints .*Is a directory"):
+        trainer.train()
+    trainer = make(tmp_path / "new", OneState, {"length": 100}, num_iterations=1, listeners=[CheckpointSaver()])
+    trainer.start()
+    (tmp_path / "new" / "checkpoints" / "checkpoint-000000000016.pt").mkdir(parents=True)
+    with pytest.raises(UsageError, match="000016.pt is a directory, and .*000016.pt is to be written there; move it"):
+        trainer.train()
+
+
+def test_a_full_disk_ends_a_run_with_a_sentence_and_an_error_of_an_environment_is_still_seen(
+    tmp_path, monkeypatch, capsys
+):
+    replace = os.replace
+
+    def full(source, target):
+        if str(target).endswith(".pt"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(DiskError, match=f"^{tmp_path}/a/checkpoints cannot be written to: No space left on device"):
+        make(tmp_path / "a", OneState, listeners=[CheckpointSaver(1)]).train()
+    assert "No checkpoint was saved at" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="spoiled"):
+        make(tmp_path / "b", OneState, listeners=[Spoiling()]).train()
+    assert "No checkpoint was saved at" in (tmp_path / "b" / "log.txt").read_text()
+
+
+class Spoiling(Listener):
+    def after_iteration(self, trainer, report):
+        if report.iterations == 2:
+            raise ValueError("spoiled")
+
+
+def test_a_log_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, monkeypatch, capsys):
+    trainer = make(tmp_path)
+    trainer.start()
+    monkeypatch.setattr(files, "writing", lambda path: full_disk(path))
+    trainer.log("a line")
+    assert "a line [" in capsys.readouterr().err
+    trainer.close()
+
+
+@contextlib.contextmanager
+def full_disk(path):
+    raise DiskError(f"{path} cannot be written to")
+    yield
+
+
+def test_each_start_of_a_run_is_added_to_its_provenance(tmp_path):
+    path = tmp_path / "provenance.json"
+    for num_iterations in (1, 2, 2):  # the last has nothing left to do
+        make(tmp_path, OneState, num_iterations=num_iterations, listeners=[CheckpointSaver()], seed=3).train()
+    first, second = json.loads(path.read_text())
+    assert first["steps"] == 0 < second["steps"] and first["seed"] == 3 and first["time"] <= second["time"]
+    path.write_text(json.dumps(second))  # as older versions wrote it
+    make(tmp_path, OneState, num_iterations=3, listeners=[CheckpointSaver()]).train()
+    assert json.loads(path.read_text())[0] == second and len(json.loads(path.read_text())) == 2
+    path.write_text("[")
+    with pytest.raises(UsageError, match="provenance.json is not a list of how the run came about .*; move it away"):
+        make(tmp_path, OneState, num_iterations=4, listeners=[CheckpointSaver()]).train()
+
+
+def test_times_and_rates_are_averages_since_the_last_summary(tmp_path, monkeypatch):
+    """Iterations take 1, 2, 3, ... seconds, of which all but half a second is collecting."""
+    recorder = Recorder()
+    options = {"env_kwargs": {"length": 1000}, "num_envs": 1, "num_iterations": 8, "summary_period": 32}
+    trainer = make(tmp_path, OneState, listeners=[recorder], **options)
+    clock = [0.0]
+    monkeypatch.setattr("alfish.training.trainer.time.perf_counter", lambda: clock[0])
+    unroll, train = trainer.unroller.unroll, trainer.learner.train
+
+    def slow_unroll(*arguments):
+        clock[0] += trainer.iterations + 0.5
+        return unroll(*arguments)
+
+    def slow_train(*arguments):
+        clock[0] += 0.5
+        return train(*arguments)
+
+    monkeypatch.setattr(trainer.unroller, "unroll", slow_unroll)
+    monkeypatch.setattr(trainer.learner, "train", slow_train)
+    trainer.train()
+    first, second = [report.scalars for report in recorder.reports if "time/train_ms" in report.scalars]
+    assert first["time/env_steps_per_second"] == pytest.approx(32 / (1 + 2 + 3 + 4))
+    assert second["time/env_steps_per_second"] == pytest.approx(32 / (5 + 6 + 7 + 8))
+    assert second["time/train_ms"] == pytest.approx(500) and second["time/unroll_ms"] == pytest.approx(6000)

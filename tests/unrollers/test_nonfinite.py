@@ -1,0 +1,54 @@
+"""Values that are not finite are found wherever they are, and large ones are none of them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from alfish import nest
+from alfish.compiler.numpy_program import quiet
+from alfish.data import TimeStep
+from alfish.errors import RunError
+from alfish.unrollers.nonfinite import check_finite, nonfinite_rows
+
+
+def rows(*shape):
+    """Zeros: a reward, and observations of which one is no float."""
+    zero, env_id = torch.zeros(shape), torch.arange(shape[-1]).expand(shape)
+    observation = {"a": torch.zeros(*shape, 2), "b": zero.clone(), "count": zero.int()}
+    return TimeStep(zero.int(), zero.clone(), zero.clone(), observation, None, env_id)
+
+
+def arrays(time_step):
+    return nest.map(torch.Tensor.numpy, time_step)
+
+
+@pytest.mark.parametrize("kind", [nest.detach, arrays])
+def test_values_that_cancel_out_are_found(kind):
+    unroll = rows(2, 3)
+    quiet(check_finite)(kind(unroll))
+    unroll.observation["a"][1, 2, 0], unroll.observation["b"][0, 1] = math.inf, -math.inf
+    with pytest.raises(RunError, match="environment 2 returned a observation a that is not finite in row 1"):
+        quiet(check_finite)(kind(unroll))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["reward", "a", "b"])
+def test_of_one_step_the_environments_are_told(where, value):
+    step = arrays(rows(4))
+    leaf = step.reward if where == "reward" else step.observation[where]
+    leaf[1] = leaf[3] = value
+    assert quiet(nonfinite_rows)(step).tolist() == [False, True, False, True]
+    step.discount[:] = np.nan  # is the adapters' own
+    leaf[:] = 0
+    assert nonfinite_rows(step) is None
+
+
+def test_in_one_step_too_values_may_cancel_out_and_sums_overflow():
+    step = arrays(rows(3))
+    step.reward[0], step.observation["b"][2] = np.inf, -np.inf
+    assert quiet(nonfinite_rows)(step).tolist() == [True, False, True]
+    step = arrays(rows(3))
+    step.observation["a"][:] = step.reward[:] = 3e38
+    assert quiet(nonfinite_rows)(step) is None

@@ -1,0 +1,117 @@
+"""Segments put together: every row in its environment's column, in order, and PAD rows at the ends alone."""
+
+import numpy as np
+import pytest
+import torch
+from scripted import FIRST, LAST, MID, PAD
+
+from alfish.data import Experience, TimeStep
+from alfish.unrollers.unroller import StepRecords
+from alfish.unrollers.workers.segments import in_columns, one_after_another, records_in_columns, side_by_side
+
+
+def part(columns, first_env_id=0, version=0):
+    """Columns of (step type, number) rows; every other leaf repeats the number."""
+    step_type, number = torch.tensor(columns).permute(2, 1, 0)
+    number = number.float()
+    env_id = torch.arange(first_env_id, first_env_id + len(columns), dtype=torch.int32).expand(number.shape)
+    observation = {"flat": number, "deep": (torch.stack([number, -number], -1),)}
+    step = TimeStep(step_type.int(), number, number / 100, observation, number.long(), env_id)
+    versions = torch.full((len(columns),), version)
+    return Experience(step, number.long(), None, number[0] + 0.5, versions, (number[0] + 0.25,))
+
+
+def numbers(experience):
+    """Columns of (step type, number), after a look at the other leaves: all tell the same number."""
+    step, number = experience.time_step, experience.time_step.reward
+    real = step.step_type != PAD
+    for leaf in (step.observation["flat"], step.observation["deep"][0][..., 0], -step.observation["deep"][0][..., 1]):
+        assert torch.equal(leaf, number)
+    assert torch.equal(step.discount, number / 100) and torch.equal(step.prev_action, number.long())
+    assert torch.equal(experience.action, number.long()) and experience.info is None
+    assert (step.env_id == step.env_id[0])[real].all()
+    return [list(zip(*column)) for column in zip(step.step_type.T.tolist(), number.long().T.tolist())]
+
+
+TWO = [[(FIRST, 1), (MID, 2)], [(MID, 11), (LAST, 12)]]
+NEXT = [[(MID, 3), (LAST, 4)], [(FIRST, 13), (MID, 14)]]
+
+
+def test_parts_side_by_side_keep_their_columns_versions_and_states():
+    joined = side_by_side([part(TWO, version=3), part(NEXT, first_env_id=2, version=5)])
+    assert numbers(joined) == TWO + NEXT
+    assert joined.time_step.env_id[0].tolist() == [0, 1, 2, 3]
+    assert joined.policy_version.tolist() == [3, 3, 5, 5]
+    assert joined.state.tolist() == [1.5, 11.5, 3.5, 13.5]
+    assert joined.transform_state[0].tolist() == [1.25, 11.25, 3.25, 13.25]
+
+
+def test_a_part_that_is_alone_is_not_copied():
+    alone = part(TWO)
+    assert side_by_side([alone]) is alone
+
+
+def test_parts_one_after_another_begin_with_the_first_ones_state():
+    parts = [part(TWO, version=3), part(NEXT, version=5)]
+    joined = one_after_another(parts)
+    assert numbers(joined) == [TWO[0] + NEXT[0], TWO[1] + NEXT[1]]
+    assert joined.policy_version.tolist() == [3, 3] and joined.state.tolist() == [1.5, 11.5]
+    one_after_another(parts[:1]).state.zero_()
+    one_after_another(parts[:1]).time_step.reward.zero_()
+    assert parts[0].state.tolist() == [1.5, 11.5] and parts[0].time_step.reward[0].tolist() == [1, 11]  # a copy
+
+
+def test_pad_rows_within_a_column_move_to_its_end():
+    ragged = [[(FIRST, 1), (LAST, 2), (FIRST, 3)], [(MID, 11), (PAD, 0), (PAD, 0)]]
+    more = [[(MID, 4), (PAD, 0), (PAD, 0)], [(MID, 12), (LAST, 13), (PAD, 0)]]
+    joined = one_after_another([part(ragged), part(more)])
+    assert numbers(joined) == [
+        [(FIRST, 1), (LAST, 2), (FIRST, 3), (MID, 4)],
+        [(MID, 11), (MID, 12), (LAST, 13), (PAD, 0)],
+    ]
+
+
+def test_each_environment_has_its_column_however_much_its_worker_gave():
+    given = [part(TWO, first_env_id=2, version=7), part(NEXT, first_env_id=2, version=8)]
+    joined = in_columns([[], given, [part(TWO, first_env_id=4)]])
+    pad = [(PAD, 0)] * 2
+    assert numbers(joined) == [pad + pad, pad + pad, TWO[0] + NEXT[0], TWO[1] + NEXT[1], TWO[0] + pad, TWO[1] + pad]
+    assert joined.policy_version.tolist() == [-1, -1, 7, 7, 0, 0]
+    assert joined.state.tolist() == [0, 0, 1.5, 11.5, 1.5, 11.5]
+    assert joined.time_step.env_id[0, 2:].tolist() == [2, 3, 4, 5]
+
+
+def arrived(step_type, infos=(), num_rewards=None):
+    step_type = np.array(step_type, np.int32)
+    shape = step_type.shape if num_rewards is None else (*step_type.shape, num_rewards)
+    return StepRecords(step_type, np.full(shape, len(step_type), np.float32), list(infos))
+
+
+@pytest.mark.parametrize("num_rewards", [None, 2])
+def test_arrivals_stand_in_their_environments_columns(num_rewards):
+    parts = [
+        [arrived([[FIRST, FIRST]], num_rewards=num_rewards), arrived([[MID, LAST]] * 2, num_rewards=num_rewards)],
+        [],
+        [arrived([[LAST, MID]] * 2, num_rewards=num_rewards)],
+    ]
+    step_type, reward, infos, *_ = records_in_columns(parts)
+    assert step_type.tolist() == [
+        [FIRST, FIRST, PAD, PAD, LAST, MID],
+        [MID, LAST, PAD, PAD, LAST, MID],
+        [MID, LAST, PAD, PAD, PAD, PAD],
+    ]
+    assert reward.shape == (3, 6, *([] if num_rewards is None else [num_rewards])) and infos == []
+    entry = reward if num_rewards is None else reward[..., 1]
+    assert entry.tolist() == [[1, 1, 0, 0, 2, 2], [2, 2, 0, 0, 2, 2], [2, 2, 0, 0, 0, 0]]
+    assert step_type.dtype == np.int32 and reward.dtype == np.float32
+
+
+def test_infos_are_of_all_environments_with_a_mask_for_each_key():
+    told = {"count": np.array([3, 4]), "_count": np.array([True, False]), "deep": {"twice": np.array([5.0, 6.0])}}
+    telling = arrived([[MID, MID]], [(0, told | {"text": "no array"})])
+    ((t, info),) = records_in_columns([[arrived([[MID, MID]])], [arrived([[MID, MID]] * 2), telling]]).infos
+    assert t == 2
+    assert info["count"].tolist() == [0, 0, 3, 4] and info["_count"].tolist() == [False, False, True, False]
+    assert info["deep"]["twice"].tolist() == [0, 0, 5, 6]
+    assert info["deep"]["_twice"].tolist() == [False, False, True, True]
+    assert "text" not in info
