@@ -31,7 +31,7 @@ from alfish.training.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
 from alfish.unrollers.workers.heartbeat import Heartbeat
-from alfish.unrollers.workers.messages import Died, Seconds, Segment
+from alfish.unrollers.workers.messages import Died, Plan, Seconds, Segment, Stepping
 
 QUICK = functools.partial(Workers, close_timeout=2.0)
 # For tests of workers that end by themselves, which a busy machine delays.
@@ -299,7 +299,7 @@ def test_only_the_columns_of_segments_that_are_too_old_are_masked(made):
 
 def test_in_lockstep_segments_are_in_the_order_of_workers(made):
     unroller = made(num_workers=2, mode="lockstep")
-    unroller._ready.extend(filled(worker_index, 2 * worker_index, version=0) for worker_index in (1, 0))
+    unroller._ledger.ready.extend(filled(worker_index, 2 * worker_index, version=0) for worker_index in (1, 0))
     assert [segment.worker_index for segment in unroller._take()] == [0, 1]
 
 
@@ -509,28 +509,6 @@ def test_a_worker_that_is_killed_is_replaced_and_no_row_is_doubled(made, mode):
     assert any("SIGKILL" in text for text in LOG)
 
 
-def test_of_a_dead_workers_slots_those_that_it_filled_stay_taken(made):
-    unroller = made(algorithm=SeeingOffPolicy, num_workers=2, slots=4)
-    unroller._free[0] = [3]
-    unroller._ready.append(filled(0, 2, version=0))
-    unroller._in_use.append(filled(0, 1, version=0))
-    unroller._hear(unroller._workers.all[0], Died())
-    assert unroller._free == [[0, 3], [4, 5, 6, 7]]
-
-
-def test_a_segment_that_was_lost_or_doubled_is_no_segment(made):
-    unroller = made(algorithm=SeeingOffPolicy, num_workers=2, slots=4)
-    worker = unroller._workers.all[0]
-    unroller._hear(worker, filled(0, 2, version=0))
-    for sequence in (0, 2):
-        with pytest.raises(AssertionError, match="a segment was lost or doubled"):
-            unroller._hear(worker, filled(0, 1, version=0)._replace(sequence=sequence))
-    unroller._hear(worker, filled(0, 1, version=0)._replace(sequence=1))
-    unroller._hear(worker, Died())
-    unroller._hear(worker, filled(0, 3, version=0))  # the first of its successor
-    assert [segment.slot for segment in unroller._ready] == [2, 1, 3]
-
-
 def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
     unroller = unroller_of(algorithm=SeeingOffPolicy, unroll_length=5)
     ring = RingBuffer(400, 2)
@@ -538,7 +516,7 @@ def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
         ring.push(unroller.unroll()._replace(info=None))
         os.kill(processes(unroller)[0].pid, signal.SIGKILL)
         began = time.monotonic()
-        while unroller.stats()["restarts"] < 1 or unroller._ready:
+        while unroller.stats()["restarts"] < 1 or unroller._ledger.ready:
             ring.push(unroller.unroll()._replace(info=None))
             assert time.monotonic() - began < 60
         ring.push(unroller.unroll()._replace(info=None))
@@ -991,22 +969,14 @@ def test_gin_reaches_workers_scopes_included(made, tmp_path):
     assert step.step_type[:, 0].tolist() == [FIRST, MID, LAST, FIRST, MID, LAST, FIRST]
 
 
-def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generations(made):
-    unroller = made(num_workers=3)
-    seeds = set()
-    unroller._start()
-    for generation in range(3):
-        for worker in unroller._workers.all:
-            worker.generation = generation
-            seeds.add(unroller._setup(worker, None).seed)
-    for seed in (1, 2):
-        other = made(num_workers=3, seed=seed)
-        for name in ("_slots", "_num_slots", "_board", "_modules", "_forms"):
-            setattr(other, name, getattr(unroller, name))
-        for worker in other._workers.all:
-            worker.generation = 0
-            seeds.add(other._setup(worker, None).seed)
-    assert len(seeds) == 9 + 6
+def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generations():
+    plan = Plan(3, 4, 6, Stepping(None, 0, 0.0, True, 0, False), None, 8, 0, 0, b"", [], ())
+    setups = [plan.setup(index, generation) for generation in range(3) for index in range(3)]
+    setups += [plan._replace(seed=seed).setup(index, 0) for seed in (1, 2) for index in range(3)]
+    assert len({setup.seed for setup in setups}) == len(setups) == 9 + 6
+    assert [setup.first_env_id for setup in setups] == [0, 4, 8] * 5
+    resumed = plan._replace(first_generation=1).setup(2, 1)  # goes on counting
+    assert resumed.seed == plan.setup(2, 2).seed
 
 
 def test_a_resumed_run_begins_with_other_seeds(made):
@@ -1098,9 +1068,7 @@ def test_first_episodes_can_be_staggered(made):
     types = unroller.unroll().time_step.step_type[:48]  # a slow machine may have more segments ready
     ends = [(types[:, b] == LAST).nonzero().flatten().tolist() for b in range(4)]
     assert ends == [[], [10], [20], [30]]
-    (worker,) = unroller._workers.all
-    worker.generation = 1  # the others' ends are spread already
-    assert unroller._setup(worker, None).starts == [0] * 4
+    assert unroller._workers._plan.setup(0, generation=1).starts == [0] * 4  # the others' ends are spread already
 
 
 def test_worker_step_interval_holds_steps_back(made):

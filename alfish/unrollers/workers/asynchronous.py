@@ -5,15 +5,14 @@ that it shares with the trainer. The trainer grants slots and consumes what is r
 bounds both memory and how old rows can be. Slots change hands by messages alone: free, granted, told of, in use.
 """
 
+import functools
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import gin
-import numpy as np
 import torch
 
 from alfish import nest
@@ -25,12 +24,22 @@ from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, Ran
 from alfish.transforms import Transforms
 from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Unroller
-from alfish.unrollers.workers.messages import Died, EnvironmentReplaced, FromWorker, Grant, Segment, Setup, Started
+from alfish.unrollers.workers.messages import (
+    Died,
+    EnvironmentReplaced,
+    FromWorker,
+    Grant,
+    Plan,
+    Segment,
+    Started,
+    Stepping,
+)
 from alfish.unrollers.workers.pickling import EnvironmentMaker, to_bytes
 from alfish.unrollers.workers.pool import LOOK_SECONDS, Worker, Workers
 from alfish.unrollers.workers.segments import in_columns, records_in_columns, side_by_side
-from alfish.unrollers.workers.shared_memory import SharedWeights, state_tensors
-from alfish.unrollers.workers.slots import Slots, example_records, example_row, slot_forms
+from alfish.unrollers.workers.shared_memory import state_tensors
+from alfish.unrollers.workers.slot_ledger import SlotLedger
+from alfish.unrollers.workers.slots import example_records, example_row, slot_forms
 from alfish.unrollers.workers.stats import Stats
 
 OFF_POLICY_LENGTH = 8  # rows of a segment, where nothing asks for more
@@ -95,56 +104,55 @@ class AsyncUnroller(Unroller):
         workers: Callable[[int], Workers] = Workers,
     ):
         super().__init__(environment, algorithm, transforms)
-        if algorithm.on_policy and not algorithm.handles_stale_policies:
+        self._workers, self._ledger = workers(num_workers), SlotLedger(num_workers, slots)
+        self._lockstep, self._length = mode == "lockstep", unroll_length or 0  # 0: `bind` tells
+        self._check_settings(segments_per_unroll, overwrite_policy_output)
+        num_envs = envs_per_worker or environment.num_envs
+        self.num_envs = num_workers * num_envs
+        self.num_columns = num_envs * (segments_per_unroll or num_workers) if algorithm.on_policy else self.num_envs
+        self._max_length, self._max_lag = max_unroll_length, max_policy_lag
+        self._update_period, self._max_env_errors = parameter_update_period, max_env_errors
+        self.num_env_errors = self._first_generation = 0
+        self._running = self._closed = self._at_random = False
+        self._stats = Stats()
+        tolerates = max_env_errors is not None
+        stepping = envs_per_worker, stagger, worker_step_interval, tolerates, numpy_policy, overwrite_policy_output
+        self._plan: Callable[..., Plan] = functools.partial(
+            Plan, num_workers, num_envs, num_workers * slots, Stepping(*stepping)
+        )
+
+    def _check_settings(self, segments_per_unroll: int | None, overwrite_policy_output: bool) -> None:
+        name, num_workers, slots = type(self._algorithm).__name__, len(self._workers.all), self._ledger.slots
+        if self._algorithm.on_policy and not self._algorithm.handles_stale_policies:
             raise UsageError(
-                f"{type(algorithm).__name__} is on-policy and does not correct for rows of an older policy, which "
-                "AsyncUnroller brings; train with APPO, or bind Trainer.unroller = @SyncUnroller"
+                f"{name} is on-policy and does not correct for rows of an older policy, which AsyncUnroller brings; "
+                "train with APPO, or bind Trainer.unroller = @SyncUnroller"
             )
         if overwrite_policy_output:
-            refuse_on_policy(algorithm)
-        self._lockstep, self._on_policy = mode == "lockstep", algorithm.on_policy
+            refuse_on_policy(self._algorithm)
         if self._lockstep and segments_per_unroll not in (None, num_workers):
             raise UsageError("AsyncUnroller.segments_per_unroll is for mode 'free'; in lockstep each worker gives one")
-        self._segments_per_unroll = segments_per_unroll or num_workers
-        if self._on_policy and self._segments_per_unroll > num_workers * slots:
+        if self._algorithm.on_policy and (segments_per_unroll or num_workers) > num_workers * slots:
             raise UsageError(
                 f"AsyncUnroller.segments_per_unroll is {segments_per_unroll}, and {num_workers} workers of {slots} "
                 f"slots have {num_workers * slots} at most; raise AsyncUnroller.slots"
             )
-        self._num_workers, self._workers = num_workers, workers(num_workers)
         if self._workers.shrinks and self._lockstep:
             raise UsageError(
                 "Workers.on_failure = 'shrink' takes AsyncUnroller.mode = 'free': lockstep waits for each worker"
             )
-        self._given_envs, self._envs_per_worker = envs_per_worker, envs_per_worker or environment.num_envs
-        self.num_envs = num_workers * self._envs_per_worker
-        self.num_columns = self._segments_per_unroll * self._envs_per_worker if self._on_policy else self.num_envs
-        self._given_length = unroll_length
-        self._max_length, self._max_lag = max_unroll_length, max_policy_lag
-        self._update_period, self._interval, self._stagger = parameter_update_period, worker_step_interval, stagger
-        self._max_env_errors, self._numpy_after = max_env_errors, numpy_policy
-        self._overwrites, self._keeps_infos = overwrite_policy_output, True
-        self._first_generation = 0
-        self._running = self._closed = False
-        self._at_random = False
-        self._slots_of = [list(range(i * slots, (i + 1) * slots)) for i in range(num_workers)]  # by worker index
-        self._free = [list(own) for own in self._slots_of]
-        self._ready: list[Segment] = []
-        self._in_use: list[Segment] = []
-        self._next_sequence = [0] * num_workers  # `Segment.sequence` that is to come from each worker
-        self.num_env_errors = 0
-        self._stats = Stats()
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
-        self._maker, self._seed = EnvironmentMaker(make_environment), seed
-        at_least = 1 if self._on_policy else OFF_POLICY_LENGTH
-        self._length = self._given_length or max(at_least, math.ceil(unroll_length))
+        at_least = 1 if self._algorithm.on_policy else OFF_POLICY_LENGTH
+        self._length = self._length or max(at_least, math.ceil(unroll_length))
         self.unroll_length = unroll_length or self._length
-        if self._on_policy and self._length != unroll_length:
+        if self._algorithm.on_policy and self._length != unroll_length:
             raise UsageError(
                 f"AsyncUnroller.unroll_length is {self._length} and Trainer.unroll_length {unroll_length}; on-policy "
                 "they are the same: bind Trainer.unroll_length alone"
             )
+        maker = EnvironmentMaker(make_environment)
+        self._plan = functools.partial(self._plan, make_environment=maker, length=self._length, seed=seed)
 
     @torch.no_grad()
     def unroll(self, length: int = 0, at_random: bool = False) -> Experience:
@@ -165,28 +173,27 @@ class AsyncUnroller(Unroller):
             self._start()
         self._at_random = at_random
         began = time.perf_counter()
-        self._release(self._in_use)
+        self._ledger.release()
         self._grant()
         self._wait_for_enough()
         self._stats.waited(time.perf_counter() - began)
         taken = self._take()
         self._stats.delivered([self.policy_version - segment.version for segment in taken])
         experience = self._join(taken)
-        if self._on_policy:
+        if self._algorithm.on_policy:  # in use until the next unroll, so that no worker gets further ahead than it may
             self._mask_old(experience, taken)
-            self._in_use = taken  # until the next unroll, so that no worker gets further ahead than it may
         else:
-            self._release(taken)
+            self._ledger.release()
         self._grant()
         return experience
 
     def publish(self) -> None:
         super().publish()
         if self._running and self.policy_version % self._update_period == 0:
-            self._board.publish(self.policy_version)
+            self._workers.publish(self.policy_version)
 
     def ignore_infos(self) -> None:
-        self._keeps_infos = False
+        self._plan = functools.partial(self._plan, keeps_infos=False)
 
     def stats(self) -> dict[str, float]:
         """Lags, waits, times, and what went wrong; times are shares of all that workers, or the trainer, did."""
@@ -210,100 +217,68 @@ class AsyncUnroller(Unroller):
         if not self._running:
             self.environment.close()
 
-    # Starting.
-
     def _start(self) -> None:
         self._running = True
         self._workers.log = self.log
-        ragged = self.environment.ragged
+        ragged, on_policy = self.environment.ragged, self._algorithm.on_policy
         self.environment.close()
         example = example_row(self.environment, self._algorithm, self._transforms, self._envs_per_worker)
-        num_rows = self._length + (1 if self._on_policy or ragged else 0)
+        num_rows = self._length + (1 if on_policy or ragged else 0)
         records = example_records(example, self.shown)
         num_arrivals = 2 * self._length + 3 if ragged else self._length + 1
-        self._forms = slot_forms(example, records, num_rows, num_arrivals)
-        self._num_slots = sum(map(len, self._slots_of))
-        self._slots = Slots(self._forms, self._num_slots, nest.flatten((example, records))[1])
-        self._board = SharedWeights(state_tensors(self._algorithm, self._transforms))
-        self._board.publish(self.policy_version)
-        self._modules = to_bytes((self._algorithm, self._transforms), type(self._algorithm).__name__)
-        header, board = self._board.fds
-        self._workers.start(self._setup, {"board_header": header, "board": board, "slots": self._slots.fd})
-
-    def _setup(self, worker: Worker, cpu: int | None) -> Setup:
-        first = worker.index * self._envs_per_worker
-        columns = range(first, first + self._envs_per_worker)
-        # Neither the trainer's seed, nor that of another worker, or of an earlier generation.
-        key = (1, worker.index, self._first_generation + worker.generation)
-        return Setup(
-            worker_index=worker.index,
-            make_environment=self._maker,
-            num_envs=self._given_envs,
-            seed=int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0] >> 1),
-            first_env_id=first,
-            starts=[0 if worker.generation else self._stagger * column // self.num_envs for column in columns],
-            modules=self._modules,
-            forms=self._forms,
-            num_slots=self._num_slots,
-            length=self._length,
-            step_interval=self._interval,
-            numpy_policy=self._numpy_after,
-            overwrites=self._overwrites,
-            keeps_infos=self._keeps_infos,
+        plan = self._plan(
+            first_generation=self._first_generation,
+            modules=to_bytes((self._algorithm, self._transforms), type(self._algorithm).__name__),
+            forms=slot_forms(example, records, num_rows, num_arrivals),
             shown=self.shown,
-            tolerates_errors=self._max_env_errors is not None,
-            cpu=cpu,
         )
+        structure = nest.flatten((example, records))[1]
+        weights = state_tensors(self._algorithm, self._transforms)
+        self._workers.start(plan, structure, weights, self.policy_version)
 
-    # Slots.
+    # Segments.
+
+    @property
+    def _envs_per_worker(self) -> int:
+        return self.num_envs // len(self._workers.all)
+
+    @property
+    def _num_needed(self) -> int:
+        """Segments that an unroll waits for."""
+        if self._lockstep or self._algorithm.on_policy:
+            return self.num_columns // self._envs_per_worker
+        return 1
 
     def _grant(self) -> None:
         """Gives workers what they may fill now: all free slots, in lockstep one each."""
+        publication = self._workers.newest if self._lockstep else None
         for worker in self._workers.all:
-            free, num_slots = self._free[worker.index], len(self._slots_of[worker.index])
-            in_use = sum(segment.worker_index == worker.index for segment in self._in_use)
-            while worker.started and worker.alive and free:
-                if self._lockstep and len(free) + in_use < num_slots:
+            while (slot := self._ledger.next_free(worker.index)) is not None:
+                if self._lockstep and not self._ledger.is_idle(worker.index):
                     break  # it has a slot to fill, or has filled one that nobody has taken yet
-                publication = self._board.newest if self._lockstep else None
-                try:
-                    worker.grant(Grant(free[-1], self._at_random, publication))
-                except OSError:  # it has died, and the next wait will say so
+                if not self._workers.grant(worker, Grant(slot, self._at_random, publication)):
                     break
-                free.pop()
-
-    def _release(self, segments: list[Segment]) -> None:
-        for segment in segments:
-            self._free[segment.worker_index].append(segment.slot)
-        self._in_use = []
+                self._ledger.grant(worker.index)
 
     def _take(self) -> list[Segment]:
         """The segments of this unroll, out of those that are ready."""
-        ready, self._ready = self._ready, []
         if self._lockstep:
-            return sorted(ready, key=lambda segment: segment.worker_index)
-        if self._on_policy:
-            self._ready = ready[self._segments_per_unroll :]
-            return ready[: self._segments_per_unroll]
+            return sorted(self._ledger.take(), key=lambda segment: segment.worker_index)
+        if self._algorithm.on_policy:
+            return self._ledger.take(most=self._num_needed)
         # A policy's memory is stored at row 0 of an experience, so there every segment is one of its own.
         most = 1 if self._algorithm.has_state else max(1, (self._max_length or sys.maxsize) // self._length)
-        taken: list[Segment] = []
-        num_taken = Counter[int]()
-        for segment in ready:
-            is_taken = num_taken[segment.worker_index] < most
-            num_taken[segment.worker_index] += is_taken
-            (taken if is_taken else self._ready).append(segment)
-        return taken
+        return self._ledger.take(most_of_each=most)
 
     def _join(self, segments: list[Segment]) -> Experience:
         """The experience that segments make together; what arrived in them becomes `records`."""
-        parts = [self._slots.read(segment) for segment in segments]
+        parts = [self._workers.read(segment) for segment in segments]
         by_worker = [
-            [part for segment, part in zip(segments, parts) if segment.worker_index == worker_index]
-            for worker_index in range(self._num_workers)
+            [part for segment, part in zip(segments, parts) if segment.worker_index == worker.index]
+            for worker in self._workers.all
         ]
         self.records = records_in_columns([[records for _, records in own] for own in by_worker])
-        if self._on_policy:
+        if self._algorithm.on_policy:
             return side_by_side([experience for experience, _ in parts])
         return in_columns([[experience for experience, _ in own] for own in by_worker])
 
@@ -315,33 +290,26 @@ class AsyncUnroller(Unroller):
                 experience.time_step.step_type[:, i * num_envs : (i + 1) * num_envs] = StepType.PAD
                 self._stats.masked(self._length * num_envs)
 
-    # Hearing workers.
+    # Messages.
 
     def _wait_for_enough(self) -> None:
         began = warned = time.monotonic()
-        while not self._has_enough():
+        while len(self._ledger.ready) < self._num_needed:
             self.check_signals()
             for worker, message in self._workers.wait(LOOK_SECONDS):
-                self._hear(worker, message)
+                self._receive(worker, message)
             self._grant()
             if time.monotonic() - warned > WARN_SECONDS:
                 warned = time.monotonic()
                 self.log(f"Waiting for rows for {warned - began:.0f} s: {self._workers.activities()}")
         # What else has come is taken in, so that nothing is older than it needs to be.
         for worker, message in self._workers.wait(0):
-            self._hear(worker, message)
+            self._receive(worker, message)
 
-    def _has_enough(self) -> bool:
-        if self._lockstep:
-            return len(self._ready) == self._num_workers
-        return len(self._ready) >= (self._segments_per_unroll if self._on_policy else 1)
-
-    def _hear(self, worker: Worker, message: FromWorker) -> None:
+    def _receive(self, worker: Worker, message: FromWorker) -> None:
         if isinstance(message, Segment):
-            assert message.sequence == self._next_sequence[worker.index], "a segment was lost or doubled"
-            self._next_sequence[worker.index] += 1
+            self._ledger.fill(message)
             self._stats.filled(message.seconds)
-            self._ready.append(message)
         elif isinstance(message, EnvironmentReplaced):
             self._count_error(message)
         elif isinstance(message, Started):
@@ -352,7 +320,14 @@ class AsyncUnroller(Unroller):
                     "(AsyncUnroller.envs_per_worker)"
                 )
         elif isinstance(message, Died):
-            self._on_death(worker)
+            self._ledger.on_death(worker.index)
+            num_left, slots = self._workers.num_left, self._ledger.slots
+            if self._algorithm.on_policy and num_left * slots < self._num_needed:
+                raise RunError(
+                    f"{num_left} workers of {slots} slots are left, and an iteration takes "
+                    f"AsyncUnroller.segments_per_unroll = {self._num_needed} segments; lower that, or raise "
+                    "AsyncUnroller.slots"
+                )
 
     def _count_error(self, error: EnvironmentReplaced) -> None:
         self.num_env_errors += 1
@@ -363,16 +338,3 @@ class AsyncUnroller(Unroller):
                 f"than AsyncUnroller.max_env_errors = {self._max_env_errors}:\n{error.traceback.rstrip()}"
             )
         self.log(f"environment {error.env_id} failed, and is built anew:\n{error.traceback.rstrip()}")
-
-    def _on_death(self, worker: Worker) -> None:
-        """Takes back the slots that a dead worker has not filled."""
-        kept = {segment.slot for segment in (*self._ready, *self._in_use)}
-        self._free[worker.index] = [slot for slot in self._slots_of[worker.index] if slot not in kept]
-        self._next_sequence[worker.index] = 0
-        num_left, slots = self._workers.num_left, len(self._slots_of[worker.index])
-        if self._on_policy and num_left * slots < self._segments_per_unroll:
-            raise RunError(
-                f"{num_left} workers of {slots} slots are left, and an iteration takes "
-                f"AsyncUnroller.segments_per_unroll = {self._segments_per_unroll} segments; lower that, or raise "
-                "AsyncUnroller.slots"
-            )

@@ -2,28 +2,69 @@
 
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from alfish.unrollers.workers.pickling import EnvironmentMaker
+
+
+class Stepping(NamedTuple):
+    """How workers step their environments; see the arguments of `AsyncUnroller`."""
+
+    num_envs: int | None  # asked of the environment factory; None: as many as it makes
+    stagger: int
+    step_interval: float  # seconds
+    tolerates_errors: bool
+    numpy_policy: int | None
+    overwrites: bool
+
+
+class Plan(NamedTuple):
+    """What the trainer tells all of its workers. It pickles, and no bit depends on where a worker runs."""
+
+    num_workers: int
+    envs_per_worker: int
+    num_slots: int  # of all workers
+    stepping: Stepping
+    make_environment: EnvironmentMaker
+    length: int  # rows a segment
+    seed: int  # of the run
+    first_generation: int  # added to a worker's own
+    modules: bytes  # the algorithm and the transforms
+    forms: list  # shape and dtype of each leaf of a segment
+    shown: tuple[str, ...]  # see `Unroller`
+    keeps_infos: bool = True
+
+    def setup(self, worker_index: int, generation: int, cpu: int | None = None) -> "Setup":
+        """Returns what one worker is told when it starts.
+
+        Args:
+          worker_index: index of the worker in the run.
+          generation: number of times that it was started before.
+          cpu: processor core to run on; None: any.
+        """
+        first = worker_index * self.envs_per_worker
+        columns = range(first, first + self.envs_per_worker)
+        num_columns = self.envs_per_worker * self.num_workers
+        # Neither the trainer's seed, nor that of another worker, or of an earlier generation.
+        key = (1, worker_index, self.first_generation + generation)
+        return Setup(
+            plan=self,
+            worker_index=worker_index,
+            seed=int(np.random.SeedSequence(self.seed, spawn_key=key).generate_state(1)[0] >> 1),
+            first_env_id=first,
+            starts=[0 if generation else self.stepping.stagger * column // num_columns for column in columns],
+            cpu=cpu,
+        )
 
 
 class Setup(NamedTuple):
     """What a worker is told when it starts."""
 
+    plan: Plan
     worker_index: int
-    make_environment: EnvironmentMaker
-    num_envs: int | None  # None: as many as the factory makes
     seed: int
     first_env_id: int
     starts: list[int]  # vector steps after which each environment's first episode is broken off; 0: never
-    modules: bytes  # the algorithm and the transforms
-    forms: list  # shape and dtype of each leaf of a segment
-    num_slots: int  # of all workers
-    length: int  # rows a segment
-    step_interval: float  # seconds
-    numpy_policy: int | None
-    overwrites: bool
-    keeps_infos: bool
-    shown: tuple[str, ...]  # see `Unroller`
-    tolerates_errors: bool
     cpu: int | None
 
 

@@ -8,13 +8,16 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import gin
+import torch
 from absl import logging
 
+from alfish.data import Experience
 from alfish.errors import RunError, UsageError
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
+from alfish.unrollers.unroller import StepRecords
 from alfish.unrollers.workers.channel import Channel
 from alfish.unrollers.workers.heartbeat import DUMP_SIGNAL, HEARTBEAT_BYTES, Heartbeat
 from alfish.unrollers.workers.messages import (
@@ -23,6 +26,7 @@ from alfish.unrollers.workers.messages import (
     Failed,
     FromWorker,
     Grant,
+    Plan,
     Refused,
     Segment,
     Setup,
@@ -30,7 +34,8 @@ from alfish.unrollers.workers.messages import (
 )
 from alfish.unrollers.workers.pickling import to_bytes
 from alfish.unrollers.workers.server import SERVER
-from alfish.unrollers.workers.shared_memory import SharedMemory
+from alfish.unrollers.workers.shared_memory import SharedMemory, SharedWeights
+from alfish.unrollers.workers.slots import Slots
 
 STACK_BYTES = 1 << 16
 LOOK_SECONDS = 0.5  # between two looks at what workers are doing
@@ -168,7 +173,9 @@ class Workers:
         self.num_restarts = 0
         self._looked = 0.0
         self._selector = selectors.DefaultSelector()
-        self._make_setup: Callable[[Worker, int | None], Setup]
+        self._plan: Plan
+        self._slots: Slots
+        self._board: SharedWeights
         self.log: Callable[[str], None] = logging.warning
 
     @property
@@ -176,16 +183,43 @@ class Workers:
         """How many workers run, or are to be started again."""
         return sum(worker.alive or worker.retry_at > 0 for worker in self.all)
 
-    def start(self, make_setup: Callable[[Worker, int | None], Setup], fds: dict[str, int]) -> None:
-        """Starts all of them.
+    @property
+    def newest(self) -> int:
+        """Number of the newest publication of weights."""
+        return self._board.newest
+
+    def start(self, plan: Plan, structure: Any, tensors: Sequence[torch.Tensor], version: int) -> None:
+        """Starts all workers.
 
         Args:
-          make_setup: takes a worker, and the core to run on.
-          fds: by their names, descriptors of the memories that a worker shares with the trainer.
+          plan: of the run.
+          structure: of a segment, see `Slots`.
+          tensors: weights, whose values `publish` tells the workers.
+          version: of these values, see `publish`.
         """
-        self._make_setup, self._fds = make_setup, fds
+        self._plan, self._slots = plan, Slots(plan.forms, plan.num_slots, structure)
+        self._board = SharedWeights(tensors)
+        self.publish(version)
         for worker in self.all:
             self._spawn(worker)
+
+    def publish(self, version: int) -> None:
+        """Tells workers the present values of the weights; `version` comes back in `Segment.version`."""
+        self._board.publish(version)
+
+    def grant(self, worker: Worker, fill: Grant) -> bool:
+        """Gives a worker a slot to fill; returns whether the worker is there to take it."""
+        if not (worker.started and worker.alive):
+            return False
+        try:
+            worker.grant(fill)
+        except OSError:  # it has died, and the next wait will say so
+            return False
+        return True
+
+    def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
+        """Returns the rows of a segment and what arrived: views, until its slot is granted again."""
+        return self._slots.read(segment)
 
     def wait(self, timeout: float) -> Iterator[tuple[Worker, FromWorker]]:
         """Messages of the workers, once there are any, or once `timeout` seconds are over.
@@ -237,10 +271,17 @@ class Workers:
             self._selector.close()
 
     def _spawn(self, worker: Worker) -> None:
-        fds = self._fds | {"pulses": self.pulses.fd, "stacks": self._stacks[worker.index].fd}
+        header, board = self._board.fds
+        fds = {
+            "pulses": self.pulses.fd,
+            "stacks": self._stacks[worker.index].fd,
+            "board_header": header,
+            "board": board,
+            "slots": self._slots.fd,
+        }
         cpu = None if self._cpus is None else self._cpus[worker.index % len(self._cpus)]
         worker.generation += 1
-        worker.spawn(self._make_setup(worker, cpu), fds)
+        worker.spawn(self._plan.setup(worker.index, worker.generation, cpu), fds)
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _hear(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:

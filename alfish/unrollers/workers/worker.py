@@ -183,14 +183,15 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     random.seed(setup.seed)
     np.random.seed(setup.seed % 2**32)
     torch.manual_seed(setup.seed)
-    algorithm, transforms = from_bytes(setup.modules)
+    plan, stepping = setup.plan, setup.plan.stepping
+    algorithm, transforms = from_bytes(plan.modules)
     algorithm.train(False)
-    make_environment = setup.make_environment()
-    arguments: dict[str, Any] = {} if setup.num_envs is None else {"num_envs": setup.num_envs}
+    make_environment = plan.make_environment()
+    arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
     environment: Environment = make_environment(seed=setup.seed, **arguments)
     environments.callback(_close, environment)
     environment.env_id.add_(setup.first_env_id)
-    if not setup.keeps_infos:
+    if not plan.keeps_infos:
         environment.ignore_infos()
 
     def tolerate(env_id: int, text: str) -> None:
@@ -200,19 +201,19 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
         environment,
         algorithm,
         transforms,
-        setup.numpy_policy,
-        setup.overwrites,
+        stepping.numpy_policy,
+        stepping.overwrites,
         heartbeat=heartbeat,
-        step_interval=setup.step_interval,
-        tolerate=tolerate if setup.tolerates_errors else None,
+        step_interval=stepping.step_interval,
+        tolerate=tolerate if stepping.tolerates_errors else None,
         starts=setup.starts,
     )
-    unroller.shown = setup.shown
+    unroller.shown = plan.shown
     board = SharedWeights(state_tensors(algorithm, transforms), fds["board_header"], fds["board"])
     board.read()  # a curriculum resets by how far training is
     unroller.start()  # the first reset: an error in it is raised in the trainer
     channel.send(Started(environment.num_envs))
-    slots = Slots(setup.forms, setup.num_slots, fd=fds["slots"])
+    slots = Slots(plan.forms, plan.num_slots, fd=fds["slots"])
     _fill_segments(setup, channel, heartbeat, board, slots, unroller)
 
 
@@ -227,14 +228,14 @@ def _fill_segments(
         began = time.perf_counter()
         version = board.read(fill.publication)
         unroller.env_seconds = 0.0
-        experience = unroller.unroll(setup.length, fill.at_random)
+        experience = unroller.unroll(setup.plan.length, fill.at_random)
         records = unroller.records
         assert records is not None
         unrolled, env_seconds = time.perf_counter(), unroller.env_seconds
         slots.write(fill.slot, experience, records)
         written = time.perf_counter()
         seconds = Seconds(began - idle, env_seconds, unrolled - began - env_seconds, written - unrolled)
-        infos = records.infos if setup.keeps_infos else []
+        infos = records.infos if setup.plan.keeps_infos else []
         count = len(records.step_type)
         channel.send(Segment(setup.worker_index, fill.slot, sequence, version, count, infos, seconds))
 
