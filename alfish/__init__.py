@@ -34,7 +34,7 @@ _HOME = {
     "TimeStep": "alfish.data",
     "Trainer": "alfish.training.trainer",
     "Transforms": "alfish.transforms",
-    "load": "alfish.configuration.runs",
+    "load": "alfish.configuration.opening",
     "make_environment": "alfish.environments",
     "make_evaluator": "alfish.training.evaluator",
     "train": "alfish.configuration.runs",
@@ -43,7 +43,7 @@ __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
     from alfish.algorithms.rl_algorithm import RLAlgorithm as RLAlgorithm
-    from alfish.configuration.runs import load as load
+    from alfish.configuration.opening import load as load
     from alfish.configuration.runs import train as train
     from alfish.data import AlgStep as AlgStep
     from alfish.data import Experience as Experience

@@ -31,7 +31,7 @@ from torch import nn
 import alfish
 from alfish import Listener
 from alfish.bin.confs import describe
-from alfish.configuration.reading import confs_directory
+from alfish.configuration.locating import confs_directory
 from alfish.offline import DataSetWriter, Episode, Spaces
 from benchmarks.tables import read_rows, write_rows
 

@@ -11,7 +11,7 @@ import alfish
 from alfish.__main__ import main
 from alfish.bin.confs import describe
 from alfish.configuration import reading
-from alfish.configuration.reading import confs_directory
+from alfish.configuration.locating import confs_directory
 from benchmarks.fingerprints import recorded
 
 # Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.

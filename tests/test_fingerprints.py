@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from alfish.bin.confs import describe
-from alfish.configuration.reading import confs_directory
+from alfish.configuration.locating import confs_directory
 from benchmarks import fingerprints
 from benchmarks.tables import read_rows
 

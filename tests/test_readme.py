@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from alfish.__main__ import SUBCOMMANDS, module_of
-from alfish.configuration import reading
+from alfish.configuration import locating
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,7 +35,7 @@ def test_commands_of_a_page_have_flags_and_files_that_exist(page, readme_command
         assert flags([command, *arguments[1:]]) == [command], command
         for file in flags.gin_file if "gin_file" in flags else []:
             if page.name == "README.md":
-                reading.find(file)
+                locating.find(file)
 
 
 def test_readme_has_the_commands_of_a_first_hour(readme_commands):

@@ -26,7 +26,7 @@ from gymnasium.vector.utils import iterate
 import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.configuration import reading
+from alfish.configuration import messages, reading
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError, first_line
 from alfish.parameters import imports
@@ -91,8 +91,8 @@ def _make(flag_values: flags.FlagValues) -> Environment:
     if flag_values.wrappers:
         given["wrappers"] = [_named(wrapper, "--wrappers") for wrapper in flag_values.wrappers]
     with reading.preserved():
-        reading.read(flag_values.gin_file, bindings)
-        with reading.complete():
+        found = reading.read(flag_values.gin_file, bindings)
+        with messages.complete(found):
             return make_environment(**given, num_envs=2, evaluation=True)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from absl import flags
 
 from alfish.bin import show
-from alfish.configuration.reading import confs_directory
+from alfish.configuration.locating import confs_directory
 from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()

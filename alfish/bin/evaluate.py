@@ -14,34 +14,30 @@ import json
 
 from absl import flags
 
+from alfish.bin import help_texts
 from alfish.errors import UsageError
 from alfish.formatting import significant
 
-CHECKPOINT_HELP = "latest, best, or steps: environment steps, or updates where recorded data were trained on."
-ALLOW_IMPORT_HELP = (
-    "Module or package that the run's configuration may import beside alfish's own, as my_lab; repeatable."
-)
-MAX_LENGTH_HELP = "Steps at which an episode is cut; default: Trainer.max_evaluation_length."
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 20, "Whole episodes.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("max_length", None, MAX_LENGTH_HELP, 1, flag_values=FLAGS)
+flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
-flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
-    from alfish.configuration.runs import open_run
+    from alfish.configuration.opening import open_run
 
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
-        which = checkpoint(flag_values.checkpoint)
+        which = help_texts.checkpoint(flag_values.checkpoint)
         if not trainer.batches.acts:
             which, _ = trainer.checkpoints.load(which)
         env_steps = trainer.load_policy(which)
@@ -60,12 +56,3 @@ def main(flag_values: flags.FlagValues) -> int:
     cut = f", {evaluation.num_cut} episodes were cut" if evaluation.num_cut else ""
     print(f"length  mean {significant(sum(summary['lengths']) / len(summary['lengths']))}{cut}")
     return 0
-
-
-def checkpoint(name: str) -> str | int:
-    """'latest', 'best', or a number of steps."""
-    if name in ("latest", "best"):
-        return name
-    if name.replace("_", "").isdigit():
-        return int(name)
-    raise UsageError(f"--checkpoint is {name!r}; it is latest, best, or a number of steps")

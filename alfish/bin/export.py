@@ -13,19 +13,19 @@ refused before anything runs.
 
 from absl import flags
 
-from alfish.bin.evaluate import ALLOW_IMPORT_HELP
+from alfish.bin import help_texts
 from alfish.bin.record import as_json, check_arguments, origin, written
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
-flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
     root_dir, output = flag_values.root_dir, flag_values.output
     check_arguments(root_dir, output)
-    from alfish.configuration.runs import open_run
+    from alfish.configuration.opening import open_run
     from alfish.offline import Reading, Spaces, open_writer
     from alfish.offline.outputs import rebuildable
 

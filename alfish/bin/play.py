@@ -19,25 +19,25 @@ import numpy as np
 from absl import flags
 from gymnasium.vector import SyncVectorEnv
 
-from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, MAX_LENGTH_HELP, checkpoint
+from alfish.bin import help_texts
 from alfish.environments import Environment, VectorEnvironment, rendering
 from alfish.errors import RunError, UsageError, first_line
 from alfish.formatting import significant
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 1, "Whole episodes.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
-flags.DEFINE_integer("max_length", None, MAX_LENGTH_HELP, 1, flag_values=FLAGS)
+flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_string("video", None, "File to film to, .mp4 or .gif.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
-flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
-    from alfish.configuration.runs import open_run
+    from alfish.configuration.opening import open_run
 
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
@@ -46,7 +46,7 @@ def main(flag_values: flags.FlagValues) -> int:
         trainer = stack.enter_context(
             open_run(flag_values.root_dir, flag_values.device, allow_import=flag_values.allow_import)
         )
-        env_steps = trainer.load_policy(checkpoint(flag_values.checkpoint))
+        env_steps = trainer.load_policy(help_texts.checkpoint(flag_values.checkpoint))
         # One environment at a time, so that a film's frames come in order.
         arguments = {"render_mode": "rgb_array"} if film else {}
         evaluator = trainer.evaluator(flag_values.num_episodes, 1, flag_values.max_length, **arguments)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 import alfish
-from alfish.bin.evaluate import ALLOW_IMPORT_HELP, CHECKPOINT_HELP, MAX_LENGTH_HELP, checkpoint
+from alfish.bin import help_texts
 from alfish.configuration import reading
 from alfish.errors import RunError, UsageError
 
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", CHECKPOINT_HELP, flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 100, "Whole episodes to run.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("max_length", None, MAX_LENGTH_HELP, 1, flag_values=FLAGS)
+flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
 flags.DEFINE_float("min_return", None, "Of the episodes run, write those that return as much.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
-flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
     check_arguments(flag_values.root_dir, flag_values.output)
-    which = checkpoint(flag_values.checkpoint)
+    which = help_texts.checkpoint(flag_values.checkpoint)
     num_episodes, least = flag_values.num_episodes, flag_values.min_return
-    from alfish.configuration.runs import open_run
+    from alfish.configuration.opening import open_run
     from alfish.offline import Report, Spaces, Validator, open_writer
     from alfish.offline.outputs import rebuildable
 

@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from alfish.bin.evaluate import ALLOW_IMPORT_HELP
-from alfish.configuration import reading
+from alfish.bin import help_texts
+from alfish.configuration import messages, reading
 from alfish.configuration.directory import is_to_change, make_directory
 from alfish.errors import RunError, UsageError
 from alfish.parameters import imports
+from alfish.parameters.description import CONFIG_FILE
 from alfish.runs.files import DiskError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ flags.DEFINE_enum(
     "one, or go on with the new one.",
     flag_values=FLAGS,
 )
-flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT_HELP, flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -72,26 +73,24 @@ def main(flag_values: flags.FlagValues) -> int:
 
 def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
     root_dir = Path(flag_values.root_dir)
-    saved = root_dir / reading.CONFIG_FILE
+    saved = root_dir / CONFIG_FILE
     files = flag_values.gin_file or [str(saved)]
     if not flag_values.gin_file and not saved.is_file():
         raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
     bindings = list(flag_values.gin_param)
     if flag_values.device:
         bindings.append(f"Trainer.device = '{flag_values.device}'")
-    reading.read(files, bindings)
+    found = reading.read(files, bindings)
     is_new = not root_dir.exists()
     if not flag_values.throughput_limits:
         make_directory(root_dir)
     if saved.is_file() and not is_to_change(saved, flag_values.on_config_change):
-        stack.enter_context(reading.saved(saved, flag_values.allow_import))
+        found = stack.enter_context(reading.saved(saved, flag_values.allow_import))
 
-    from alfish.configuration.runs import (
-        configured_trainer,  # after the configuration: a typo should not wait for torch
-    )
+    from alfish.configuration.runs import configured_trainer  # not at the top: --help should not wait for torch
 
     try:
-        trainer = configured_trainer(root_dir, files, flag_values.gin_param)
+        trainer = configured_trainer(root_dir, found)
     except Exception:
         if is_new:
             with contextlib.suppress(OSError):
@@ -108,7 +107,7 @@ def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
 
         trainer.listeners.append(Profile())
     try:
-        with reading.complete():  # what is built when training starts
+        with messages.complete(found):  # what is built when training starts
             report = trainer.train()
     except DiskError as error:
         newest = trainer.checkpoints.steps()[-1:]

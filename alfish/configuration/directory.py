@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from alfish.configuration import reading
+from alfish.configuration import differences, reading
 from alfish.errors import UsageError
 
 
@@ -29,7 +29,7 @@ def is_to_change(saved: Path, choice: str) -> bool:
     if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
         return True  # it failed before its first checkpoint: there is nothing that another configuration could spoil
     before = saved.read_text()
-    changes = reading.difference(before, reading.text())
+    changes = differences.difference(before, reading.text())
     if not changes or choice == "new":
         return True
     if choice == "old":

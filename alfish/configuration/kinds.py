@@ -1,6 +1,6 @@
-"""Whether values that gin has bound are of the kind and in the range that a parameter takes; in doubt they are.
+"""Kinds and ranges of the values that gin has bound; in doubt, a value is right.
 
-`alfish.parameters.kinds` says what annotations mean; here is what references (`@...`) are, which only gin has.
+`alfish.parameters` defines what annotations mean; this module adds references (`@...`), which only gin has.
 """
 
 import collections.abc
@@ -11,12 +11,21 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-import gin
-
-from alfish.parameters import kinds
+from alfish.configuration.bindings import Reading
+from alfish.configuration.macros import without_macros
+from alfish.errors import UsageError
+from alfish.parameters import gin_internals, kinds
 from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members
 
 PLAIN = (int, float, str, bool, NoneType, Path)
+
+
+def refuse_wrong_kinds(reading: Reading) -> None:
+    """Raises UsageError where a parameter of alfish does not take the value that is bound to it."""
+    for one in reading.last():
+        words = mistake(one.key[1], one.parameter, without_macros(one.value, one))
+        if words:
+            raise UsageError(f"{one.name} is {one.value!r}, bound in {one.layer}; {words}")
 
 
 def takes_parts(selector: str, parameter: str | None = None) -> bool:
@@ -42,13 +51,13 @@ def mistake(selector: str, parameter: str, value: Any) -> str | None:
 
 
 def _hints(selector: str) -> dict[str, Any]:
-    wrapped = gin.config._REGISTRY[selector].wrapped
+    wrapped = gin_internals.configurable(selector)
     return kinds.hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
 
 
 def _refers(value: Any, kind: Any) -> bool | None:
     """Whether `@X`, or `@X()`, is of this kind; None: the value is no reference."""
-    if not isinstance(value, gin.config.ConfigurableReference):
+    if not gin_internals.is_reference(value):
         return None
     origin, target = typing.get_origin(kind), value.configurable.wrapped
     if not value.evaluate:
@@ -68,7 +77,7 @@ def _refers(value: Any, kind: Any) -> bool | None:
 def _lacks_arguments(reference: Any) -> bool:
     """Whether `@X()` cannot be made, since X takes arguments that only who builds it has."""
     selector = reference.configurable.selector
-    bound = {name for (_, at), found in gin.config._CONFIG.items() if at == selector for name in found}
+    bound = {name for (_, at), found in gin_internals.bindings().items() if at == selector for name in found}
     signature = inspect.signature(reference.configurable.wrapped)
     needed = [
         name
@@ -78,10 +87,10 @@ def _lacks_arguments(reference: Any) -> bool:
     return not bound.issuperset(needed)
 
 
-def _reference_instead(value: Any, kinds: list[Any]) -> str | None:
+def _reference_instead(value: Any, taken: list[Any]) -> str | None:
     """What to write in place of a reference of the other form, or of the name of something to refer to."""
-    sequence = next((kind for kind in kinds if typing.get_origin(kind) in SEQUENCES), None)
-    parts = elements(sequence) if sequence else kinds
+    sequence = next((kind for kind in taken if typing.get_origin(kind) in SEQUENCES), None)
+    parts = elements(sequence) if sequence else taken
     takes_classes = any(typing.get_origin(bare(part)) is collections.abc.Callable for part in parts)
     names = list(_names(value, takes_classes))
     if not names or not (takes_classes or any(map(is_ours, parts))):
@@ -95,10 +104,10 @@ def _reference_instead(value: Any, kinds: list[Any]) -> str | None:
 
 def _names(value: Any, takes_classes: bool) -> Iterator[str]:
     """Of what a value refers to, or means to refer to, in a text without @."""
-    if isinstance(value, gin.config.ConfigurableReference):
+    if gin_internals.is_reference(value):
         yield value.scoped_selector
     elif isinstance(value, str) and takes_classes:
-        known = {selector.rpartition(".")[2] for selector, _ in gin.config._REGISTRY.items()}
+        known = {selector.rpartition(".")[2] for selector in gin_internals.configurables()}
         yield from {value} & known
     elif isinstance(value, (list, tuple)):
         for inner in value:

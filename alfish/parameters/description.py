@@ -18,6 +18,7 @@ from typing import Any
 import gin
 
 from alfish.errors import UsageError
+from alfish.parameters import gin_internals
 from alfish.parameters.kinds import checked
 
 CONFIG_FILE = "config.gin"  # in a run's directory: what it was asked for
@@ -43,7 +44,7 @@ def as_gin(arguments: Mapping[str, Any]) -> str:
     for name, value in arguments.items():
         if name not in bound and value is not defaults[name].default:
             writer.bind("", "alfish.Trainer", name, value, f"Trainer.{name}")
-    modules = writer.modules | ({one.wrapped.__module__ for one in _bound_configurables()} if in_force else set())
+    modules = writer.modules | (_bound_modules() if in_force else set())
     return HEADER + header(in_force) + writer.text(modules) + in_force
 
 
@@ -74,7 +75,7 @@ def register(module: str, name: str) -> None:
     if not is_part or (part.__module__, part.__qualname__) != (module, name):
         remedy = "; define it in a module of its own, because each program is its own `__main__`"
         raise UsageError(f"there is no class or function {name!r} in {module}{remedy * (module == '__main__')}")
-    if gin.config._inverse_lookup(part) is None:
+    if gin_internals.selector_of(part) is None:
         with gin.unlock_config():
             gin.external_configurable(part, name=name, module=module)
         _REGISTERED[f"{module}.{name}"] = module, name
@@ -160,15 +161,18 @@ class Writer:
             except TypeError:
                 return self._undescribed(part, name)
         has_name = inspect.isclass(target) or inspect.isfunction(target)
-        configurable = gin.config._inverse_lookup(target) if has_name else None
-        found = configurable.wrapped if configurable else target
+        try:
+            selector = gin_internals.selector_of(target) if has_name else None
+        except gin_internals.GinChanged:
+            return self._undescribed(part, name)
+        found = gin_internals.configurable(selector) if selector else target
         module, qualname = getattr(found, "__module__", None) or "", getattr(found, "__qualname__", "")
-        if configurable is None:
+        if selector is None:
             if not has_name or not _is_importable(target, module, qualname):
                 return self._undescribed(part, name)
             self._parts.add((module, qualname))
         self.modules.add(module)
-        selector = configurable.selector if configurable else f"{module}.{qualname}"
+        selector = selector or f"{module}.{qualname}"
         scope = self._scope(name)
         for parameter, value in arguments.items():
             self.bind(scope, selector, parameter, value, f"{name}.{parameter}")
@@ -205,10 +209,8 @@ def _is_importable(part: Any, module: str, qualname: str) -> bool:
     return found is part
 
 
-def _bound_configurables() -> list[Any]:
-    """gin's records of whatever is bound or referred to now."""
-    selectors = [selector for _, selector in gin.config._CONFIG]
-    references = gin.config.iterate_references(gin.config._CONFIG)
-    selectors += [reference.configurable.selector for reference in references]
-    found = [gin.config._REGISTRY[selector] for selector in selectors]
-    return [one for one in found if not one.wrapped.__module__.startswith("gin.")]
+def _bound_modules() -> set[str]:
+    """Returns the modules of whatever is bound or referred to now."""
+    keys = (*gin_internals.bindings(), *gin_internals.referred())
+    modules = {gin_internals.configurable(selector).__module__ for _, selector in keys}
+    return {module for module in modules if not module.startswith("gin.")}

@@ -40,9 +40,9 @@ def main() -> None:
     arguments = threshold.parse()
     race = Race(TASKS[arguments.task], arguments.started, arguments.max_env_steps)
     files = [f"{arguments.task}.gin"]
-    reading.read(files, [f"Trainer.seed = {arguments.seed}", *arguments.gin_param])
+    found = reading.read(files, [f"Trainer.seed = {arguments.seed}", *arguments.gin_param])
     with tempfile.TemporaryDirectory() as root_dir:
-        trainer = configured_trainer(root_dir, files, arguments.gin_param)
+        trainer = configured_trainer(root_dir, found)
         kept = [listener for listener in trainer.listeners if not isinstance(listener, Evaluate)]
         trainer.listeners = [*kept, Threshold(race)]
         trainer.train()

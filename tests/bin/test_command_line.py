@@ -23,8 +23,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 import alfish
 from alfish.__main__ import SUBCOMMANDS, main, module_of
 from alfish.algorithms.ppo import PPO
-from alfish.configuration import reading
-from alfish.configuration.runs import open_run
+from alfish.configuration import locating, reachability, reading
+from alfish.configuration.opening import open_run
 from alfish.environments import make_environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.errors import UsageError
@@ -299,9 +299,9 @@ OFFLINE = ["Trainer.num_env_steps=None", "Trainer.num_updates=10", "OfflineBuffe
 
 def settings_of(*files, parameters=()):
     """Builds what they say; returns nothing, or raises what the command would say."""
-    reading.read([str(one) for one in files], list(parameters))
+    found = reading.read([str(one) for one in files], list(parameters))
     with contextlib.closing(Trainer("nowhere")):
-        reading.refuse_unreachable([str(one) for one in files], list(parameters))
+        reachability.refuse_unread(found)
 
 
 def test_a_setting_of_what_was_replaced_is_no_mistake():
@@ -316,7 +316,7 @@ def test_a_setting_of_what_was_replaced_is_no_mistake():
         settings_of(conf, parameters=[parameter])
 
 
-def test_a_file_may_replace_what_another_or_an_earlier_line_configures(tmp_path):
+def test_a_file_may_replace_what_another_one_configures_and_not_what_it_configures_itself(tmp_path):
     mine = tmp_path / "mine.gin"
     mine.write_text("Trainer.batches = @EpochBatches\n")
     settings_of("appo_cartpole.gin", mine)
@@ -324,12 +324,14 @@ def test_a_file_may_replace_what_another_or_an_earlier_line_configures(tmp_path)
     mine.write_text(
         "include 'ppo_cartpole.gin'\nPPO.entropy_coef = %LR\nLR = @mine/Linear()\nmine/Linear.start = 1.0\nLR = 0.1\n"
     )
-    settings_of(mine)
+    with pytest.raises(UsageError, match=f"nothing reads mine/Linear.start, bound in {mine}: no part"):
+        settings_of(mine)
     mine.write_text(
         "include 'ppo_pendulum.gin'\nTrainer.transforms = [@RewardClip]\nRewardClip.low = -1.0\n"
         "Trainer.transforms = [@FrameStack]\nFrameStack.num_frames = 2\n"
     )
-    settings_of(mine)
+    with pytest.raises(UsageError, match=f"nothing reads RewardClip.low, bound in {mine}: no part"):
+        settings_of(mine)
 
 
 def test_a_network_of_ones_own_leaves_settings_of_the_usual_one_unread(tmp_path):
@@ -570,7 +572,7 @@ def test_the_version_is_printed(capsys):
 def test_confs_lists_every_conf_with_a_task(capsys):
     assert main(["confs"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    with_task = sorted(p.name for p in reading.confs_directory().glob("*.gin") if "# Task:" in p.read_text())
+    with_task = sorted(p.name for p in locating.confs_directory().glob("*.gin") if "# Task:" in p.read_text())
     assert [line.split()[0] for line in lines] == with_task and with_task
     assert max(map(len, lines)) <= 100
     [line] = [line for line in lines if line.startswith("ppo_cartpole.gin")]
@@ -1020,7 +1022,7 @@ def test_load_needs_no_environment(tmp_path, monkeypatch):
 
 
 def test_load_of_a_run_of_an_older_version_looks_at_its_environment(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("alfish.configuration.runs.spaces_of_checkpoint", lambda state: None)
+    monkeypatch.setattr("alfish.configuration.opening.spaces_of_checkpoint", lambda state: None)
     built = []
     monkeypatch.setattr(SequentialVectorEnv, "__init__", noted(SequentialVectorEnv.__init__, built))
     assert alfish.load(run).act(np.zeros(4, np.float32)) in (0, 1) and built

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
 
-from alfish.configuration import runs as run_module
+from alfish.configuration import opening
 from alfish.environments import make_environment
 from alfish.environments.make import StickyAction
 from alfish.errors import RunError, UsageError
@@ -106,7 +106,7 @@ def test_an_output_that_is_there_is_refused_before_anything_runs(command, output
     def opened(*_):
         raise AssertionError("the run was opened")
 
-    monkeypatch.setattr(run_module, "open_run", opened)
+    monkeypatch.setattr(opening, "open_run", opened)
     words = refused(command, "--root_dir=nowhere", f"--output={output}")
     assert "is there already" in words or "is not empty" in words
     assert {path: path.read_bytes() for path in left_by(tmp_path)} == before

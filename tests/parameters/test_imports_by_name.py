@@ -2,6 +2,7 @@
 
 import sys
 
+import gin
 import pytest
 
 import alfish
@@ -38,8 +39,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     sys.modules.pop("my_lab_of_tests", None)
-    for selector in [one for one in reading.gin.config._REGISTRY._selector_map if "my_lab_of_tests" in one]:
-        reading.gin.config._REGISTRY.pop(selector)
+    for selector in [one for one in gin.config._REGISTRY._selector_map if "my_lab_of_tests" in one]:
+        gin.config._REGISTRY.pop(selector)
 
 
 def stranger(tmp_path, text):
@@ -106,9 +107,7 @@ def test_the_policy_ends_with_the_run_that_was_opened(here):
 
 
 def test_what_another_configuration_has_registered_dynamically_is_refused(here):
-    reading.gin.parse_config(
-        "from __gin__ import dynamic_registration\nimport fractions\nfractions.Fraction.numerator = 1\n"
-    )
+    gin.parse_config("from __gin__ import dynamic_registration\nimport fractions\nfractions.Fraction.numerator = 1\n")
     root_dir = stranger(here, ALGORITHM + "make_environment.env_id = @Fraction\n")
     with pytest.raises(UsageError, match="fractions.Fraction is registered dynamically, and the configuration of a"):
         alfish.load(root_dir)

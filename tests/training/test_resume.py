@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import gin
 import pytest
 import torch
 
@@ -19,7 +20,6 @@ from alfish import nest
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
-from alfish.configuration import reading
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, TensorPointMass
 from alfish.errors import UsageError
@@ -37,7 +37,7 @@ REPOSITORY = Path(alfish.__file__).parent.parent
 @pytest.fixture(autouse=True)
 def gin_is_left_empty():
     yield
-    reading.gin.clear_config()
+    gin.clear_config()
 
 
 def make(root_dir, env_id, env_kwargs, unroll_length, layers=(8,), listeners=(), **options):

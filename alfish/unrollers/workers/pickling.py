@@ -17,7 +17,7 @@ import torch
 
 from alfish.environments import Environment
 from alfish.errors import UsageError
-from alfish.parameters import description
+from alfish.parameters import description, gin_internals
 
 _REMEDY = (
     "{name} needs {thing}, which is defined in the program that was started, so a worker process cannot import it; "
@@ -40,7 +40,7 @@ class EnvironmentMaker:
 
     def __init__(self, factory: Callable[..., Environment]):
         self._config, self._pickled = gin.config_str(), b""
-        self._modules = _modules_of(self._config)
+        self._modules = _modules_of(self._config) if self._config else []
         self._parts = [(module, name) for module, name in description.registered() if module != "__main__"]
         # gin makes a wrapper anew for each look at a reference with a scope; what it wraps stays the same.
         bound = _bound()
@@ -119,8 +119,8 @@ def _tensor(
 def _modules_of(config: str) -> list[str]:
     """The modules whose names gin knows, so that a worker that imports them can read the configuration."""
     modules = set()
-    for selector, configurable in gin.config._REGISTRY.items():
-        module = configurable.wrapped.__module__
+    for selector, configurable in gin_internals.configurables().items():
+        module = configurable.__module__
         if module == "__main__" and re.search(rf"\b{selector.rpartition('.')[2]}\b", config):
             raise UsageError(_REMEDY.format(name="the configuration", thing=repr(selector)))
         if module != "__main__" and module.partition(".")[0] != "gin":
@@ -134,7 +134,7 @@ def _bound() -> Any:
         value = gin.get_bindings("alfish.Trainer", resolve_references=False).get("environment")
     except ValueError:  # nothing has registered the trainer
         return None
-    return value if isinstance(value, gin.config.ConfigurableReference) else None
+    return value if value is not None and gin_internals.is_reference(value) else None
 
 
 def _origin(factory: Any) -> Any:

@@ -1,0 +1,101 @@
+"""The bindings of a configuration as it was read: each line, and the file that it is in.
+
+gin itself keeps the last value of each parameter only, and not its place.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from alfish.parameters import gin_internals
+from alfish.parameters.gin_internals import Key
+
+PARAMETER = "--gin_param"  # the layer of bindings from the command line
+MACRO = "gin.macro"
+
+
+class Binding(NamedTuple):
+    """One line.
+
+    Attributes:
+      key: of the configurable.
+      parameter: of it.
+      value: may contain references and macros.
+      layer: the file, or `PARAMETER`.
+    """
+
+    key: Key
+    parameter: str
+    value: Any
+    layer: str
+
+    @property
+    def name(self) -> str:
+        """`scope/Class.parameter`, or the name of a macro."""
+        scope, selector = self.key
+        if selector == MACRO:
+            return scope
+        return "/".join(part for part in (scope, selector.rpartition(".")[2]) if part) + f".{self.parameter}"
+
+
+class Reading:
+    """What was read.
+
+    Attributes:
+      bindings: in the order of their lines.
+      layers: in the order in which they ended; a file comes after those that it includes.
+      saved: those of the layers that a run saved, whose bindings were checked when that run began.
+    """
+
+    def __init__(self) -> None:
+        self.bindings: list[Binding] = []
+        self.layers: list[str] = []
+        self.saved: set[str] = set()
+
+    def last(self) -> list[Binding]:
+        """Returns the binding in force of each parameter."""
+        return list({(one.key, one.parameter): one for one in self.bindings}.values())
+
+    def values(self) -> dict[Key, dict[str, Any]]:
+        """Returns the value of each parameter, by the key of its configurable."""
+        values: dict[Key, dict[str, Any]] = {}
+        for one in self.bindings:
+            values.setdefault(one.key, {})[one.parameter] = one.value
+        return values
+
+    def end(self, layer: str) -> None:
+        """Notes that a layer has ended."""
+        self.layers = [*(one for one in self.layers if one != layer), layer]
+
+    def later_layers(self, layer: str) -> list[str]:
+        """Returns the layers that ended after this one."""
+        return self.layers[self.layers.index(layer) + 1 :]
+
+
+def macros(value: Any) -> Iterator[str]:
+    """Yields the names of the macros in a value."""
+    if gin_internals.is_reference(value):
+        if value.configurable.selector == MACRO:
+            yield "/".join(value.scopes)
+    else:
+        for inner in _parts(value):
+            yield from macros(inner)
+
+
+def references(value: Any, values: Mapping[Key, Mapping[str, Any]]) -> Iterator[Key]:
+    """Yields the keys that a value refers to; macros stand for their values in `values`."""
+    if gin_internals.is_reference(value):
+        scope, selector = value.config_key
+        if selector == MACRO:
+            yield from references(values.get((scope, selector), {}).get("value"), values)
+        else:
+            yield scope, selector
+    else:
+        for inner in _parts(value):
+            yield from references(inner, values)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from (*value, *value.values())
+    elif isinstance(value, (list, tuple)):
+        yield from value

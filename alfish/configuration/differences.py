@@ -1,0 +1,23 @@
+"""Comparison of configurations as texts; the budget does not count, because a run may be extended."""
+
+import difflib
+import hashlib
+import re
+
+BUDGET_LINE = re.compile(r"^Trainer\.(num_env_steps|num_iterations|num_updates|wall_seconds) = .*$", re.MULTILINE)
+
+
+def difference(before: str, after: str) -> str:
+    """Returns the lines that differ, as `- old` and `+ new`; '' where the configurations are equal."""
+    changes = difflib.unified_diff(_settings(before), _settings(after), lineterm="", n=0)
+    return "\n".join(line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---"))
+
+
+def digest(config: str) -> str:
+    """Returns a hash that is equal for two configurations without a `difference`."""
+    return hashlib.sha256("\n".join(_settings(config)).encode()).hexdigest()
+
+
+def _settings(config: str) -> list[str]:
+    lines = BUDGET_LINE.sub("", config).splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]

@@ -1,0 +1,50 @@
+"""The places of gin files: where the user stands, beside the including file, and among the shipped confs."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import alfish
+from alfish.errors import UsageError
+
+
+def confs_directory() -> Path:
+    """Returns the directory of the shipped confs: inside an installed package, or beside it in a checkout."""
+    package = Path(alfish.__file__).parent
+    return package / "confs" if (package / "confs").is_dir() else package.parent / "confs"
+
+
+def find(file: str) -> Path:
+    """Returns the path of a gin file that the user named.
+
+    Raises:
+      UsageError: there is none, neither in the working directory nor among the shipped confs.
+    """
+    for path in (Path(file), confs_directory() / file, confs_directory() / Path(file).name):
+        if path.is_file():
+            return path
+    names = sorted(path.name for path in confs_directory().glob("*.gin"))
+    close = difflib.get_close_matches(Path(file).name, names, 3, 0.4)
+    hint = f"close ones are {', '.join(close)}" if close else "`alfish confs` lists the shipped ones"
+    raise UsageError(f"there is no gin file {file!r}, here or among the shipped confs; {hint}")
+
+
+def find_include(file: str, named: Sequence[Path]) -> Path | None:
+    """Returns the path of an included file, or None.
+
+    Args:
+      file: as the include statement has it.
+      named: the files that the user named. Includes are searched beside them first, then among the shipped confs, and
+        last in the working directory.
+    """
+    shipped = confs_directory()
+    directories = [*(path.resolve().parent for path in named), shipped, shipped.parent, Path.cwd()]
+    return next((path for path in (directory / file for directory in directories) if path.is_file()), None)
+
+
+def file_of(name: str) -> str:
+    """Returns the gin file of a name: a path, a shipped conf, or an algorithm as papers write it."""
+    shipped = {path.stem.replace("_", ""): path.name for path in confs_directory().glob("*.gin")}
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return name if name.endswith(".gin") else shipped.get(plain, f"{name}.gin")

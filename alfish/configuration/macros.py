@@ -1,0 +1,54 @@
+"""Macros: names that a configuration sets, and refers to as `%name`."""
+
+import difflib
+import inspect
+from typing import Any
+
+from alfish.configuration.bindings import MACRO, Binding, Reading, macros
+from alfish.configuration.messages import close_names
+from alfish.errors import UsageError
+from alfish.parameters import gin_internals
+
+
+def refuse_unused(reading: Reading) -> None:
+    """Raises UsageError where a name is set that no value refers to: as a rule, a parameter without its class."""
+    used = {name for one in reading.bindings for name in macros(one.value)}
+    for one in reading.bindings:
+        if one.key[1] == MACRO and one.name not in used:
+            raise UsageError(
+                f"{one.layer} sets {one.name}, and nothing refers to it as %{one.name}{_parameter_meant(one.name)}"
+            )
+
+
+def without_macros(value: Any, binding: Binding, within: tuple[str, ...] = ()) -> Any:
+    """Returns a value with each macro replaced by its value.
+
+    Raises:
+      UsageError: a macro of `binding` is not set, or refers to itself.
+    """
+    for name in macros(value) if gin_internals.is_reference(value) else ():
+        where = f"{binding.name} in {binding.layer}"
+        if name in within:
+            raise UsageError(f"{where} refers to %{name}, which refers to itself: {' -> '.join((*within, name))}")
+        bound = gin_internals.bindings()
+        if (name, MACRO) not in bound:
+            known = [scope for scope, selector in bound if selector == MACRO]
+            raise UsageError(f"{where} refers to %{name}, which nothing sets{close_names(name, known)}")
+        return without_macros(bound[name, MACRO]["value"], binding, (*within, name))
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_macros(inner, binding, within) for inner in value)
+    if isinstance(value, dict):
+        return {key: without_macros(inner, binding, within) for key, inner in value.items()}
+    return value
+
+
+def _parameter_meant(name: str) -> str:
+    """Returns a hint at parameters of that name, or of a close one; those of configured classes come first."""
+    configured = {selector for _, selector in gin_internals.bindings()}
+    found: dict[str, list[str]] = {}
+    known = sorted(gin_internals.configurables().items(), key=lambda item: item[0] not in configured)
+    for selector, configurable in known:
+        for parameter in inspect.signature(configurable).parameters:
+            found.setdefault(parameter, []).append(f"{selector.rpartition('.')[2]}.{parameter}")
+    close = [name] if name in found else difflib.get_close_matches(name, list(found), 1)
+    return f"; did you mean {' or '.join(found[close[0]][:3])}?" if close else "; remove it"

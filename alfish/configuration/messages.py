@@ -1,0 +1,130 @@
+"""One sentence for each exception that gin raises while a configuration is read, and while its Trainer is built."""
+
+import contextlib
+import difflib
+import inspect
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+
+import gin
+
+from alfish.configuration.bindings import Reading
+from alfish.errors import RunError, UsageError
+from alfish.parameters import gin_internals
+
+# Of required parameters that no shipped conf binds.
+REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
+# What gin raises at a text that it cannot take.
+PARSING_ERRORS = (
+    *(AttributeError, KeyError, NameError, OSError, SyntaxError, TypeError, ValueError),
+    tokenize.TokenError,
+)
+
+
+@contextlib.contextmanager
+def named(origin: str) -> Iterator[None]:
+    """Turns what gin raises while it parses into a UsageError that names `origin`."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error).split("\n  In ")[0]) from error  # gin appends the place of an include
+    except RecursionError as error:
+        raise UsageError(f"{origin}: its values are nested too deeply") from error
+    except PARSING_ERRORS as error:
+        raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from error
+
+
+@contextlib.contextmanager
+def complete(reading: Reading) -> Iterator[None]:
+    """Turns two errors of calls into UsageErrors: a required parameter that nothing binds, and a bound parameter that a
+    class with **keywords passes to a base class that does not take it."""
+    try:
+        yield
+    except TypeError as error:
+        unexpected = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+        passed_on = [
+            one
+            for one in reading.bindings
+            if unexpected and one.parameter == unexpected[1] and _takes_any_keyword(one.key[1])
+        ]
+        if not passed_on:
+            raise
+        one = passed_on[-1]
+        raise UsageError(
+            f"{one.name}, bound in {one.layer}, is a parameter neither of that class nor of its base classes"
+            f"{close_names(one.parameter, _all_parameters(one.key[1]))}"
+        ) from error
+    except RuntimeError as error:
+        missing = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*)\]", str(error))
+        if missing is None:
+            raise
+        names = " and ".join(f"{missing[1]}.{name}" for name in re.findall(r"\w+", missing[2]))
+        remedy = REMEDIES.get(names, "bind it, or take a conf that does (`alfish confs` lists them)")
+        raise UsageError(f"nothing binds {names}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def without_chain() -> Iterator[None]:
+    """Removes from a message the chain of constructors that gin appends to it."""
+    try:
+        yield
+    except (UsageError, RunError) as error:
+        sentence, _, chain = str(error).partition("\n  In call to configurable")
+        if not chain:
+            raise
+        raise (UsageError if isinstance(error, UsageError) else RunError)(sentence) from error
+
+
+def close_names(name: str, names: Sequence[str]) -> str:
+    """Returns '; did you mean ...?' with close matches, or ''."""
+    close = difflib.get_close_matches(name, names, 3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _takes_any_keyword(selector: str) -> bool:
+    parameters = inspect.signature(gin_internals.configurable(selector)).parameters.values()
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def _all_parameters(selector: str) -> list[str]:
+    """Returns the parameters of a class and of its base classes."""
+    wrapped = gin_internals.configurable(selector)
+    bases = wrapped.__mro__[:-1] if inspect.isclass(wrapped) else [wrapped]
+    return [name for base in bases for name in inspect.signature(base).parameters]
+
+
+def _first_sentence(error: Exception) -> str:
+    token = re.search(r"Failed to parse token '(\w+)'", str(error))
+    if isinstance(error, SyntaxError) and token:
+        found = re.search(rf"=.*?(\b{token[1]}\b[^\s,()\[\]{{}}#]*)", error.text or "")
+        word = found[1] if found else token[1]
+        if word.capitalize() in ("True", "False", "None"):
+            return f"line {error.lineno} has {word}, which is written {word.capitalize()}"
+        return (
+            f"line {error.lineno} has {word}, which is no value: text stands in quotes ('{word}'), a class or function "
+            f"behind @"
+        )
+    ambiguous = re.search(r"Ambiguous selector '([\w.]+)', matches \[(.*?)\]", str(error))
+    if ambiguous:
+        selectors = [selector.strip("'") for selector in ambiguous[2].split(", ")]
+        return f"{ambiguous[1]} is {' or '.join(selectors)}; write which"
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno} is not gin: {error.msg}"
+    if isinstance(error, tokenize.TokenError):
+        return f"line {error.args[1][0]} is not gin: {error.args[0]}"
+    return " ".join(str(error).split("\n  In ")[0].split()).rstrip(".")
+
+
+def _suggestion(error: Exception) -> str:
+    """Returns close matches of a name or parameter that gin does not know."""
+    unknown = re.search(r"No configurable matching (?:reference )?'@?([\w./]+)", str(error))
+    if unknown:
+        names = sorted({selector.rpartition(".")[2] for selector in gin_internals.configurables()})
+        return close_names(unknown[1].rpartition(".")[2], names) + (
+            "; a conf imports what it configures, as in `import alfish.algorithms.ppo`"
+        )
+    parameter = re.search(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'", str(error))
+    if parameter:
+        return close_names(parameter[2], list(inspect.signature(gin.get_configurable(parameter[1])).parameters))
+    return ""

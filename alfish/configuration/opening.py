@@ -1,0 +1,129 @@
+"""Opening a run again from the configuration saved in it: as a Trainer for evaluation and films, or as a policy."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alfish.configuration import reading
+from alfish.configuration.messages import without_chain
+from alfish.errors import UsageError
+from alfish.offline.spaces import spaces_of_checkpoint
+from alfish.parameters import checked
+from alfish.parameters.description import CONFIG_FILE
+from alfish.runs import random_state
+from alfish.runs.checkpoint import Checkpoints
+from alfish.specs import action_spec, observation_spec
+from alfish.training.policy import Policy, load_networks, make_networks
+from alfish.training.trainer import Trainer, device_named
+
+
+@contextlib.contextmanager
+def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[str] = ()) -> Iterator[Trainer]:
+    """The trainer of a run, built from the configuration saved in it, with nothing loaded and nothing started.
+
+    Within the context gin is configured as the run was; at its end, as it was before, and so are the random generators
+    and the number of threads.
+
+    Args:
+      root_dir: of the run.
+      device: of the trainer.
+      allow_import: modules that the configuration may import beside alfish's own, see `reading.saved`.
+
+    Raises:
+      UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
+    """
+    with _configured_as(Path(root_dir), allow_import):
+        trainer = _opened_trainer(root_dir, device)
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+
+def _opened_trainer(root_dir: str | Path, device: str) -> Trainer:
+    """A trainer that is not to train; bound anew, since gin builds bound listeners even where others are passed."""
+    parts = "listeners", "extra_listeners", "metrics", "extra_metrics"
+    reading.bind({f"alfish.Trainer.{name}": [] for name in parts})
+    return Trainer(root_dir, device=device)
+
+
+@contextlib.contextmanager
+def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None]:
+    """Within the context gin is configured as a run was; see `open_run`."""
+    path = root_dir / CONFIG_FILE
+    if not path.is_file() and Checkpoints(root_dir / "checkpoints").steps():
+        raise UsageError(
+            f"{root_dir} is a run without {CONFIG_FILE}: build its Trainer again in Python, with this "
+            "root_dir, and call load_policy"
+        )
+    if not path.is_file():
+        runs = sorted(str(found.parent) for found in root_dir.parent.glob(f"*/{CONFIG_FILE}"))
+        hint = f"; there are {', '.join(runs[:3])}" if runs else ""
+        raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}{hint}")
+    with (
+        reading.preserved(),
+        process_preserved(),
+        without_chain(),
+        reading.saved(path, allow_import),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def process_preserved() -> Iterator[None]:
+    """Building a trainer seeds everything; that is no business of a program that only wants a policy."""
+    num_threads = torch.get_num_threads()
+    try:
+        with random_state.preserved():
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@checked
+def load(
+    root_dir: str | Path, checkpoint: str | int = "latest", device: str = "cpu", allow_import: Sequence[str] = ()
+) -> Policy:
+    """The trained policy of a run.
+
+        policy = alfish.load("runs/ppo")
+        action = policy.act(observation)
+
+    No environment is built: networks and transforms are built for the spaces that the checkpoint has. Only for
+    checkpoints of older versions, which have none, the environment is built to see its spaces.
+
+    Args:
+      root_dir: of `alfish train`.
+      checkpoint: 'latest', 'best' or environment steps.
+      device: where it acts.
+      allow_import: modules that the run's configuration may import, as `["my_lab"]`, beside alfish's own and those
+        that this process has imported already.
+
+    Raises:
+      UsageError: there is no such run or checkpoint, or the configuration imports another module.
+    """
+    root_dir = Path(root_dir)
+    with _configured_as(root_dir, allow_import):
+        checkpoints = Checkpoints(root_dir / "checkpoints")
+        steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
+        spaces = spaces_of_checkpoint(state)
+        if spaces is None:
+            with contextlib.closing(_opened_trainer(root_dir, device)) as trainer:
+                trainer.load_policy(checkpoint)
+                return trainer.policy()
+        factories = {"transforms": (), **reading.bound("alfish.Trainer", "algorithm", "transforms")}
+        if "algorithm" not in factories:
+            raise UsageError(f"{root_dir / CONFIG_FILE} does not bind Trainer.algorithm")
+        specs = observation_spec(spaces.observation), action_spec(spaces.action), spaces.reward
+        networks = make_networks(factories["algorithm"], factories["transforms"], *specs, device_named(device))
+        policy = Policy(*networks, spaces.observation, spaces.action)
+
+        def fill(state: dict[str, Any]) -> None:
+            load_networks(*networks, state, root_dir)
+            policy.env_steps = int(state["counters"]["env_steps"])
+
+        checkpoints.load(steps, fill)  # again, because an error in what was built between is not one of the file
+        return policy

@@ -1,0 +1,91 @@
+"""Detection of bindings that nothing reads: typos, and settings of parts that the Trainer does not have."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from alfish.configuration.bindings import MACRO, Binding, Reading, references
+from alfish.configuration.kinds import takes_parts
+from alfish.errors import UsageError
+from alfish.parameters import gin_internals
+from alfish.parameters.gin_internals import Key
+
+Values = Mapping[Key, Mapping[str, Any]]
+
+
+def refuse_unread(reading: Reading) -> None:
+    """Raises where nothing reads a bound parameter; call it when everything is built.
+
+    A configurable is reachable if it was called while building, or if a reachable binding refers to it
+    (`@make_environment`). A later layer (a file, or --gin_param) may replace a part that earlier ones configure: then
+    the settings of that part are no mistake.
+
+    Raises:
+      UsageError: names the parameters, and where they were bound.
+    """
+    reached = _closure(gin_internals.called(), reading.values())
+    unread = {
+        one.name: one.layer
+        for one in reading.last()
+        if one.key[1] != MACRO
+        and one.layer not in reading.saved
+        and not _is_read(one.key, reached)
+        and not _may_have_been_read(one, reading, reached)
+    }
+    if unread:
+        raise UsageError(
+            f"nothing reads {', '.join(sorted(unread))}, bound in {' and '.join(dict.fromkeys(unread.values()))}: no "
+            "part of this Trainer uses it; remove the binding, or refer to what it configures with @"
+        )
+
+
+def _closure(keys: Iterable[Key], values: Values) -> set[Key]:
+    """Returns the keys, and those that the values of their parameters refer to."""
+    reached = set(keys)
+    frontier = list(reached)
+    while frontier:
+        for key in _keys_read_by(*frontier.pop()):
+            for value in values.get(key, {}).values():
+                found = set(references(value, values)) - reached
+                reached |= found
+                frontier += found
+    return reached
+
+
+def _is_read(key: Key, reached: Iterable[Key]) -> bool:
+    return any(key in _keys_read_by(scope, selector) for scope, selector in reached)
+
+
+def _keys_read_by(scope: str, selector: str) -> list[Key]:
+    """Returns the keys whose bindings a call of `selector` in the scope `a/b` reads: those of '', 'a' and 'a/b'."""
+    parts = scope.split("/") if scope else []
+    return [("/".join(parts[:i]), selector) for i in range(len(parts) + 1)]
+
+
+def _may_have_been_read(binding: Binding, reading: Reading, reached: set[Key]) -> bool:
+    """Returns True if a later layer replaced a part that may have read the binding.
+
+    The replaced part was never built, so what it would have built by itself is unknown: if it takes parts, it may have
+    read anything.
+    """
+    later = reading.later_layers(binding.layer)
+    values: dict[Key, dict[str, Any]] = {}
+    replaced: set[Key] = set()
+    for one in reading.bindings:
+        bound = values.setdefault(one.key, {})
+        if one.layer in later and _is_read(one.key, reached):
+            before = bound.get(one.parameter, _default(one.key[1], one.parameter))
+            if before is None and takes_parts(one.key[1], one.parameter):
+                return True  # the default was a choice of the configurable's own, as Trainer.listeners are
+            replaced |= _closure(references(before, values), values) - set(references(one.value, values))
+        bound[one.parameter] = one.value
+    return any(selector == binding.key[1] or takes_parts(selector) for _, selector in replaced)
+
+
+def _default(selector: str, parameter: str) -> Any:
+    """Returns the default of a parameter; a reference, if the default is a configurable."""
+    found = inspect.signature(gin_internals.configurable(selector)).parameters.get(parameter)
+    if found is None or not callable(found.default):  # one of **kwargs, or a plain value
+        return None if found is None else found.default
+    known = gin_internals.selector_of(found.default)
+    return gin_internals.reference_to(known) if known else found.default

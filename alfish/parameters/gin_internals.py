@@ -1,0 +1,158 @@
+"""Names of gin-config that it does not promise to keep. No other module of alfish uses them.
+
+Each function looks its names up when it is called. So `import alfish` and Trainers that Python built work with a
+gin-config in which a name has moved; reading a configuration then raises `GinChanged`.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gin
+
+from alfish.errors import RunError
+
+Key = tuple[str, str]  # a scope ('a/b', or ''), and a selector
+
+
+class GinChanged(RunError):
+    """The installed gin-config has no such name."""
+
+
+def _name_of(name: str, module: str = "gin.config") -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (AttributeError, ImportError) as error:
+        raise GinChanged(
+            f"the installed gin-config has no {module}.{name}, with which alfish reads configurations; install "
+            "gin-config 0.5.0, or build the Trainer in Python"
+        ) from error
+
+
+def bindings() -> dict[Key, dict[str, Any]]:
+    """Returns the value of each bound parameter, by the key of its configurable. Not a copy."""
+    return _name_of("_CONFIG")
+
+
+def called() -> list[Key]:
+    """Returns the keys of the configurables that were called since the configuration was cleared."""
+    return [(scope, selector) for scope, selector in _name_of("_OPERATIVE_CONFIG")]
+
+
+def configurables() -> dict[str, Any]:
+    """Returns the class or function behind each registered selector."""
+    return {selector: one.wrapped for selector, one in _name_of("_REGISTRY").items()}
+
+
+def configurable(selector: str) -> Any:
+    """Returns the class or function behind a complete selector."""
+    return _name_of("_REGISTRY")[selector].wrapped
+
+
+def is_registered_dynamically(selector: str) -> bool:
+    """Returns True if a configuration, and no module, registered the selector."""
+    return _name_of("_REGISTRY")[selector].import_source is not None
+
+
+def selector_of(part: Any) -> str | None:
+    """Returns the selector of a class or function, or None if it is not registered."""
+    found = _name_of("_inverse_lookup")(part)
+    return found.selector if found else None
+
+
+def is_reference(value: Any) -> bool:
+    """Returns True if a value of a binding refers to a configurable: `@X`, `@X()`, or a macro."""
+    return isinstance(value, _name_of("ConfigurableReference"))
+
+
+def reference_to(selector: str) -> Any:
+    """Returns the value that `@selector` stands for."""
+    return _name_of("ConfigurableReference")(selector, False)
+
+
+def referred() -> list[Key]:
+    """Returns the keys of the references in the values of all bindings."""
+    return [reference.config_key for reference in _name_of("iterate_references")(bindings())]
+
+
+def statements(text: str) -> Iterator[Any]:
+    """Yields the statements of a configuration; references and macros in them are plain text.
+
+    Raises:
+      SyntaxError, tokenize.TokenError: the text is not gin.
+    """
+
+    unresolved = type(
+        "Unresolved",
+        (_name_of("ParserDelegate", "gin.config_parser"),),
+        {"configurable_reference": lambda self, name, evaluate: name, "macro": lambda self, name: name},
+    )
+    yield from _name_of("ConfigParser", "gin.config_parser")(text, unresolved())
+
+
+def is_include(statement: Any) -> bool:
+    return isinstance(statement, _name_of("IncludeStatement", "gin.config_parser"))
+
+
+def is_import(statement: Any) -> bool:
+    return isinstance(statement, _name_of("ImportStatement", "gin.config_parser"))
+
+
+@contextlib.contextmanager
+def parsing(find_include: Callable[[str], Any], note: Callable[[Key, str, Any], None]) -> Iterator[None]:
+    """Hands over, within the context, what gin parses.
+
+    Args:
+      find_include: context manager for the name of an included file; it gives the path of the file, which is open
+        within it.
+      note: called with each binding: key, parameter, value.
+    """
+    config = importlib.import_module("gin.config")
+    parse_file, bind, key_of = (_name_of(name) for name in ("parse_config_file", "bind_parameter", "ParsedBindingKey"))
+
+    def parse_included(file: str, *arguments: Any) -> Any:
+        with find_include(file) as path:
+            return parse_file(str(path), *arguments)
+
+    def bind_and_note(key: Any, value: Any) -> None:
+        bind(key, value)
+        parsed = key_of.parse(key)
+        note(parsed.config_key, parsed.arg_name, value)
+
+    config.parse_config_file, config.bind_parameter = parse_included, bind_and_note  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        config.parse_config_file, config.bind_parameter = parse_file, bind  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def preferring(package: str) -> Iterator[None]:
+    """Within the context, a name that several configurables have means the one of `package`."""
+    registry = _name_of("_REGISTRY")
+    get_match = registry.get_match
+
+    def get_preferred(name: str, default: Any = None) -> Any:
+        own = [selector for selector in registry.matching_selectors(name) if selector.startswith(f"{package}.")]
+        return get_match(own[0] if len(own) == 1 else name, default)
+
+    registry.get_match = get_preferred
+    try:
+        yield
+    finally:
+        del registry.get_match
+
+
+@contextlib.contextmanager
+def preserved() -> Iterator[None]:
+    """Restores the configuration at the end: also values that no text can express, and the lock."""
+    kept = [_name_of(name) for name in ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")]
+    before, was_locked = [part.copy() for part in kept], gin.config_is_locked()
+    try:
+        yield
+    finally:
+        gin.clear_config()
+        for part, content in zip(kept, before):
+            part.update(content)
+        _name_of("_set_config_is_locked")(was_locked)

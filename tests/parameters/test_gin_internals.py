@@ -1,0 +1,45 @@
+"""gin's names behind one door: nobody else uses them, and what needs none of them works without."""
+
+import contextlib
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+import alfish
+from alfish.__main__ import main
+from alfish.algorithms.ppo import PPO
+from alfish.environments import make_environment
+from alfish.errors import UsageError
+from alfish.parameters import gin_internals
+
+PACKAGE = Path(alfish.__file__).parent
+
+
+def test_no_other_module_uses_private_names_of_gin():
+    private = re.compile(r"\bgin\.(config|config_parser|selector_map|utils)\b|\bgin\._|^\s*from gin\b", re.MULTILINE)
+    users = [str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if private.search(path.read_text())]
+    assert users == ["parameters/gin_internals.py"]
+
+
+def test_a_trainer_of_python_works_where_gins_names_have_moved_and_a_configuration_says_what_is_missing(
+    tmp_path, monkeypatch, capsys
+):
+    def moved(name, module="gin.config"):
+        return hidden(f"not_{name}", module)
+
+    hidden = gin_internals._name_of
+    monkeypatch.setattr(gin_internals, "_name_of", moved)
+    environment = functools.partial(make_environment, "CartPole-v1", num_envs=1)
+    parts = {"algorithm": functools.partial(PPO, gamma=0.5), "environment": environment}
+    alfish.Trainer(tmp_path / "run", **parts, num_iterations=1, unroll_length=8, device="cpu").train()
+    assert main(["train", "--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path / 'other'}"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("alfish train: the installed gin-config has no gin.config")
+    assert "install gin-config 0.5.0, or build the Trainer in Python" in said
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="which no configuration can name: build the Trainer again in Python"):
+        alfish.load(tmp_path / "run")
+    with contextlib.closing(alfish.Trainer(tmp_path / "run", **parts, num_iterations=1, device="cpu")) as trainer:
+        assert trainer.load_policy() == 8
