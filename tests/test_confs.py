@@ -122,7 +122,7 @@ def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path, capsys)
         capsys.readouterr()
         assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0
         clock = f"{done['updates']:,} updates" if done["env_steps"] == 0 else f"{done['env_steps']:,} env steps"
-        assert f"checkpoint at {clock}, 1 episodes" in capsys.readouterr().out
+        assert f"checkpoint at {clock}, 1 episode from" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from absl import flags
 
 from alfish.bin import help_texts
 from alfish.errors import UsageError
-from alfish.formatting import significant
+from alfish.formatting import counted, significant
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 20, "Whole episodes.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
+flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, help_texts.LARGEST_SEED, flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
@@ -49,10 +49,10 @@ def main(flag_values: flags.FlagValues) -> int:
     if flag_values.json:
         print(json.dumps(summary))
         return 0
-    print(f"checkpoint at {done}, {summary['num_episodes']} episodes from seed {flag_values.seed}")
+    print(f"checkpoint at {done}, {counted(summary['num_episodes'], 'episode')} from seed {flag_values.seed}")
     shown = {name: significant(summary[name]) for name in ("mean", "ci_low", "ci_high", "std", "min", "max")}
     print(f"return  mean {shown['mean']}  95 % interval [{shown['ci_low']}, {shown['ci_high']}]")
     print(f"        std {shown['std']}  min {shown['min']}  max {shown['max']}")
-    cut = f", {evaluation.num_cut} episodes were cut" if evaluation.num_cut else ""
+    cut = f", {counted(evaluation.num_cut, 'episode')} cut" if evaluation.num_cut else ""
     print(f"length  mean {significant(sum(summary['lengths']) / len(summary['lengths']))}{cut}")
     return 0

@@ -28,6 +28,7 @@ import alfish
 from alfish.bin import help_texts
 from alfish.configuration import reading
 from alfish.errors import RunError, UsageError
+from alfish.formatting import counted
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -41,7 +42,7 @@ flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS
 flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
 flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
 flags.DEFINE_integer("num_episodes", 100, "Whole episodes to run.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, flag_values=FLAGS)
+flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, help_texts.LARGEST_SEED, flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
@@ -90,7 +91,7 @@ def main(flag_values: flags.FlagValues) -> int:
                 writer.finish(about)
     print(report)
     left_out = f"; {num_episodes - len(seeds):,} returned less than {least:g}" if least is not None else ""
-    print(f"{num_episodes:,} episodes were run, from seed {flag_values.seed}, and {len(seeds):,} are written{left_out}")
+    print(f"{counted(num_episodes, 'episode')} run from seed {flag_values.seed}, {len(seeds):,} written{left_out}")
     print(written(flag_values.output))
     return 0
 

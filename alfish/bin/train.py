@@ -19,14 +19,13 @@ stopped is not continued until `done` is removed. A checkpoint of another run or
 import contextlib
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from alfish.bin import help_texts
 from alfish.configuration import messages, reading
-from alfish.configuration.directory import is_to_change, make_directory
+from alfish.configuration.directory import is_to_change, make_directory, run_directory
 from alfish.errors import RunError, UsageError
 from alfish.parameters import imports
 from alfish.parameters.description import CONFIG_FILE
@@ -72,7 +71,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
-    root_dir = Path(flag_values.root_dir)
+    root_dir = run_directory(flag_values.root_dir)
     saved = root_dir / CONFIG_FILE
     files = flag_values.gin_file or [str(saved)]
     if not flag_values.gin_file and not saved.is_file():

@@ -5,6 +5,23 @@ from pathlib import Path
 
 from alfish.configuration import differences, reading
 from alfish.errors import UsageError
+from alfish.parameters.kinds import shown
+
+
+def run_directory(name: str | Path) -> Path:
+    """Returns the path of a run's directory.
+
+    Raises:
+      UsageError: no directory can have this name.
+    """
+    try:
+        os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"--root_dir={shown(str(name))} is no directory: {reason}; name another one") from error
+    return Path(name)
 
 
 def make_directory(root_dir: Path) -> None:

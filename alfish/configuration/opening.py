@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from alfish.configuration import reading
+from alfish.configuration.directory import run_directory
 from alfish.configuration.messages import without_chain
 from alfish.errors import UsageError
 from alfish.offline.spaces import spaces_of_checkpoint
@@ -35,7 +36,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
     Raises:
       UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
     """
-    with _configured_as(Path(root_dir), allow_import):
+    with _configured_as(run_directory(root_dir), allow_import):
         trainer = _opened_trainer(root_dir, device)
         try:
             yield trainer
@@ -105,7 +106,7 @@ def load(
     Raises:
       UsageError: there is no such run or checkpoint, or the configuration imports another module.
     """
-    root_dir = Path(root_dir)
+    root_dir = run_directory(root_dir)
     with _configured_as(root_dir, allow_import):
         checkpoints = Checkpoints(root_dir / "checkpoints")
         steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)

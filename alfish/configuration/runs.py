@@ -8,7 +8,7 @@ from typing import Any
 
 from alfish.configuration import differences, locating, messages, reading
 from alfish.configuration.bindings import Reading
-from alfish.configuration.directory import is_to_change, make_directory
+from alfish.configuration.directory import is_to_change, make_directory, run_directory
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.reachability import refuse_unread
 from alfish.errors import UsageError
@@ -91,7 +91,7 @@ def train(
         bindings.append(written.text().rstrip())
         if not written.is_whole:
             objects[name] = value
-    root_dir = Path(root_dir)
+    root_dir = run_directory(root_dir)
     with reading.preserved(), process_preserved(), messages.without_chain():
         found = reading.read(files, bindings)
         make_directory(root_dir)

@@ -14,7 +14,7 @@ from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
 from alfish.networks.initializers import orthogonal
 from alfish.networks.torsos import ACTIVATIONS, Torso
-from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
+from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, Range, checked
 
 
 @gin.configurable(module="alfish.networks")
@@ -110,7 +110,7 @@ class CriticEnsemble(nn.Module):
         action_size: NonNegativeInt,
         num_outputs: PositiveInt = 1,
         ensemble_size: PositiveInt = 2,
-        layers: Sequence[PositiveInt] = (256, 256),
+        layers: Sequence[LayerSize] = (256, 256),
         activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = "relu",
         layer_norm: bool = False,
         dropout: Annotated[float, Range(0, 1, below=True)] = 0.0,

@@ -11,7 +11,7 @@ from alfish.data import TimeStep
 from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
 from alfish.networks.initializers import orthogonal
-from alfish.parameters import PositiveInt, checked
+from alfish.parameters import LayerSize, PositiveInt, checked
 
 
 class Tanh(nn.Module):
@@ -41,7 +41,7 @@ class MLP(nn.Sequential):
     def __init__(
         self,
         input_size: PositiveInt,
-        layers: Sequence[PositiveInt] = (64, 64),
+        layers: Sequence[LayerSize] = (64, 64),
         activation: Literal["tanh", "relu", "elu", "silu", "gelu"] | Callable[[], nn.Module] = "tanh",
         layer_norm: bool = False,
     ):

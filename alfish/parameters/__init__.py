@@ -5,6 +5,7 @@ An annotation declares what a parameter takes, and `checked` checks it, whoever 
 
 from alfish.parameters.kinds import (
     FiniteFloat,
+    LayerSize,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -17,6 +18,7 @@ from alfish.parameters.kinds import (
 
 __all__ = [
     "FiniteFloat",
+    "LayerSize",
     "NonNegativeFloat",
     "NonNegativeInt",
     "PositiveFloat",

@@ -43,9 +43,9 @@ def restricted(allowed: Sequence[str]) -> Iterator[None]:
     """Restricts imports by configurations to alfish, modules that are already imported, and `allowed` ones.
 
     Args:
-      allowed: names of modules or packages; a package allows its submodules.
+      allowed: names of modules or packages, or one name; a package allows its submodules.
     """
-    token = _ALLOWED.set(tuple(allowed))
+    token = _ALLOWED.set((allowed,) if isinstance(allowed, str) else tuple(allowed))
     try:
         yield
     finally:

@@ -68,6 +68,7 @@ UnitInterval = Annotated[float, Range(0, 1)]
 OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
 Rate = Annotated[float, Range(0, 1, above=True)]
 PositiveInt = Annotated[int, Range(1)]
+LayerSize = Annotated[int, Range(1, 10**6)]  # features of a layer; more is a mistake, and would take all memory
 NonNegativeInt = Annotated[int, Range(0)]
 
 PLAIN = (numbers.Number, str, bytes, bool, NoneType, os.PathLike, list, tuple, dict, set)
@@ -253,7 +254,8 @@ def _fits_sequence(value: Any, kind: Any, refers: Refers) -> bool:
     if isinstance(value, str):
         return str in map(bare, parts)
     if not isinstance(value, (list, tuple)):
-        return not isinstance(value, PLAIN) and not inspect.isclass(value)
+        is_sequence = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+        return is_sequence and not isinstance(value, PLAIN) and not inspect.isclass(value)
     if is_fixed(kind) and len(value) != len(typing.get_args(kind)):
         return False
     return all(any(_fits(one, part, refers) for part in parts or [Any]) for one in value)

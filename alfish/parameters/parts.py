@@ -42,4 +42,6 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
 
 
 def _article(kind: type) -> str:
-    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+    name = kind.__name__
+    is_spelled = name[:2].isupper()  # as RLAlgorithm and MLP
+    return f"{'an' if name[0] in ('AEFHILMNORSX' if is_spelled else 'AEIOU') else 'a'} {name}"

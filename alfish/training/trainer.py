@@ -28,11 +28,12 @@ from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.data import IS_STEP
 from alfish.environments import Environment, make_environment
 from alfish.errors import RunError, UsageError, exited, first_line
+from alfish.formatting import counted
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.offline.spaces import TrainedSpaces
 from alfish.parameters.description import CONFIG_FILE, as_gin
-from alfish.parameters.kinds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked, shown
+from alfish.parameters.kinds import NonNegativeInt, PositiveFloat, PositiveInt, Range, checked, shown
 from alfish.parameters.parts import build
 from alfish.runs import files
 from alfish.runs.checkpoint import (
@@ -133,7 +134,7 @@ class Trainer:
         listeners: Sequence[Listener] | None = None,
         extra_metrics: Sequence[Metric] = (),
         extra_listeners: Sequence[Listener] = (),
-        unroll_length: NonNegativeFloat = 128,
+        unroll_length: Annotated[float, Range(0, 10**7)] = 128,
         num_env_steps: PositiveInt | None = None,
         num_iterations: PositiveInt | None = None,
         num_updates: PositiveInt | None = None,
@@ -614,7 +615,7 @@ class Trainer:
     def _announce(self) -> None:
         """Says what is trained, once nothing has been refused."""
         trained = sum(parameter.numel() for parameter in self.algorithm.parameters() if parameter.requires_grad)
-        acting = f"{self.unroller.num_envs} environments, " if self.batches.acts else ""
+        acting = f"{counted(self.unroller.num_envs, 'environment')}, " if self.batches.acts else ""
         self.log(
             f"{type(self.algorithm).__name__} on {self.environment.name}: {acting}{trained:,} parameters on "
             f"{self.device}, Trainer.{self._budget_name} = {self._budget:,}"

@@ -14,6 +14,7 @@ from alfish.batches import EpochBatches
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
 from alfish.errors import UsageError
+from alfish.training.listeners import Listener
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transform
 
@@ -130,9 +131,9 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
         on_policy = True
 
     for options, words in (
-        ({"algorithm": linear}, "Trainer.algorithm made a Linear; it is a class, or a function that makes a RLAlgori"),
+        ({"algorithm": linear}, "Trainer.algorithm made a Linear; it is a class, or a function that makes an RLAlgor"),
         ({"algorithm": lambda *specs: None}, "Trainer.algorithm made None; it is a class, or a function"),
-        ({"algorithm": lambda: None}, "Trainer.algorithm cannot be called as a RLAlgorithm is: .* takes 0 positional"),
+        ({"algorithm": lambda: None}, "Trainer.algorithm cannot be called as an RLAlgorithm is: .* takes 0 positional"),
         (
             {"algorithm": Incomplete},
             "Trainer.algorithm cannot be called .*: Can't instantiate abstract class Incomplete",
@@ -143,6 +144,7 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
         ({"unroller": linear}, "Trainer.unroller made a Linear"),
         ({"learner": lambda: None}, "Trainer.learner cannot be called as a Learner is"),
         ({"batches": dict}, "Trainer.batches made a dict"),
+        ({"extra_listeners": Listener()}, "Trainer.extra_listeners is .*; it is a list"),
         ({"listeners": [len]}, "Trainer.listeners has <built-in function len>, which is no Listener"),
         ({"extra_metrics": [object()]}, "object is no metric: it has no name and no update and no result"),
         ({"device": "meta"}, "Trainer.device is 'meta', which alfish does not use"),

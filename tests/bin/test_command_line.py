@@ -178,8 +178,8 @@ def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_pat
         ("Trainer.seed = 'a'", "it is a whole number in [0, 922"),
         ("Trainer.device = 0", "it is text in quotes"),
         ("MLP.layers = 64", "it is a list: write [64]"),
-        ("MLP.layers = 'large'", "it is a list, each entry a whole number of at least 1"),
-        ("MLP.layers = ['large']", "it is a list, each entry a whole number of at least 1"),
+        ("MLP.layers = 'large'", "it is a list, each entry a whole number in [1, 1000000]"),
+        ("MLP.layers = ['large']", "it is a list, each entry a whole number in [1, 1000000]"),
         ("Trainer.algorithm = 'PPO'", "it takes a class or function: write @PPO"),
         ("Trainer.algorithm = @PPO()", "it takes a class or function: write @PPO"),
         ("Trainer.environment = 3", "it is a reference (@...)"),
@@ -469,11 +469,31 @@ def test_a_root_dir_that_cannot_be_made_is_refused(refused, tmp_path, monkeypatc
     assert f"{tmp_path} may not be written to; name another" in refused(*train(tmp_path, *TINY))
 
 
+def test_a_root_dir_that_no_directory_can_be_is_refused(refused):
+    for name, words in (("x" * 300, "File name too long"), ("a\0b", "embedded null byte")):
+        for arguments in (train(name, *TINY), ["evaluate", f"--root_dir={name}"]):
+            said = refused(*arguments)
+            assert "is no directory: " in said and words in said and said.count("\n") == 1
+        with pytest.raises(UsageError, match=words):
+            alfish.train("PPO", "CartPole-v1", root_dir=name, num_iterations=1)
+
+
+def test_sizes_that_no_memory_holds_are_refused(refused, tmp_path):
+    for parameter, words in (
+        ("Trainer.unroll_length=1e12", "it is a number in [0, 10000000]"),
+        ("MLP.layers=[10**9]", "each entry a whole number in [1, 1000000]"),
+    ):
+        value = parameter.replace("10**9", "1000000000")
+        assert words in refused(*train(tmp_path / "run", *TINY, value))
+
+
 def test_a_missing_gin_file_is_asked_for(refused, tmp_path):
     assert "--gin_file is missing: `alfish confs`" in refused("train", f"--root_dir={tmp_path / 'run'}")
 
 
-@pytest.mark.parametrize("flag", ["--num_episodes=0", "--num_episodes=few", "--seed=-1", "--num_envs=0"])
+@pytest.mark.parametrize(
+    "flag", ["--num_episodes=0", "--num_episodes=few", "--seed=-1", f"--seed={2**63}", "--num_envs=0"]
+)
 def test_a_flags_value_that_makes_no_sense_is_refused(refused, run, flag):
     assert flag.split("=")[0].strip("-") in refused("evaluate", f"--root_dir={run}", flag)
 
@@ -691,7 +711,7 @@ def test_episodes_without_an_end_are_cut_wherever_a_policy_is_shown(endless, tmp
     summary = json.loads(printed.out)
     assert summary["lengths"] == [30] * 3 and summary["num_cut"] == 3 and note.format(30) in printed.err
     assert main(["evaluate", root_dir, "--num_episodes=3", "--max_length=11"]) == 0
-    assert "length  mean 11, 3 episodes were cut" in capsys.readouterr().out
+    assert "length  mean 11, 3 episodes cut" in capsys.readouterr().out
     assert main(["play", root_dir, "--max_length=7"]) == 0
     assert " in 7 steps" in capsys.readouterr().out
     assert main(["record", root_dir, "--num_episodes=2", "--max_length=5", f"--output={tmp_path / 'data'}"]) == 0

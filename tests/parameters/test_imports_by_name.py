@@ -96,6 +96,9 @@ def test_what_the_user_allows_or_has_imported_may_be_named(here, capsys):
         imports.admit("my_lab_of_tests.deep.inside", "here")
         with pytest.raises(UsageError, match="'my_lab_of_tests_and_more', which is not part of alfish"):
             imports.admit("my_lab_of_tests_and_more", "here")
+    with imports.restricted("my_lab_of_tests"), pytest.raises(UsageError, match="'m', which is not part of alfish"):
+        imports.admit("my_lab_of_tests.inside", "here")  # one name is one module, and not its letters
+        imports.admit("m", "here")
     imports.admit("my_lab_of_tests_and_more", "here")  # in what the user has written
 
 

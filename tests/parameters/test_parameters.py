@@ -97,7 +97,7 @@ def test_a_plain_call_says_what_a_parameter_takes():
         (lambda: alfish.load("x", 1.5), "load.checkpoint is 1.5; it is text in quotes or a whole number"),
         (lambda: Evaluate(period=-1), "Evaluate.period is -1; it is a whole number of at least 0"),
         (lambda: Adam([], betas=(0.9, 1.0)), "Adam.betas is (0.9, 1.0); it is a list of 2, each entry a"),
-        (lambda: MLP(3, (64, 0)), "MLP.layers is (64, 0); it is a list, each entry a whole number of at least 1"),
+        (lambda: MLP(3, (64, 0)), "MLP.layers is (64, 0); it is a list, each entry a whole number in [1, 1000000]"),
     ):
         with pytest.raises(UsageError, match=re.escape(words)):
             pytest.fail(f"{build()} was built, where this is asked for: {words}")
