@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from alfish import nest
+from alfish.compiler import torch_internals
 from alfish.compiler.matmul import PRECISIONS, rewrite_products
+from alfish.compiler.torch_internals import TorchChanged, storage_id
 from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 
@@ -46,17 +45,16 @@ class CompiledFunction:
 
     Raises:
       NotCompilable: the function looks at a tensor's value, or calls what cannot be traced.
+      TorchChanged: this release of torch does not compile graphs as expected.
     """
 
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, precision: str = "float32"):
         if precision not in PRECISIONS:
             raise UsageError(f"the precision is {precision!r}; it is one of {PRECISIONS}")
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # here, because it takes half a second
-
         leaves, structure = nest.flatten(arguments)
         # The cache on disk wants a place for symbolic shapes, though there are none, nor numbers taken out of tensors.
-        symbols = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        fake = FakeTensorMode(shape_env=symbols, static_shapes=True)
+        symbols = torch_internals.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        fake = torch_internals.FakeTensorMode(shape_env=symbols, static_shapes=True)
         with fake:
             # Each a tensor of its own: what stands in two places would be traced as one argument.
             leaves = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in leaves]
@@ -65,9 +63,12 @@ class CompiledFunction:
             results, self._structure = nest.flatten(function(nest.unflatten(structure, leaves)))
             return _without_aliases(results, leaves)
 
+        make_fx = torch_internals.make_fx
         try:
             with fake:
                 graph = make_fx(flat)(*leaves)
+        except TorchChanged:
+            raise
         except Exception as error:
             raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
         if all(leaf.device.type == "cpu" for leaf in leaves):
@@ -87,34 +88,30 @@ class CompiledFunction:
 
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """A copy of each result that lies in the memory of an input or of an earlier result, as `_compile` asks."""
-    taken = {leaf.untyped_storage()._cdata for leaf in leaves}
+    taken = {storage_id(leaf) for leaf in leaves}
     own = []
     for result in results:
-        storage = result.untyped_storage()._cdata
+        storage = storage_id(result)
         own.append(result.clone() if storage in taken else result)
         taken.add(storage)
     return own
 
 
-def _compile(
-    graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: FakeTensorMode
-) -> Callable[[list[torch.Tensor]], Any]:
+def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any) -> Callable[[list[torch.Tensor]], Any]:
     """The compiled graph as a function of a list, which it empties. No result of the graph may alias another tensor.
 
     Args:
       leaves: of the mode `fake`. Of real ones, torch's compiler would take sizes for variables, and make slower loops.
     """
-    from torch._functorch import config as functorch_config
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # here, because it takes a second
-
+    compile_fx, compile_fx_inner = torch_internals.compile_fx, torch_internals.compile_fx_inner
+    config, autograd_config = torch_internals.compiler_config, torch_internals.autograd_config
     # From Python the calls of a small update take longer than its kernels.
     wrapped = torch.__version__ >= WRAPPER_FROM_TORCH and all(leaf.device.type == "cpu" for leaf in leaves)
     # A pool of memory for what is only needed inside, because to allocate takes as long as a small loop.
     options = {"fallback_random": True, "size_asserts": False, "cpp_wrapper": wrapped, "memory_planning": wrapped}
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
-    context = tracing(TracingContext(fake))
-    outer = functorch_config.patch(enable_autograd_cache=False)  # this cache would hide the innermost callable
+    context = torch_internals.tracing(torch_internals.TracingContext(fake))
+    outer = autograd_config.patch(enable_autograd_cache=False)  # this cache would hide the innermost callable
 
     def compile_inner(inner_graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         compiled = compile_fx_inner(inner_graph, inputs, **options)

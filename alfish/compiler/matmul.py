@@ -14,6 +14,8 @@ import torch
 from absl import logging
 from torch.fx import GraphModule, Node
 
+from alfish.compiler import torch_internals
+from alfish.compiler.torch_internals import TorchChanged
 from alfish.errors import first_line
 
 PRECISIONS = ("float32", "bfloat16")
@@ -73,9 +75,8 @@ def rewrite_products(graph: GraphModule, precision: str) -> None:
         return call(aten._to_copy.default, (result,), {"dtype": torch.float32})
 
     for node in list(graph.graph.nodes):
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        if node.target._schema.is_mutable:
+        schema = torch_internals.schema(node.target)
+        if schema is not None and schema.is_mutable:
             low.clear()
         if node.target in PRODUCTS and not node.kwargs:
             _replace(graph, node, product)
@@ -109,13 +110,11 @@ def has_products() -> bool:
     """
     if not suits_products():
         return False
-    from torch._inductor.codecache import CppCodeCache  # here, because it takes a second
-
     source = Path(__file__).with_name("matmul.cpp").read_text()
     try:
-        CppCodeCache.load(source)
+        torch_internals.CppCodeCache.load(source)
         return _is_right(torch.ops.alfish.product, torch.float32)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, TorchChanged) as error:
         logging.warning("products are left to torch, because matmul.cpp could not be compiled: %s", first_line(error))
         return False
 

@@ -15,6 +15,7 @@ import torch
 
 from alfish import nest
 from alfish.compiler.numpy_operations import NotTranslatable, equalize_compared, numpy_dtype, operand, translated
+from alfish.compiler.torch_internals import TorchChanged
 from alfish.compiler.tracer import is_random, record
 from alfish.nest import Nest
 
@@ -29,6 +30,7 @@ class NumpyProgram:
 
     Raises:
       NotTranslatable: an operation is not in the table, or the function cannot be recorded.
+      TorchChanged: this release of torch does not show operations as expected.
 
     Attributes:
       used: which of the arguments' leaves the program reads.
@@ -50,6 +52,8 @@ class NumpyProgram:
         try:
             graph = record(flat, zeros)
             equalize_compared(graph)
+        except TorchChanged:
+            raise
         except Exception as error:
             raise NotTranslatable(f"recording failed: {error}") from error
         finally:

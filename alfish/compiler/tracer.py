@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from alfish import nest
+from alfish.compiler import torch_internals
 
 aten = torch.ops.aten
 
@@ -34,8 +34,10 @@ def record(function: Callable[[list[torch.Tensor]], list[Any]], arguments: list[
     Raises:
       NotRecordable: it looks at a tensor's value, uses a tensor that is no argument and was made before, or writes
         what it is given.
+      TorchChanged: this release of torch does not show operations as expected.
     """
-    with torch.no_grad(), _Unreadable(), _Recorder(arguments) as recorder:
+    recorder = _Recorder(arguments)
+    with torch.no_grad(), _Unreadable(), torch_internals.dispatch_mode(recorder.receive):
         results = function(arguments)
     return recorder.finish(results)
 
@@ -45,23 +47,19 @@ def is_random(node: torch.fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder:
     """The operations of a function as a graph; an operation in place becomes the one that makes a new tensor."""
 
     def __init__(self, arguments: list[torch.Tensor]):
-        super().__init__()
         self._graph = torch.fx.Graph()
         self._nodes: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}  # by the tensor's id; it lives as long as that
         self._sharers: dict[int, list[torch.Tensor]] = {}  # the tensors that lie in a storage
         for k, argument in enumerate(arguments):
             self._keep(self._graph.placeholder(f"argument_{k}"), argument)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first call imports all of it
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        result = function(*arguments, **(keywords or {}))
+    def receive(self, function: Any, arguments: Any, keywords: Any) -> Any:
+        """Runs an operation, adds it to the graph and returns its result."""
+        result = function(*arguments, **keywords)
         if function is aten.detach.default:  # the same numbers under another name
             self._keep(self._traced(arguments[0]), result)
             return result
@@ -69,12 +67,12 @@ class _Recorder(TorchDispatchMode):
             if id(result) not in self._nodes:
                 self._keep(self._graph.call_function(function), result)
             return result
-        is_written = function._schema.is_mutable
+        is_written = torch_internals.schema(function).is_mutable
         target = self._made_new(function, arguments[0]) if is_written else function
-        traced = self._graph.call_function(target, *nest.map(self._traced, (tuple(arguments), dict(keywords or {}))))
+        traced = self._graph.call_function(target, *nest.map(self._traced, (tuple(arguments), dict(keywords))))
         traced.meta["val"] = result
         if is_written:
-            for sharer in self._sharers[_storage(result)]:
+            for sharer in self._sharers[torch_internals.storage_id(result)]:
                 self._nodes[id(sharer)] = traced, sharer
         elif isinstance(result, torch.Tensor):
             self._keep(traced, result)
@@ -93,7 +91,7 @@ class _Recorder(TorchDispatchMode):
     def _keep(self, node: torch.fx.Node, value: torch.Tensor) -> None:
         node.meta["val"] = value
         self._nodes[id(value)] = node, value
-        self._sharers.setdefault(_storage(value), []).append(value)
+        self._sharers.setdefault(torch_internals.storage_id(value), []).append(value)
 
     def _traced(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -104,11 +102,9 @@ class _Recorder(TorchDispatchMode):
 
     def _made_new(self, function: Any, written: torch.Tensor) -> Any:
         """The operation without the underscore, if nobody sees a part of what this one writes."""
-        name = function._schema.name.removeprefix("aten::")
-        packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
-        overload = getattr(packet, function._overloadname, None)
+        overload = torch_internals.functional_overload(function)
         self._traced(written)  # knows it
-        sharers = self._sharers[_storage(written)]
+        sharers = self._sharers[torch_internals.storage_id(written)]
         if overload is None or any(_is_given(self._traced(sharer)) for sharer in sharers):
             raise NotRecordable(f"{function} writes what it is given")
         for sharer in sharers:
@@ -124,10 +120,6 @@ class _Recorder(TorchDispatchMode):
 def _is_given(node: torch.fx.Node) -> bool:
     """Whether its memory may be somebody else's; that of data may be an array's."""
     return node.op == "placeholder" or node.target is aten.lift_fresh.default
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 class _Unreadable(TorchFunctionMode):

@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 from absl import logging
-from torch.nn.utils.stateless import _reparametrize_module
 
 from alfish import nest
 from alfish.batches import Minibatches, take
+from alfish.compiler import torch_internals
 from alfish.compiler.cuda_graphs import RecordedFunction
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.data import Batch
 from alfish.errors import RunError
+from alfish.learner.optimizers import CompilableOptimizer
 from alfish.learner.updates import Updates, UpdateStats, extra_sums
 from alfish.nest import Nest
 from alfish.replay import RingView
@@ -30,7 +31,7 @@ class CompiledUpdates:
     depend on something that tracing took for constant.
 
     Args:
-      updates: the plain ones, whose parameters, optimizers and books these share.
+      updates: the plain ones, whose parameters, optimizers and counters these share.
       precision: see `CompiledFunction`.
       records: whether to record each graph as a CUDA graph too, where it runs on a GPU.
       log: receives a line for each graph.
@@ -50,7 +51,9 @@ class CompiledUpdates:
         self._layouts: dict[Hashable, int] = {}  # a number for each that was seen: to hash one takes microseconds
         self._layout = 0
         self._held: dict[Hashable, list[torch.Tensor]] = {}  # such a copy's rows, by layout
-        algorithm, groups, optimizers = updates.algorithm, updates.groups, updates.optimizers
+        algorithm, groups = updates.algorithm, updates.groups
+        compilable = {n: each for n, each in updates.optimizers.items() if isinstance(each, CompilableOptimizer)}
+        self._optimizers: dict[str, CompilableOptimizer] = compilable
         names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
         self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
         unclaimed = set(names.values())
@@ -58,13 +61,13 @@ class CompiledUpdates:
         # All of these are written in place and never rebound.
         self._tensors = {
             "parameters": {name: group.flat for name, group in groups.items()},
-            "moments": {name: getattr(optimizer, "tensors", []) for name, optimizer in optimizers.items()},
-            "books": [updates.kept, updates.consecutive_skips],
+            "moments": {name: optimizer.tensors for name, optimizer in compilable.items()},
+            "counters": [updates.num_applied, updates.consecutive_skips],
             "others": others | dict(algorithm.named_buffers()),
         }
         self._leaves = nest.leaves(self._tensors)
         # On the host, written before each call.
-        self._coefficients = torch.zeros(sum(getattr(each, "num_coefficients", 0) for each in optimizers.values()))
+        self._coefficients = torch.zeros(sum(each.num_coefficients for each in compilable.values()))
         self._numbers = self._coefficients.numpy()
 
     def __call__(
@@ -73,7 +76,7 @@ class CompiledUpdates:
         """See `Updates`; the graph sums up in any case.
 
         Raises:
-          NotCompilable: what is to be done has to be done by the plain updates; nothing has changed.
+          NotCompilable, TorchChanged: the plain updates have to do it; nothing has changed.
         """
         plain = self._plain
         if not chunk.is_steady:
@@ -91,15 +94,15 @@ class CompiledUpdates:
         total = self._compare(graph, take(source, index), at) if is_checked(graph.num_calls) else None
         graph.num_calls += 1
         coefficients: list[float] = []
-        for name, optimizer in plain.optimizers.items():
-            coefficients += optimizer.coefficients(learning_rate[name])  # type: ignore[attr-defined]
+        for name, optimizer in self._optimizers.items():
+            coefficients += optimizer.coefficients(learning_rate[name])
         self._numbers[:] = coefficients
         result = self._run(graph, [self._here(self._coefficients), *at], total)
         if result["stop"] is not None and bool(result["stop"]):
             return None
-        if not plain.on_cpu or not plain.num_skipped_in_row():  # on a CPU, a skipped step does not count
+        if not plain.on_cpu or not plain.num_consecutive_skips():  # on a CPU, a skipped step does not count
             for name in graph.trained:
-                plain.optimizers[name].count()  # type: ignore[attr-defined]
+                self._optimizers[name].count()
         return UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
 
     def forget_batch(self) -> None:
@@ -149,7 +152,7 @@ class CompiledUpdates:
     def _make(self, source: Batch | RingView, index: Nest) -> "_Graph":
         plain, algorithm = self._plain, self._plain.algorithm
         for name, optimizer in plain.optimizers.items():
-            if not hasattr(optimizer, "apply"):
+            if name not in self._optimizers:
                 raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
         began = time.perf_counter()
         trained: list[str] = []
@@ -162,27 +165,27 @@ class CompiledUpdates:
                 views = group.views(tensors["parameters"][name])
                 parameters[name] = [view.detach().requires_grad_() for view in views]
                 of_module.update(zip(self._names[name], parameters[name]))
-            with _reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
+            with torch_internals.reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
                 losses, loss_info = plain.losses(batch)
-                measured = plain.measure(losses, parameters)
+                gradients = plain.gradients(losses, parameters)
             trained[:] = losses
-            kept, consecutive_skips = tensors["books"]
+            num_applied, consecutive_skips = tensors["counters"]
             with torch.no_grad():
-                keep, missed = measured.keep, (consecutive_skips + 1) * (1 - measured.keep)
+                is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)
                 if loss_info.stop is not None:
-                    keep = keep * ~loss_info.stop
-                    missed = torch.where(loss_info.stop, consecutive_skips, missed)
-                kept.add_(keep)
-                consecutive_skips.copy_(missed)
+                    is_applied = is_applied * ~loss_info.stop
+                    skips = torch.where(loss_info.stop, consecutive_skips, skips)
+                num_applied.add_(is_applied)
+                consecutive_skips.copy_(skips)
                 remaining = iter(coefficients.unbind())
-                for name, optimizer in plain.optimizers.items():
-                    own = [next(remaining) for _ in range(optimizer.num_coefficients)]  # type: ignore[attr-defined]
+                for name, optimizer in self._optimizers.items():
+                    own = [next(remaining) for _ in range(optimizer.num_coefficients)]
                     if name in losses:
-                        state = tensors["parameters"][name], measured.gradients[name], tensors["moments"][name]
-                        optimizer.apply(*state, own, keep)  # type: ignore[attr-defined]
+                        state = tensors["parameters"][name], gradients.by_group[name], tensors["moments"][name]
+                        optimizer.apply(*state, own, is_applied)
                 extra = extra_sums(loss_info, batch)
                 priority = plain.priority(loss_info, batch)
-            return {"total": measured.total, "stop": loss_info.stop, "extra": extra, "priority": priority}
+            return {"total": gradients.total, "stop": loss_info.stop, "extra": extra, "priority": priority}
 
         arguments = self._tensors, self._here(self._coefficients), index, source
         function = CompiledFunction(update, arguments, self._precision)
@@ -197,7 +200,11 @@ class CompiledUpdates:
         plain, algorithm = self._plain, self._plain.algorithm
         buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
         # Gradients, because a hook may want them inside.
-        with random_state.preserved(), torch.enable_grad(), _reparametrize_module(algorithm, buffers, tie_weights=True):
+        with (
+            random_state.preserved(),
+            torch.enable_grad(),
+            torch_internals.reparametrize_module(algorithm, buffers, tie_weights=True),
+        ):
             losses, _ = plain.losses(batch)
         expected = torch.stack([loss.detach() for loss in losses.values()])
         copies = [leaf.clone() for leaf in self._leaves]
@@ -217,7 +224,7 @@ class CompiledUpdates:
 
     def _here(self, numbers: torch.Tensor) -> torch.Tensor:
         # A GPU copies so few numbers before the call returns, so there is nothing to wait for.
-        return numbers if self._plain.on_cpu else numbers.to(self._plain.kept.device, non_blocking=True)
+        return numbers if self._plain.on_cpu else numbers.to(self._plain.num_applied.device, non_blocking=True)
 
 
 class _Graph:

@@ -19,6 +19,7 @@ from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.batches import Minibatches
 from alfish.compiler.inductor import NotCompilable
+from alfish.compiler.torch_internals import TorchChanged
 from alfish.data import Batch
 from alfish.errors import RunError, UsageError
 from alfish.learner.compiled_updates import CompiledUpdates
@@ -148,13 +149,17 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         plain = self._plain
         optimizers = {name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()}
-        counters = {"kept": plain.kept, "consecutive_skips": plain.consecutive_skips, "updates": self.updates}
+        counters = {
+            "num_applied": plain.num_applied,
+            "consecutive_skips": plain.consecutive_skips,
+            "updates": self.updates,
+        }
         return {"optimizers": optimizers, "fell_back": self._fell_back, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, optimizer in self._plain.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        self._plain.kept.copy_(state["kept"])
+        self._plain.num_applied.copy_(state["num_applied"])
         self._plain.consecutive_skips.copy_(state["consecutive_skips"])
         self.updates = self._num_summed = state["updates"]
         if state.get("fell_back"):  # compiled again, it might take longer to notice
@@ -177,7 +182,7 @@ class Learner:
         if self._compiled is not None:
             try:
                 record = self._compiled(chunk, index, self._learning_rate, summarize)
-            except NotCompilable as error:
+            except (NotCompilable, TorchChanged) as error:
                 logging.warning("%s cannot be compiled, and runs as it is: %s", type(self._algorithm).__name__, error)
                 self._compiled, self._fell_back = None, True
                 return self._update(chunk, index, summarize)
@@ -197,7 +202,7 @@ class Learner:
         return record.priority
 
     def _finish(self, summarize: bool) -> dict[str, float]:
-        num_skipped = self._plain.num_skipped_in_row()
+        num_skipped = self._plain.num_consecutive_skips()
         if num_skipped >= self._max_nonfinite_updates:
             raise RunError(
                 f"loss or gradient was not finite in {num_skipped} updates in a row, up to update "
@@ -213,7 +218,7 @@ class Learner:
         result = dict(zip(means, read))
         for name, learning_rate in self._learning_rate.items():
             result[self._name("learning_rate", name)] = learning_rate
-        result["nonfinite_updates"] = self.updates - float(self._plain.kept)
+        result["nonfinite_updates"] = self.updates - float(self._plain.num_applied)
         return result
 
     def _sum_up(self) -> None:

@@ -1,8 +1,8 @@
 """Optimizers over flat vectors: a parameter group is one tensor, or one for each dtype, with its gradient in `.grad`.
 
-An update that is not finite must change nothing. On a CPU the learner looks, and does not call `step`. On a GPU a look
-would wait for the device, so `step` gets a flag there, `keep` (0-d float32), and changes nothing where it is 0; only
-Adam's count of steps, which lives on the host, goes on.
+An update that is not finite must change nothing. On a CPU the learner does not call `step` then. On a GPU a look at the
+value would wait for the device, so `step` gets it there, `is_applied` (0-d float32), and changes nothing where it is 0.
+Only Adam's count of steps, which lives on the host, increases.
 
 `coefficients` and `apply` are `step` in two parts, what the host works out and what happens to tensors; an optimizer
 that has them can be part of a compiled update.
@@ -10,7 +10,7 @@ that has them can be part of a compiled update.
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import gin
 import torch
@@ -22,7 +22,7 @@ Decay = Annotated[float, Range(0, 1, below=True)]
 
 
 class Optimizer(Protocol):
-    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None: ...
+    def step(self, learning_rate: float, is_applied: torch.Tensor | None = None) -> None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -30,14 +30,35 @@ class Optimizer(Protocol):
         """Continues from the state of an optimizer of the same class; settings are not part of the state."""
 
 
-class _Flat:
+@runtime_checkable
+class CompilableOptimizer(Optimizer, Protocol):
+    """An optimizer whose step can be part of a compiled update; see `FlatOptimizer`."""
+
+    num_coefficients: int
+    tensors: list[torch.Tensor]
+
+    def coefficients(self, learning_rate: float) -> list[float]: ...
+
+    def count(self) -> None: ...
+
+    def apply(
+        self,
+        parameters: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        coefficients: Sequence[Any],
+        is_applied: torch.Tensor | None,
+    ) -> None: ...
+
+
+class FlatOptimizer:
     """A step in two parts.
 
     Attributes:
       tensors: its state, which `apply` writes.
     """
 
-    num_coefficients: ClassVar[int]
+    num_coefficients: int
 
     def __init__(self, parameters: Sequence[torch.Tensor], num_moments: int):
         self._parameters = list(parameters)
@@ -56,20 +77,20 @@ class _Flat:
         gradients: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         coefficients: Sequence[Any],
-        keep: torch.Tensor | None,
+        is_applied: torch.Tensor | None,
     ) -> None:
-        """Writes parameters and state; `coefficients` may be 0-d tensors where there is a `keep`."""
+        """Writes parameters and state; `coefficients` may be 0-d tensors where there is a `is_applied`."""
         raise NotImplementedError
 
-    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
+    def step(self, learning_rate: float, is_applied: torch.Tensor | None = None) -> None:
         gradients: Any = [p.grad for p in self._parameters]
-        self.apply(self._parameters, gradients, self.tensors, self.coefficients(learning_rate), keep)
+        self.apply(self._parameters, gradients, self.tensors, self.coefficients(learning_rate), is_applied)
         self.count()
 
 
 @gin.configurable(module="alfish.learner.optimizers")
 @checked
-class Adam(_Flat):
+class Adam(FlatOptimizer):
     """Adam, with decoupled weight decay.
 
     Args:
@@ -102,20 +123,20 @@ class Adam(_Flat):
     def count(self) -> None:
         self._num_steps += 1
 
-    def apply(self, parameters, gradients, tensors, coefficients, keep):
+    def apply(self, parameters, gradients, tensors, coefficients, is_applied):
         size, root, decay = coefficients
-        first_rate, second_rate = (1 - beta if keep is None else (1 - beta) * keep for beta in self._betas)
+        first_rate, second_rate = (1 - beta if is_applied is None else (1 - beta) * is_applied for beta in self._betas)
         for p, gradient, m, v in zip(parameters, gradients, tensors, tensors[len(parameters) :]):
-            gradient = _silenced(gradient, keep)
+            gradient = _silenced(gradient, is_applied)
             _approach(m, gradient, first_rate)
             _approach(v, gradient.square_(), second_rate)
             if self._weight_decay:
-                p.mul_(1 - decay * (1 if keep is None else keep))
+                p.mul_(1 - decay * (1 if is_applied is None else is_applied))
             denominator = v.sqrt().div_(root).add_(self._eps)
-            if keep is None:
+            if is_applied is None:
                 p.addcdiv_(m, denominator, value=-size)
             else:
-                p.sub_(m / denominator * (size * keep))
+                p.sub_(m / denominator * (size * is_applied))
 
     def state_dict(self) -> dict[str, Any]:
         count = len(self._parameters)
@@ -129,7 +150,7 @@ class Adam(_Flat):
 
 @gin.configurable(module="alfish.learner.optimizers")
 @checked
-class RMSprop(_Flat):
+class RMSprop(FlatOptimizer):
     """RMSprop, with eps outside the root.
 
     Args:
@@ -154,12 +175,12 @@ class RMSprop(_Flat):
     def coefficients(self, learning_rate: float) -> list[float]:
         return [learning_rate]
 
-    def apply(self, parameters, gradients, tensors, coefficients, keep):
-        rate = (1 - self._decay) if keep is None else (1 - self._decay) * keep
+    def apply(self, parameters, gradients, tensors, coefficients, is_applied):
+        rate = (1 - self._decay) if is_applied is None else (1 - self._decay) * is_applied
         for p, gradient, v in zip(parameters, gradients, tensors):
-            gradient = _silenced(gradient, keep)
+            gradient = _silenced(gradient, is_applied)
             _approach(v, gradient.square(), rate)
-            if keep is None:
+            if is_applied is None:
                 p.addcdiv_(gradient, v.sqrt().add_(self._eps), value=-coefficients[0])
             else:
                 p.sub_(gradient / (v.sqrt() + self._eps) * coefficients[0])
@@ -177,7 +198,7 @@ class RMSprop(_Flat):
 class TorchOptimizer:
     """Any torch optimizer that works entry by entry: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
 
-    Looks at `keep`, and so waits for a GPU.
+    Looks at `is_applied`, and so waits for a GPU.
 
     Args:
       parameters: flat vectors.
@@ -193,8 +214,8 @@ class TorchOptimizer:
             optimizer = getattr(torch.optim, optimizer)
         self._optimizer = optimizer(list(parameters), lr=0.0)
 
-    def step(self, learning_rate: float, keep: torch.Tensor | None = None) -> None:
-        if keep is None or keep > 0:
+    def step(self, learning_rate: float, is_applied: torch.Tensor | None = None) -> None:
+        if is_applied is None or is_applied > 0:
             for settings in self._optimizer.param_groups:
                 settings["lr"] = learning_rate
             self._optimizer.step()
@@ -224,10 +245,10 @@ def _check_entries(optimizer: Optimizer, state: dict[str, Any]) -> None:
         )
 
 
-def _silenced(gradient: torch.Tensor | None, keep: torch.Tensor | None) -> torch.Tensor:
-    """The gradient, or zeros where `keep` is 0: a rate of 0 alone does not silence a nan."""
+def _silenced(gradient: torch.Tensor | None, is_applied: torch.Tensor | None) -> torch.Tensor:
+    """The gradient, or zeros where `is_applied` is 0: a rate of 0 alone does not silence a nan."""
     assert gradient is not None
-    return gradient if keep is None else torch.where(keep > 0, gradient, 0)
+    return gradient if is_applied is None else torch.where(is_applied > 0, gradient, 0)
 
 
 def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:

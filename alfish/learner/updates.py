@@ -36,11 +36,11 @@ class UpdateStats(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What one batch asks for."""
+    """Gradients of one batch, and the losses they are of."""
 
-    gradients: dict[str, list[torch.Tensor]]  # a group's, one flat vector for each dtype, clipped
+    by_group: dict[str, list[torch.Tensor]]  # one flat vector for each dtype, clipped
     total: torch.Tensor  # the groups' losses, then the norms of their gradients before clipping
-    keep: torch.Tensor  # 0-d float32: 1, or 0 where something is not finite and the update must be skipped
+    is_finite: torch.Tensor  # 0-d float32: 1, or 0 where the update must be skipped
 
 
 class Updates:
@@ -53,7 +53,7 @@ class Updates:
 
     Attributes:
       groups, optimizers: by name.
-      kept: 0-d float64, updates made, without those skipped.
+      num_applied: 0-d float64, updates made, without those skipped.
       consecutive_skips: 0-d.
     """
 
@@ -64,9 +64,9 @@ class Updates:
         self._max_grad_norm = max_grad_norm
         device = algorithm.progress.device
         self.on_cpu = device.type == "cpu"
-        self.kept = torch.zeros((), dtype=torch.float64, device=device)
+        self.num_applied = torch.zeros((), dtype=torch.float64, device=device)
         self.consecutive_skips = torch.zeros((), device=device)
-        self._skipped_in_row = nest.host_view(self.consecutive_skips)
+        self._consecutive_skips = nest.host_view(self.consecutive_skips)
 
     def __call__(
         self, chunk: Minibatches, index: Nest, learning_rate: Mapping[str, float], summarize: bool
@@ -88,26 +88,26 @@ class Updates:
             try:
                 if loss_info.stop is not None and bool(loss_info.stop):
                     return None
-                measured = self.measure(losses, {name: group.parameters for name, group in self.groups.items()})
+                gradients = self.gradients(losses, {name: group.parameters for name, group in self.groups.items()})
             except Exception:
                 check_loss_info(loss_info, self.algorithm)
                 raise
-        keep = measured.keep
-        self.kept += keep
-        self.consecutive_skips.add_(1).mul_(1 - keep)
-        for name, gradients in measured.gradients.items():
-            for vector, gradient in zip(self.groups[name].flat, gradients):
-                vector.grad = gradient
+        is_finite = gradients.is_finite
+        self.num_applied += is_finite
+        self.consecutive_skips.add_(1).mul_(1 - is_finite)
+        for name, vectors in gradients.by_group.items():
+            for parameters, gradient in zip(self.groups[name].flat, vectors):
+                parameters.grad = gradient
             if not self.on_cpu:
-                self.optimizers[name].step(learning_rate[name], keep)
-            elif keep:
+                self.optimizers[name].step(learning_rate[name], is_finite)
+            elif is_finite:
                 self.optimizers[name].step(learning_rate[name])
         extra = extra_sums(loss_info, batch) if summarize else {}
-        return UpdateStats(list(losses), measured.total, extra, self.priority(loss_info, batch))
+        return UpdateStats(list(losses), gradients.total, extra, self.priority(loss_info, batch))
 
-    def num_skipped_in_row(self) -> int:
+    def num_consecutive_skips(self) -> int:
         """Up to the last update; waits for the device."""
-        return int(self._skipped_in_row)
+        return int(self._consecutive_skips)
 
     def losses(self, batch: Batch) -> tuple[dict[str, torch.Tensor], LossInfo]:
         """Each group's, 0-d."""
@@ -142,20 +142,20 @@ class Updates:
         mean = rows.sum(0) / mask.sum(0).clamp(min=1)
         return LARGEST_SHARE * rows.amax(0) + (1 - LARGEST_SHARE) * mean
 
-    def measure(self, losses: dict[str, torch.Tensor], parameters: Mapping[str, list[Any]]) -> Gradients:
+    def gradients(self, losses: dict[str, torch.Tensor], parameters: Mapping[str, list[Any]]) -> Gradients:
         """Gradients of each group's loss by the group's `parameters`."""
-        gradients, norms, last = {}, [], list(losses)[-1]
+        by_group, norms, last = {}, [], list(losses)[-1]
         for name, loss in losses.items():
-            gradients[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
-            norms.append(_norm(gradients[name]))
+            by_group[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
+            norms.append(_norm(by_group[name]))
         total = torch.stack([*losses.values(), *norms]).detach()
-        keep = torch.isfinite(total.sum()).float()
+        is_finite = torch.isfinite(total.sum()).float()
         if self._max_grad_norm is not None:
-            for norm, each in zip(norms, gradients.values()):
+            for norm, each in zip(norms, by_group.values()):
                 scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
                 for gradient in each:
                     gradient.mul_(scale)
-        return Gradients(gradients, total, keep)
+        return Gradients(by_group, total, is_finite)
 
     def _reduce(self, loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
         """One 0-d loss a group: the mean over trained rows, weighted where replay says so, plus its scalar loss."""

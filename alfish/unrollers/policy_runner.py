@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import torch
 from absl import logging
-from torch.nn.utils.stateless import _reparametrize_module
 
 from alfish import nest
 from alfish.algorithms.contract import check_action, check_step
 from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.compiler import torch_internals
 from alfish.compiler.inductor import is_checked
 from alfish.compiler.numpy_program import NotTranslatable, NumpyProgram
+from alfish.compiler.torch_internals import TorchChanged
 from alfish.data import AlgStep, TimeStep, reset_state
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -136,9 +137,10 @@ class PolicyRunner:
 
         def act(arguments: Nest) -> Nest:
             (of_algorithm, of_transforms), *row = arguments
+            reparametrize = torch_internals.reparametrize_module
             with (
-                _reparametrize_module(self._algorithm, of_algorithm, tie_weights=True),
-                _reparametrize_module(self._transforms, of_transforms, tie_weights=True),
+                reparametrize(self._algorithm, of_algorithm, tie_weights=True),
+                reparametrize(self._transforms, of_transforms, tie_weights=True),
             ):
                 return self._policy(*row)
 
@@ -148,6 +150,10 @@ class PolicyRunner:
             self._program = NumpyProgram(act, example, len(fixed))
         except NotTranslatable as reason:
             logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
+            self.gave_up = True
+            return
+        except TorchChanged as reason:
+            logging.warning("%s acts through torch, which is slower: %s", type(self._algorithm).__name__, reason)
             self.gave_up = True
             return
         used = self._program.used

@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 import torch
+from hidden_names import hide
 from torch import nn
 from torch.torch_version import TorchVersion
 
@@ -307,6 +308,14 @@ def test_without_a_compiler_products_are_torchs(monkeypatch, caplog, forgotten):
     assert count(targets, "aten.mm") == 1 and torch.equal(function((a, b)), a @ b)
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.getMessage().endswith("could not be compiled: no C++ compiler")
+
+
+@kernel
+def test_where_torch_has_moved_its_loader_products_are_torchs(monkeypatch, caplog, forgotten):
+    place = hide(monkeypatch, "CppCodeCache")
+    assert not matmul.has_products()
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"has no {place}" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import weakref
 import pytest
 import torch
 from gymnasium import spaces
+from hidden_names import hide
 from torch import nn
 
 from alfish import nest, specs
@@ -29,6 +30,7 @@ from alfish.algorithms.td3 import DDPG, TD3
 from alfish.batches import EpochBatches, Minibatches, ReplayBatches, take
 from alfish.compiler import cuda_graphs, inductor, matmul
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
+from alfish.compiler.torch_internals import HOMES
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
@@ -502,6 +504,15 @@ def test_an_optimizer_without_apply_is_not_compiled(caplog):
     assert "the optimizer of 'all', TorchOptimizer, has no `apply`" in record.message
 
 
+@pytest.mark.parametrize("name", [name for name in HOMES if name not in ("CppCodeCache", "TorchDispatchMode")])
+def test_where_torch_has_moved_a_private_name_updates_are_plain_after_one_warning(name, monkeypatch, caplog):
+    place = hide(monkeypatch, name)
+    plain, made = regress(num_updates=3)
+    assert torch.equal(plain[0].linear.weight, made[0].linear.weight) and made[1].is_plain
+    [record] = warnings_in(caplog)
+    assert f"runs as it is: torch {torch.__version__} has no {place}" in record.message
+
+
 def test_precisions(caplog):
     with pytest.raises(UsageError, match="'bfloat16', which takes Learner.compile = True"):
         Learner(Regression(), precision="bfloat16")
@@ -532,7 +543,7 @@ def test_what_is_not_finite_is_skipped_and_ends_the_run(interpreted, caplog):
         learner.train([bad])
     after = algorithm.linear.state_dict(), learner.state_dict()["optimizers"]
     assert all(torch.as_tensor(a).equal(torch.as_tensor(b)) for a, b in zip(nest.leaves(before), nest.leaves(after)))
-    assert learner.state_dict()["kept"] == 6
+    assert learner.state_dict()["num_applied"] == 6
 
 
 @pytest.mark.parametrize("period", [2, 3, 5])
@@ -811,7 +822,7 @@ def test_a_stop_amid_a_chunk_ends_the_iteration(interpreted):
     assert_alike(plain, made)
     for algorithm, learner, *_ in (alone, plain, made):
         assert algorithm.count == learner.updates == 8 + 2 + 8
-        assert learner.state_dict()["kept"] == learner.state_dict()["optimizers"]["all"]["num_steps"] == 18
+        assert learner.state_dict()["num_applied"] == learner.state_dict()["optimizers"]["all"]["num_steps"] == 18
 
 
 def test_what_is_not_finite_in_one_minibatch_skips_that_alone(interpreted):
@@ -829,7 +840,7 @@ def test_what_is_not_finite_in_one_minibatch_skips_that_alone(interpreted):
     alone, plain, made = in_three_ways(iterations, hook)
     assert_alike(alone, made)
     assert_alike(plain, made)
-    assert made[1].updates == 8 and made[1].state_dict()["kept"] == 6 and made[2][1]["nonfinite_updates"] == 2
+    assert made[1].updates == 8 and made[1].state_dict()["num_applied"] == 6 and made[2][1]["nonfinite_updates"] == 2
     assert made[1].state_dict()["optimizers"]["all"]["num_steps"] == 6
 
 

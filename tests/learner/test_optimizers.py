@@ -36,20 +36,20 @@ def _parameters(*sizes, seed=0, dtype=torch.float32):
     return flats
 
 
-def _train(optimizer, flats, steps, seed=0, keep=None, learning_rate=lambda t: 0.01 / (1 + t)):
+def _train(optimizer, flats, steps, seed=0, is_applied=None, learning_rate=lambda t: 0.01 / (1 + t)):
     generator = torch.Generator().manual_seed(seed)
     for t in range(steps):
         for flat in flats:
             flat.grad.copy_(torch.randn(flat.shape, generator=generator) * 10 ** (t % 5 - 3))
-        optimizer.step(learning_rate(t), keep)
+        optimizer.step(learning_rate(t), is_applied)
 
 
-@pytest.mark.parametrize("keep", FLAGS.values(), ids=FLAGS)
+@pytest.mark.parametrize("is_applied", FLAGS.values(), ids=FLAGS)
 @pytest.mark.parametrize("name", FACTORIES)
-def test_fifty_steps_are_torchs(name, keep):
+def test_fifty_steps_are_torchs(name, is_applied):
     ours, torchs = FACTORIES[name]
     mine, expected = _parameters(7, 3), [flat.clone().requires_grad_() for flat in _parameters(7, 3)]
-    _train(ours(mine), mine, 50, keep=keep)
+    _train(ours(mine), mine, 50, is_applied=is_applied)
     optimizer = torchs(expected, lr=0.0)
     generator = torch.Generator().manual_seed(0)
     for t in range(50):
@@ -61,12 +61,12 @@ def test_fifty_steps_are_torchs(name, keep):
         torch.testing.assert_close(got, wanted.detach(), atol=2e-6, rtol=2e-6)
 
 
-@pytest.mark.parametrize("keep", FLAGS.values(), ids=FLAGS)
+@pytest.mark.parametrize("is_applied", FLAGS.values(), ids=FLAGS)
 @pytest.mark.parametrize("factory", [Adam, RMSprop])
-def test_float64_parameters_train_as_float64(factory, keep):
+def test_float64_parameters_train_as_float64(factory, is_applied):
     single, double = _parameters(5), _parameters(5, dtype=torch.float64)
     for flats in (single, double):
-        _train(factory(flats), flats, 20, keep=keep)
+        _train(factory(flats), flats, 20, is_applied=is_applied)
     assert double[0].dtype == torch.float64
     torch.testing.assert_close(double[0].float(), single[0], atol=1e-5, rtol=1e-5)
 
@@ -105,7 +105,7 @@ def test_training_goes_on_after_an_update_that_was_not_kept(name, begun):
     flats[0].grad.fill_(float("nan"))
     optimizer.step(0.1, torch.zeros(()))
     before = flats[0].clone()
-    _train(optimizer, flats, 5, keep=torch.ones(()))
+    _train(optimizer, flats, 5, is_applied=torch.ones(()))
     assert torch.isfinite(flats[0]).all()
     assert ((flats[0] - before).abs() > 0).all()
     assert (flats[0] - before).abs().max() < 1

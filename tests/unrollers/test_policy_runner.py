@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
+from hidden_names import hide
 from scripted import assert_equal
 from torch import nn
 
@@ -495,6 +496,18 @@ def test_what_cannot_be_translated_acts_through_torch_without_a_warning(name, ca
         x = row()
         assert torch.equal(act(x).nan_to_num(), expected(x).nan_to_num())
     assert actor._program is None and warnings_in(caplog) == []
+
+
+@pytest.mark.parametrize("name", ["TorchDispatchMode", "reparametrize_module"])
+def test_where_torch_has_moved_a_private_name_it_acts_through_torch_after_one_warning(name, monkeypatch, caplog):
+    algorithm = Simple(lambda self, x: self.online(x))
+    actor, act, _ = actor_of(algorithm, 0)
+    hide(monkeypatch, name)
+    for _ in range(3):
+        x = row()
+        torch.testing.assert_close(act(x), algorithm.online(x.observation).detach())
+    [record] = warnings_in(caplog)
+    assert "Simple acts through torch, which is slower: torch" in record.message and actor.gave_up
 
 
 def test_translating_a_step_leaves_modules_as_they_were():

@@ -1,0 +1,42 @@
+"""Private names of torch are read in one module, and a missing one is reported with its place."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hidden_names import hide
+
+import alfish
+from alfish.compiler import torch_internals
+from alfish.compiler.torch_internals import HOMES, TorchChanged
+
+# Torch's compiler, at import.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+PRIVATE = re.compile(
+    r"torch(\.\w+)*\.(_(?!_|foreach)\w+|fx\.experimental)|from torch[\w.]* import .*\b_\w+|\._cdata|\._schema"
+)
+
+
+def test_private_names_of_torch_are_read_in_one_module():
+    package = Path(alfish.__file__).parent
+    found = {
+        f"{path.relative_to(package)}: {match.group()}"
+        for path in package.rglob("*.py")
+        for match in PRIVATE.finditer(path.read_text())
+        if path.name != "torch_internals.py"
+    }
+    assert found == set()
+
+
+def test_each_name_is_where_it_should_be_and_a_missing_one_is_reported(monkeypatch):
+    for name in HOMES:
+        assert getattr(torch_internals, name) is not None
+        place = hide(monkeypatch, name)
+        with pytest.raises(TorchChanged, match=rf"^torch {re.escape(torch.__version__)} has no {re.escape(place)}$"):
+            getattr(torch_internals, name)
+
+
+def test_another_name_is_no_attribute():
+    with pytest.raises(AttributeError, match="'alfish.compiler.torch_internals' has no attribute 'anything'"):
+        torch_internals.anything  # noqa: B018
