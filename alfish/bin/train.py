@@ -19,13 +19,13 @@ stopped is not continued until `done` is removed. A checkpoint of another run or
 import contextlib
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from alfish.bin import help_texts
-from alfish.configuration import messages, reading
-from alfish.configuration.directory import is_to_change, make_directory, run_directory
+from alfish.configuration.directory import run_directory
 from alfish.errors import RunError, UsageError
 from alfish.parameters import imports
 from alfish.parameters.description import CONFIG_FILE
@@ -64,50 +64,44 @@ flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_valu
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a directory for the run, as in --root_dir=runs/ppo")
-    with contextlib.ExitStack() as stack:
-        if not flag_values.gin_file:  # else the user names what is trusted
-            stack.enter_context(imports.restricted(flag_values.allow_import))
-        return _train(flag_values, stack)
-
-
-def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
     root_dir = run_directory(flag_values.root_dir)
-    saved = root_dir / CONFIG_FILE
-    files = flag_values.gin_file or [str(saved)]
-    if not flag_values.gin_file and not saved.is_file():
+    files = flag_values.gin_file or [str(root_dir / CONFIG_FILE)]
+    if not Path(files[0]).is_file() and not flag_values.gin_file:
         raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
     bindings = list(flag_values.gin_param)
     if flag_values.device:
         bindings.append(f"Trainer.device = '{flag_values.device}'")
-    found = reading.read(files, bindings)
-    is_new = not root_dir.exists()
-    if not flag_values.throughput_limits:
-        make_directory(root_dir)
-    if saved.is_file() and not is_to_change(saved, flag_values.on_config_change):
-        found = stack.enter_context(reading.saved(saved, flag_values.allow_import))
+    from alfish.configuration.runs import configured_run  # not at the top: --help should not wait for torch
 
-    from alfish.configuration.runs import configured_trainer  # not at the top: --help should not wait for torch
+    with contextlib.ExitStack() as stack:
+        if not flag_values.gin_file:  # else the user names what is trusted
+            stack.enter_context(imports.restricted(flag_values.allow_import))
+        trainer = stack.enter_context(
+            configured_run(
+                root_dir,
+                files,
+                bindings,
+                flag_values.on_config_change,
+                allow_import=flag_values.allow_import,
+                makes_directory=not flag_values.throughput_limits,
+            )
+        )
+        if flag_values.throughput_limits:
+            from alfish.training.profiler import throughput_limits
 
+            print(throughput_limits(trainer))
+            return 0
+        if flag_values.profile:
+            from alfish.training.profiler import Profile
+
+            trainer.listeners.append(Profile())
+        return _train(trainer)
+
+
+def _train(trainer: "Trainer") -> int:
+    """Trains, and returns the exit status."""
     try:
-        trainer = configured_trainer(root_dir, found)
-    except Exception:
-        if is_new:
-            with contextlib.suppress(OSError):
-                root_dir.rmdir()
-        raise
-    trainer.accepts_config_change = flag_values.on_config_change == "new"
-    if flag_values.throughput_limits:
-        from alfish.training.profiler import throughput_limits
-
-        print(throughput_limits(trainer))
-        return 0
-    if flag_values.profile:
-        from alfish.training.profiler import Profile
-
-        trainer.listeners.append(Profile())
-    try:
-        with messages.complete(found):  # what is built when training starts
-            report = trainer.train()
+        report = trainer.train()
     except DiskError as error:
         newest = trainer.checkpoints.steps()[-1:]
         at = f"continues from the checkpoint at {newest[0]:,} steps" if newest else "begins again"
@@ -117,7 +111,7 @@ def _train(flag_values: flags.FlagValues, stack: contextlib.ExitStack) -> int:
         trainer.log(f"{name}: stopped at {trainer.steps:,} steps; the same command continues")
         return 128 + trainer.interrupted_by
     if report is None:
-        print(f"{root_dir} is done: {_end_of(trainer)}", file=sys.stderr)
+        print(f"{trainer.root_dir} is done: {_end_of(trainer)}", file=sys.stderr)
     return 0
 
 

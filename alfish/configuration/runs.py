@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,52 @@ def configured_trainer(root_dir: str | Path, found: Reading, objects: Mapping[st
     trainer.config = {CONFIG_FILE: text, reading.OPERATIVE_FILE: reading.operative_text()}
     trainer.config_hash = differences.digest(text)
     return trainer
+
+
+@contextlib.contextmanager
+def configured_run(
+    root_dir: Path,
+    files: Sequence[str],
+    bindings: Sequence[str],
+    on_config_change: str = "stop",
+    *,
+    allow_import: Sequence[str] = (),
+    objects: Mapping[str, Any] | None = None,
+    makes_directory: bool = True,
+) -> Iterator[Trainer]:
+    """Reads a configuration, and yields the Trainer of a new run, or of the run in `root_dir`.
+
+    Args:
+      root_dir: of the run.
+      files, bindings: as `reading.read` takes them.
+      on_config_change: where the run in `root_dir` has another configuration: 'stop' raises, 'old' takes the one of the
+        run, 'new' the one that was read.
+      allow_import: modules that the configuration of the run may import beside alfish's own.
+      objects: values that take the place of what the saved text says of them, by parameter.
+      makes_directory: False where nothing is written.
+
+    Raises:
+      UsageError: as `reading.read`, `is_to_change` and `configured_trainer`; also in the context, for parts that are
+        built when training starts.
+    """
+    found = reading.read(files, bindings)
+    is_new = not root_dir.exists()
+    if makes_directory:
+        make_directory(root_dir)
+    saved = root_dir / CONFIG_FILE
+    with contextlib.ExitStack() as stack:
+        if saved.is_file() and not is_to_change(saved, on_config_change):
+            found = stack.enter_context(reading.saved(saved, allow_import))
+        try:
+            trainer = configured_trainer(root_dir, found, objects)
+        except Exception:
+            if is_new:
+                with contextlib.suppress(OSError):
+                    root_dir.rmdir()
+            raise
+        trainer.accepts_config_change = on_config_change == "new"
+        with messages.complete(found):
+            yield trainer
 
 
 @checked
@@ -91,18 +137,13 @@ def train(
         bindings.append(written.text().rstrip())
         if not written.is_whole:
             objects[name] = value
-    root_dir = run_directory(root_dir)
-    with reading.preserved(), process_preserved(), messages.without_chain():
-        found = reading.read(files, bindings)
-        make_directory(root_dir)
-        saved = root_dir / CONFIG_FILE
-        with contextlib.ExitStack() as stack:
-            if saved.is_file() and not is_to_change(saved, on_config_change):
-                found = stack.enter_context(reading.saved(saved))
-            trainer = configured_trainer(root_dir, found, objects)
-            trainer.accepts_config_change = on_config_change == "new"
-            with messages.complete(found):
-                trainer.train()
+    with (
+        reading.preserved(),
+        process_preserved(),
+        messages.without_chain(),
+        configured_run(run_directory(root_dir), files, bindings, on_config_change, objects=objects) as trainer,
+    ):
+        trainer.train()
     # Also where the budget was spent when the signal came: it asked the caller's program to end.
     if trainer.signals.number == signal.SIGINT:
         raise KeyboardInterrupt
