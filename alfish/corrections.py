@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 
 from alfish import nest
-from alfish.data import trainable
+from alfish.data import Experience, trainable
 from alfish.errors import UsageError
-from alfish.returns import check_shapes, reverse_scan
+from alfish.returns import check_shapes, lambda_return, reverse_scan
 
 
 class VTrace(NamedTuple):
@@ -46,7 +46,7 @@ def vtrace(
 
     Source: Espeholt et al., 2018, section 4.1; lambda as in its remark 2.
     """
-    check_shapes(reward, discount, value, step_type)
+    check_shapes(reward, discount, value, step_type, reward.shape[0])
     if ratio.shape != step_type.shape:
         raise ValueError(f"shapes differ: ratio {tuple(ratio.shape)}, step_type {tuple(step_type.shape)}")
     discount, ratio = nest.widened(discount[1:], reward), nest.widened(ratio[:-1], reward)
@@ -59,13 +59,43 @@ def vtrace(
     return VTrace(torch.where(valid, correction + value[:-1], 0), td_error + decay * following)
 
 
+class NextValues(NamedTuple):
+    """What targets read of rows 1 to L-1; all `[L-1, N]`."""
+
+    value: torch.Tensor  # of the policy in training: the mean of its action values
+    # For Retrace, else None: the value of the action that was taken, and its min(1, pi / mu).
+    q: torch.Tensor | None = None
+    trace: torch.Tensor | None = None
+
+
+def td_target(
+    experience: Experience, gamma: float, lambda_: float, following: NextValues, lower_bound: bool
+) -> torch.Tensor:
+    """Targets of action values, `[L-1, N]`: lambda-returns, or Retrace's where there are traces.
+
+    Args:
+      experience: `[L, N]`, with `return_to_go` for a lower bound.
+      gamma: discount per environment step.
+      lambda_: in [0, 1].
+      following: values of rows 1 to L-1.
+      lower_bound: whether targets are at least `return_to_go`; see `bounded_below`.
+    """
+    step = experience.time_step
+    rows = step.reward, gamma * step.discount
+    if following.q is None or following.trace is None:
+        target = lambda_return(*rows, following.value, step.step_type, lambda_)
+    else:
+        target = retrace(*rows, following.q, following.value, step.step_type, following.trace, lambda_)
+    return bounded_below(target, experience.return_to_go) if lower_bound else target
+
+
 def retrace(
     reward: torch.Tensor,
     discount: torch.Tensor,
-    q: torch.Tensor,
-    value: torch.Tensor,
+    next_q: torch.Tensor,
+    next_value: torch.Tensor,
     step_type: torch.Tensor,
-    trace: torch.Tensor,
+    next_trace: torch.Tensor,
     lambda_: float,
 ) -> torch.Tensor:
     """Targets for the action values of one policy, from rows that another one made.
@@ -77,24 +107,25 @@ def retrace(
     c = 0 is the one-step return. With c = 1 and Q = V it is `returns.lambda_return`.
 
     Args and raises: as `returns.lambda_return`, and
-      q: like `reward`, of the action at each row. Read where rows train, but for row 0.
-      value: like `reward`, what rows are worth under pi: the mean of its action values. Row 0 is not read.
-      trace: `[T, B]` in [0, 1], c of the action at each row. Read where `q` is.
+      next_q: like `next_value`, of the action at each of rows 1 to T-1. Read where rows train.
+      next_value: what these rows are worth under pi: the mean of its action values.
+      next_trace: `[T-1, B]` in [0, 1], c of the action at each of these rows. Read where `next_q` is.
 
     Source: Munos et al., 2016, eq. 4, https://arxiv.org/abs/1606.02647.
     """
-    check_shapes(reward, discount, value, step_type)
-    if q.shape != reward.shape or trace.shape != step_type.shape:
+    check_shapes(reward, discount, next_value, step_type, reward.shape[0] - 1)
+    if next_q.shape != next_value.shape or next_trace.shape != step_type[1:].shape:
         raise ValueError(
-            f"shapes differ: q {tuple(q.shape)}, reward {tuple(reward.shape)}, trace {tuple(trace.shape)}, step_type "
-            f"{tuple(step_type.shape)}"
+            f"shapes differ: next_q {tuple(next_q.shape)}, next_value {tuple(next_value.shape)}, next_trace "
+            f"{tuple(next_trace.shape)}, step_type {tuple(step_type.shape)}"
         )
     valid = nest.widened(trainable(step_type), reward)
-    one_step = torch.where(valid, reward[1:] + nest.widened(discount[1:], reward) * value[1:], 0)
+    one_step = torch.where(valid, reward[1:] + nest.widened(discount[1:], reward) * next_value, 0)
     decay = torch.where(valid, nest.widened(discount[1:], reward) * lambda_, 0)
-    trace = torch.where(valid, nest.widened(trace[:-1], reward), 0)
-    correction = reverse_scan(trace * decay, trace * torch.where(valid, one_step - q[:-1], 0))  # c_t (G_t - Q_t)
-    return one_step + decay * torch.cat([correction[1:], torch.zeros_like(correction[:1])])
+    # Of rows 1 to T-2: c_t (G_t - Q_t).
+    trace = torch.where(valid[1:], nest.widened(next_trace[:-1], reward), 0)
+    correction = reverse_scan(trace * decay[1:], trace * torch.where(valid[1:], one_step[1:] - next_q[:-1], 0))
+    return one_step + decay * torch.cat([correction, torch.zeros_like(one_step[:1])])
 
 
 def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:

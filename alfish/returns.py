@@ -1,9 +1,9 @@
 """Returns and advantages: pure functions from `[T, B]` rows to `[T-1, B]`.
 
-Arrival side, always: what follows action t is reward[t+1], discount[t+1], value[t+1]; row 0's reward and discount are
-never read. `discount` is gamma times the environment's. Rows that do not train (`data.trainable`) are 0 in the result
-and cut the trace, so that no value flows from one episode, or across a gap, into another. A truncated episode
-bootstraps from the value of its LAST row, a terminated one is stopped by its discount 0.
+Arrival side, always: what follows action t is reward[t+1], discount[t+1] and the value of row t+1; row 0's reward and
+discount are never read. `discount` is gamma times the environment's. Rows that do not train (`data.trainable`) are 0 in
+the result and cut the trace, so that no value flows from one episode, or across a gap, into another. A truncated
+episode bootstraps from the value of its LAST row, a terminated one is stopped by its discount 0.
 
 Rewards and values may be `[T, B]` or `[T, B, R]`; discounts are `[T, B]` or `[T, B, R]`.
 """
@@ -16,7 +16,7 @@ from alfish.losses import masked_mean
 
 
 def discounted_return(
-    reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor
+    reward: torch.Tensor, discount: torch.Tensor, next_value: torch.Tensor, step_type: torch.Tensor
 ) -> torch.Tensor:
     """The return until the episode's end or the last row, whichever comes first, bootstrapped there.
 
@@ -25,7 +25,7 @@ def discounted_return(
     Args:
       reward: `[T, B]` or `[T, B, R]` float.
       discount: `[T, B]` or `[T, B, R]` float in [0, 1], gamma folded in.
-      value: like `reward`; only read where the return stops.
+      next_value: `[T-1, B]` or `[T-1, B, R]` float, v of rows 1 to T-1; only read where the return stops.
       step_type: `[T, B]` int32.
 
     Returns:
@@ -34,24 +34,22 @@ def discounted_return(
     Raises:
       ValueError: if T < 2 or the shapes differ.
     """
-    return lambda_return(reward, discount, value, step_type, 1.0)
+    return lambda_return(reward, discount, next_value, step_type, 1.0)
 
 
 def lambda_return(
-    reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor, lambda_: float
+    reward: torch.Tensor, discount: torch.Tensor, next_value: torch.Tensor, step_type: torch.Tensor, lambda_: float
 ) -> torch.Tensor:
     """Bootstrapped returns that mix all horizons by `lambda_`.
 
         G_t = r_{t+1} + g_{t+1} ((1 - lambda) v_{t+1} + lambda G_{t+1}),   with G = v at LAST rows and at the last row
 
-    Args and raises: as `discounted_return`; `lambda_` in [0, 1], 0 is the one-step return.
-
-    Returns:
-      `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train.
+    Args, returns and raises: as `discounted_return`; `lambda_` in [0, 1], 0 is the one-step return.
 
     Source: Sutton & Barto, 2018, ch. 12.3.
     """
-    check_shapes(reward, discount, value, step_type)
+    check_shapes(reward, discount, next_value, step_type, reward.shape[0] - 1)
+    value = torch.cat([torch.zeros_like(next_value[:1]), next_value])  # v_0 cancels out
     trains = nest.widened(trainable(step_type), reward)
     return torch.where(trains, _advantage(reward, discount, value, trains, lambda_) + value[:-1], 0)
 
@@ -64,14 +62,11 @@ def gae(
         delta_t = r_{t+1} + g_{t+1} v_{t+1} - v_t
         A_t = delta_t + g_{t+1} lambda A_{t+1},   with A = 0 on rows that do not train
 
-    Args and raises: as `discounted_return`; `lambda_` in [0, 1].
-
-    Returns:
-      `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train.
+    Args, returns and raises: as `lambda_return`, but `value` is of all rows, `[T, B]` or `[T, B, R]`.
 
     Source: Schulman et al., 2016, eq. 16.
     """
-    check_shapes(reward, discount, value, step_type)
+    check_shapes(reward, discount, value, step_type, reward.shape[0])
     return _advantage(reward, discount, value, nest.widened(trainable(step_type), reward), lambda_)
 
 
@@ -113,17 +108,16 @@ def _advantage(
     return reverse_scan(decay, delta)
 
 
-def from_row_1(rows: torch.Tensor) -> torch.Tensor:
-    """`[T, ...]` from `[T-1, ...]` of rows 1 to T-1; row 0, which no return reads, is zero."""
-    return torch.cat([torch.zeros_like(rows[:1]), rows])
-
-
-def check_shapes(reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor) -> None:
-    if len(reward) < 2:
-        raise ValueError(f"returns need at least 2 rows, got {len(reward)}")
+def check_shapes(
+    reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor, num_values: int
+) -> None:
+    """Raises ValueError where there are too few rows or shapes differ; `value` is of `num_values` rows."""
     rows = reward.shape[:2]
-    if value.shape != reward.shape or discount.shape not in (rows, reward.shape) or step_type.shape != rows:
+    if rows[0] < 2:
+        raise ValueError(f"returns need at least 2 rows, got {rows[0]}")
+    has_values = value.shape == (num_values, *reward.shape[1:])
+    if not has_values or discount.shape not in (rows, reward.shape) or step_type.shape != rows:
         raise ValueError(
             f"shapes differ: reward {tuple(reward.shape)}, discount {tuple(discount.shape)}, "
-            f"value {tuple(value.shape)}, step_type {tuple(step_type.shape)}"
+            f"{num_values} rows of values {tuple(value.shape)}, step_type {tuple(step_type.shape)}"
         )

@@ -41,12 +41,12 @@ class Reinforce(RLAlgorithm):
     def preprocess_experience(self, experience):  # [T+1, B], no gradient
         step = experience.time_step
         value = self.network.value(step, experience.state)
-        return_ = returns.discounted_return(step.reward, self._gamma * step.discount, value, step.step_type)
+        return_ = returns.discounted_return(step.reward, self._gamma * step.discount, value[1:], step.step_type)
         return experience._replace(info=Target(return_, return_ - value[:-1]))
 
     def train_step(self, experience, state):  # [T, N], with gradients
-        info, state = self.network(experience.time_step, state)
-        return AlgStep(state=state, info=info)
+        info, _ = self.network(experience.time_step, state)
+        return AlgStep(info=info)
 
     def calc_loss(self, experience, info):  # one loss per row; the learner masks and averages
         policy, baseline = info

@@ -11,15 +11,32 @@ from alfish.data import StepType, trainable
 from alfish.errors import UsageError
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
+
+
+# Of the values, action values and traces of all rows; the functions themselves take those of rows 1 to T-1.
+
+
+def _discounted_return(reward, discount, value, step_type):
+    return returns.discounted_return(reward, discount, value[1:], step_type)
+
+
+def _lambda_return(reward, discount, value, step_type, lambda_):
+    return returns.lambda_return(reward, discount, value[1:], step_type, lambda_)
+
+
+def _retrace(reward, discount, q, value, step_type, trace, lambda_):
+    return corrections.retrace(reward, discount, q[1:], value[1:], step_type, trace[1:], lambda_)
+
+
 FUNCTIONS = {
-    "discounted_return": returns.discounted_return,
-    "lambda_return": lambda *rows: returns.lambda_return(*rows, 0.7),
+    "discounted_return": _discounted_return,
+    "lambda_return": lambda *rows: _lambda_return(*rows, 0.7),
     "gae": lambda *rows: returns.gae(*rows, 0.7),
     # A ratio that each row brings along, however rows are cut apart: about half of them are clipped.
     "vtrace targets": lambda *rows: corrections.vtrace(*rows, rows[2].exp(), 0.7).target,
     "vtrace advantages": lambda *rows: corrections.vtrace(*rows, rows[2].exp(), 0.7).advantage,
     # Action values and traces that each row brings along, likewise.
-    "retrace": lambda reward, discount, value, step_type: corrections.retrace(
+    "retrace": lambda reward, discount, value, step_type: _retrace(
         reward, discount, value.cos(), value, step_type, value.sigmoid(), 0.7
     ),
 }
@@ -139,9 +156,9 @@ def test_gae_is_the_plain_loop_on_random_streams(lambda_, num_rewards, seed):
 def test_lambda_return_is_the_plain_loop_on_random_streams(lambda_, num_rewards):
     rows = _stream(37, 4, num_rewards, seed=2)
     expected = _plain_lambda_return(*rows, lambda_)
-    torch.testing.assert_close(returns.lambda_return(*rows, lambda_), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(_lambda_return(*rows, lambda_), expected, atol=1e-5, rtol=1e-5)
     if lambda_ == 1:
-        torch.testing.assert_close(returns.discounted_return(*rows), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(_discounted_return(*rows), expected, atol=1e-5, rtol=1e-5)
 
 
 def _ratio(num_rows, num_envs, seed=0):
@@ -166,7 +183,7 @@ def test_vtrace_of_the_policys_own_rows_is_gae_and_the_lambda_return(num_rewards
     rows = _stream(37, 4, num_rewards, seed=10)
     result = corrections.vtrace(*rows, torch.ones(37, 4), lambda_)
     torch.testing.assert_close(result.advantage, returns.gae(*rows, lambda_), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(result.target, returns.lambda_return(*rows, lambda_), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result.target, _lambda_return(*rows, lambda_), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("garbage", [1e6, math.inf, math.nan])
@@ -242,7 +259,7 @@ def test_rows_that_do_not_train_are_zero(function):
 class TestEndOfAnEpisode:
     """One step from value 5 to value 7, reward 1, gamma 0.9."""
 
-    def _one_step(self, kind, environment_discount, function=returns.discounted_return):
+    def _one_step(self, kind, environment_discount, function=_discounted_return):
         reward, value = torch.tensor([[50.0], [1.0]]), torch.tensor([[5.0], [7.0]])
         discount = 0.9 * torch.tensor([[1.0], [environment_discount]])
         return function(reward, discount, value, _column(FIRST, kind)).item()
@@ -264,7 +281,7 @@ class TestEndOfAnEpisode:
         step_type = _column(FIRST, MID, MID)
         reward, value = torch.ones(3, 1), torch.full((3, 1), 5.0)
         discount = 0.9 * torch.tensor([[1.0], [0.0], [1.0]])
-        result = returns.discounted_return(reward, discount, value, step_type)
+        result = _discounted_return(reward, discount, value, step_type)
         assert result[:, 0].tolist() == pytest.approx([1, 1 + 0.9 * 5])
 
 
@@ -277,7 +294,7 @@ class TestGoldenNumbers:
         return torch.full((5, 1), reward), discounts, torch.full((5, 1), value), step_type
 
     def test_returns_of_an_episode_under_way(self):
-        result = returns.discounted_return(*self._rows(2.0, 1.0, MID, 0.9))[:, 0].tolist()
+        result = _discounted_return(*self._rows(2.0, 1.0, MID, 0.9))[:, 0].tolist()
         expected = [2.9]
         for _ in range(3):
             expected.insert(0, 0.9 * expected[0] + 2)
@@ -285,7 +302,7 @@ class TestGoldenNumbers:
 
     @pytest.mark.parametrize(("discount", "expected"), [(0.9, [4.61, 2.9, 0, 2.9]), (0.0, [3.8, 2, 0, 2.9])])
     def test_returns_of_a_time_out_and_of_a_termination(self, discount, expected):
-        result = returns.discounted_return(*self._rows(2.0, 1.0, LAST, discount))
+        result = _discounted_return(*self._rows(2.0, 1.0, LAST, discount))
         assert result[:, 0].tolist() == pytest.approx(expected)
 
     def test_advantages_of_an_episode_under_way(self):
@@ -375,7 +392,7 @@ class TestVTraceOfAnotherPolicy:
             lambda rows, ratio: corrections.vtrace(*rows, ratio, lambda_, math.inf, c_bar)[0], value
         )
         torch.testing.assert_close(corrected, value)
-        uncorrected = self._expectations(lambda rows, ratio: returns.lambda_return(*rows, lambda_), value)
+        uncorrected = self._expectations(lambda rows, ratio: _lambda_return(*rows, lambda_), value)
         assert (uncorrected < value - 0.5).all(), "as the old one's, which gains less"
 
     def test_clipped_ones_are_of_the_policy_between(self):
@@ -430,22 +447,20 @@ class TestRetrace:
     @pytest.mark.parametrize("num_rewards", [None, 3, 4])
     def test_it_is_the_plain_sum_on_random_streams(self, num_rewards, lambda_):
         rows = self._rows(num_rewards)
-        torch.testing.assert_close(
-            corrections.retrace(*rows, lambda_), _plain_retrace(*rows, lambda_), atol=1e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(_retrace(*rows, lambda_), _plain_retrace(*rows, lambda_), atol=1e-5, rtol=1e-5)
 
     @pytest.mark.parametrize("num_rewards", [None, 4])
     def test_without_a_trace_it_is_the_one_step_return(self, num_rewards):
         reward, discount, q, value, step_type, trace = self._rows(num_rewards)
-        one_step = returns.lambda_return(reward, discount, value, step_type, 0.0)
-        result = corrections.retrace(reward, discount, q, value, step_type, torch.zeros_like(trace), 0.9)
+        one_step = _lambda_return(reward, discount, value, step_type, 0.0)
+        result = _retrace(reward, discount, q, value, step_type, torch.zeros_like(trace), 0.9)
         torch.testing.assert_close(result, one_step)
 
     @pytest.mark.parametrize("num_rewards", [None, 4])
     def test_with_a_whole_trace_and_the_policys_own_values_it_is_the_lambda_return(self, num_rewards):
         reward, discount, _, value, step_type, trace = self._rows(num_rewards)
-        result = corrections.retrace(reward, discount, value, value, step_type, torch.ones_like(trace), 0.9)
-        expected = returns.lambda_return(reward, discount, value, step_type, 0.9)
+        result = _retrace(reward, discount, value, value, step_type, torch.ones_like(trace), 0.9)
+        expected = _lambda_return(reward, discount, value, step_type, 0.9)
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
     @pytest.mark.parametrize("garbage", [1e6, math.inf, math.nan])
@@ -454,16 +469,14 @@ class TestRetrace:
         unread = torch.ones_like(step_type, dtype=torch.bool)
         unread[:-1] = ~trainable(step_type)
         unread[0] = True
-        expected = corrections.retrace(reward, discount, q, value, step_type, trace, 0.7)
+        expected = _retrace(reward, discount, q, value, step_type, trace, 0.7)
         dirty = q.masked_fill(unread, garbage), value, step_type, trace.masked_fill(unread, garbage)
-        assert torch.equal(corrections.retrace(reward, discount, *dirty, 0.7), expected)
+        assert torch.equal(_retrace(reward, discount, *dirty, 0.7), expected)
         first = torch.arange(len(value))[:, None] == 0
         dirty = q, value.masked_fill(first, garbage), step_type, trace
-        assert torch.equal(corrections.retrace(reward, discount, *dirty, 0.7), expected)
+        assert torch.equal(_retrace(reward, discount, *dirty, 0.7), expected)
         for other in ((torch.where(unread, q, q + 1), trace), (q, torch.where(unread, trace, trace / 2))):
-            assert not torch.equal(
-                corrections.retrace(reward, discount, other[0], value, step_type, other[1], 0.7), expected
-            )
+            assert not torch.equal(_retrace(reward, discount, other[0], value, step_type, other[1], 0.7), expected)
 
     # Three steps, rewards 1, 2 and 4, gamma 0.5, lambda 0.8.
     @pytest.mark.parametrize(("kinds", "discount", "expected"), [
@@ -479,7 +492,7 @@ class TestRetrace:
     def test_by_hand(self, kinds, discount, expected):
         reward, q, value = (torch.tensor(row)[:, None] for row in ([9.0, 1, 2, 4], [7.0, 6, 5, 7], [7.0, 4, 8, 12]))
         discounts, trace = (torch.tensor(row)[:, None] for row in ([0.5, 0.5, 0.5 * discount, 0.5], [7.0, 0.5, 1, 7]))
-        result = corrections.retrace(reward, discounts, q, value, _column(*kinds), trace, 0.8)
+        result = _retrace(reward, discounts, q, value, _column(*kinds), trace, 0.8)
         assert result[:, 0].tolist() == pytest.approx(expected)
 
     @pytest.mark.parametrize(
@@ -488,8 +501,8 @@ class TestRetrace:
     def test_wrong_shapes_are_refused(self, change):
         shapes = dict.fromkeys(("reward", "discount", "q", "value", "step_type", "trace"), (5, 3)) | change
         rows = {name: torch.zeros(shape) for name, shape in shapes.items()}
-        with pytest.raises(ValueError, match="shapes differ: q"):
-            corrections.retrace(**rows | {"step_type": rows["step_type"].int()}, lambda_=1.0)
+        with pytest.raises(ValueError, match="shapes differ: next_q"):
+            _retrace(**rows | {"step_type": rows["step_type"].int()}, lambda_=1.0)
 
     def test_repeated_it_leads_to_the_new_policys_action_values_and_uncorrected_returns_do_not(self):
         """On the two states of `TestVTraceOfAnotherPolicy`: expectations over all that the old policy may do."""
@@ -514,9 +527,9 @@ class TestRetrace:
         value = torch.linalg.solve(torch.eye(2) - gamma * new, (new * reward_of).sum(1))
         expected = reward_of + gamma * value  # [state, action], for the action is the next state
         trace = (new / old)[state, action].clamp(max=1)
-        corrected = fixed_point(lambda q, value: corrections.retrace(*rows, q, value, step_type, trace, 1.0))
+        corrected = fixed_point(lambda q, value: _retrace(*rows, q, value, step_type, trace, 1.0))
         torch.testing.assert_close(corrected, expected, atol=1e-4, rtol=1e-4)
-        uncorrected = fixed_point(lambda q, value: returns.lambda_return(*rows, value, step_type, 1.0))
+        uncorrected = fixed_point(lambda q, value: _lambda_return(*rows, value, step_type, 1.0))
         assert (uncorrected < expected - 0.5).all(), "as the old one's, which gains less"
 
 
@@ -535,15 +548,15 @@ def test_all_rows_but_the_last_train_and_the_last_one_bootstraps():
     step_type = _column(MID, MID, MID)
     reward, discount, value = torch.ones(3, 1), torch.full((3, 1), 0.5), torch.tensor([[0.0], [0.0], [8.0]])
     assert returns.gae(reward, discount, value, step_type, 0.0)[:, 0].tolist() == [1, 5]
-    assert returns.discounted_return(reward, discount, value, step_type)[:, 0].tolist() == [3.5, 5]
+    assert _discounted_return(reward, discount, value, step_type)[:, 0].tolist() == [3.5, 5]
 
 
 def test_lambda_zero_is_one_step_and_lambda_one_is_the_whole_return():
     reward, discount, value, step_type = _stream(20, 3, seed=8)
     mask = trainable(step_type)
     one_step = torch.where(mask, reward[1:] + discount[1:] * value[1:], 0)
-    torch.testing.assert_close(returns.lambda_return(reward, discount, value, step_type, 0.0), one_step)
-    whole = returns.discounted_return(reward, discount, value, step_type)
+    torch.testing.assert_close(_lambda_return(reward, discount, value, step_type, 0.0), one_step)
+    whole = _discounted_return(reward, discount, value, step_type)
     advantage = returns.gae(reward, discount, value, step_type, 1.0)
     torch.testing.assert_close(torch.where(mask, advantage + value[:-1], 0), whole)
 

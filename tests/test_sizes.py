@@ -15,7 +15,7 @@ PACKAGE_FILES = 15
 # What is opened to understand SAC whole: the algorithm, its hooks, the mathematics, and the networks it is built from.
 SAC = [
     *("algorithms/sac.py", "algorithms/rl_algorithm.py", "data.py", "returns.py", "corrections.py", "losses.py"),
-    *("networks/hybrid_policy.py", "networks/critics.py", "networks/heads.py", "networks/target.py"),
+    *("networks/hybrid_policy.py", "networks/critics.py", "networks/windows.py", "networks/target.py"),
     *("networks/torsos.py", "distributions.py"),
 ]
 # What is opened before a first algorithm of one's own is written.
@@ -23,7 +23,6 @@ NEWCOMER = ["data.py", "algorithms/rl_algorithm.py", "algorithms/actor_critic.py
 
 # What is still too large; whoever mends one removes its line.
 KNOWN = [
-    "algorithms/sac.py: SAC.__init__ has 70 lines",
     "batches/replay.py: ReplayBatches has 28 attributes",
     "batches/replay.py: ReplayBatches.__init__ has 46 lines",
     "environments/vector.py: VectorEnvironment has 26 attributes",

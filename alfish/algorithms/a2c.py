@@ -13,23 +13,23 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, returns
-from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
+from alfish import losses
+from alfish.algorithms.actor_critic import ActorCriticAlgorithm
+from alfish.data import Experience, LossInfo
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
 from alfish.parameters import FiniteFloat, NonNegativeFloat, UnitInterval, checked
-from alfish.schedules import Schedule, as_schedule
+from alfish.schedules import Schedule
 
 
 class A2CTarget(NamedTuple):
     advantage: torch.Tensor  # [T, B], summed over R
-    target: torch.Tensor  # [T, B], or [T, B, R] for vector rewards
+    target: torch.Tensor  # [T, B] of the value, or [T, B, R] for vector rewards
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
-class A2C(RLAlgorithm):
+class A2C(ActorCriticAlgorithm):
     """Advantage actor-critic; the paper, and how it differs from it, are in the module's docstring.
 
     Args:
@@ -40,8 +40,6 @@ class A2C(RLAlgorithm):
         latter may be a schedule.
       normalize_advantage: to mean 0 and standard deviation 1 over the unroll.
     """
-
-    on_policy = True
 
     def __init__(
         self,
@@ -56,44 +54,17 @@ class A2C(RLAlgorithm):
         entropy_coef: FiniteFloat | Schedule = 0.01,
         normalize_advantage: bool = False,
     ):
-        super().__init__(observation_spec, action_spec, reward_spec)
-        self.network: Any = network(observation_spec, action_spec, reward_spec)
-        self._gamma, self._lambda = gamma, lambda_
-        self._value_coef, self._entropy_coef = value_coef, as_schedule(entropy_coef)
-        self._normalize_advantage = normalize_advantage
-
-    def initial_state(self, batch_size: int) -> Nest:
-        return self.network.initial_state(batch_size)
-
-    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        policy, state = self.network.policy(time_step, state)
-        return AlgStep(policy.sample(), state)
-
-    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        policy, state = self.network.policy(time_step, state)
-        return AlgStep(policy.mode(), state)
+        super().__init__(
+            observation_spec, action_spec, reward_spec, network=network, gamma=gamma, lambda_=lambda_,
+            value_coef=value_coef, entropy_coef=entropy_coef, normalize_advantage=normalize_advantage,
+        )  # fmt: skip
 
     def preprocess_experience(self, experience: Experience) -> Experience:
-        step = experience.time_step  # [T+1, B]
-        value = self.network.value(step, experience.state)
-        advantage = returns.gae(step.reward, self._gamma * step.discount, value, step.step_type, self._lambda)
-        target = advantage + value[:-1]
-        if self.reward_spec.shape:
-            advantage = advantage.sum(-1)
-        if self._normalize_advantage:
-            advantage = returns.standardize(advantage, trainable(step.step_type))
-        return experience._replace(info=A2CTarget(advantage, target))
-
-    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        info, state = self.network(experience.time_step, state)
-        return AlgStep(state=state, info=PolicyValue(*info))
+        advantage, value = self.advantage_and_value(experience)
+        for_policy = self.policy_advantage(advantage, experience.time_step.step_type)
+        return experience._replace(info=A2CTarget(for_policy, advantage + value[:-1]))
 
     def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
         policy_loss = -info.policy.log_prob(experience.action) * experience.info.advantage
         value_loss = losses.squared(info.value - experience.info.target)
-        if self.reward_spec.shape:
-            value_loss = value_loss.sum(-1)
-        entropy = info.policy.entropy()
-        loss = policy_loss + self._value_coef * value_loss - self._entropy_coef(self.progress) * entropy
-        extra = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
-        return LossInfo(loss, extra={name: value.detach() for name, value in extra.items()})
+        return self.total_loss(policy_loss, value_loss, info.policy)

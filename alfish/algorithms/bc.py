@@ -17,11 +17,11 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks import FLOORED_HEAD, Torso, burn_in_state
+from alfish.networks import FLOORED_HEAD, Torso, Window
 from alfish.parameters import checked
 
 
@@ -56,7 +56,7 @@ class BC(RLAlgorithm):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.torso: Any = torso(observation_spec)
         self.policy_head: Any = policy_head(self.torso.output_size, action_spec)
-        self.stores_recurrent_state = self.has_state
+        self.replay_needs = ReplayNeeds(recurrent_state=self.has_state)
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.torso.initial_state(batch_size)
@@ -70,15 +70,14 @@ class BC(RLAlgorithm):
         return AlgStep(self.policy_head(features).mode(), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        trained = slice(0, -1) if self.stores_recurrent_state else slice(0, 1)
-        step, action = nest.at((experience.time_step, experience.action), trained)
-        features, state = self.torso(step, burn_in_state(self.torso, experience.burn_in, state))
-        return AlgStep(state=state, info=BCTrain(self.policy_head(features), action))
+        features = Window(experience, self.replay_needs.recurrent_state).trained(self.torso)
+        action = nest.at(experience.action, slice(0, features.shape[0]))
+        return AlgStep(info=BCTrain(self.policy_head(features), action))
 
     def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:
         log_prob = info.policy.log_prob(info.action)
         with torch.no_grad():
-            extra = {"log_prob": log_prob.detach(), "entropy": info.policy.entropy()}
+            extra = {"log_prob": log_prob, "entropy": info.policy.entropy()}
             specs, modes, actions = map(nest.leaves, (self.action_spec, info.policy.mode(), info.action))
             errors = [mode - a for spec, mode, a in zip(specs, modes, actions) if isinstance(spec, spaces.Box)]
             if errors:

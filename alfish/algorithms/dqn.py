@@ -17,22 +17,20 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import corrections, losses, nest, returns, specs
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish import losses, nest, specs
+from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
+from alfish.corrections import NextValues, td_target
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import QNetwork, TargetNetwork, burn_in_state
+from alfish.networks import QNetwork, TargetNetwork, Window
 from alfish.parameters import PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
 
 class DQNTrain(NamedTuple):
-    q: torch.Tensor  # [1, N] of the taken action at row 0; with memory [L-1, N], of all rows but the last
-    next_value: torch.Tensor  # [L, N] what later rows are worth; row 0 is not read
-    # For Retrace [L, N], else None: what later rows' actions are worth, and 1 where they are greedy, else 0.
-    next_q: torch.Tensor | None = None
-    trace: torch.Tensor | None = None
+    q: torch.Tensor  # [T', N] of the taken action; T' is 1, row 0 alone; with memory L - 1, all rows but the last
+    following: NextValues  # [L-1, N] of later rows, by the target network
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -76,19 +74,18 @@ class DQN(RLAlgorithm):
         lower_bound: bool = False,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
-        self.num_actions = int(action_spec.n)
+        self.num_actions = int(nest.leaves(action_spec)[0].n)
         self.q_network: Any = q_network(observation_spec, self.num_actions)
         self.target = TargetNetwork(self.q_network, target_rate, target_period)
-        self.stores_recurrent_state = self.has_state
-        self._lambda = float(retrace or not self.stores_recurrent_state) if lambda_ is None else lambda_
+        self.replay_needs = ReplayNeeds(return_gamma=gamma if lower_bound else None, recurrent_state=self.has_state)
+        self._lambda = float(retrace or not self.has_state) if lambda_ is None else lambda_
         self._gamma, self._epsilon, self._double, self._huber_delta = gamma, as_schedule(epsilon), double, huber_delta
-        self._retrace = retrace
-        if lower_bound:
-            self.return_gamma = gamma
+        self._retrace, self._lower_bound = retrace, lower_bound
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
-        if not isinstance(action_spec, spaces.Discrete):
+        leaves = nest.leaves(action_spec)
+        if len(leaves) != 1 or not isinstance(leaves[0], spaces.Discrete):
             raise UsageError(
                 f"{cls.__name__} takes a Discrete action, and this one is {action_spec}; SAC or PPO may do"
             )
@@ -101,54 +98,43 @@ class DQN(RLAlgorithm):
         q, state = self.q_network(time_step, state)
         greedy = q.argmax(-1)
         explore = torch.rand(greedy.shape, device=greedy.device) < self._epsilon(self.progress)
-        return AlgStep(torch.where(explore, torch.randint_like(greedy, self.num_actions), greedy), state)
+        action = torch.where(explore, torch.randint_like(greedy, self.num_actions), greedy)
+        return AlgStep(self._nested(action), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         q, state = self.q_network(time_step, state)
-        return AlgStep(q.argmax(-1), state)
+        return AlgStep(self._nested(q.argmax(-1)), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        step, burn_in = experience.time_step, experience.burn_in
-        if self.stores_recurrent_state:  # both networks' memories run over the whole window, each from the stored state
-            all_q, _ = self.q_network(step, burn_in_state(self.q_network, burn_in, state))
-            q = all_q[:-1]
-            with torch.no_grad():
-                target_q = self.target(step, burn_in_state(self.target, burn_in, state))[0][1:]
-            chooser_q = all_q[1:].detach() if self._double else target_q
+        window = Window(experience, self.replay_needs.recurrent_state)
+        target_q = window.later(self.target)  # [L-1, N, A]
+        if self._double:
+            all_q, chooser_q = window.both(self.q_network)
         else:
-            now, later = nest.split(step, 1)
-            q, _ = self.q_network(now, state)
-            with torch.no_grad():
-                target_q, _ = self.target(later, state)
-                chooser_q = self.q_network(later, state)[0] if self._double else target_q
-        greedy = chooser_q.argmax(-1, keepdim=True)  # [L-1, N, 1]
-        next_value = _of_action(target_q, greedy)
-        info = DQNTrain(_of_action(q, experience.action[: q.shape[0]].unsqueeze(-1)), returns.from_row_1(next_value))
+            all_q, chooser_q = window.trained(self.q_network), target_q
+        (taken,) = nest.leaves(experience.action)
+        greedy, later = chooser_q.argmax(-1), taken[1:]
+        q = _of_action(all_q, taken[: all_q.shape[0]])
+        following = NextValues(_of_action(target_q, greedy))
         if self._retrace:
-            action = experience.action[1:].unsqueeze(-1)
-            next_q, is_greedy = _of_action(target_q, action), (action == greedy).squeeze(-1).to(target_q.dtype)
-            info = info._replace(next_q=returns.from_row_1(next_q), trace=returns.from_row_1(is_greedy))
-        return AlgStep(state=state, info=info)
+            trace = (later == greedy).to(target_q.dtype)
+            following = following._replace(q=_of_action(target_q, later), trace=trace)
+        return AlgStep(info=DQNTrain(q, following))
 
     def calc_loss(self, experience: Experience, info: DQNTrain) -> LossInfo:
-        step = experience.time_step  # [L, N]
-        discount = self._gamma * step.discount
-        if info.next_q is None or info.trace is None:
-            target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
-        else:
-            rows = step.reward, discount, info.next_q, info.next_value, step.step_type, info.trace
-            target = corrections.retrace(*rows, self._lambda)
-        if self.return_gamma is not None:
-            target = corrections.bounded_below(target, experience.return_to_go)
+        target = td_target(experience, self._gamma, self._lambda, info.following, self._lower_bound)
         error = target[: info.q.shape[0]] - info.q
         loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
-        td_error = error.detach().abs()
-        return LossInfo(loss, extra={"q": info.q.detach(), "td_error": td_error}, priority=td_error)
+        td_error = error.abs()
+        return LossInfo(loss, extra={"q": info.q, "td_error": td_error}, priority=td_error)
 
     def after_update(self) -> None:
         self.target.update(self.q_network)
 
+    def _nested(self, action: torch.Tensor) -> Nest:
+        return nest.map(lambda _: action, self.action_spec)
+
 
 def _of_action(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """`[T, N]` from the values `[T, N, A]` of all actions, and the actions `[T, N, 1]`."""
-    return q.gather(-1, action).squeeze(-1)
+    """`[T, N]` from the values `[T, N, A]` of all actions, and the actions `[T, N]`."""
+    return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)

@@ -35,7 +35,7 @@ class IQLTrain(NamedTuple):
     q: torch.Tensor  # [E, 1, N] of the taken action
     target_q: torch.Tensor  # [1, N] the smallest of the target critics
     value: torch.Tensor  # [1, N]
-    next_value: torch.Tensor  # [L, N] of later rows; row 0 is not read
+    next_value: torch.Tensor  # [L-1, N] of later rows
     log_prob: torch.Tensor  # [1, N] of the taken action
 
 
@@ -122,9 +122,9 @@ class IQL(RLAlgorithm):
         with torch.no_grad():
             target = self.target_critic.network
             target_q = target(target.features(now, None)[0], codes).amin(0)
-            next_value = returns.from_row_1(self._value(later))
+            next_value = self._value(later)
         log_prob = self._policy(now.observation).log_prob(action)
-        return AlgStep(state=state, info=IQLTrain(q, target_q, self._value(now), next_value, log_prob))
+        return AlgStep(info=IQLTrain(q, target_q, self._value(now), next_value, log_prob))
 
     def calc_loss(self, experience: Experience, info: IQLTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
@@ -139,12 +139,12 @@ class IQL(RLAlgorithm):
             "actor": -weight * info.log_prob,
         }
         extra = {
-            "q": info.q.detach().mean(0),
-            "td_error": error.detach().abs().mean(0),
-            "value": info.value.detach(),
-            "advantage": advantage.detach(),
+            "q": info.q.mean(0),
+            "td_error": error.abs().mean(0),
+            "value": info.value,
+            "advantage": advantage,
             "weight": weight,
-            "log_prob": info.log_prob.detach(),
+            "log_prob": info.log_prob,
         }
         return LossInfo(loss, extra=extra, priority=extra["td_error"])
 

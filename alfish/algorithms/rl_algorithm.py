@@ -18,7 +18,7 @@ capture a whole update. Buffers are updated in place, never rebound. Never edit 
 import abc
 import contextlib
 from collections.abc import Hashable, Iterable, Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -28,6 +28,22 @@ from alfish import nest, specs
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
+
+
+class ReplayNeeds(NamedTuple):
+    """What an off-policy algorithm reads beyond rows, so that replay stores it."""
+
+    info: tuple[str, ...] = ()  # fields of rollout_step's info
+    return_gamma: float | None = None  # discount of Experience.return_to_go; None: not read
+    recurrent_state: bool = False  # windows start where a state of the memory was stored, and bring it
+
+
+class UnrollUse(NamedTuple):
+    """How an on-policy algorithm may use an unroll."""
+
+    single_epoch: bool = True  # False: a ratio to the policy that acted, in the loss, corrects for earlier updates
+    preprocess_each_epoch: bool = False  # call preprocess_experience again at the start of every later epoch
+    handles_stale_policies: bool = False  # corrects for rows of an older policy; asynchronous unrollers require it
 
 
 class RLAlgorithm(nn.Module, abc.ABC):
@@ -40,19 +56,10 @@ class RLAlgorithm(nn.Module, abc.ABC):
     """
 
     on_policy: ClassVar[bool]  # trains on the unroll itself, or on batches from replay
-    # Whether an on-policy one corrects for rows of an older policy; asynchronous unrollers refuse one that does not.
-    handles_stale_policies: ClassVar[bool] = False
     # Groups whose loss is multiplied by replay's importance weights; None: all.
     weighted_losses: ClassVar[tuple[str, ...] | None] = None
-    replay_info: tuple[str, ...] = ()  # fields of rollout_step's info that replay must keep
-    return_gamma: float | None = None  # replay keeps discounted returns to the episode's end: Experience.return_to_go
-    stores_recurrent_state: bool = (
-        False  # windows from replay begin where a state was stored, with that state: memory's
-    )
-    # On-policy, each unroll trains once. False: a ratio to the policy that acted, in the loss, corrects for what the
-    # updates on an unroll change.
-    single_epoch: bool = True
-    preprocess_each_epoch: bool = False  # call preprocess_experience again at the start of every later epoch
+    replay_needs = ReplayNeeds()  # off-policy
+    unroll_use = UnrollUse()  # on-policy
 
     progress: torch.Tensor  # float64 0-d in [0, 1], published with the weights; schedules read it
 
@@ -82,15 +89,9 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Acts, exploring. `time_step` `[B]`; `state` is already reset where a row is FIRST."""
 
     def random_action(self, time_step: TimeStep) -> Nest:
-        """Acts uniformly at random while replay is warmed up. Default: over the whole action space.
+        """Returns actions `[B, ...]` drawn uniformly, while replay is warmed up. Default: from the whole action space.
 
         Override it where an environment takes only some actions at a time, and says in its observation which.
-
-        Args:
-          time_step: `[B]`, as `rollout_step` gets it.
-
-        Returns:
-          The action `[B, ...]` in the algorithm's units, on any device.
         """
         return specs.sample(self.action_spec, len(time_step.step_type))
 

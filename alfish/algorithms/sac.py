@@ -27,62 +27,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import corrections, losses, nest, returns, specs
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish import losses, nest, specs
+from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
+from alfish.corrections import NextValues, td_target
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.distributions import Categorical, SquashedNormal, sum_of
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, SquashedNormalHead, TargetNetwork, burn_in_state
-from alfish.networks.heads import categorical_head
+from alfish.networks import MLP, CriticEnsemble, Encoder, HybridHead, HybridPolicy, HybridSpace, TargetNetwork, Window
 from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
-
-
-class Choice(NamedTuple):
-    """What the policy does at some observations."""
-
-    box: torch.Tensor | None  # [..., A] a sample of all Box leaves, in (-1, 1); None where there is none
-    log_density: torch.Tensor  # [...] of that sample; 0 where there is none
-    log_p: torch.Tensor | None  # [..., n] of the Discrete leaf; None where there is none
-
-    def entropies(self) -> dict[str, torch.Tensor]:
-        """Of each kind, `[...]`: an estimate from the sample for Box, exact for Discrete."""
-        found = {} if self.box is None else {"box": -self.log_density}
-        if self.log_p is not None:
-            found["discrete"] = -(self.log_p.exp() * self.log_p).sum(-1)
-        return found
-
-
-class Parts(NamedTuple):
-    """An action in its two parts; None where the space has no such leaf."""
-
-    box: torch.Tensor | None  # [..., A] of all Box leaves
-    discrete: torch.Tensor | None  # [...] int64
-
-
-class SACPolicy(NamedTuple):
-    """The distributions of an action's parts; None where the space has no such leaf."""
-
-    box: SquashedNormal | None
-    discrete: Categorical | None
-
-    def sample(self) -> Parts:
-        return Parts(self.box and self.box.sample(), self.discrete and self.discrete.sample())
-
-    def mode(self) -> Parts:
-        return Parts(self.box and self.box.mode(), self.discrete and self.discrete.mode())
-
-    def log_prob(self, action: Parts) -> torch.Tensor:
-        """`[...]` of both parts together."""
-        both = (self.box, action.box), (self.discrete, action.discrete)
-        return sum_of(part.log_prob(leaf) for part, leaf in both if part is not None and leaf is not None)
-
-    def choose(self) -> Choice:
-        log_p = None if self.discrete is None else self.discrete.log_p
-        if self.box is not None:
-            return Choice(*self.box.sample_with_log_prob(), log_p)
-        assert log_p is not None
-        return Choice(None, torch.zeros_like(log_p[..., 0]), log_p)
 
 
 class SACRollout(NamedTuple):
@@ -96,12 +48,9 @@ class SACTrain(NamedTuple):
     """T' is 1, row 0 alone; with memory L - 1, all rows but the last."""
 
     q: torch.Tensor  # [E, T', N] of the taken action
-    next_value: torch.Tensor  # [L, N] soft values of later rows; row 0 is not read
+    following: NextValues  # [L-1, N] soft values of later rows, by the target critics
     expected_q: torch.Tensor  # [T', N] of the policy's present choice
     entropies: dict[str, torch.Tensor]  # [T', N] of that choice
-    # For Retrace [L, N], else None: what later rows' actions are worth, and their min(1, pi / mu).
-    next_q: torch.Tensor | None = None
-    trace: torch.Tensor | None = None
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -160,74 +109,48 @@ class SAC(RLAlgorithm):
         lower_bound: bool = False,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
-        leaves = nest.leaves(action_spec)
-        self._box_sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, spaces.Box)]
-        self._num_choices = next((int(leaf.n) for leaf in leaves if isinstance(leaf, spaces.Discrete)), 0)
-        box_size = sum(self._box_sizes)
-
-        self.stores_recurrent_state = memory is not None
-        self._lambda = float(retrace or not self.stores_recurrent_state) if lambda_ is None else lambda_
-        self._retrace = retrace
-        if retrace:
-            self.replay_info = SACRollout._fields
-        if lower_bound:
-            self.return_gamma = gamma
-
-        # In this order, so that a seed goes on meaning the weights that it meant.
-        sizes = box_size, max(1, self._num_choices)
-        if memory is None:
-            self.actor_encoder: Any = actor_encoder(observation_spec)
-            actor_input_size = self.actor_encoder.output_size
-        else:
-            self.actor_encoder = None
-            self.critic: Any = critic(observation_spec, *sizes, memory=memory)
-            actor_input_size = self.critic.feature_size
-        self.actor_mlp = actor_mlp(actor_input_size)
-        self.box_head = SquashedNormalHead(self.actor_mlp.output_size, box_size) if box_size else None
-        self.discrete_head = (
-            categorical_head(self.actor_mlp.output_size, self._num_choices) if self._num_choices else None
-        )
-        if memory is None:
-            self.critic = critic(observation_spec, *sizes)
+        self.action_space = HybridSpace(action_spec)
+        self._make_networks(actor_encoder, actor_mlp, critic, memory)
         size = self.critic.ensemble_size
         if target_subset is not None and target_subset > size:
             raise UsageError(f"SAC.target_subset is {target_subset}; it is at most the {size} critics")
         self.target_critic = TargetNetwork(self.critic, target_rate, target_period)
-
-        self._target_entropy = {}
-        if box_size:
-            self._target_entropy["box"] = -box_size if box_target_entropy is None else box_target_entropy
-        if self._num_choices:
-            largest = math.log(self._num_choices)
-            automatic = discrete_entropy_share * largest
-            self._target_entropy["discrete"] = automatic if discrete_target_entropy is None else discrete_target_entropy
-        self.log_alpha = nn.ParameterDict(
-            {kind: nn.Parameter(torch.tensor(math.log(initial_alpha)), learn_alpha) for kind in self._target_entropy}
-        )
+        target_entropies = box_target_entropy, discrete_target_entropy, discrete_entropy_share
+        self._target_entropy = self.action_space.target_entropies(*target_entropies)
+        alphas = {kind: torch.tensor(math.log(initial_alpha)) for kind in self._target_entropy}
+        self.log_alpha = nn.ParameterDict({kind: nn.Parameter(alpha, learn_alpha) for kind, alpha in alphas.items()})
+        info = SACRollout._fields if retrace else ()
+        self.replay_needs = ReplayNeeds(info, gamma if lower_bound else None, memory is not None)
+        self._lambda = float(retrace or memory is None) if lambda_ is None else lambda_
         self._gamma, self._target_subset, self._actor_uses_mean = gamma, target_subset, actor_uses_mean
+        self._retrace, self._lower_bound = retrace, lower_bound
+
+    def _make_networks(
+        self,
+        actor_encoder: Callable[[Nest], Any],
+        actor_mlp: Callable[[int], Any],
+        critic: Callable[..., Any],
+        memory: Callable[[int], Any] | None,
+    ) -> None:
+        """In this order, so that a seed goes on meaning the weights that it meant."""
+        sizes = self.action_space.box_size, max(1, self.action_space.num_choices)
+        self.actor_encoder: Any = None
+        if memory is None:
+            self.actor_encoder = actor_encoder(self.observation_spec)
+        else:
+            self.critic: Any = critic(self.observation_spec, *sizes, memory=memory)
+        self.actor_mlp = actor_mlp(self.actor_encoder.output_size if memory is None else self.critic.feature_size)
+        self.policy_head = HybridHead(self.actor_mlp.output_size, self.action_space)
+        if memory is None:
+            self.critic = critic(self.observation_spec, *sizes)
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
-        num_discrete = 0
-        for name, leaf in nest.named_leaves(action_spec, "action"):
-            if isinstance(leaf, spaces.Box):
-                if not leaf.is_bounded("both"):
-                    raise UsageError(
-                        f"SAC squashes its actions into bounds, and the {name} has none ({leaf}); wrap the "
-                        "environment, for example in gymnasium.wrappers.RescaleAction, or train with PPO"
-                    )
-            elif isinstance(leaf, spaces.Discrete):
-                num_discrete += 1
-            else:
-                raise UsageError(f"SAC takes Box and Discrete actions, and the {name} is {leaf}; train with PPO")
-            if isinstance(leaf, spaces.Discrete) and leaf.n < 2:
-                raise UsageError(f"the {name} is {leaf}, which leaves nothing to choose; drop it from the action space")
-        if num_discrete > 1:
-            raise UsageError(f"SAC takes one Discrete action leaf, and this action has {num_discrete}; train with PPO")
+        HybridSpace.check(cls.__name__, action_spec)
         specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def parameter_groups(self) -> dict:
-        actor = [self.actor_encoder, self.actor_mlp, self.box_head, self.discrete_head]
+        actor = [self.actor_encoder, self.actor_mlp, self.policy_head]
         return {
             "critic": self.critic.parameters(),
             "actor": [p for module in actor if module is not None for p in module.parameters()],
@@ -241,89 +164,83 @@ class SAC(RLAlgorithm):
         features, state = self._actor_features(time_step, state)
         policy = self._policy(features)
         sample = policy.sample()
-        action = self._joined(sample)
+        action = self.action_space.join(sample)
         return AlgStep(action, state, SACRollout(policy.log_prob(sample), action) if self._retrace else None)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self._actor_features(time_step, state)
-        return AlgStep(self._joined(self._policy(features).mode()), state)
+        return AlgStep(self.action_space.join(self._policy(features).mode()), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        step, burn_in, target = experience.time_step, experience.burn_in, self.target_critic.network
-        if self.stores_recurrent_state:  # both memories run over the whole window, each from the stored state
-            features, _ = self.critic.features(step, burn_in_state(self.critic.features, burn_in, state))
-            now, actor_now, actor_later = features[:-1], features[:-1].detach(), features[1:].detach()
-            with torch.no_grad():
-                target_later = target.features(step, burn_in_state(target.features, burn_in, state))[0][1:]
+        window = Window(experience, self.replay_needs.recurrent_state)
+        if self.replay_needs.recurrent_state:  # the actor stands on the critics' features, and does not move them
+            features, actor_later = window.both(self.critic.features)
+            actor_now = features.detach()
         else:
-            here, after = nest.split(step, 1)
-            now, _ = self.critic.features(here, state)
-            actor_now, _ = self._actor_features(here, state)
-            with torch.no_grad():
-                actor_later, _ = self._actor_features(after, state)
-                target_later, _ = target.features(after, state)
-        action = self._parts(nest.at(experience.action, slice(0, now.shape[0])))
-        q = _of_choice(self.critic(now, action.box), action.discrete)  # [E, T', N]
-        next_q = trace = None
+            features = window.trained(self.critic.features)
+            actor_now, actor_later = window.both(self._actor_features)
+        taken = self.action_space.split(nest.at(experience.action, slice(0, features.shape[0])))
+        q = _of_choice(self.critic(features, taken.box), taken.discrete)  # [E, T', N]
+        target_features = window.later(self.target_critic.network.features)
         with torch.no_grad():
-            policy = self._policy(actor_later)
-            choice = policy.choose()
-            target_q = self.target_critic(target_later, choice.box)
-            if self._retrace:
-                taken = self._parts(nest.at(experience.action, slice(1, None)))
-                target_q, taken_q = self._smallest(target_q, self.target_critic(target_later, taken.box))
-                next_q = returns.from_row_1(_of_choice(taken_q, taken.discrete))
-                trace = returns.from_row_1(self._trace(policy, taken, experience))
-            else:
-                (target_q,) = self._smallest(target_q)
-            next_value = self._expect(target_q, choice)
-            for kind, entropy in choice.entropies().items():
-                next_value = next_value + self.log_alpha[kind].exp() * entropy
-            next_value = returns.from_row_1(next_value)
+            following = self._next_values(experience, actor_later, target_features)
         choice = self._policy(actor_now).choose()
-        # With memory, without the graph of the rows: the actor's loss moves the actor alone.
-        all_q = self.critic(now.detach() if self.stores_recurrent_state else now, choice.box)
-        expected_q = self._expect(all_q.mean(0) if self._actor_uses_mean else all_q.amin(0), choice)
-        return AlgStep(state=state, info=SACTrain(q, next_value, expected_q, choice.entropies(), next_q, trace))
+        all_q = self.critic(features.detach(), choice.box)
+        expected_q = choice.expectation(all_q.mean(0) if self._actor_uses_mean else all_q.amin(0))
+        return AlgStep(info=SACTrain(q, following, expected_q, choice.entropies()))
 
     def calc_loss(self, experience: Experience, info: SACTrain) -> LossInfo:
-        step = experience.time_step  # [L, N]
-        discount = self._gamma * step.discount
-        if info.next_q is None or info.trace is None:
-            target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)
-        else:
-            rows = step.reward, discount, info.next_q, info.next_value, step.step_type, info.trace
-            target = corrections.retrace(*rows, self._lambda)
-        if self.return_gamma is not None:
-            target = corrections.bounded_below(target, experience.return_to_go)
+        target = td_target(experience, self._gamma, self._lambda, info.following, self._lower_bound)
         error = target[: info.expected_q.shape[0]] - info.q  # [E, T', N]
+        td_error = error.abs().mean(0)
         actor_loss = -info.expected_q
         alpha_loss = torch.zeros_like(actor_loss)
-        extra = {"q": info.q.detach().mean(0), "td_error": error.detach().abs().mean(0)}
+        extra = {"q": info.q.mean(0), "td_error": td_error}
         for kind, entropy in info.entropies.items():
             alpha = self.log_alpha[kind].exp().detach()
             actor_loss = actor_loss - alpha * entropy
             excess = (entropy - self._target_entropy[kind]).detach()
             alpha_loss = alpha_loss + self.log_alpha[kind] * excess
-            extra |= {f"entropy_{kind}": entropy.detach(), f"alpha_{kind}": alpha}
+            extra |= {f"entropy_{kind}": entropy, f"alpha_{kind}": alpha}
         loss = {"critic": losses.squared(error).sum(0), "actor": actor_loss, "alpha": alpha_loss}
         if not any(p.requires_grad for p in self.log_alpha.values()):
             del loss["alpha"]
-        return LossInfo(loss, extra=extra, priority=extra["td_error"])
+        return LossInfo(loss, extra=extra, priority=td_error)
 
     def after_update(self) -> None:
         self.target_critic.update(self.critic)
 
     def _actor_features(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
         """What the actor sees, and the state carried on."""
-        if self.stores_recurrent_state:
+        if self.replay_needs.recurrent_state:
             return self.critic.features(time_step, state)
         return self.actor_encoder(time_step.observation), state
 
-    def _policy(self, features: torch.Tensor) -> SACPolicy:
-        features = self.actor_mlp(features)
-        box = None if self.box_head is None else self.box_head(features)
-        return SACPolicy(box, None if self.discrete_head is None else self.discrete_head(features))
+    def _policy(self, features: torch.Tensor) -> HybridPolicy:
+        return self.policy_head(self.actor_mlp(features))
+
+    def _next_values(self, experience: Experience, actor_features: torch.Tensor, features: torch.Tensor) -> NextValues:
+        """Soft values of later rows by the target critics; for Retrace, also of the actions taken there.
+
+        Args:
+          experience: `[L, N]`.
+          actor_features: `[L-1, N, ...]` of later rows.
+          features: `[L-1, N, ...]` of the target critics.
+        """
+        policy = self._policy(actor_features)
+        choice = policy.choose()
+        q, taken_q, trace = self.target_critic(features, choice.box), None, None
+        if self._retrace:
+            taken = self.action_space.split(nest.at(experience.action, slice(1, None)))
+            q, taken_q = self._smallest(q, self.target_critic(features, taken.box))
+            taken_q = _of_choice(taken_q, taken.discrete)
+            trace = self._trace(policy.log_prob(taken), experience)
+        else:
+            (q,) = self._smallest(q)
+        value = choice.expectation(q)
+        for kind, entropy in choice.entropies().items():
+            value = value + self.log_alpha[kind].exp() * entropy
+        return NextValues(value, taken_q, trace)
 
     def _smallest(self, *q: torch.Tensor) -> list[torch.Tensor]:
         """Of each, the minimum over the critics, or over a random subset of them that is the same for all."""
@@ -332,7 +249,7 @@ class SAC(RLAlgorithm):
             return [each[members].amin(0) for each in q]
         return [each.amin(0) for each in q]
 
-    def _trace(self, policy: SACPolicy, taken: Parts, experience: Experience) -> torch.Tensor:
+    def _trace(self, log_pi: torch.Tensor, experience: Experience) -> torch.Tensor:
         """min(1, pi / mu) of the actions of later rows, `[L-1, N]`; 0 where mu is not known."""
         if experience.info is None:
             raise UsageError(
@@ -344,23 +261,7 @@ class SAC(RLAlgorithm):
         known = ~log_mu.isnan()
         for leaf, own in zip(nest.leaves(action), nest.leaves(sample)):
             known = known & (leaf == own if leaf.ndim == known.ndim else (leaf == own).all(-1))
-        return torch.where(known, (policy.log_prob(taken) - log_mu).exp().clamp(max=1), 0)
-
-    def _expect(self, q: torch.Tensor, choice: Choice) -> torch.Tensor:
-        """`[...]` from `[...]`, or from `[..., n]` over the Discrete leaf."""
-        return q if choice.log_p is None else (choice.log_p.exp() * q).sum(-1)
-
-    def _joined(self, action: Parts) -> Nest:
-        """The action nest."""
-        boxes = iter(() if action.box is None else action.box.split(self._box_sizes, -1))
-        return nest.map(lambda leaf: next(boxes) if isinstance(leaf, spaces.Box) else action.discrete, self.action_spec)
-
-    def _parts(self, action: Nest) -> Parts:
-        """The inverse of `_joined`."""
-        leaves = list(zip(nest.leaves(action), nest.leaves(self.action_spec)))
-        boxes = [leaf for leaf, spec in leaves if isinstance(spec, spaces.Box)]
-        discrete = [leaf for leaf, spec in leaves if isinstance(spec, spaces.Discrete)]
-        return Parts(torch.cat(boxes, -1) if boxes else None, discrete[0] if discrete else None)
+        return torch.where(known, (log_pi - log_mu).exp().clamp(max=1), 0)
 
 
 def _of_choice(q: torch.Tensor, discrete: torch.Tensor | None) -> torch.Tensor:

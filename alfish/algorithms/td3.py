@@ -27,7 +27,7 @@ from alfish.schedules import Schedule, as_schedule
 
 class DDPGTrain(NamedTuple):
     q: torch.Tensor  # [E, 1, N] of the taken action at row 0
-    next_value: torch.Tensor  # [L, N] of later rows; row 0 is not read
+    next_value: torch.Tensor  # [L-1, N] of later rows
     policy_q: torch.Tensor | None  # [1, N] of the actor's action at row 0; None where the actor does not train
     policy_action: torch.Tensor | None  # [1, N, A] that action; None likewise
     action: torch.Tensor  # [1, N, A] taken at row 0
@@ -119,13 +119,12 @@ class DDPG(RLAlgorithm):
         q = self.critic(features, action)
         with torch.no_grad():
             target_features, _ = self.target_critic.network.features(later, None)
-            value = self.target_critic(target_features, self.target_action(later.observation)).amin(0)
-            next_value = returns.from_row_1(value)
+            next_value = self.target_critic(target_features, self.target_action(later.observation)).amin(0)
         policy_q = policy_action = None
         if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
             policy_action = self.actor(now.observation)
             policy_q = self.critic(features, policy_action, num_members=1)[0]
-        return AlgStep(state=state, info=DDPGTrain(q, next_value, policy_q, policy_action, action))
+        return AlgStep(info=DDPGTrain(q, next_value, policy_q, policy_action, action))
 
     def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
@@ -135,8 +134,8 @@ class DDPG(RLAlgorithm):
         loss = {"critic": losses.squared(error).sum(0)}
         if info.policy_q is not None and info.policy_action is not None:
             loss["actor"] = self.actor_loss(info.policy_q, info.policy_action, info.action)
-        td_error = error.detach().abs().mean(0)
-        return LossInfo(loss, extra={"q": info.q.detach().mean(0), "td_error": td_error}, priority=td_error)
+        td_error = error.abs().mean(0)
+        return LossInfo(loss, extra={"q": info.q.mean(0), "td_error": td_error}, priority=td_error)
 
     def after_update(self) -> None:
         self.target_actor.update(self.actor)

@@ -22,7 +22,8 @@ class EpochBatches(Batches):
     """On-policy: trains on the unroll itself, several times over, in minibatches drawn without replacement.
 
     Args:
-      num_epochs: passes over the unroll; None: 10, or 1 for an algorithm that says `single_epoch`, which refuses more.
+      num_epochs: passes over the unroll; None: 10, or 1 for an algorithm whose `unroll_use` says `single_epoch`, which
+        refuses more.
       minibatch_size: rows a gradient step; it divides the unroll's rows (unroll length x environments). With memory,
         whole sequences are drawn, and it is also a multiple of the unroll length. None: all rows.
     """
@@ -36,12 +37,12 @@ class EpochBatches(Batches):
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
         self._has_state = algorithm.has_state
-        self._num_epochs = self._given_epochs or (1 if algorithm.single_epoch else 10)
-        if algorithm.single_epoch and self._num_epochs > 1:
+        self._num_epochs = self._given_epochs or (1 if algorithm.unroll_use.single_epoch else 10)
+        if algorithm.unroll_use.single_epoch and self._num_epochs > 1:
             raise UsageError(
                 f"EpochBatches.num_epochs is {self._num_epochs}, and {type(algorithm).__name__} trains on an unroll "
                 "once: no ratio in its loss corrects for the updates before; set num_epochs to 1, or train with PPO "
-                "(an algorithm of your own that has such a ratio says single_epoch = False)"
+                "(an algorithm of your own that has such a ratio says unroll_use = UnrollUse(single_epoch=False))"
             )
         if unroll_length < 1 or unroll_length != int(unroll_length):
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")
@@ -74,7 +75,7 @@ class EpochBatches(Batches):
 
     def chunks(self, steps: int) -> Iterator[Minibatches]:
         for epoch in range(self._num_epochs):
-            if epoch == 0 or self._algorithm.preprocess_each_epoch:
+            if epoch == 0 or self._algorithm.unroll_use.preprocess_each_epoch:
                 batch = self._batch(self._prepare(self._experience))
             length, columns = batch.mask.shape
             size = columns if self._minibatch_size is None else self._minibatch_size // length

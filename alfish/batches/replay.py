@@ -106,7 +106,7 @@ class ReplayBatches(WindowBatches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
-        state_period = self._state_period if algorithm.stores_recurrent_state else None
+        state_period = self._state_period if algorithm.replay_needs.recurrent_state else None
         if state_period is not None and unroll_length > state_period:
             raise UsageError(
                 f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length {unroll_length}; a state is "
@@ -143,7 +143,7 @@ class ReplayBatches(WindowBatches):
                 transforms.look_back,
                 state_period,
                 keeps_episodes=self._hindsight is not None,
-                return_gamma=algorithm.return_gamma,
+                return_gamma=algorithm.replay_needs.return_gamma,
             )
         except MemoryError as error:
             raise UsageError(
@@ -169,9 +169,11 @@ class ReplayBatches(WindowBatches):
 
     def add(self, experience: Experience) -> None:
         try:
-            kept = {name: getattr(experience.info, name) for name in self._algorithm.replay_info}
+            kept = {name: getattr(experience.info, name) for name in self._algorithm.replay_needs.info}
         except AttributeError as error:
-            words = f"an info with the fields {', '.join(self._algorithm.replay_info)}, which are its replay_info"
+            words = (
+                f"an info with the fields {', '.join(self._algorithm.replay_needs.info)}, which are in its replay_needs"
+            )
             raise return_error(experience.info, f"AlgStep with {words}", self._algorithm, "rollout_step") from error
         self.buffer.push(experience._replace(info=kept or None))
 

@@ -72,7 +72,12 @@ class SequenceSampler:
         if self._stored is None:
             relabels = self._hindsight is not None
             elsewhere = self.buffer.device != self._device
-            if not relabels and not elsewhere and not self._transforms and not self._algorithm.stores_recurrent_state:
+            if (
+                not relabels
+                and not elsewhere
+                and not self._transforms
+                and not self._algorithm.replay_needs.recurrent_state
+            ):
                 self._stored = self.buffer.in_place(self._num_rows)
         return self._stored
 
@@ -86,7 +91,7 @@ class SequenceSampler:
         if buffer.device != self._device:
             batch, before = nest.to((batch, before), self._device)
         experience = batch.experience._replace(transform_state=before)
-        if algorithm.stores_recurrent_state and experience.state is None:
+        if algorithm.replay_needs.recurrent_state and experience.state is None:
             # What was recorded elsewhere knows no state: memory begins empty, and burn-in brings it up to date.
             empty = algorithm.initial_state(len(start.column))
             experience = experience._replace(state=nest.to(empty, self._device))
@@ -123,18 +128,18 @@ class WindowBatches(Batches):
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
         self._preprocesses = type(algorithm).preprocess_experience is not RLAlgorithm.preprocess_experience
-        if algorithm.return_gamma is not None and transforms.changes_rewards:
+        if algorithm.replay_needs.return_gamma is not None and transforms.changes_rewards:
             raise UsageError(
                 f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "
                 "transform changes those that it trains on; leave the transform out, or set lower_bound to False"
             )
-        if algorithm.stores_recurrent_state and self._window_length < 3:
+        if algorithm.replay_needs.recurrent_state and self._window_length < 3:
             raise UsageError(
                 f"{type(self).__name__}.window_length is {self._window_length}, of which one row trains, and the "
                 f"memory of {type(algorithm).__name__} learns across rows that train: take 3 or more "
                 "(dqn_recall.gin has 16)"
             )
-        if self._burn_in and not algorithm.stores_recurrent_state:
+        if self._burn_in and not algorithm.replay_needs.recurrent_state:
             raise UsageError(
                 f"{type(self).__name__}.burn_in is {self._burn_in}, and {type(algorithm).__name__} has no memory to "
                 "warm up; leave it out, or give its network a memory"
@@ -203,15 +208,15 @@ def recorded(
     Raises:
       UsageError: they were not recorded in such an environment, or lack what the algorithm trains on.
     """
-    name = type(algorithm).__name__
-    if algorithm.replay_info:
+    name, needs = type(algorithm).__name__, algorithm.replay_needs
+    if needs.info:
         raise UsageError(
-            f"{name} trains on {', '.join(algorithm.replay_info)} of its own rollout_step, which recorded data do not "
+            f"{name} trains on {', '.join(needs.info)} of its own rollout_step, which recorded data do not "
             "hold; train it on what it collects itself, or turn off the setting that needs this"
         )
     asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
-    if algorithm.return_gamma is not None:
-        asked["return_gamma"] = algorithm.return_gamma
+    if needs.return_gamma is not None:
+        asked["return_gamma"] = needs.return_gamma
     buffer = make_buffer(**asked)
     buffer.check_spaces(environment.observation_space, environment.action_space)
     return buffer

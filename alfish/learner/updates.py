@@ -136,7 +136,7 @@ class Updates:
                 f"LossInfo.priority of {type(self.algorithm).__name__} has shape {tuple(rows.shape)}; it must be one "
                 f"number for each row of {tuple(mask.shape)}"
             )
-        if not self.algorithm.stores_recurrent_state:
+        if not self.algorithm.replay_needs.recurrent_state:
             return rows[0]
         rows = torch.where(mask, rows, 0)
         mean = rows.sum(0) / mask.sum(0).clamp(min=1)

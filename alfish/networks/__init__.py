@@ -8,12 +8,15 @@ features (MLPs, heads, critics) maps features alone. Sizes come from specs, so n
 
 from alfish.networks.actor_critic import ActorCritic, PolicyValue
 from alfish.networks.actors import DeterministicActor
-from alfish.networks.critics import ONE_CRITIC, CriticEnsemble, QNetwork
+from alfish.networks.critics import ONE_CRITIC, CriticEnsemble
 from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, SmallCNN
-from alfish.networks.heads import FLOORED_HEAD, PolicyHead, SquashedNormalHead
-from alfish.networks.memory import GRU, LSTM, burn_in_state
+from alfish.networks.heads import FLOORED_HEAD, PolicyHead
+from alfish.networks.hybrid_policy import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
+from alfish.networks.memory import GRU, LSTM
+from alfish.networks.q_network import QNetwork
 from alfish.networks.target import TargetNetwork
 from alfish.networks.torsos import MLP, Torso
+from alfish.networks.windows import Window, burn_in_state
 
 __all__ = [
     "GRU",
@@ -23,6 +26,9 @@ __all__ = [
     "CriticEnsemble",
     "Encoder",
     "Flat",
+    "HybridHead",
+    "HybridPolicy",
+    "HybridSpace",
     "ImpalaCNN",
     "NatureCNN",
     "OneHot",
@@ -32,6 +38,7 @@ __all__ = [
     "SquashedNormalHead",
     "TargetNetwork",
     "Torso",
+    "Window",
     "burn_in_state",
     "ONE_CRITIC",
     "FLOORED_HEAD",

@@ -17,7 +17,6 @@ from alfish.distributions import (
     Distribution,
     Joint,
     MultiCategorical,
-    SquashedNormal,
 )
 from alfish.nest import Nest
 from alfish.networks.initializers import orthogonal
@@ -83,40 +82,6 @@ class PolicyHead(nn.Module):
 
 # For data: without a floor, the likelihood of actions that are always the same would have no end.
 FLOORED_HEAD = functools.partial(PolicyHead, min_log_std=-5.0)
-
-
-@gin.configurable(module="alfish.networks")
-@checked
-class SquashedNormalHead(nn.Module):
-    """A tanh-squashed normal whose standard deviation depends on the features.
-
-    Args:
-      input_size: features in.
-      size: entries of the action.
-      gain: of the linear layer's orthogonal weights.
-      min_log_std, max_log_std: the log of the standard deviation is clamped to these, before tanh.
-    """
-
-    def __init__(
-        self,
-        input_size: PositiveInt,
-        size: PositiveInt,
-        gain: NonNegativeFloat = 0.01,
-        min_log_std: FiniteFloat = -20.0,
-        max_log_std: FiniteFloat = 2.0,
-    ):
-        super().__init__()
-        self.linear = orthogonal(nn.Linear(input_size, 2 * size), gain)
-        self._min_log_std, self._max_log_std = min_log_std, max_log_std
-
-    def forward(self, features: torch.Tensor) -> SquashedNormal:
-        mean, log_std = self.linear(features).chunk(2, -1)
-        return SquashedNormal(mean, log_std.clamp(self._min_log_std, self._max_log_std))
-
-
-def categorical_head(input_size: int, num_choices: int, gain: float = 0.01) -> nn.Module:
-    """A Categorical from features."""
-    return _LogitsHead(input_size, [num_choices], gain, "categorical")
 
 
 class _LogitsHead(nn.Module):

@@ -8,7 +8,6 @@ Two ways through consecutive rows give the same to float error. Row by row in pl
 and in pieces between resets, all of them in one call of torch's fused kernel, where that is faster.
 """
 
-from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import gin
@@ -18,27 +17,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from alfish import nest
-from alfish.data import StepType, TimeStep
+from alfish.data import StepType
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, checked
 
 MOST_ROWS_IN_A_GRAPH = 32
-
-
-def burn_in_state(network: Callable[[TimeStep, Nest], tuple[Any, Nest]], burn_in: TimeStep | None, state: Nest) -> Nest:
-    """The state that a network carries on from rows that train nothing, without gradient; `state` if there are none.
-
-    So that what is trained does not start from a state that older parameters left. Source: Kapturowski et al., 2019.
-
-    Args:
-      network: from time steps and state to (anything, state).
-      burn_in: `[K, N]`, or None.
-      state: nest of `[N, ...]`, carried into the first of these rows.
-    """
-    if burn_in is None:
-        return state
-    with torch.no_grad():
-        return network(burn_in, state)[1]
 
 
 class Pieces(NamedTuple):

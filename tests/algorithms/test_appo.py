@@ -225,7 +225,7 @@ class TestWithLag:
 
     def test_recomputing_renews_values_and_ratios_and_never_the_behaviour(self, monkeypatch):
         appo = _make(recompute_advantage=True, target_kl=100.0)
-        assert appo.preprocess_each_epoch and not _make().preprocess_each_epoch
+        assert appo.unroll_use.preprocess_each_epoch and not _make().unroll_use.preprocess_each_epoch
         experience, infos = _lagged(appo), []
         preprocess = appo.preprocess_experience
 
@@ -241,7 +241,7 @@ class TestWithLag:
             assert torch.equal(later.policy.log_p, infos[0].policy.log_p)
             assert not torch.equal(later.target, infos[0].target)
             assert not torch.equal(later.advantage, infos[0].advantage)
-            assert not torch.equal(later.rho_clipped, infos[0].rho_clipped)
+            assert not torch.equal(later.extra["rho_clipped"], infos[0].extra["rho_clipped"])
 
     def test_rows_that_are_too_old_are_left_out_whole(self):
         appo = _make(target_kl=0.01)

@@ -158,7 +158,7 @@ def test_with_memory_it_learns_what_no_single_observation_tells():
     torch.manual_seed(0)
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(16,)), memory=functools.partial(GRU, size=16))
     algorithm = make(spaces.Discrete(NUM_STATES), torso=torso)
-    assert algorithm.stores_recurrent_state and algorithm.has_state and not make(BOX).stores_recurrent_state
+    assert algorithm.replay_needs.recurrent_state and algorithm.has_state and not make(BOX).replay_needs.recurrent_state
     state = torch.randint(NUM_STATES, (8, 200))
     action = torch.cat([torch.zeros_like(state[:1]), state[:-1]])
     kinds = torch.full(state.shape, MID, dtype=torch.int32)

@@ -65,7 +65,7 @@ def learn(dqn, experience):
 
 def one_step_target(dqn, experience):
     """With every online value of row 0 at zero, the error is the target."""
-    return float(learn(dqn, experience).priority)
+    return float(learn(dqn, experience).priority.detach())
 
 
 # Targets.
@@ -161,7 +161,7 @@ def test_retrace_ends_with_the_episode():
 def test_what_retrace_asks_of_later_rows_carries_no_gradient():
     dqn = make(ONLINE, TARGET, retrace=True)
     info = dqn.train_step(with_actions(window(*ROWS), 1, 0, 2), None).info
-    assert not any(leaf.requires_grad for leaf in (info.next_value, info.next_q, info.trace))
+    assert not any(leaf.requires_grad for leaf in info.following)
     dqn.calc_loss(window(*ROWS), info).loss.sum().backward()
     assert dqn.q_network.q.grad.count_nonzero() == 1 and dqn.target.network.q.grad is None
 
@@ -170,13 +170,13 @@ def test_what_retrace_asks_of_later_rows_carries_no_gradient():
 def test_a_target_is_no_less_than_what_was_earned_where_that_is_known(known, expected):
     rows = window([0, 1], [FIRST, MID], [JUNK, 10.0])._replace(return_to_go=torch.tensor([[known], [JUNK]]))
     dqn = make(ONLINE, TARGET, lower_bound=True)
-    assert dqn.return_gamma == 0.5
+    assert dqn.replay_needs.return_gamma == 0.5
     assert one_step_target(dqn, rows) == expected
     assert one_step_target(make(ONLINE, TARGET), rows) == 12
 
 
 def test_a_lower_bound_without_returns_is_refused():
-    assert make().return_gamma is None
+    assert make().replay_needs.return_gamma is None
     with pytest.raises(UsageError, match="no returns of whole episodes"):
         learn(make(lower_bound=True), window([0, 1], [FIRST, MID], [JUNK, 10.0]))
 
@@ -211,7 +211,7 @@ def test_the_huber_loss_is_linear_beyond_its_delta():
         dqn = make(huber_delta=delta)
         info = learn(dqn, rows)
         assert float(info.loss.detach()) == expected
-        assert float(info.priority) == 10
+        assert float(info.priority.detach()) == 10
 
 
 def test_importance_weights_multiply_the_loss():
@@ -298,11 +298,39 @@ def test_epsilon_runs_on_progress_and_not_on_calls():
 
 
 @pytest.mark.parametrize("action", [
-    spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([3, 3]), spaces.MultiBinary(2), {"a": spaces.Discrete(3)},
+    spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([3, 3]), spaces.MultiBinary(2),
+    {"a": spaces.Discrete(3), "b": spaces.Discrete(3)},
 ])  # fmt: skip
 def test_only_a_discrete_action_is_taken(action):
     with pytest.raises(UsageError, match="DQN takes a Discrete action, and this one is"):
         DQN(OBSERVATION, action, REWARD)
+
+
+def test_a_nest_with_one_discrete_leaf_is_taken():
+    bare, nested = (make_random(action) for action in (spaces.Discrete(3), {"a": (spaces.Discrete(3),)}))
+    row = TimeStep(None, None, None, torch.randn(5, NUM_STATES), None, None)
+    for hook in ("rollout_step", "predict_step"):
+        outputs = []
+        for algorithm in (bare, nested):
+            torch.manual_seed(1)
+            outputs.append(getattr(algorithm, hook)(row, None).output)
+        assert torch.equal(outputs[0], outputs[1]["a"][0])
+    kinds = torch.tensor([[FIRST], [MID]]).expand(2, 5)
+    step = TimeStep(kinds, torch.randn(2, 5), torch.ones(2, 5), torch.randn(2, 5, NUM_STATES), None, None)
+    action = torch.randint(3, (2, 5))
+    losses = [
+        algorithm.calc_loss(experience, algorithm.train_step(experience, None).info).loss
+        for algorithm, experience in (
+            (bare, Experience(step, action, None, None)),
+            (nested, Experience(step, {"a": (action,)}, None, None)),
+        )
+    ]
+    assert torch.equal(*losses)
+
+
+def make_random(action):
+    torch.manual_seed(0)
+    return DQN(OBSERVATION, action, REWARD)
 
 
 def test_a_vector_reward_is_refused():

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from alfish import nest
 from alfish.algorithms.contract import check_step
 from alfish.algorithms.ppo import PPO
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.batches import EpochBatches
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
@@ -177,7 +177,7 @@ def test_an_algorithm_without_parameters_has_nothing_to_train(tmp_path):
 
 def test_replay_asks_for_the_fields_that_it_is_to_keep(tmp_path):
     class Keeps(Right):
-        on_policy, replay_info = False, ("log_prob",)
+        on_policy, replay_needs = False, ReplayNeeds(info=("log_prob",))
 
     environment = functools.partial(make_environment, "CartPole-v1", num_envs=B)
     parts = {"algorithm": Keeps, "environment": environment, "num_iterations": 1, "device": "cpu", "listeners": []}

@@ -125,8 +125,8 @@ def test_longer_windows_give_n_step_targets():
     step, info = experience.time_step, algorithm.train_step(experience, None).info
     with torch.no_grad():
         value = algorithm.value(step.observation)[0]
-    torch.testing.assert_close(info.next_value[1:], value[1:])
-    target = returns.lambda_return(step.reward, 0.5 * step.discount, value, step.step_type, 0.6)[:1]
+    torch.testing.assert_close(info.next_value, value[1:])
+    target = returns.lambda_return(step.reward, 0.5 * step.discount, value[1:], step.step_type, 0.6)[:1]
     loss = algorithm.calc_loss(experience, info).loss["critic"]
     torch.testing.assert_close(loss.detach(), 0.5 * (target - info.q.detach()).square().sum(0))
 

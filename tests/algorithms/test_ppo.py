@@ -164,8 +164,8 @@ class TestAdvantage:
 
     def test_recomputing_renews_values_and_never_log_probs(self, monkeypatch):
         ppo = _ppo(recompute_advantage=True, value_clip_range=0.2, target_kl=100.0)
-        assert ppo.preprocess_each_epoch
-        assert not _ppo().preprocess_each_epoch
+        assert ppo.unroll_use.preprocess_each_epoch
+        assert not _ppo().unroll_use.preprocess_each_epoch
         learner, infos = Learner(ppo, learning_rate=1e-2), []
         experience = _unroll(ppo)
 

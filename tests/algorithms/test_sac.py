@@ -38,9 +38,9 @@ def make(action=BOX, ensemble_size=2, seed=0, **settings):
     mlp = functools.partial(MLP, layers=(8,))
     sac = SAC(OBSERVATION, action, REWARD, **{"critic": critic, "actor_mlp": mlp, "gamma": 0.5, **settings})
     with torch.no_grad():  # the last layer of a policy starts close to zero, where mistakes hide
-        for head in (sac.box_head, sac.discrete_head):
-            if head is not None:
-                head.linear.weight.mul_(100)
+        for parameter in sac.policy_head.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(100)
         for parameter in sac.target_critic.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return sac
@@ -76,8 +76,8 @@ def policy_of(sac, observation):
     """Mean and log-deviation of all Box entries, and probabilities of the Discrete leaf, in float64."""
     with torch.no_grad():
         features = sac.actor_mlp(observation)
-        box = None if sac.box_head is None else sac.box_head(features)
-        discrete = None if sac.discrete_head is None else sac.discrete_head(features).log_p.double().exp()
+        policy = sac.policy_head(features)
+        box, discrete = policy.box, policy.discrete and policy.discrete.log_p.double().exp()
     return box, discrete
 
 
@@ -215,7 +215,7 @@ def test_the_critics_are_asked_about_the_action_that_was_taken():
 
 # Which loss moves what.
 
-GROUPS = {"critic": ("critic.",), "actor": ("actor_", "box_head", "discrete_head"), "alpha": ("log_alpha",)}
+GROUPS = {"critic": ("critic.",), "actor": ("actor_", "policy_head"), "alpha": ("log_alpha",)}
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -275,7 +275,7 @@ def test_the_temperatures_loss_is_detached_from_the_policy_and_pulls_to_the_targ
 def test_targets_take_no_gradient():
     sac, experience = make(), rows(BOX)
     info, loss_info = learn(sac, experience)
-    assert not info.next_value.requires_grad
+    assert not info.following.value.requires_grad
     sum(loss.sum() for loss in loss_info.loss.values()).backward()
     assert all(parameter.grad is None for parameter in sac.target_critic.parameters())
 
@@ -305,14 +305,14 @@ def test_targets_take_the_minimum_of_a_random_subset_drawn_anew_each_update():
     sac = make(DISCRETE, ensemble_size=5, target_subset=2, initial_alpha=1e-9)
     constant_critics(sac, [4.0, 1.0, 3.0, 5.0, 2.0])
     for seed in range(500):
-        value = learn(sac, experience, seed=seed)[0].next_value[1]
+        value = learn(sac, experience, seed=seed)[0].following.value[0]
         assert (value - value[0]).abs().max() < 1e-5  # one subset for the update
         seen.append(round(float(value[0])))
     # Pairs of 5 whose smaller one is k: 4, 3, 2, 1 of 10.
     assert [seen.count(k) for k in range(1, 6)] == [pytest.approx(50 * n, abs=45) for n in (4, 3, 2, 1, 0)]
     sac = make(DISCRETE, ensemble_size=5, initial_alpha=1e-9)
     constant_critics(sac, [4.0, 3.0, 3.0, 5.0, 2.0])
-    torch.testing.assert_close(learn(sac, experience)[0].next_value[1], torch.full((6,), 2.0))
+    torch.testing.assert_close(learn(sac, experience)[0].following.value[0], torch.full((6,), 2.0))
 
 
 @pytest.mark.parametrize(("uses_mean", "expected"), [(False, 1.0), (True, 3.0)])
@@ -342,7 +342,7 @@ def test_target_critics_follow_by_rate_and_period(settings, shares):
 def log_prob_by_hand(sac, observation, action):
     """Of the action's leaves together, in float64."""
     box, p = policy_of(sac, observation)
-    box_action, choice = sac._parts(action)
+    box_action, choice = sac.action_space.split(action)
     total = 0.0
     if box is not None:
         total = log_density(box_action.clamp(-(1 - 1e-6), 1 - 1e-6), box.mean, box.log_std)
@@ -366,33 +366,33 @@ def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(
     step, info = experience.time_step, learn(sac, experience)[0]
     ratio = (log_prob_by_hand(sac, step.observation, experience.action) - experience.info["log_prob"]).exp().float()
     assert (ratio[1:] > 1).any() and (ratio[1:] < 1).any()
-    torch.testing.assert_close(info.trace[1:], ratio[1:].clamp(max=1), atol=2e-3, rtol=2e-3)
-    box, choice = sac._parts(experience.action)
+    torch.testing.assert_close(info.following.trace, ratio[1:].clamp(max=1), atol=2e-3, rtol=2e-3)
+    box, choice = sac.action_space.split(experience.action)
     with torch.no_grad():
         q = sac.target_critic(step.observation, box).amin(0)
     q = q if choice is None else q.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(info.next_q[1:], q[1:])
+    torch.testing.assert_close(info.following.q, q[1:])
     plain = make(ACTIONS[name], ensemble_size=3)
-    torch.testing.assert_close(info.next_value, learn(plain, experience)[0].next_value)
-    rows_of = step.reward, 0.5 * step.discount, q, info.next_value, step.step_type, ratio.clamp(max=1)
+    torch.testing.assert_close(info.following.value, learn(plain, experience)[0].following.value)
+    rows_of = step.reward, 0.5 * step.discount, q[1:], info.following.value, step.step_type, ratio[1:].clamp(max=1)
     torch.testing.assert_close(targets(sac, experience), corrections.retrace(*rows_of, 1.0)[0], atol=5e-3, rtol=1e-3)
     assert not torch.allclose(targets(sac, experience), targets(plain, experience), atol=0.05)
-    assert not any(leaf.requires_grad for leaf in (info.next_value, info.next_q, info.trace))
+    assert not any(leaf.requires_grad for leaf in (info.following.value, info.following.q, info.following.trace))
 
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_retrace_ends_where_the_probability_of_an_action_is_not_known(name):
     sac = make(ACTIONS[name], retrace=True)
     experience = acted(sac, ACTIONS[name])
-    before = learn(sac, experience)[0].trace
-    assert (before[1:] > 0).all()
+    before = learn(sac, experience)[0].following.trace
+    assert (before > 0).all()
     for leaf in nest.leaves(experience.action):  # not the policy's own
         leaf[1, 0] = (leaf[1, 0] + 1) % 3 if leaf.dtype == torch.int64 else leaf[1, 0] / 2
         break
     experience.info["log_prob"][2, 3] = math.nan
-    after = learn(sac, experience)[0].trace
+    after = learn(sac, experience)[0].following.trace
     changed = torch.zeros_like(before, dtype=torch.bool)
-    changed[1, 0] = changed[2, 3] = True
+    changed[0, 0] = changed[1, 3] = True  # of rows 1 to L-1
     assert torch.equal(after, torch.where(changed, 0, before))
 
 
@@ -402,8 +402,8 @@ def test_retrace_compares_action_values_of_the_same_critics():
     experience, seen = acted(sac, DISCRETE), set()
     for seed in range(40):
         info = learn(sac, experience, seed=seed)[0]
-        torch.testing.assert_close(info.next_q, info.next_value, atol=1e-5, rtol=0)
-        seen.add(round(float(info.next_q[1, 0])))
+        torch.testing.assert_close(info.following.q, info.following.value, atol=1e-5, rtol=0)
+        seen.add(round(float(info.following.q[0, 0])))
     assert seen == {1, 2, 3, 4}
 
 
@@ -415,7 +415,7 @@ def test_a_policy_that_retraces_says_how_likely_its_action_was_and_acts_as_any_o
         sac = make(ACTIONS[name], retrace=retrace)
         torch.manual_seed(3)
         results.append(sac.rollout_step(step, None))
-        assert sac.replay_info == (("log_prob", "action") if retrace else ())
+        assert sac.replay_needs.info == (("log_prob", "action") if retrace else ())
     plain, told = results
     assert plain.info is None
     for leaves in zip(*map(nest.leaves, (plain.output, told.output, told.info.action))):
@@ -439,7 +439,7 @@ def test_replay_keeps_what_retrace_asks_and_knows_nothing_of_random_actions(acti
     assert unroller._actor._program is not None, "it acts through torch"
     (chunk,) = source.chunks(201)
     [batch] = [take(chunk.source, index) for index in chunk.minibatches()]
-    trace = sac.train_step(batch.experience, None).info.trace[1:]
+    trace = sac.train_step(batch.experience, None).info.following.trace
     own = (batch.position + torch.arange(1, 4)[:, None]) >= 30
     assert own.any() and not own.all()
     torch.testing.assert_close(trace[own], torch.ones(int(own.sum())), atol=0.01, rtol=0)  # nothing was learned yet
@@ -456,7 +456,7 @@ def test_retrace_of_recorded_data_is_refused():
 
 def test_a_target_is_no_less_than_what_was_earned_where_that_is_known():
     sac, experience = make(lower_bound=True), rows(BOX)
-    assert sac.return_gamma == 0.5 and make().return_gamma is None
+    assert sac.replay_needs.return_gamma == 0.5 and make().replay_needs.return_gamma is None
     expected = targets(make(), experience)
     known = torch.stack([expected + torch.tensor([1.0, -1.0, math.nan] * 2), torch.full((6,), 1e6)])
     found = targets(sac, experience._replace(return_to_go=known))

@@ -55,7 +55,9 @@ class Noisy(Stamped):
 class Telling(DQN):
     """Says what it saw in every step, for replay to keep."""
 
-    replay_info = ("q",)
+    def __init__(self, *specs, **settings):
+        super().__init__(*specs, **settings)
+        self.replay_needs = self.replay_needs._replace(info=("q",))
 
     def rollout_step(self, time_step, state):
         step = super().rollout_step(time_step, state)
@@ -125,7 +127,7 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
             (_, value), _ = made.network(chunk.source.experience.time_step, chunk.source.experience.state)
         torch.testing.assert_close(value, whole[:-1])
         step, info = unroll.time_step, chunk.source.experience.info
-        target = returns.lambda_return(step.reward, 0.99 * step.discount, whole, step.step_type, made._lambda)
+        target = returns.lambda_return(step.reward, 0.99 * step.discount, whole[1:], step.step_type, made._lambda)
         torch.testing.assert_close(info.target[chunk.source.mask], target[chunk.source.mask])
     assert unroller._actor._program is not None and begun_within > 3
     assert unroll.state is not None and any(leaf.any() for leaf in nest.leaves(unroll.state))
@@ -251,7 +253,7 @@ def test_with_memory_returns_are_of_one_step_unless_told_otherwise(lambda_, expe
     _, recurrent, _ = make(functools.partial(dqn, q_network=q_network(GRU)))
     _, plain, _ = make(dqn)
     assert recurrent._lambda == expected and plain._lambda == (1.0 if lambda_ is None else lambda_)
-    assert recurrent.stores_recurrent_state and not plain.stores_recurrent_state
+    assert recurrent.replay_needs.recurrent_state and not plain.replay_needs.recurrent_state
     assert recurrent.has_state and not plain.has_state
 
 
@@ -275,7 +277,7 @@ def test_every_trainable_row_of_a_window_trains_sac_to_its_soft_one_step_target(
             for critic in (sac.critic, target_critic)
         )
         assert not torch.allclose(features, target_features, atol=0.01)
-        log_p = sac.discrete_head(sac.actor_mlp(features)).log_p
+        log_p = sac.policy_head(sac.actor_mlp(features)).discrete.log_p
         alpha = sac.log_alpha["discrete"].exp()
         soft = (log_p.exp() * (target_critic(target_features).amin(0) - alpha * log_p)).sum(-1)
         target, trains = one_step_targets(step, soft[1:])
@@ -312,7 +314,9 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
         )
         trace = (experience.action == greedy).float()
         assert trace.any() and not trace.all()
-        target = corrections.retrace(step.reward, 0.5 * step.discount, taken, value, step.step_type, trace, 1.0)
+        target = corrections.retrace(
+            step.reward, 0.5 * step.discount, taken[1:], value[1:], step.step_type, trace[1:], 1.0
+        )
     loss = dqn.calc_loss(experience, dqn.train_step(experience, experience.state).info).loss
     trains = trainable(step.step_type)
     torch.testing.assert_close(loss[trains], 0.5 * (own[:-1] - target).square()[trains])
@@ -327,11 +331,13 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
             critic.features(step, burn_in_state(critic.features, experience.burn_in, experience.state))[0]
             for critic in (sac.critic, target_critic)
         )
-        log_p, q = sac.discrete_head(sac.actor_mlp(features)).log_p, target_critic(target_features).amin(0)
+        log_p, q = sac.policy_head(sac.actor_mlp(features)).discrete.log_p, target_critic(target_features).amin(0)
         soft = (log_p.exp() * (q - sac.log_alpha["discrete"].exp() * log_p)).sum(-1)
         taken, log_pi = (each.gather(-1, experience.action.unsqueeze(-1)).squeeze(-1) for each in (q, log_p))
         trace = (log_pi - log_mu).exp().clamp(max=1)
-        target = corrections.retrace(step.reward, 0.5 * step.discount, taken, soft, step.step_type, trace, 1.0)
+        target = corrections.retrace(
+            step.reward, 0.5 * step.discount, taken[1:], soft[1:], step.step_type, trace[1:], 1.0
+        )
         own = sac.critic(features).gather(-1, experience.action.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)[:, :-1]
     loss = sac.calc_loss(experience, sac.train_step(experience, experience.state).info).loss["critic"]
     torch.testing.assert_close(loss[trains], 0.5 * (own - target).square().sum(0)[trains])

@@ -6,6 +6,7 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest, specs
+from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.batches import EpochBatches, take
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
@@ -28,7 +29,9 @@ def _experience(num_rows=5, num_envs=3, has_state=False, step_type=None):
 def _bind(source, unroll_length=4, num_envs=3, has_state=False, again=False, prepare=lambda rows: rows, factories=()):
     """To what a source asks of an algorithm, and transforms."""
     algorithm = SimpleNamespace(
-        has_state=has_state, single_epoch=False, preprocess_each_epoch=again, preprocess_experience=prepare
+        has_state=has_state,
+        unroll_use=UnrollUse(single_epoch=False, preprocess_each_epoch=again),
+        preprocess_experience=prepare,
     )
     observation_spec = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     source.bind(algorithm, Transforms(factories, observation_spec, specs.reward_spec()), unroll_length, num_envs)

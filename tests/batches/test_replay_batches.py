@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from alfish import nest
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.batches import EpochBatches, ReplayBatches, take
 from alfish.data import AlgStep, LossInfo, StepType
 from alfish.environments import make_environment
@@ -37,7 +37,7 @@ class Recorder(RLAlgorithm):
     """Does nothing all the time (arm 0, or no push), and remembers every minibatch that it trained on."""
 
     on_policy = False
-    replay_info = ("kept",)
+    replay_needs = ReplayNeeds(info=("kept",))
 
     def __init__(self, *specs):
         super().__init__(*specs)
@@ -217,11 +217,11 @@ class Preprocessing(Recorder):
 
 
 class Returning(Recorder):
-    return_gamma = 0.9
+    replay_needs = ReplayNeeds(info=("kept",), return_gamma=0.9)
 
 
 class Flipping(Recorder):
-    replay_info = ()
+    replay_needs = ReplayNeeds()
 
     def rollout_step(self, time_step, state):
         return AlgStep(torch.zeros(len(time_step.step_type), dtype=torch.int64), state)
@@ -359,7 +359,7 @@ def test_the_learner_sees_windows_of_consecutive_rows_of_one_environment(tmp_pat
         assert torch.equal(step[1:], torch.where(ended[:-1], 0, step[:-1] + 1))
         assert torch.equal(experience.time_step.reward, step)
         assert not ended[0].any()
-        # Of rollout's info, what `replay_info` names.
+        # Of rollout's info, what `replay_needs` names.
         assert set(experience.info) == {"kept"} and torch.equal(experience.info["kept"], step.double())
         assert experience.info["kept"].dtype == torch.float64
 

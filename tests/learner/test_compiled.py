@@ -128,7 +128,7 @@ def rows(algorithm, length, size, seed):
 def chunks_of(name, num_updates, size=12, seed=0, weighted=False):
     """One chunk of so many minibatches, which does not depend on how training goes."""
     algorithm = make(name)
-    if algorithm.stores_recurrent_state:
+    if algorithm.replay_needs.recurrent_state:
         return [windows_of(algorithm, num_updates, size, seed)]
     if not algorithm.on_policy:
         steps = rows(algorithm, 3, num_updates * size, seed)
@@ -147,10 +147,10 @@ def chunks_of(name, num_updates, size=12, seed=0, weighted=False):
             state = acted[-1].state
     action, info = nest.stack([(step.output, step.info) for step in acted])
     num_epochs = num_updates // 4
-    source = EpochBatches(1 if algorithm.single_epoch else num_epochs, size)
+    source = EpochBatches(1 if algorithm.unroll_use.single_epoch else num_epochs, size)
     source.bind(algorithm, Transforms([], algorithm.observation_spec, algorithm.reward_spec), 4, size)
     source.add(Experience(steps, action, info, initial))
-    return [chunk for _ in range(num_epochs if algorithm.single_epoch else 1) for chunk in source.chunks(0)]
+    return [chunk for _ in range(num_epochs if algorithm.unroll_use.single_epoch else 1) for chunk in source.chunks(0)]
 
 
 def windows_of(algorithm, num_updates, size, seed):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from alfish import specs
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
@@ -109,7 +109,7 @@ class TestPriority:
 
     def of_windows(self, priority, stores_recurrent_state, weight=WEIGHT):
         algorithm = Distance()
-        algorithm.stores_recurrent_state = stores_recurrent_state
+        algorithm.replay_needs = ReplayNeeds(recurrent_state=stores_recurrent_state)
         updates = Updates(algorithm, Adam, max_grad_norm=None)
         batch = batch_of(torch.zeros(2, 3))._replace(weight=weight)
         return updates.priority(LossInfo(torch.zeros(2, 3), priority=priority), batch)

@@ -14,7 +14,7 @@ from torch import nn
 
 from alfish import nest
 from alfish.algorithms.bc import BC
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.batches import OfflineBatches, ReplayBatches, take
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
@@ -203,7 +203,7 @@ def test_data_of_another_environment_are_refused_and_both_are_named(tmp_path):
 
 
 class Kept(Regressor):
-    replay_info = ("log_prob",)
+    replay_needs = ReplayNeeds(info=("log_prob",))
 
 
 @pytest.mark.parametrize("kind", [offline, hybrid])
@@ -537,7 +537,7 @@ def test_a_missing_priority_is_named(tmp_path):
 
 
 class Remembering(Regressor):
-    stores_recurrent_state = True
+    replay_needs = ReplayNeeds(recurrent_state=True)
 
     def initial_state(self, batch_size):
         return torch.zeros(batch_size, 1)

@@ -16,6 +16,7 @@ import alfish
 from alfish import nest
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3, DeterministicActor
 from alfish.batches import EpochBatches, ReplayBatches
@@ -490,7 +491,7 @@ def test_a_run_that_is_killed_between_its_two_files_twice_still_has_the_rows_of_
 class Remembering(DQN):
     """Its state and what replay keeps are NamedTuples."""
 
-    replay_info = ("policy",)
+    replay_needs = ReplayNeeds(info=("policy",))
 
     def initial_state(self, batch_size):
         return Count(torch.zeros(batch_size))
@@ -516,7 +517,7 @@ class Means(NamedTuple):
 def test_named_tuples_in_state_and_replay_do_not_keep_a_run_from_being_saved_and_resumed(tmp_path):
     def remembering(*specs):
         algorithm = Remembering(*specs, q_network=ALGORITHMS["dqn"].keywords["q_network"])
-        algorithm.stores_recurrent_state = False
+        algorithm.replay_needs = ReplayNeeds(info=("policy",))
         return algorithm
 
     whole = make(tmp_path / "whole", "dqn_episode_boundary", algorithm=remembering)

@@ -24,6 +24,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.batches import EpochBatches
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
@@ -990,7 +991,7 @@ def test_an_unroll_is_trained_on_once_where_no_ratio_corrects_for_more(tmp_path,
 
 
 class RatioOfOnesOwn(A2C):
-    single_epoch = False
+    unroll_use = UnrollUse(single_epoch=False)
 
 
 @pytest.mark.parametrize(
@@ -1006,7 +1007,7 @@ def test_more_epochs_are_refused_where_no_ratio_corrects_for_them(tmp_path, algo
     assert str(error.value).splitlines()[0] == (  # gin adds where
         f"EpochBatches.num_epochs is 4, and {name} trains on an unroll once: no ratio in its loss corrects for the "
         "updates before; set num_epochs to 1, or train with PPO (an algorithm of your own that has such a ratio says "
-        "single_epoch = False)"
+        "unroll_use = UnrollUse(single_epoch=False))"
     )
 
 

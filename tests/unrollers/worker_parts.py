@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.rl_algorithm import RLAlgorithm, UnrollUse
 from alfish.data import AlgStep, LossInfo
 from alfish.environments.toy import Stamped
 
@@ -22,7 +22,7 @@ class Seeing(RLAlgorithm):
     """Acts by what it sees; `info` repeats it, with the weight that the policy had."""
 
     on_policy = True
-    handles_stale_policies = True
+    unroll_use = UnrollUse(handles_stale_policies=True)
     delay = 0.0  # seconds a training step
 
     def __init__(self, *specs):
@@ -45,7 +45,7 @@ class Seeing(RLAlgorithm):
 
 class SeeingOffPolicy(Seeing):
     on_policy = False
-    handles_stale_policies = False
+    unroll_use = UnrollUse()
 
     def calc_loss(self, experience, info):
         return LossInfo(-self.weight.sum() + torch.zeros(1, experience.time_step.reward.shape[1]))
@@ -63,7 +63,7 @@ class Pushing(Seeing):
 
 
 class NotCorrecting(Seeing):
-    handles_stale_policies = False
+    unroll_use = UnrollUse()
 
 
 class Failing(Seeing):
@@ -280,7 +280,7 @@ class Remembering(SeeingOffPolicy):
 
 class RememberingOnPolicy(Remembering):
     on_policy = True
-    handles_stale_policies = True
+    unroll_use = UnrollUse(handles_stale_policies=True)
 
 
 class Parting(Stamped):

@@ -123,7 +123,7 @@ class AsyncUnroller(Unroller):
 
     def _check_settings(self, segments_per_unroll: int | None, overwrite_policy_output: bool) -> None:
         name, num_workers, slots = type(self._algorithm).__name__, len(self._workers.all), self._ledger.slots
-        if self._algorithm.on_policy and not self._algorithm.handles_stale_policies:
+        if self._algorithm.on_policy and not self._algorithm.unroll_use.handles_stale_policies:
             raise UsageError(
                 f"{name} is on-policy and does not correct for rows of an older policy, which AsyncUnroller brings; "
                 "train with APPO, or bind Trainer.unroller = @SyncUnroller"

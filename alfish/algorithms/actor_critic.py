@@ -1,0 +1,83 @@
+"""The base of on-policy algorithms that train a policy and a value: acting, advantages, the sum of their losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gymnasium import spaces
+
+from alfish import returns
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
+from alfish.distributions import Distribution
+from alfish.nest import Nest
+from alfish.networks import PolicyValue
+from alfish.schedules import Schedule, as_schedule
+
+
+class ActorCriticAlgorithm(RLAlgorithm):
+    """An on-policy algorithm of one network; a subclass adds `preprocess_experience` and `calc_loss`.
+
+    Its arguments are described where they have defaults, in the subclasses.
+    """
+
+    on_policy = True
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        network: Callable[..., Any],
+        gamma: float,
+        lambda_: float,
+        value_coef: float,
+        entropy_coef: float | Schedule,
+        normalize_advantage: bool,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec)
+        self.network: Any = network(observation_spec, action_spec, reward_spec)
+        self._gamma, self._lambda, self._normalize_advantage = gamma, lambda_, normalize_advantage
+        self._value_coef = value_coef
+        self._entropy_coef = None if entropy_coef == 0 else as_schedule(entropy_coef)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.network.initial_state(batch_size)
+
+    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        policy, state = self.network.policy(time_step, state)
+        return AlgStep(policy.sample(), state)
+
+    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        policy, state = self.network.policy(time_step, state)
+        return AlgStep(policy.mode(), state)
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        info, _ = self.network(experience.time_step, state)
+        return AlgStep(info=PolicyValue(*info))
+
+    def advantage_and_value(self, experience: Experience) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns generalised advantages `[T, B]`, and values `[T+1, B]`; `[..., R]` for vector rewards."""
+        step = experience.time_step  # [T+1, B]
+        value = self.network.value(step, experience.state)
+        advantage = returns.gae(step.reward, self._gamma * step.discount, value, step.step_type, self._lambda)
+        return advantage, value
+
+    def policy_advantage(self, advantage: torch.Tensor, step_type: torch.Tensor) -> torch.Tensor:
+        """Returns the `[T, B]` advantages of the policy's loss: summed over rewards, and normalized if set."""
+        if self.reward_spec.shape:
+            advantage = advantage.sum(-1)
+        if self._normalize_advantage:
+            advantage = returns.standardize(advantage, trainable(step_type))
+        return advantage
+
+    def total_loss(self, policy_loss: torch.Tensor, value_loss: torch.Tensor, policy: Distribution) -> LossInfo:
+        """Returns the weighted sum of both losses `[T, N]` (of values `[T, N, R]` too) and the entropy bonus."""
+        if self.reward_spec.shape:
+            value_loss = value_loss.sum(-1)
+        entropy = policy.entropy()
+        loss = policy_loss + self._value_coef * value_loss
+        if self._entropy_coef is not None:
+            loss = loss - self._entropy_coef(self.progress) * entropy
+        return LossInfo(loss, extra={"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy})

@@ -1,0 +1,188 @@
+"""Policies over actions in two parts: all Box leaves of the action as one vector, and at most one Discrete leaf.
+
+The Box part is squashed into (-1, 1), so that critics can take it as an input. Of the Discrete part the probability of
+each choice is known, so that expectations over it are exact.
+"""
+
+import math
+from typing import NamedTuple
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest
+from alfish.distributions import Categorical, SquashedNormal, sum_of
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.networks.initializers import orthogonal
+from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
+
+
+class HybridAction(NamedTuple):
+    """An action in its two parts; None where the space has no such leaf."""
+
+    box: torch.Tensor | None  # [..., A] of all Box leaves
+    discrete: torch.Tensor | None  # [...] int64
+
+
+class HybridSpace:
+    """An action nest of Box leaves and at most one Discrete leaf.
+
+    Args:
+      action_spec: canonical action nest.
+    """
+
+    def __init__(self, action_spec: Nest):
+        leaves = nest.leaves(action_spec)
+        self._action_spec = action_spec
+        self._box_sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, spaces.Box)]
+        self.box_size = sum(self._box_sizes)  # entries of all Box leaves
+        self.num_choices = next((int(leaf.n) for leaf in leaves if isinstance(leaf, spaces.Discrete)), 0)
+
+    @staticmethod
+    def check(owner: str, action_spec: Nest) -> None:
+        """Raises UsageError, which names `owner` and the leaf, where the nest has another leaf or an unbounded one."""
+        num_discrete = 0
+        for name, leaf in nest.named_leaves(action_spec, "action"):
+            if isinstance(leaf, spaces.Box):
+                if not leaf.is_bounded("both"):
+                    raise UsageError(
+                        f"{owner} squashes its actions into bounds, and the {name} has none ({leaf}); wrap the "
+                        "environment, for example in gymnasium.wrappers.RescaleAction, or train with PPO"
+                    )
+            elif isinstance(leaf, spaces.Discrete):
+                num_discrete += 1
+            else:
+                raise UsageError(f"{owner} takes Box and Discrete actions, and the {name} is {leaf}; train with PPO")
+            if isinstance(leaf, spaces.Discrete) and leaf.n < 2:
+                raise UsageError(f"the {name} is {leaf}, which leaves nothing to choose; drop it from the action space")
+        if num_discrete > 1:
+            raise UsageError(
+                f"{owner} takes one Discrete action leaf, and this action has {num_discrete}; train with PPO"
+            )
+
+    def target_entropies(self, box: float | None, discrete: float | None, discrete_fraction: float) -> dict[str, float]:
+        """Returns the entropy that each part of a policy is drawn to, in nats, for the parts that there are.
+
+        Args:
+          box: None: minus the number of Box entries.
+          discrete: None: `discrete_fraction` of the largest, log n.
+          discrete_fraction: see above.
+        """
+        found: dict[str, float] = {}
+        if self.box_size:
+            found["box"] = -self.box_size if box is None else box
+        if self.num_choices:
+            found["discrete"] = discrete_fraction * math.log(self.num_choices) if discrete is None else discrete
+        return found
+
+    def join(self, action: HybridAction) -> Nest:
+        """Returns the action nest."""
+        boxes = iter(() if action.box is None else action.box.split(self._box_sizes, -1))
+        return nest.map(
+            lambda leaf: next(boxes) if isinstance(leaf, spaces.Box) else action.discrete, self._action_spec
+        )
+
+    def split(self, action: Nest) -> HybridAction:
+        """Returns the parts of an action nest: the inverse of `join`."""
+        leaves = list(zip(nest.leaves(action), nest.leaves(self._action_spec)))
+        boxes = [leaf for leaf, spec in leaves if isinstance(spec, spaces.Box)]
+        discrete = [leaf for leaf, spec in leaves if isinstance(spec, spaces.Discrete)]
+        return HybridAction(torch.cat(boxes, -1) if boxes else None, discrete[0] if discrete else None)
+
+
+class Choice(NamedTuple):
+    """A sample of the Box part, and the probabilities of the Discrete part beside it."""
+
+    box: torch.Tensor | None  # [..., A] in (-1, 1); None where the space has no Box leaf
+    log_density: torch.Tensor  # [...] of `box`; 0 where there is none
+    log_p: torch.Tensor | None  # [..., n]; None where the space has no Discrete leaf
+
+    def expectation(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns `[...]` from `[...]`, or the mean over the Discrete choices of `[..., n]`."""
+        return q if self.log_p is None else (self.log_p.exp() * q).sum(-1)
+
+    def entropies(self) -> dict[str, torch.Tensor]:
+        """Returns the entropy of each part, `[...]` in nats: of Box an estimate from the sample, of Discrete exact."""
+        found = {} if self.box is None else {"box": -self.log_density}
+        if self.log_p is not None:
+            found["discrete"] = -(self.log_p.exp() * self.log_p).sum(-1)
+        return found
+
+
+class HybridPolicy(NamedTuple):
+    """The distributions of both parts; None where the space has no such leaf."""
+
+    box: SquashedNormal | None
+    discrete: Categorical | None
+
+    def sample(self) -> HybridAction:
+        return HybridAction(self.box and self.box.sample(), self.discrete and self.discrete.sample())
+
+    def mode(self) -> HybridAction:
+        return HybridAction(self.box and self.box.mode(), self.discrete and self.discrete.mode())
+
+    def log_prob(self, action: HybridAction) -> torch.Tensor:
+        """Returns `[...]`, of both parts together."""
+        both = (self.box, action.box), (self.discrete, action.discrete)
+        return sum_of(part.log_prob(leaf) for part, leaf in both if part is not None and leaf is not None)
+
+    def choose(self) -> Choice:
+        log_p = None if self.discrete is None else self.discrete.log_p
+        if self.box is not None:
+            return Choice(*self.box.sample_with_log_prob(), log_p)
+        assert log_p is not None
+        return Choice(None, torch.zeros_like(log_p[..., 0]), log_p)
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class SquashedNormalHead(nn.Module):
+    """A tanh-squashed normal whose standard deviation depends on the features.
+
+    Args:
+      input_size: features in.
+      size: entries of the action.
+      gain: of the linear layer's orthogonal weights.
+      min_log_std, max_log_std: the log of the standard deviation is clamped to these, before tanh.
+    """
+
+    def __init__(
+        self,
+        input_size: PositiveInt,
+        size: PositiveInt,
+        gain: NonNegativeFloat = 0.01,
+        min_log_std: FiniteFloat = -20.0,
+        max_log_std: FiniteFloat = 2.0,
+    ):
+        super().__init__()
+        self.linear = orthogonal(nn.Linear(input_size, 2 * size), gain)
+        self._min_log_std, self._max_log_std = min_log_std, max_log_std
+
+    def forward(self, features: torch.Tensor) -> SquashedNormal:
+        mean, log_std = self.linear(features).chunk(2, -1)
+        return SquashedNormal(mean, log_std.clamp(self._min_log_std, self._max_log_std))
+
+
+class HybridHead(nn.Module):
+    """A HybridPolicy from features.
+
+    Args:
+      input_size: features in.
+      space: of the actions.
+    """
+
+    def __init__(self, input_size: int, space: HybridSpace):
+        super().__init__()
+        self.box = SquashedNormalHead(input_size, space.box_size) if space.box_size else None
+        self.discrete = None
+        if space.num_choices:
+            self.discrete = orthogonal(nn.Linear(input_size, space.num_choices), 0.01)
+
+    def forward(self, features: torch.Tensor) -> HybridPolicy:
+        box, discrete = self.box, self.discrete  # attributes of modules are looked up in Python
+        return HybridPolicy(
+            None if box is None else box(features), None if discrete is None else Categorical.of(discrete(features))
+        )

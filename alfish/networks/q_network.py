@@ -1,0 +1,50 @@
+"""Action values of every Discrete action at once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from torch import nn
+
+from alfish.data import TimeStep
+from alfish.nest import Nest
+from alfish.networks.initializers import orthogonal
+from alfish.networks.torsos import Torso
+from alfish.parameters import PositiveInt, checked
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class QNetwork(nn.Module):
+    """Q of every Discrete action, `[..., A]`.
+
+    Args:
+      observation_spec: nest of spaces.
+      num_actions: A.
+      torso: takes the observation spec.
+      dueling: Q = V + advantage - mean advantage (Wang et al., 2016, eq. 9), each on its own linear layer.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        num_actions: PositiveInt,
+        torso: Callable[[Nest], Any] = Torso,
+        dueling: bool = False,
+    ):
+        super().__init__()
+        self.torso: Any = torso(observation_spec)
+        self.advantage = orthogonal(nn.Linear(self.torso.output_size, num_actions), 1.0)
+        self.value: Any = orthogonal(nn.Linear(self.torso.output_size, 1), 1.0) if dueling else None
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.torso.initial_state(batch_size)
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """Q, and the state carried on."""
+        features, state = self.torso(time_step, state)
+        q = self.advantage(features)
+        if self.value is not None:
+            q = self.value(features) + q - q.mean(-1, keepdim=True)
+        return q, state

@@ -1,0 +1,68 @@
+"""Networks over windows of rows: which rows they run over, from which state, and where gradients flow."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from alfish import nest
+from alfish.data import Experience, TimeStep
+from alfish.nest import Nest
+
+Network: TypeAlias = Callable[[TimeStep, Nest], tuple[Any, Nest]]  # (time step, state) to (output, state)
+
+
+def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Nest:
+    """Returns the state after the burn-in rows, without gradient; `state` where there are none.
+
+    Training then does not start from a state that older parameters left. Source: Kapturowski et al., 2019.
+
+    Args:
+      network: whose state it is.
+      burn_in: `[K, N]`, or None.
+      state: nest of `[N, ...]`, carried into the first of these rows.
+    """
+    if burn_in is None:
+        return state
+    with torch.no_grad():
+        return network(burn_in, state)[1]
+
+
+class Window:
+    """The rows of a window that train, and the rows that follow these, as inputs of several networks.
+
+    Without memory row 0 trains, and rows 1 to L-1 follow: a network runs over either part by itself. With memory all
+    rows but the last train, and all but the first follow: a network runs over the whole window, from the stored state.
+
+    Args:
+      experience: `[L, N]`.
+      every_row: whether every row but the last trains, as with memory.
+    """
+
+    def __init__(self, experience: Experience, every_row: bool):
+        self._experience, self._every_row = experience, every_row
+        if not every_row:
+            self._now, self._later = nest.split(experience.time_step, 1)
+
+    def trained(self, network: Network) -> Any:
+        """Returns the output at rows that train, `[T', N, ...]`; T' is 1, or L - 1 with memory."""
+        if self._every_row:
+            return self._run(network, nest.at(self._experience.time_step, slice(0, -1)))
+        return network(self._now, self._experience.state)[0]
+
+    def later(self, network: Network) -> Any:
+        """Returns the output at rows 1 to L-1, `[L-1, N, ...]`, without gradient."""
+        with torch.no_grad():
+            if self._every_row:
+                return self._run(network, self._experience.time_step)[1:]
+            return network(self._later, self._experience.state)[0]
+
+    def both(self, network: Network) -> tuple[Any, Any]:
+        """Returns `trained` and `later`; with memory of one run."""
+        if not self._every_row:
+            return self.trained(network), self.later(network)
+        output = self._run(network, self._experience.time_step)
+        return output[:-1], output[1:].detach()
+
+    def _run(self, network: Network, rows: TimeStep) -> Any:
+        return network(rows, burn_in_state(network, self._experience.burn_in, self._experience.state))[0]
