@@ -13,7 +13,7 @@ import gin
 import torch
 
 from alfish.errors import UsageError
-from alfish.parameters.kinds import FiniteFloat, OpenUnitInterval, PositiveFloat, UnitInterval, checked
+from alfish.parameters import FiniteFloat, OpenUnitInterval, PositiveFloat, UnitInterval, checked
 
 Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
 

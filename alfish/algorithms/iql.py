@@ -26,7 +26,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, TargetNetwork
 from alfish.networks.encoders import Flat, OneHot
-from alfish.parameters.kinds import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
+from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
 
 
 class IQLTrain(NamedTuple):

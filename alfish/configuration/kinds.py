@@ -14,7 +14,7 @@ from typing import Any
 from alfish.configuration.bindings import Reading
 from alfish.configuration.macros import without_macros
 from alfish.errors import UsageError
-from alfish.parameters import gin_internals, kinds
+from alfish.parameters import checking, gin_internals, kinds
 from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members
 
 PLAIN = (int, float, str, bool, NoneType, Path)
@@ -52,7 +52,7 @@ def mistake(selector: str, parameter: str, value: Any) -> str | None:
 
 def _hints(selector: str) -> dict[str, Any]:
     wrapped = gin_internals.configurable(selector)
-    return kinds.hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
+    return checking.hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
 
 
 def _refers(value: Any, kind: Any) -> bool | None:

@@ -3,17 +3,18 @@
 An annotation declares what a parameter takes, and `checked` checks it, whoever calls.
 """
 
-from alfish.parameters.kinds import (
+from alfish.parameters.checking import checked
+from alfish.parameters.ranges import (
     FiniteFloat,
     LayerSize,
     NonNegativeFloat,
     NonNegativeInt,
+    OpenUnitInterval,
     PositiveFloat,
     PositiveInt,
     Range,
     Rate,
     UnitInterval,
-    checked,
 )
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "LayerSize",
     "NonNegativeFloat",
     "NonNegativeInt",
+    "OpenUnitInterval",
     "PositiveFloat",
     "PositiveInt",
     "Range",

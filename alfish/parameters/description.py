@@ -19,7 +19,7 @@ import gin
 
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
-from alfish.parameters.kinds import checked
+from alfish.parameters.checking import checked
 
 CONFIG_FILE = "config.gin"  # in a run's directory: what it was asked for
 PART = re.compile(r"^# part: ([\w.]+):([\w.]+)$", re.MULTILINE)

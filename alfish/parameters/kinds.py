@@ -1,16 +1,6 @@
-"""Kinds and ranges of parameters: declared by annotations, checked whenever a class or function is called.
-
-    @gin.configurable(module="alfish")
-    @checked
-    class PPO(RLAlgorithm):
-        def __init__(self, ..., gamma: UnitInterval = 0.99, num_layers: PositiveInt = 2, mode: Literal["a", "b"] = "a"):
-
-`PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it is a number in [0, 1]", and so does the binding, when gin reads it.
-Defaults are not checked. Of values that are not plain, only classes in the place of objects are refused.
-"""
+"""Kinds of values that annotations declare, and sentences for a value of another kind."""
 
 import collections.abc
-import functools
 import inspect
 import math
 import numbers
@@ -20,56 +10,9 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from alfish.errors import UsageError
-
-T = TypeVar("T")
-
-
-class Range(NamedTuple):
-    """The numbers from `low` to `high`.
-
-    Attributes:
-      low, high: ends, part of the range unless `above` or `below` excludes them; infinity is never part of it.
-    """
-
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False
-    below: bool = False
-
-    def __contains__(self, value: object) -> bool:
-        number: Any = value if isinstance(value, numbers.Real) else float(value)  # type: ignore[arg-type]
-        is_low = number <= self.low if self.above else number < self.low
-        is_high = number >= self.high if self.below else number > self.high
-        return math.isfinite(number) and not is_low and not is_high
-
-    def words(self, noun: str) -> str:
-        """What is in it: `noun` is 'number' or 'whole number'."""
-        if math.isinf(self.low) and math.isinf(self.high):
-            return f"a {'finite ' * (noun == 'number')}{noun}"
-        if math.isinf(self.high):
-            return f"a positive {noun}" if self == POSITIVE else f"a {noun} {self._least()}"
-        if math.isinf(self.low):
-            return f"a {noun} {'below' if self.below else 'of at most'} {self.high}"
-        return f"a {noun} in {'[('[self.above]}{self.low}, {self.high}{'])'[self.below]}"
-
-    def _least(self) -> str:
-        return f"{'above' if self.above else 'of at least'} {self.low}"
-
-
-POSITIVE = Range(0, above=True)
-
-FiniteFloat = Annotated[float, Range()]
-PositiveFloat = Annotated[float, POSITIVE]
-NonNegativeFloat = Annotated[float, Range(0)]
-UnitInterval = Annotated[float, Range(0, 1)]
-OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
-Rate = Annotated[float, Range(0, 1, above=True)]
-PositiveInt = Annotated[int, Range(1)]
-LayerSize = Annotated[int, Range(1, 10**6)]  # features of a layer; more is a mistake, and would take all memory
-NonNegativeInt = Annotated[int, Range(0)]
+from alfish.parameters.ranges import Range
 
 PLAIN = (numbers.Number, str, bytes, bool, NoneType, os.PathLike, list, tuple, dict, set)
 SEQUENCES = (collections.abc.Sequence, list, tuple)
@@ -85,55 +28,6 @@ WORDS = {
 }
 # Whether a reference is of a kind; None: the value is no reference. gin's values have them.
 Refers = Callable[[Any, Any], "bool | None"]
-
-
-def checked(thing: T) -> T:
-    """Decorator of classes and functions: checks the arguments of each call against their annotations.
-
-    A whole number that is given as a float (1e6) becomes an int where the annotation is an int, and 0 or 1 a bool where
-    it is a bool.
-
-    Raises:
-      UsageError: when called: an argument is of another kind than its annotation, or not in its range.
-    """
-    if not inspect.isclass(thing):
-        return _checked(thing, thing.__name__)  # type: ignore[attr-defined]
-    setattr(thing, "__init__", _checked(thing.__init__, thing.__name__))  # noqa: B010
-    return thing
-
-
-def _checked(function: Any, owner: str) -> Any:
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        try:
-            bound = signature.bind(*arguments, **keywords)
-        except TypeError:
-            return function(*arguments, **keywords)  # which raises it, in Python's own words
-        annotations = hints(function)
-        for name, value in bound.arguments.items():
-            if name in annotations:
-                words = mistake(value, annotations[name])
-                if words is not None:
-                    raise UsageError(f"{owner}.{name} is {shown(value)}; {words}")
-                bound.arguments[name] = _whole(value, members(annotations[name]))
-        return function(*bound.args, **bound.kwargs)
-
-    call.__signature__ = signature  # type: ignore[attr-defined]
-    return call
-
-
-@functools.cache
-def hints(function: Any) -> dict[str, Any]:
-    """The annotations of a function's parameters; none, where they cannot be read."""
-    try:
-        found = typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        return {}
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = [name for name, one in inspect.signature(function).parameters.items() if one.kind not in variable]
-    return {name: found[name] for name in named if name in found}
 
 
 def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: None) -> str | None:
@@ -153,7 +47,7 @@ def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | N
             for progress in (0.0, 1.0):
                 value = schedule(progress)
                 # A schedule may end where a range ends that has no end: a clip range that shrinks to 0.
-                if not _is_number(value) or value not in one._replace(above=False, below=False):
+                if not is_number(value) or value not in one._replace(above=False, below=False):
                     return f"at progress {progress:g} it is {shown(value)}, and it is {_plain_words(kind)}"
     return None
 
@@ -229,9 +123,9 @@ def _fits(value: Any, kind: Any, refers: Refers) -> bool:
     if (known := refers(value, kind)) is not None:
         return known
     if kind is bool:
-        return _is_number(value) and value in (0, 1)
+        return is_number(value) and value in (0, 1)
     if kind in (int, float):
-        return _is_number(value) and _is_in(value, ranges or [Range()], kind)
+        return is_number(value) and _is_in(value, ranges or [Range()], kind)
     if kind in (str, Path):
         return isinstance(value, (str, os.PathLike) if kind is Path else str)
     if origin is Literal:
@@ -267,7 +161,7 @@ def _fits_mapping(value: Any, kind: Any, refers: Refers) -> bool:
     return all(any(_fits(one, part, refers) for part in values_of(kind)) for one in value.values())
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether it is a real number, of numpy and torch too."""
     if isinstance(value, numbers.Number):
         return isinstance(value, numbers.Real)
@@ -279,19 +173,6 @@ def _is_in(value: Any, ranges: Iterable[Range], kind: type) -> bool:
         return all(value in one for one in ranges) and (kind is float or float(value).is_integer())
     except OverflowError:  # an int too large for a float
         return False
-
-
-def _whole(value: Any, kinds: list[Any]) -> Any:
-    """An int for a float where an int is declared, and a bool for 0 or 1 where a bool is."""
-    kinds = list(map(bare, kinds))
-    if bool in kinds and _is_number(value):
-        return bool(value)
-    if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
-        return int(value)
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        parts = [part for kind in kinds if typing.get_origin(kind) in SEQUENCES for part in elements(kind)]
-        return type(value)(_whole(one, parts) for one in value) if parts else value
-    return value
 
 
 def _alternatives(kinds: Iterable[Any]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from alfish.errors import UsageError, first_line
-from alfish.parameters import kinds
+from alfish.parameters import checking
 
 T = TypeVar("T")
 
 # Where calls of factories pass through: a TypeError raised here is about the call, not of the factory's own code.
-_CALLERS = (__file__, kinds.__file__, os.path.join("gin", "config.py"))
+_CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
 
 
 def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **keywords: Any) -> T:

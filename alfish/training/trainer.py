@@ -32,8 +32,9 @@ from alfish.formatting import counted
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.offline.spaces import TrainedSpaces
+from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
 from alfish.parameters.description import CONFIG_FILE, as_gin
-from alfish.parameters.kinds import NonNegativeInt, PositiveFloat, PositiveInt, Range, checked, shown
+from alfish.parameters.kinds import shown
 from alfish.parameters.parts import build
 from alfish.runs import files
 from alfish.runs.checkpoint import (

@@ -25,20 +25,17 @@ from alfish.learner.optimizers import Adam
 from alfish.metrics import AverageReturn, Metric
 from alfish.networks import MLP
 from alfish.offline import Spaces
-from alfish.parameters import kinds
-from alfish.parameters.kinds import (
+from alfish.parameters import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Range,
     UnitInterval,
-    bare,
     checked,
-    elements,
-    members,
-    mistake,
+    checking,
 )
+from alfish.parameters.kinds import SEQUENCES, bare, elements, members, mistake
 from alfish.schedules import Linear, Schedule
 from alfish.training.listeners import Evaluate
 from alfish.training.trainer import Trainer
@@ -151,13 +148,13 @@ def numbers_of(annotation):
     for kind in members(annotation):
         if kind in (int, float):
             yield kind
-        elif typing.get_origin(bare(kind)) in (*kinds.SEQUENCES, Mapping, typing.get_origin(Mapping[str, int])):
+        elif typing.get_origin(bare(kind)) in (*SEQUENCES, Mapping, typing.get_origin(Mapping[str, int])):
             yield from (one for part in elements(kind) for one in numbers_of(part))
 
 
 def is_checked(function):
     """Whether `checked` is among the decorators."""
-    while function is not None and function.__code__.co_filename != kinds.__file__:
+    while function is not None and function.__code__.co_filename != checking.__file__:
         function = getattr(function, "__wrapped__", None)
     return function is not None
 
@@ -166,7 +163,7 @@ def test_each_parameter_of_ours_declares_its_range_and_is_checked():
     missing = [
         f"{selector}.{name}"
         for selector, function in configurables()
-        for name, annotation in kinds.hints(function).items()
+        for name, annotation in checking.hints(function).items()
         if list(numbers_of(annotation)) or not is_checked(function)
     ]
     assert not missing, (
