@@ -1,13 +1,12 @@
-"""Returns of one policy from rows that another one made, with the conventions of `returns`."""
+"""V-trace: returns of one policy from rows that another one made, with the conventions of `returns`."""
 
 from typing import NamedTuple
 
 import torch
 
 from alfish import nest
-from alfish.data import Experience, trainable
-from alfish.errors import UsageError
-from alfish.returns import check_shapes, lambda_return, reverse_scan
+from alfish.data import trainable
+from alfish.returns import check_shapes, reverse_scan
 
 
 class VTrace(NamedTuple):
@@ -57,99 +56,3 @@ def vtrace(
     correction = reverse_scan(decay * ratio.clamp(max=c_bar), td_error * ratio.clamp(max=rho_bar))
     following = torch.cat([correction[1:], torch.zeros_like(correction[:1])])
     return VTrace(torch.where(valid, correction + value[:-1], 0), td_error + decay * following)
-
-
-class NextValues(NamedTuple):
-    """What targets read of rows 1 to L-1; all `[L-1, N]`."""
-
-    value: torch.Tensor  # of the policy in training: the mean of its action values
-    # For Retrace, else None: the value of the action that was taken, and its min(1, pi / mu).
-    q: torch.Tensor | None = None
-    trace: torch.Tensor | None = None
-
-
-def td_target(
-    experience: Experience, gamma: float, lambda_: float, following: NextValues, lower_bound: bool
-) -> torch.Tensor:
-    """Targets of action values, `[L-1, N]`: lambda-returns, or Retrace's where there are traces.
-
-    Args:
-      experience: `[L, N]`, with `return_to_go` for a lower bound.
-      gamma: discount per environment step.
-      lambda_: in [0, 1].
-      following: values of rows 1 to L-1.
-      lower_bound: whether targets are at least `return_to_go`; see `bounded_below`.
-    """
-    step = experience.time_step
-    rows = step.reward, gamma * step.discount
-    if following.q is None or following.trace is None:
-        target = lambda_return(*rows, following.value, step.step_type, lambda_)
-    else:
-        target = retrace(*rows, following.q, following.value, step.step_type, following.trace, lambda_)
-    return bounded_below(target, experience.return_to_go) if lower_bound else target
-
-
-def retrace(
-    reward: torch.Tensor,
-    discount: torch.Tensor,
-    next_q: torch.Tensor,
-    next_value: torch.Tensor,
-    step_type: torch.Tensor,
-    next_trace: torch.Tensor,
-    lambda_: float,
-) -> torch.Tensor:
-    """Targets for the action values of one policy, from rows that another one made.
-
-        G_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda c_{t+1} (G_{t+1} - Q_{t+1})),   without the last term where row t+1
-                                                                                 does not train
-
-    Where c = min(1, pi / mu), G leads to the values of pi, whatever mu is: Retrace. It takes any c in [0, pi / mu];
-    c = 0 is the one-step return. With c = 1 and Q = V it is `returns.lambda_return`.
-
-    Args and raises: as `returns.lambda_return`, and
-      next_q: like `next_value`, of the action at each of rows 1 to T-1. Read where rows train.
-      next_value: what these rows are worth under pi: the mean of its action values.
-      next_trace: `[T-1, B]` in [0, 1], c of the action at each of these rows. Read where `next_q` is.
-
-    Source: Munos et al., 2016, eq. 4, https://arxiv.org/abs/1606.02647.
-    """
-    check_shapes(reward, discount, next_value, step_type, reward.shape[0] - 1)
-    if next_q.shape != next_value.shape or next_trace.shape != step_type[1:].shape:
-        raise ValueError(
-            f"shapes differ: next_q {tuple(next_q.shape)}, next_value {tuple(next_value.shape)}, next_trace "
-            f"{tuple(next_trace.shape)}, step_type {tuple(step_type.shape)}"
-        )
-    valid = nest.widened(trainable(step_type), reward)
-    one_step = torch.where(valid, reward[1:] + nest.widened(discount[1:], reward) * next_value, 0)
-    decay = torch.where(valid, nest.widened(discount[1:], reward) * lambda_, 0)
-    # Of rows 1 to T-2: c_t (G_t - Q_t).
-    trace = torch.where(valid[1:], nest.widened(next_trace[:-1], reward), 0)
-    correction = reverse_scan(trace * decay[1:], trace * torch.where(valid[1:], one_step[1:] - next_q[:-1], 0))
-    return one_step + decay * torch.cat([correction, torch.zeros_like(one_step[:1])])
-
-
-def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:
-    """max(target, return) where the return is known.
-
-    What was once earned from a row on, the best policy earns too: where environment and rewards are deterministic, a
-    return is a lower bound of the optimal value, and carries rewards back over a whole episode at once. Of a truncated
-    episode, whose return lacks what would have followed, that is so only where rewards are not negative.
-
-    Args:
-      target: `[T-1, B]` float.
-      return_to_go: `[T, B]` float, nan where it is not known; the last row is not read.
-
-    Returns:
-      `[T-1, B]`.
-
-    Raises:
-      UsageError: there are no returns.
-
-    Source: He et al., 2017, eq. 5, https://arxiv.org/abs/1611.01606, as a target in place of a penalty.
-    """
-    if return_to_go is None:
-        raise UsageError(
-            "these batches have no returns of whole episodes (Experience.return_to_go), which lower_bound takes; train "
-            "from replay that keeps them, or set lower_bound to False"
-        )
-    return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # nan is not greater

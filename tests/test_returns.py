@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from alfish import corrections, returns
+from alfish import corrections, returns, targets
 from alfish.data import StepType, trainable
 from alfish.errors import UsageError
 
@@ -25,7 +25,7 @@ def _lambda_return(reward, discount, value, step_type, lambda_):
 
 
 def _retrace(reward, discount, q, value, step_type, trace, lambda_):
-    return corrections.retrace(reward, discount, q[1:], value[1:], step_type, trace[1:], lambda_)
+    return targets.retrace(reward, discount, q[1:], value[1:], step_type, trace[1:], lambda_)
 
 
 FUNCTIONS = {
@@ -536,12 +536,12 @@ class TestRetrace:
 def test_a_target_is_no_less_than_the_return_where_that_is_known():
     target = torch.tensor([[1.0, 1.0, 1.0, -2.0]])
     known = torch.tensor([[3.0, 0.5, math.nan, -1.0], [9.0, 9.0, 9.0, 9.0]])
-    assert corrections.bounded_below(target, known).tolist() == [[3, 1, 1, -1]]
+    assert targets.bounded_below(target, known).tolist() == [[3, 1, 1, -1]]
 
 
 def test_without_returns_there_is_no_bound():
     with pytest.raises(UsageError, match="set lower_bound to False"):
-        corrections.bounded_below(torch.zeros(1, 4), None)
+        targets.bounded_below(torch.zeros(1, 4), None)
 
 
 def test_all_rows_but_the_last_train_and_the_last_one_bootstraps():

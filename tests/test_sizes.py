@@ -14,7 +14,7 @@ PACKAGE_FILES = 15
 
 # What is opened to understand SAC whole: the algorithm, its hooks, the mathematics, and the networks it is built from.
 SAC = [
-    *("algorithms/sac.py", "algorithms/rl_algorithm.py", "data.py", "returns.py", "corrections.py", "losses.py"),
+    *("algorithms/sac.py", "algorithms/rl_algorithm.py", "data.py", "returns.py", "targets.py", "losses.py"),
     *("networks/hybrid_policy.py", "networks/critics.py", "networks/windows.py", "networks/target.py"),
     *("networks/torsos.py", "distributions.py"),
 ]
@@ -87,7 +87,7 @@ def test_no_package_has_too_many_files():
 
 
 def test_sac_is_read_in_1400_lines_and_a_newcomer_reads_600():
-    assert count([name for name in SAC if (PACKAGE / name).is_file()]) < 1700
+    assert count([name for name in SAC if (PACKAGE / name).is_file()]) < 1600
     assert count([name for name in NEWCOMER if (PACKAGE / name).is_file()]) < 600
 
 

@@ -19,13 +19,13 @@ from gymnasium import spaces
 
 from alfish import losses, nest, specs
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
-from alfish.corrections import NextValues, td_target
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import QNetwork, TargetNetwork, Window
 from alfish.parameters import PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
+from alfish.targets import NextValues, td_target
 
 
 class DQNTrain(NamedTuple):

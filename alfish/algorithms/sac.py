@@ -29,12 +29,12 @@ from torch import nn
 
 from alfish import losses, nest, specs
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
-from alfish.corrections import NextValues, td_target
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import MLP, CriticEnsemble, Encoder, HybridHead, HybridPolicy, HybridSpace, TargetNetwork, Window
 from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
+from alfish.targets import NextValues, td_target
 
 
 class SACRollout(NamedTuple):

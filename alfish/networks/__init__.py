@@ -9,9 +9,10 @@ features (MLPs, heads, critics) maps features alone. Sizes come from specs, so n
 from alfish.networks.actor_critic import ActorCritic, PolicyValue
 from alfish.networks.actors import DeterministicActor
 from alfish.networks.critics import ONE_CRITIC, CriticEnsemble
-from alfish.networks.encoders import Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, SmallCNN
+from alfish.networks.encoders import Encoder, Flat, OneHot
 from alfish.networks.heads import FLOORED_HEAD, PolicyHead
 from alfish.networks.hybrid_policy import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
+from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.memory import GRU, LSTM
 from alfish.networks.q_network import QNetwork
 from alfish.networks.target import TargetNetwork

@@ -7,7 +7,7 @@ for 36 x 36 or more, `SmallCNN` for 3 x 3 or more; a smaller one is flattened. A
 by its space's high.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
@@ -20,8 +20,8 @@ from torch import nn
 from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks.initializers import orthogonal
-from alfish.parameters import PositiveInt, checked
+from alfish.networks.images import encoder_by_size, integer_scale, is_image
+from alfish.parameters import checked
 
 # Takes a leaf's space, and makes a module that has `output_size` and maps [*, *shape] to [*, output_size].
 LeafEncoder = Callable[..., Any]
@@ -59,7 +59,7 @@ class Encoder(nn.Module):
                 return overrides[path]
             if isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
                 return discrete or OneHot
-            return (image or _encoder_by_size(spec)) if is_image(spec) else (vector or Flat)
+            return (image or encoder_by_size(spec) or Flat) if is_image(spec) else (vector or Flat)
 
         encoders = [choose(path, spec)(spec) for path, spec in zip(paths, specs)]
         self.encoders = nn.ModuleList(encoders)
@@ -76,19 +76,6 @@ class Encoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
-def is_image(spec: spaces.Space) -> bool:
-    if not isinstance(spec, spaces.Box) or len(spec.shape) != 3:
-        return False
-    return spec.dtype == np.uint8 or sorted(spec.shape)[1] >= 36
-
-
-def _encoder_by_size(spec: spaces.Space) -> LeafEncoder:
-    height, width = _image_shape(spec)[1:]
-    if min(height, width) >= 36:
-        return NatureCNN
-    return SmallCNN if min(height, width) >= 3 else Flat
-
-
 @gin.configurable(module="alfish.networks")
 @checked
 class Flat(nn.Module):
@@ -97,7 +84,7 @@ class Flat(nn.Module):
     def __init__(self, spec: spaces.Space):
         super().__init__()
         self._ndim = len(spec.shape or ())
-        self._scale = _integer_scale(spec)
+        self._scale = integer_scale(spec)
         self.output_size = int(np.prod(spec.shape or ()))
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
@@ -121,128 +108,3 @@ class OneHot(nn.Module):
         digits = leaf.reshape(*leaf.shape[: leaf.ndim - self._ndim], -1).long()
         codes = [F.one_hot(digit, size) for digit, size in zip(digits.unbind(-1), self._sizes)]
         return torch.cat(codes, -1).to(torch.float32)
-
-
-class _ImageEncoder(nn.Module):
-    """Brings `[*, H, W, C]` or `[*, C, H, W]` of any dtype to `[N, C, H, W]` in [0, 1], and the features back."""
-
-    body: nn.Module
-
-    def __init__(self, spec: spaces.Box, output_size: int):
-        super().__init__()
-        if len(spec.shape) != 3:
-            raise UsageError(f"{type(self).__name__} encodes images [H, W, C] or [C, H, W], not a leaf of {spec.shape}")
-        self._channels_last = _has_channels_last(spec)
-        self._scale = _integer_scale(spec)
-        self.output_size = output_size
-        self.image_shape = _image_shape(spec)
-
-    def flat_size(self, convolutions: nn.Module) -> int:
-        with torch.no_grad():
-            return convolutions(torch.zeros(1, *self.image_shape)).numel()
-
-    def forward(self, leaf: torch.Tensor) -> torch.Tensor:
-        images = leaf.reshape(-1, *leaf.shape[-3:]).to(torch.float32) * self._scale
-        if self._channels_last:
-            images = images.movedim(-1, -3)
-        return self.body(images).reshape(*leaf.shape[:-3], self.output_size)
-
-
-@gin.configurable(module="alfish.networks")
-@checked
-class NatureCNN(_ImageEncoder):
-    """Three convolutions and a linear layer. Source: Mnih et al., 2015, Methods."""
-
-    def __init__(self, spec: spaces.Box, output_size: PositiveInt = 512):
-        super().__init__(spec, output_size)
-        channels, height, width = self.image_shape
-        if min(height, width) < 36:
-            raise UsageError(
-                f"NatureCNN needs images of 36 x 36 or more, got {height} x {width}; bind SmallCNN, ImpalaCNN or Flat"
-            )
-        convolutions = nn.Sequential(
-            orthogonal(nn.Conv2d(channels, 32, 8, 4)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, 2)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3, 1)),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        linear = orthogonal(nn.Linear(self.flat_size(convolutions), output_size))
-        self.body = nn.Sequential(convolutions, linear, nn.ReLU())
-
-
-@gin.configurable(module="alfish.networks")
-@checked
-class SmallCNN(_ImageEncoder):
-    """Convolutions of 3 x 3, those behind the first of stride 2, and a linear layer, for images of few pixels.
-
-    Args:
-      spec: the image's space, of any size.
-      channels: of each convolution.
-      output_size: features.
-    """
-
-    def __init__(self, spec: spaces.Box, channels: Sequence[PositiveInt] = (16, 32), output_size: PositiveInt = 256):
-        super().__init__(spec, output_size)
-        layers: list[nn.Module] = []
-        for inputs, outputs in zip((self.image_shape[0], *channels), channels):
-            layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, 2 if layers else 1, padding=1)), nn.ReLU()]
-        convolutions = nn.Sequential(*layers, nn.Flatten())
-        linear = orthogonal(nn.Linear(self.flat_size(convolutions), output_size))
-        self.body = nn.Sequential(convolutions, linear, nn.ReLU())
-
-
-@gin.configurable(module="alfish.networks")
-@checked
-class ImpalaCNN(_ImageEncoder):
-    """Residual stages of one convolution, a max-pool and two residual blocks. Source: Espeholt et al., 2018, fig. 3.
-
-    Args:
-      spec: the image's space.
-      channels: of each stage; each halves height and width.
-      output_size: features.
-    """
-
-    def __init__(
-        self, spec: spaces.Box, channels: Sequence[PositiveInt] = (16, 32, 32), output_size: PositiveInt = 256
-    ):
-        super().__init__(spec, output_size)
-        stages, size = [], self.image_shape[0]
-        for width in channels:
-            stages += [orthogonal(nn.Conv2d(size, width, 3, padding=1)), nn.MaxPool2d(3, 2, padding=1)]
-            stages += [_Residual(width), _Residual(width)]
-            size = width
-        convolutions = nn.Sequential(*stages, nn.ReLU(), nn.Flatten())
-        linear = orthogonal(nn.Linear(self.flat_size(convolutions), output_size))
-        self.body = nn.Sequential(convolutions, linear, nn.ReLU())
-
-
-class _Residual(nn.Module):
-    def __init__(self, channels: int):
-        super().__init__()
-        convolutions = [orthogonal(nn.Conv2d(channels, channels, 3, padding=1)) for _ in range(2)]
-        self.body = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(), convolutions[1])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.body(x)
-
-
-def _has_channels_last(spec: spaces.Space) -> bool:
-    assert spec.shape is not None
-    return spec.shape[-1] <= spec.shape[0]
-
-
-def _image_shape(spec: spaces.Space) -> tuple[int, ...]:
-    """Channels, height, width."""
-    assert spec.shape is not None
-    return (spec.shape[2], *spec.shape[:2]) if _has_channels_last(spec) else tuple(spec.shape)
-
-
-def _integer_scale(spec: spaces.Space) -> float:
-    """What brings an integer leaf to [0, 1]: 1 / its space's high; 1 for floats, bits and unbounded integers."""
-    if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer):
-        return 1.0
-    high = float(np.max(spec.high))
-    return 1.0 / high if 0 < high < np.iinfo(np.int32).max else 1.0

@@ -11,7 +11,7 @@ from alfish.data import TimeStep
 from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
 from alfish.errors import UsageError
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
-from alfish.networks.encoders import is_image
+from alfish.networks.images import is_image
 from alfish.networks.torsos import Tanh
 
 OBSERVATIONS = {
