@@ -7,7 +7,7 @@ observation is the true final one, to bootstrap from. The row after LAST is FIRS
 Dims: T time, B environments, N samples; time comes first.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,15 +28,20 @@ class StepType:
 IS_STEP = np.array([False, True, True, False])  # by step type: whether an environment's step arrived in the row
 
 
+# A numpy array on the host while rows are collected, a torch tensor from the batches on. Environments of tensors give
+# tensors throughout.
+Array: TypeAlias = Any
+
+
 class TimeStep(NamedTuple):
     """What the environment says, `[B]` while acting and `[T, B]` while training."""
 
-    step_type: torch.Tensor  # [B] int32
-    reward: torch.Tensor  # [B] float32, or [B, R]; 0 at FIRST
-    discount: torch.Tensor  # [B] float32 in [0, 1]; 0 where the environment terminated
+    step_type: Array  # [B] int32
+    reward: Array  # [B] float32, or [B, R]; 0 at FIRST
+    discount: Array  # [B] float32 in [0, 1]; 0 where the environment terminated
     observation: Nest  # [B, ...] each leaf in its space's dtype, float64 as float32
     prev_action: Nest  # [B, ...] the action that was executed, in the algorithm's units; zeros at FIRST
-    env_id: torch.Tensor  # [B] int32
+    env_id: Array  # [B] int32
 
 
 class AlgStep(NamedTuple):
@@ -54,7 +59,7 @@ class Experience(NamedTuple):
     action: Nest  # the sample itself, unclipped
     info: Nest  # of rollout_step; preprocess_experience may replace it
     state: Nest  # [B, ...] the policy's state at row 0, reset where row 0 is FIRST; None without memory
-    policy_version: torch.Tensor | None = None  # [B] int64, how often weights had been published when they were made
+    policy_version: Array | None = None  # [B] int64, how often weights had been published when they were made
     transform_state: Nest = None  # [B, ...] what transforms carried into row 0
     # [K, B] rows before row 0 that memory runs over and that train nothing; `state` is then that of the first of these
     burn_in: TimeStep | None = None

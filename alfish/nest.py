@@ -71,6 +71,37 @@ def host_view(tensor: torch.Tensor) -> Any:
     return tensor.detach().numpy()
 
 
+def as_array(leaf: Any) -> Any:
+    """A leaf as an array on the host, which shares the memory of a tensor there; a bfloat16 tensor stays a tensor."""
+    if type(leaf) is np.ndarray:
+        return leaf
+    return leaf.cpu() if leaf.dtype == torch.bfloat16 else leaf.detach().cpu().numpy()
+
+
+def as_tensor(leaf: Any) -> torch.Tensor:
+    """A leaf as a tensor, which shares the memory of an array."""
+    if type(leaf) is not np.ndarray:
+        return leaf
+    return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())  # a broadcast one is not
+
+
+def arrays(nest: Nest) -> Nest:
+    """Leaves as arrays on the host, see `as_array`."""
+    return map(as_array, nest)
+
+
+def tensors(nest: Nest, device: torch.device | None = None) -> Nest:
+    """Leaves as tensors on a device, see `as_tensor`; None: each where it is."""
+    if device is None:
+        return map(as_tensor, nest)
+    return map(lambda leaf: as_tensor(leaf).to(device), nest)
+
+
+def arange(count: int, like: Any) -> Any:
+    """`[count]` int64, 0 ... count - 1: an array or a tensor, as `like` is."""
+    return np.arange(count) if type(like) is np.ndarray else torch.arange(count, device=like.device)
+
+
 def plain(nest: Nest) -> Nest:
     """The same leaves in plain tuples and dicts, as checkpoints keep them."""
     if isinstance(nest, dict):
@@ -109,10 +140,13 @@ def merge_leading(nest: Nest) -> Nest:
     return map(lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), nest)
 
 
-def where(condition: torch.Tensor, chosen: Nest, other: Nest) -> Nest:
-    """Per row: `chosen` where `condition` (`[B]` bool), else `other`; leaves are `[B, ...]`."""
+def where(condition: Any, chosen: Nest, other: Nest) -> Nest:
+    """Per row: `chosen` where `condition` (`[B]` bool), else `other`; leaves are `[B, ...]`.
 
-    return map(lambda a, b: torch.where(widened(condition, a), a, b), chosen, other)
+    All are tensors, or all are arrays.
+    """
+    choose: Any = np.where if type(condition) is np.ndarray else torch.where
+    return map(lambda a, b: choose(widened(condition, a), a, b), chosen, other)
 
 
 def widened(rows: Any, like: Any) -> Any:

@@ -42,7 +42,6 @@ class Batches(abc.ABC):
       warmup_env_steps: environment steps before any of them is trained on.
       updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
       rows_per_update: that one of them trains; known after `bind`.
-      takes_arrays: whether leaves of what `add` takes in may be numpy arrays; known after `bind`.
       for_graph: whether updates are graphs, which gather a minibatch faster than it can be handed to them.
     """
 
@@ -52,7 +51,6 @@ class Batches(abc.ABC):
     warmup_env_steps = 0
     updates_per_iteration = 1.0
     rows_per_update = 1
-    takes_arrays = False
     for_graph = False
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
@@ -76,7 +74,7 @@ class Batches(abc.ABC):
 
     @abc.abstractmethod
     def add(self, experience: Experience) -> None:
-        """Takes in an unroll of raw rows."""
+        """Takes in an unroll of raw rows, arrays or tensors. Past it, all leaves are tensors."""
 
     @abc.abstractmethod
     def chunks(self, steps: int) -> Iterator[Minibatches]:

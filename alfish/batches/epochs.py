@@ -71,7 +71,7 @@ class EpochBatches(Batches):
         self.updates_per_iteration *= rows / size
 
     def add(self, experience: Experience) -> None:
-        self._experience = experience
+        self._experience = nest.tensors(experience, self._algorithm.progress.device)
 
     def chunks(self, steps: int) -> Iterator[Minibatches]:
         for epoch in range(self._num_epochs):

@@ -149,7 +149,6 @@ class ReplayBatches(WindowBatches):
             raise UsageError(
                 f"ReplayBatches.capacity is {self._capacity:,}, more rows than there is memory for ({error}); lower it"
             ) from error
-        self.takes_arrays = self.buffer.device.type == "cpu"
         self._collected = SequenceSampler(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
 
     def start(self, environment: Environment) -> None:

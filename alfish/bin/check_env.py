@@ -132,7 +132,7 @@ def _examined(environment: Any, num_steps: int) -> Iterator[str]:
 def examine(environment: Any, num_steps: int) -> Iterator[str]:
     """Acts at random in two environments built for evaluation; yields what is wrong, each thing once."""
     env, space = environment.env, environment.observation_space
-    observations = [environment.reset([5, 6]).observation for _ in range(2)]
+    observations = [nest.tensors(environment.reset([5, 6]).observation) for _ in range(2)]
     if any(not torch.isfinite(leaf.float()).all() for leaf in nest.leaves(observations[0])):
         yield "a reset returns an observation that is not finite"
     elif any(not torch.equal(a, b) for a, b in zip(*map(nest.leaves, observations))):

@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from alfish import specs
-from alfish.data import TimeStep
+from alfish import nest, specs
+from alfish.data import Array, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 
@@ -22,15 +22,16 @@ class Environment(abc.ABC):
     all: `step` returns LAST rows, and the next `step` FIRST rows. Elsewhere (`ragged`) an environment that finishes
     makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row that follows it.
 
+    Leaves are numpy arrays on the host, or for environments that compute in torch, tensors on their device; `convert`
+    makes such leaves of others. What is returned is not written later.
+
     Attributes:
       num_envs: B.
       observation_space, action_space: gymnasium's, of one environment.
       observation_spec, action_spec, reward_spec: see `alfish.specs`.
-      device: where the time steps' leaves are, and where actions are expected.
       ragged: see above.
       resets_rows: whether `reset` takes a mask of rows.
       seeds_rows: whether it also takes a seed a row, so that evaluation may seed every episode.
-      gives_arrays: whether there is `step_arrays`.
       name: of the task, for people: the id or the class that was asked for.
       env_spec: gymnasium's specification of one environment, without training wrappers; None where there is none.
       infos: gymnasium's info dict of the last reset or step.
@@ -44,7 +45,6 @@ class Environment(abc.ABC):
     follows_progress = False
     can_replace = False
     broken: np.ndarray | None = None
-    gives_arrays = False
     resets_rows = False
     seeds_rows = False
     infos: dict[str, Any]
@@ -55,7 +55,6 @@ class Environment(abc.ABC):
         observation_space: spaces.Space,
         action_space: spaces.Space,
         num_rewards: int | None,
-        device: torch.device,
         first_env_id: int = 0,
     ):
         self.num_envs = num_envs
@@ -63,10 +62,9 @@ class Environment(abc.ABC):
         self.observation_spec = specs.observation_spec(observation_space)
         self.action_spec = specs.action_spec(action_space)
         self.reward_spec = specs.reward_spec(num_rewards)
-        self.device = device
         self.name = type(self).__name__
         self.env_spec: EnvSpec | None = None
-        self.env_id = torch.arange(first_env_id, first_env_id + num_envs, dtype=torch.int32, device=device)
+        self.env_id: Array = np.arange(first_env_id, first_env_id + num_envs, dtype=np.int32)
         self.infos = {}
 
     @property
@@ -89,9 +87,11 @@ class Environment(abc.ABC):
     def step(self, action: Nest) -> TimeStep:
         """Acts and returns the rows that arrive. `action` is a nest of `[B, ...]` in the algorithm's units."""
 
-    def step_arrays(self, action: Nest) -> TimeStep:
-        """`step` with numpy arrays in and out, which are not written later. Where `gives_arrays`."""
-        raise NotImplementedError
+    def convert(self, rows: Nest) -> Nest:
+        """Leaves of arrays or tensors as this environment takes and returns them. Default: arrays on the host."""
+        if type(rows) is np.ndarray:  # the common case
+            return rows
+        return nest.as_array(rows) if type(rows) is torch.Tensor else nest.arrays(rows)
 
     def ignore_infos(self) -> None:
         """Nobody reads `infos`, which may be empty from here on. Default: nothing changes."""
@@ -143,7 +143,7 @@ class Environment(abc.ABC):
         """
         return time_step
 
-    def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
+    def take_resets(self) -> tuple[Array, TimeStep] | None:
         """The FIRST rows that follow the LAST rows of this step: a mask `[B]` bool and rows `[B]`. Where `ragged`."""
         return None
 

@@ -26,6 +26,9 @@ class TensorEnvironment(Environment):
       env: publishes `metadata['autoreset_mode']`; `env.device` is its device (default: cpu).
       seed: for the first reset.
       first_env_id: the global id of environment 0.
+
+    Attributes:
+      device: of all leaves.
     """
 
     def __init__(self, env: VectorEnv, seed: int, first_env_id: int = 0):
@@ -34,10 +37,9 @@ class TensorEnvironment(Environment):
             raise UsageError(f"{type(env).__name__} returns tensors and disables autoreset; give it NEXT_STEP")
         reward_space = getattr(env, "reward_space", None)
         num_rewards = None if reward_space is None else reward_space.shape[0]
-        device = torch.device(getattr(env, "device", "cpu"))
-        super().__init__(
-            env.num_envs, env.single_observation_space, env.single_action_space, num_rewards, device, first_env_id
-        )
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space, num_rewards, first_env_id)
+        self.device = device = torch.device(getattr(env, "device", "cpu"))
+        self.env_id = torch.from_numpy(self.env_id).to(device)
         self.env = env
         self.ragged = mode == AutoresetMode.SAME_STEP
         self._seed: int | None = seed
@@ -80,6 +82,9 @@ class TensorEnvironment(Environment):
             prev_action=nest.map(lambda leaf: _zero_where(first, leaf), self._units.executed(action)),
             env_id=self.env_id,
         )
+
+    def convert(self, rows: Nest) -> Nest:
+        return nest.tensors(rows, self.device)
 
     def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
         resets, self._resets = self._resets, None

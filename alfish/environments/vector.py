@@ -43,14 +43,12 @@ class VectorEnvironment(Environment):
             env.single_observation_space,
             env.single_action_space,
             num_rewards,
-            torch.device("cpu"),
             first_env_id,
         )
         self.env = env
         self.resets_rows = mode == AutoresetMode.DISABLED
         self.seeds_rows = self.resets_rows and isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self.ragged = mode != AutoresetMode.NEXT_STEP and autoreset
-        self.gives_arrays = not self.ragged
         self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.ragged else None
         self.can_replace = self._sequential is not None
         self.follows_progress = bool(_curricula(env))
@@ -63,24 +61,29 @@ class VectorEnvironment(Environment):
         self._reads_executed = False
         self._one_here: gymnasium.Env | None = None  # see `method`
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
-        self._resets: tuple[torch.Tensor, TimeStep] | None = None
+        self._resets: tuple[np.ndarray, TimeStep] | None = None
         self._restart = False  # the next step is a reset of all, after a resume
         self._abandoned = False
-        self._env_ids = self.env_id.numpy()
         # Rows in which nothing ends are the common case, and share these.
         self._mid = np.full(self.num_envs, StepType.MID, np.int32)
         self._ones = np.ones(self.num_envs, np.float32)
         self._nothing_began = True  # no row of `_was_done` is set
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
-        return _tensors(self._reset(seeds, rows))
+        seeds, self._seeds = (self._seeds if seeds is None else seeds), None
+        options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
+        try:
+            observation, self.infos = self.env.reset(seed=self._seed_argument(seeds), **options)
+        except Exception as error:
+            refuse_breach(error, self.name, "reset")
+            raise
+        self._was_done[:] = False
+        self._nothing_began, self._restart = True, False
+        return self._first(self._read(observation))
 
     def step(self, action: Nest) -> TimeStep:
-        return _tensors(self.step_arrays(nest.map(torch.Tensor.numpy, action)))
-
-    def step_arrays(self, action: Nest) -> TimeStep:
         if self._restart:
-            return self._reset()
+            return self.reset()
         executed = self._units.executed(action)
         # An environment may write its action; what was executed is kept.
         handed = nest.map(_apart, self._units.stretch(executed), executed)
@@ -104,7 +107,7 @@ class VectorEnvironment(Environment):
             self._was_done = self._was_done | self.broken
         elif self._nothing_began and not something_ended:
             reward = np.array(reward, np.float32)
-            return TimeStep(self._mid, reward, self._ones, time_step, executed, self._env_ids)  # type: ignore[arg-type]
+            return TimeStep(self._mid, reward, self._ones, time_step, executed, self.env_id)
         first, done = self._was_done, terminated | truncated
         if self._mode == AutoresetMode.NEXT_STEP:
             self._was_done, self._nothing_began = done.copy(), not done.any()
@@ -176,10 +179,9 @@ class VectorEnvironment(Environment):
         self._sequential.break_off(rows)
         self._was_done = self._was_done | rows
         self._nothing_began = not self._was_done.any()
-        step_type: Any = np.where(rows, np.int32(StepType.LAST), time_step.step_type)
-        return time_step._replace(step_type=step_type)
+        return time_step._replace(step_type=np.where(rows, np.int32(StepType.LAST), time_step.step_type))
 
-    def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
+    def take_resets(self) -> tuple[np.ndarray, TimeStep] | None:
         resets, self._resets = self._resets, None
         return resets
 
@@ -244,26 +246,14 @@ class VectorEnvironment(Environment):
             return seeds
         return seeds[0]
 
-    def _reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
-        seeds, self._seeds = (self._seeds if seeds is None else seeds), None
-        options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
-        try:
-            observation, self.infos = self.env.reset(seed=self._seed_argument(seeds), **options)
-        except Exception as error:
-            refuse_breach(error, self.name, "reset")
-            raise
-        self._was_done[:] = False
-        self._nothing_began, self._restart = True, False
-        return self._first(self._read(observation))
-
     def _first(self, observation: Nest) -> TimeStep:
-        return _row(
+        return TimeStep(
             step_type=np.full(self.num_envs, StepType.FIRST, np.int32),
             reward=np.zeros((self.num_envs, *self.reward_spec.shape), np.float32),
             discount=np.ones(self.num_envs, np.float32),
             observation=observation,
             prev_action=nest.map(lambda leaf: np.zeros((self.num_envs, *leaf.shape), leaf.dtype), self.action_spec),
-            env_id=self._env_ids,
+            env_id=self.env_id,
         )
 
     def _with_ends(
@@ -276,13 +266,13 @@ class VectorEnvironment(Environment):
         executed: Nest,
     ) -> TimeStep:
         step_type = np.where(first, StepType.FIRST, np.where(done, StepType.LAST, StepType.MID)).astype(np.int32)
-        return _row(
+        return TimeStep(
             step_type=step_type,
             reward=_zero_where(first, reward),
             discount=np.where(terminated & ~first, 0, 1).astype(np.float32),
             observation=observation,
             prev_action=nest.map(lambda leaf: _zero_where(first, leaf), executed),
-            env_id=self._env_ids,
+            env_id=self.env_id,
         )
 
     def _split_resets(self, observation: Nest, done: np.ndarray) -> Nest:
@@ -292,7 +282,7 @@ class VectorEnvironment(Environment):
             first, final = self._read(after), observation
         else:
             first, final = observation, self._final_observation(observation, done)
-        self._resets = torch.from_numpy(done), _tensors(self._first(first))
+        self._resets = done, self._first(first)
         return final
 
     def _final_observation(self, observation: Nest, done: np.ndarray) -> Nest:
@@ -304,9 +294,7 @@ class VectorEnvironment(Environment):
             )
         final = self.infos["final_obs"]
         if not (isinstance(final, np.ndarray) and final.dtype == object):  # batched, in the observation's own structure
-            return nest.map(
-                lambda of, other: np.where(nest.widened(done, of), of, other), self._read(final), observation
-            )
+            return nest.where(done, self._read(final), observation)
         result = nest.map(np.copy, observation)
         for i in np.flatnonzero(done):
             single = self._read(specs.batch_of_one(final[i], self.observation_space))
@@ -370,15 +358,6 @@ def _curricula(env: VectorEnv) -> list[Callable[[float], Any]]:
 def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:
     """The array in memory of its own."""
     return array.copy() if array is other or np.may_share_memory(array, other) else array
-
-
-def _row(*leaves: Any, **named: Any) -> TimeStep:
-    """A TimeStep of arrays, of whose fields the type checker thinks as tensors."""
-    return TimeStep(*leaves, **named)
-
-
-def _tensors(arrays: Nest) -> Nest:
-    return nest.map(torch.from_numpy, arrays)
 
 
 def _zero_where(rows: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -122,15 +122,12 @@ class RingBuffer:
         """Appends rows to every column. PAD rows, at the end of a ragged column, are left out.
 
         Args:
-          experience: leaves `[T, B, ...]`, or arrays where rows are kept on the CPU; `policy_version` is not kept,
-            `state` once in `state_period`.
+          experience: leaves `[T, B, ...]`, arrays or tensors; `policy_version` is not kept, `state` once in
+            `state_period`.
         """
-        rows = _kept(experience)
-        step_type: Any = experience.time_step.step_type
-        if isinstance(step_type, torch.Tensor):
-            if step_type.device != self._device:
-                rows = nest.to(rows, self._device)
-            step_type = step_type.cpu().numpy()
+        rows, step_type = _kept(experience), nest.as_array(experience.time_step.step_type)
+        if self._device.type != "cpu" or step_type is not experience.time_step.step_type:
+            rows = nest.tensors(rows, self._device)
         if not self._knows_nests:
             self._learn_nests(rows, experience.state)
         if len(step_type) > self._length:
@@ -139,7 +136,7 @@ class RingBuffer:
             )
         if not self._all_named:
             new = (step_type[0] != StepType.PAD) & ~self._named  # PAD stands at the end of a column, or fills it
-            self._env_id[new] = torch.as_tensor(experience.time_step.env_id[0]).cpu().numpy()[new]
+            self._env_id[new] = nest.as_array(experience.time_step.env_id[0])[new]
             self._named |= new
             self._all_named = bool(self._named.all())
         kinds = np.concatenate([self._newest[None], step_type])
@@ -147,7 +144,7 @@ class RingBuffer:
         if not is_quiet:
             rows, kinds = self._end_broken(rows, kinds)
         if self._state_period is not None:
-            self._push_state(experience.state, step_type[0] != StepType.PAD)
+            self._push_state(nest.tensors(experience.state, self._device), step_type[0] != StepType.PAD)
         level = self.num_envs == 1 or ((self._pos == self._pos[0]).all() and (self._start == self._start[0]).all())
         if level and (is_quiet or (step_type != StepType.PAD).all()):
             self._push_aligned(rows, kinds, is_quiet)
@@ -478,7 +475,7 @@ class RingBuffer:
         """Makes room for such rows; or gives loaded ones back the NamedTuples that they were saved without."""
         self._knows_nests = True
         if self._rows is None:
-            self._lay_out(nest.map(lambda leaf: torch.as_tensor(leaf[0]), rows))
+            self._lay_out(nest.map(lambda leaf: nest.as_tensor(leaf[0]), rows))
             return
         self._rows = nest.like(rows, self._rows)
         if self._states is not None:
@@ -536,7 +533,7 @@ class RingBuffer:
         self._state_position[slot[due], due] = self._pos[due]
         index, column = (torch.from_numpy(rows) for rows in (slot[due] * self.num_envs + due, due))
         for store, leaf in zip(nest.leaves(self._states), nest.leaves(state), strict=True):
-            store[index.to(self._device)] = leaf[column.to(leaf.device)].to(self._device)
+            store[index.to(self._device)] = leaf[column.to(self._device)]
 
     def _push_aligned(self, rows: Nest, kinds: np.ndarray, is_quiet: bool) -> None:
         """All columns have the same pos and start: whole blocks of rows, in two pieces where the ring wraps."""

@@ -22,7 +22,6 @@ from alfish.offline.episode import ends
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 from alfish.unrollers.episodes import EpisodeAccumulator
-from alfish.unrollers.policy_runner import as_array
 
 # float results depend on the batch size, so the policy is always called with this many rows, padded.
 POLICY_BATCH_SIZE = 8
@@ -196,8 +195,8 @@ class Evaluator:
                     _set_generators(self._device, generators)
                 while k not in whole:
                     episode, time_step, _ = next(rows)
-                    kept.add(nest.map(as_array, time_step), np.flatnonzero(episode >= 0).tolist())
-                    ended = as_array(time_step.step_type) == StepType.LAST
+                    kept.add(nest.arrays(time_step), np.flatnonzero(episode >= 0).tolist())
+                    ended = nest.as_array(time_step.step_type) == StepType.LAST
                     for lane in np.flatnonzero(ended & (episode >= 0)).tolist():
                         whole[int(episode[lane])] = _episode(int(episode[lane]), kept.take(lane), self.environment)
                 generators = _get_generators(self._device)
@@ -237,13 +236,13 @@ class Evaluator:
         self.num_cut = 0
         length = np.zeros(num_envs, np.int64)  # of the episodes under way
         pace = _Pace(self.log, num_episodes)
-        time_step = environment.reset(_seeds(episode, seed))
+        time_step = nest.tensors(environment.reset(_seeds(episode, seed)))
         state = self._padded_initial_state(num_envs)
         noise = {k: _seeded_generators(self._device, seed + k) for k in range(started)} if sample else None
         yield episode, time_step, False
         while (episode >= 0).any():
             action, state = self._act(time_step, state, episode, noise)
-            time_step = environment.step(nest.to(action, environment.device))
+            time_step = nest.tensors(environment.step(environment.convert(action)))
             length += 1
             finished = time_step.step_type.cpu().numpy() == StepType.LAST
             cut = (length >= self.max_length) & (episode >= 0) & ~finished
@@ -277,9 +276,9 @@ class Evaluator:
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
         """The rows to act from once some environments have finished; those without a further episode idle on."""
         if self.environment.resets_rows:
-            first = self.environment.reset(_seeds(episode, seed), finished)
+            first = nest.tensors(self.environment.reset(_seeds(episode, seed), finished))
             return nest.where(torch.from_numpy(finished), first, time_step)
-        resets = self.environment.take_resets()
+        resets = nest.tensors(self.environment.take_resets())
         return time_step if resets is None else nest.where(resets[0], resets[1], time_step)
 
     def _padded_initial_state(self, num_envs: int) -> tuple[Nest, Nest]:
@@ -365,7 +364,7 @@ def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:
         str(k),
         ObservationUnits(environment.observation_space).to_environment(rows.observation),
         ActionUnits(environment.action_space).stretch(executed),
-        as_array(rows.reward[1:]),
+        rows.reward[1:],
         *ends(len(rows.reward) - 1, terminated, not terminated),
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import gin
 import torch
 
-from alfish import nest, specs
+from alfish import specs
 from alfish.data import StepType
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, checked
 from alfish.training.listeners import Listener, Report
@@ -64,9 +64,9 @@ class Profile(Listener):
         if trainer.unroller.drains:
             self._time(trainer.unroller, "unroll", WORKERS)
         else:
-            self._time(trainer.environment, "step_arrays" if trainer.environment.gives_arrays else "step", ENVIRONMENT)
+            self._time(trainer.environment, "step", ENVIRONMENT)
             self._time(trainer.environment, "reset", ENVIRONMENT)
-            self._time(trainer.unroller, "_act", POLICY)
+            self._time(trainer.unroller, "act", POLICY)
             self._time(trainer.unroller, "unroll", UNROLL)
         self._time(trainer.metrics, "update", METRICS)
         self._time(trainer.batches, "add", STORE)
@@ -196,7 +196,7 @@ def throughput_limits(trainer: "Trainer", seconds: float = 3.0) -> str:
     environment = trainer.new_environment()
     environment.reset()
     count, alone = environment.num_envs, 0
-    actions = [nest.to(specs.sample(environment.action_spec, count), environment.device) for _ in range(64)]
+    actions = [environment.convert(specs.sample(environment.action_spec, count)) for _ in range(64)]
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
         environment.step(actions[alone % 64])

@@ -159,7 +159,6 @@ class Trainer:
         torch.set_num_threads(num_threads)
         self.root_dir = Path(root_dir)
         self.device = device_named(device)
-        self._on_cpu = self.device.type == "cpu"
         self.seed, self._summary_period = seed, summary_period
         self._max_evaluation_length = max_evaluation_length
         _seed_all(seed)
@@ -185,9 +184,10 @@ class Trainer:
         if not self._unroll_length:
             raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
         self.batches.bind(self.algorithm, self.transforms, self._unroll_length, self.unroller.num_columns)
-        shows_rows = type(self.algorithm).after_iteration is not RLAlgorithm.after_iteration or bool(self.transforms)
-        self._shows_rows = shows_rows  # to others than the batches
-        self.unroller.gives_arrays = self.batches.takes_arrays and self._on_cpu and not shows_rows
+        # Whether anyone but the batches reads rows.
+        self._observes = type(self.algorithm).after_iteration is not RLAlgorithm.after_iteration or bool(
+            self.transforms
+        )
         self.learner = build(learner, Learner, "Trainer.learner", self.algorithm)
         self.learner.log = self.log
         self._progress = nest.host_view(self.algorithm.progress)
@@ -571,8 +571,6 @@ class Trainer:
             self.metrics.update(records.step_type, records.reward, records.infos, observation=seen, action=taken)
             steps = int(np.count_nonzero(IS_STEP.take(records.step_type)))
             self.env_steps += steps
-            if not self._on_cpu:  # to walk the nest for nothing takes a tenth of a short unroll
-                experience = nest.to(experience, self.device)
             self.batches.add(experience)
         self._owed_steps = owed_steps - length
         unrolled = time.perf_counter()
@@ -584,7 +582,8 @@ class Trainer:
         learned = self.learner.train(self.batches.chunks(self.steps), self._owes_summary)
         if learned:
             self._owes_summary = False
-        if experience is not None and self._shows_rows:
+        if experience is not None and self._observes:
+            experience = nest.tensors(experience, self.device)
             with torch.no_grad():
                 algorithm.after_iteration(experience)
             # On-policy, row 0 was the extra row of the unroll before; statistics count it once.

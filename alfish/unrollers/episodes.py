@@ -8,8 +8,7 @@ import torch
 
 from alfish import nest
 from alfish.data import StepType
-from alfish.nest import Nest
-from alfish.unrollers.policy_runner import as_tensor
+from alfish.nest import Nest, as_tensor
 
 
 class EpisodeAccumulator:

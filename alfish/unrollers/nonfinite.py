@@ -13,7 +13,7 @@ import torch
 from alfish import nest
 from alfish.data import TimeStep
 from alfish.errors import RunError
-from alfish.unrollers.policy_runner import as_tensor
+from alfish.nest import as_tensor
 
 
 def check_finite(time_step: TimeStep) -> None:

@@ -15,7 +15,7 @@ from alfish.compiler.numpy_program import NotTranslatable, NumpyProgram
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.data import AlgStep, TimeStep, reset_state
 from alfish.errors import UsageError
-from alfish.nest import Nest
+from alfish.nest import Nest, as_array, as_tensor
 from alfish.runs import random_state
 from alfish.transforms import Transforms
 
@@ -180,15 +180,3 @@ class PolicyRunner:
                 type(self._algorithm).__name__,
             )
             self._program, self.gave_up = None, True
-
-
-def as_array(leaf: Any) -> np.ndarray:
-    """A leaf on the host as an array that shares its memory."""
-    return leaf if type(leaf) is np.ndarray else leaf.detach().cpu().numpy()
-
-
-def as_tensor(leaf: Any) -> torch.Tensor:
-    """A leaf as a tensor; one of an array shares its memory."""
-    if type(leaf) is not np.ndarray:
-        return leaf
-    return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())  # a broadcast one is not

@@ -11,13 +11,13 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.compiler.numpy_program import quiet
 from alfish.data import AlgStep, Experience, StepType, TimeStep, reset_state
 from alfish.environments import Environment
-from alfish.errors import RunError, UsageError
-from alfish.nest import Nest
+from alfish.errors import UsageError
+from alfish.nest import Nest, as_array, as_tensor
 from alfish.parameters import NonNegativeInt, checked
 from alfish.transforms import Transforms
-from alfish.unrollers.episodes import StartedEpisodes
+from alfish.unrollers.collector import run_episodes
 from alfish.unrollers.nonfinite import check_finite
-from alfish.unrollers.policy_runner import PolicyRunner, as_array, as_tensor
+from alfish.unrollers.policy_runner import PolicyRunner
 from alfish.unrollers.uneven_rollout import UnevenRollout
 from alfish.unrollers.unroller import SHOWN_FIELDS, StepRecords, Unroller
 
@@ -33,6 +33,9 @@ class SyncUnroller(Unroller):
         (`compiler.numpy_program`): the same to float error, and several times faster for small networks. None: never.
       overwrite_policy_output: off-policy, what is stored as an action is what the environment says was executed (its
         info `executed_action`), by a human, an expert or another controller.
+
+    Attributes:
+      time_step: the row to act from, the next unroll's row 0, once `start` was called.
     """
 
     def __init__(
@@ -51,20 +54,23 @@ class SyncUnroller(Unroller):
         self._device = algorithm.progress.device
         self._ones = np.ones(environment.num_envs, np.int64)
         self._check_finite = quiet(check_finite)
-        # The row to act from, the next unroll's row 0; of arrays where the environment gives them.
-        self._time_step: TimeStep | None = None
+        self.time_step: Any = None  # a TimeStep `[B]`; None before the first reset
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
         self._unseen = False  # whether no unroll has begun with it yet
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
-        self._carries = bool(nest.leaves((self._state, self._transform_state)))  # something from row to row
         self._actor = PolicyRunner(algorithm, transforms, self._initial_state, numpy_policy)
+
+    @property
+    def start_state(self) -> tuple[Nest, Nest]:
+        """What the policy begins an episode with, and what transforms carry to the row to act from."""
+        return self._initial_state, self._transform_state
 
     def start(self) -> None:
         """Resets the environment, which the first unroll does otherwise."""
-        if self._time_step is None:
+        if self.time_step is None:
             self._tell_progress()
-            self._time_step = self._reset()
+            self.time_step = self._reset()
             self._unseen = True
 
     def unroll(self, length: int, at_random: bool = False) -> Experience:
@@ -79,33 +85,27 @@ class SyncUnroller(Unroller):
 
         Returns:
           Experience whose leaves are `[length, B, ...]`, on-policy `[length+1, B, ...]`; the extra row's action is
-          never executed.
+          never executed. Leaves are as the environment's: arrays on the host, or tensors.
 
         Raises:
           UsageError: on-policy, the length is 1 and an environment makes two rows when it ends.
           RunError: an environment returned a reward or an observation that is not finite.
         """
         self.start()
-        assert self._time_step is not None
         unseen, self._unseen = self._unseen, False
         self._at_random = at_random
         self._actor.refresh()
         self._tell_progress()
         state, transform_state = self._state, self._transform_state
-        if self._carries:
-            state, transform_state = nest.map(as_tensor, (state, transform_state))
         if state is not None:
-            step_type = as_tensor(self._time_step.step_type).to(self._device)
+            step_type = as_tensor(self.time_step.step_type).to(self._device)
             with torch.no_grad():
-                state = reset_state(state, self._initial_state, step_type)
+                state = reset_state(nest.tensors(state), self._initial_state, step_type)
         unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
-        rows = unroll(length, unseen)
-        self._check(rows[0])
-        time_step, action, info = rows if self.gives_arrays else nest.map(as_tensor, rows)
-        version: Any = self._ones * self.policy_version
-        if not self.gives_arrays:
-            version = torch.from_numpy(version)
-        return Experience(time_step, action, info, state, version, transform_state)
+        time_step, *rows = unroll(length, unseen)
+        self._check(time_step)
+        others = *rows, state, self._ones * self.policy_version, transform_state
+        return Experience(time_step, *self.environment.convert(others))
 
     def generate_batch(self, num_steps: int) -> Experience:
         """The rows of the next vector steps, from where the last call left off: `unroll`, without a trainer.
@@ -116,8 +116,8 @@ class SyncUnroller(Unroller):
           num_steps: vector steps, at least 1; of environments that reset in the same step (`Environment.ragged`), rows.
 
         Returns:
-          What `unroll` does: leaves `[num_steps, B, ...]`, the next call's row 0 being where the last action arrives;
-          on-policy `[num_steps+1, B, ...]`. `data.trainable` says which rows train.
+          What `unroll` does, in tensors: leaves `[num_steps, B, ...]`, the next call's row 0 being where the last
+          action arrives; on-policy `[num_steps+1, B, ...]`. `data.trainable` says which rows train.
 
         Raises:
           UsageError: fewer than 1 step.
@@ -126,7 +126,7 @@ class SyncUnroller(Unroller):
         if num_steps < 1:
             raise UsageError(f"generate_batch was asked for {num_steps} steps; it takes at least 1")
         with in_eval_mode(self._algorithm):
-            return self.unroll(num_steps)
+            return nest.tensors(self.unroll(num_steps))
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
         """Whole episodes, acted in by `rollout_step`, in eval mode, with the algorithm as it is now.
@@ -138,7 +138,7 @@ class SyncUnroller(Unroller):
           num_episodes: at least 1.
 
         Returns:
-          In the order in which they started: leaves `[T+1, 1, ...]`, FIRST to LAST, of an episode of T actions. The
+          In the order in which they started: tensors `[T+1, 1, ...]`, FIRST to LAST, of an episode of T actions. The
           LAST row's observation is the true final one, its discount 0 where the episode terminated and 1 where it was
           truncated; its action and info are padding.
 
@@ -153,15 +153,15 @@ class SyncUnroller(Unroller):
         self._at_random = False
         self._actor.refresh()
         with in_eval_mode(self._algorithm):
-            whole = self._run_episodes(num_episodes)
+            found = run_episodes(self, num_episodes)
         self._begin_anew()  # the episodes under way have lost their beginnings
-        return [self._as_experience(*whole[k]) for k in range(num_episodes)]
+        return [self._as_experience(*nest.tensors(episode)) for episode in found]
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "time_step": None if self._time_step is None else list(nest.map(as_tensor, self._time_step)),
-            "state": nest.plain(nest.map(as_tensor, self._state)),
-            "transform_state": nest.plain(nest.map(as_tensor, self._transform_state)),
+            "time_step": None if self.time_step is None else list(nest.tensors(self.time_step)),
+            "state": nest.plain(nest.tensors(self._state)),
+            "transform_state": nest.plain(nest.tensors(self._transform_state)),
             "environment": self.environment.state_dict(),
             "policy_version": self.policy_version,
             "num_calls": self._actor.num_calls,
@@ -180,36 +180,46 @@ class SyncUnroller(Unroller):
         goes_on = self.environment.load_state_dict(state["environment"])
         if state["time_step"] is None:
             return
-        time_step = nest.to(TimeStep(*state["time_step"]), self.environment.device)
+        time_step = TimeStep(*state["time_step"])
         if not goes_on:
             time_step = time_step._replace(step_type=torch.full_like(time_step.step_type, StepType.LAST))
-        self._time_step = self._as_given(time_step)
+        self.time_step = self.environment.convert(time_step)
 
     def break_off(self) -> None:
-        self._time_step = None
+        self.time_step = None
         self.environment.abandon()
 
     def close(self) -> None:
         self.environment.close()
 
+    def act(self) -> tuple[AlgStep, Nest]:
+        """The policy's step from `time_step`, and what the transforms carry on; arrays or tensors."""
+        step, transform_state = self._actor(self.time_step, self._transform_state, self._state)
+        if self._at_random:
+            step = step._replace(output=self._actor.random_action(self.time_step, self._transform_state))
+        return step, transform_state
+
+    def advance(self, step: AlgStep, transform_state: Nest) -> None:
+        """Executes the action; the row that arrives becomes `time_step`."""
+        self._state, self._transform_state = step.state, transform_state
+        self.time_step = self.environment.step(self.environment.convert(step.output))
+
     def _unroll_aligned(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """Every step is one row of all columns."""
         rows, infos = [], []
         for t in range(length):
-            assert self._time_step is not None
-            seen = self._time_step
-            step, transform_state = self._act()
-            self._advance(step, transform_state)
+            seen = self.time_step
+            step, transform_state = self.act()
+            self.advance(step, transform_state)
             if self.environment.infos:
                 infos.append((t + unseen, self.environment.infos))
             action = self._executed(step.output) if self._overwrites else step.output
             if self.environment.broken is not None:
                 seen = _ended(seen, self.environment.broken)
             rows.append((seen, action, step.info))
-        last = self._time_step
-        assert last is not None
+        last = self.time_step
         if self._algorithm.on_policy:
-            step, _ = self._act()  # of the next unroll's row 0, which acts again: its state is dropped
+            step, _ = self.act()  # of the next unroll's row 0, which acts again: its state is dropped
             rows.append((last, step.output, step.info))
         # Field by field, as most are bare leaves: to walk through whole rows takes longer than to stack these.
         time_steps, actions, step_infos = zip(*rows)
@@ -235,9 +245,9 @@ class SyncUnroller(Unroller):
           last: the newest row, `[B]`.
           unseen: whether row 0 is new too.
         """
-        rows = nest.map(as_array, getattr(time_step, field))
+        rows = nest.arrays(getattr(time_step, field))
         if not self._algorithm.on_policy:  # else it is the extra row
-            end = nest.map(as_array, getattr(last, field))
+            end = nest.arrays(getattr(last, field))
             rows = nest.map(lambda leaf, newest: np.concatenate([leaf, newest[None]]), rows, end)
         return nest.at(rows, slice(1 - unseen, None))
 
@@ -248,69 +258,36 @@ class SyncUnroller(Unroller):
                 "these environments reset in the same step, which needs an unroll length of 2 or more; build them with "
                 "AutoresetMode.NEXT_STEP, or raise Trainer.unroll_length"
             )
-        assert self._time_step is not None
-        rows = UnevenRollout(length + 1, self.environment.num_envs, self.environment.device)
+        rows = UnevenRollout(length + 1, self.environment.env_id)
         if unseen:
-            rows.arrive(self._time_step)
+            rows.arrive(self.time_step)
         while rows.room > (2 if self._algorithm.on_policy else 1):
-            step, transform_state = self._act()
-            record = step.output, step.info
-            rows.append((self._time_step, *record))
-            self._advance(step, transform_state)
-            rows.arrive(self._time_step, self.environment.infos)
+            step, transform_state = self.act()
+            record = self.environment.convert((step.output, step.info))
+            rows.append((self.time_step, *record))
+            self.advance(step, transform_state)
+            rows.arrive(self.time_step, info=self.environment.infos)
             resets = self.environment.take_resets()
             if resets is not None:
                 ended, first = resets
-                rows.append((self._time_step, *record), ended)
-                waiting = torch.full_like(first.step_type, StepType.PAD)
-                rows.arrive(first._replace(step_type=torch.where(ended, first.step_type, waiting)))
-                self._time_step = nest.where(ended, first, self._time_step)
+                rows.append((self.time_step, *record), ended)
+                rows.arrive(first, ended)
+                self.time_step = nest.where(ended, first, self.time_step)
         if self._algorithm.on_policy:
-            step, _ = self._act()
-            rows.append((self._time_step, step.output, step.info))
+            step, _ = self.act()
+            rows.append((self.time_step, *self.environment.convert((step.output, step.info))))
         self.records = rows.records(self.shown)
         return rows.filled_up()
 
     def _begin_anew(self) -> None:
         """Makes the next row that of a reset."""
-        self._time_step = None
+        self.time_step = None
         self._state = self._initial_state
         self._transform_state = nest.to(self._transforms.initial_state(self.environment.num_envs), self._device)
 
-    def _run_episodes(self, num_episodes: int) -> dict[int, tuple[Nest, Nest]]:
-        """Acts until so many episodes are whole.
-
-        Returns:
-          `StartedEpisodes.whole`; what is kept of starts are the policy's and the transforms' states.
-        """
-        episodes = StartedEpisodes(self.environment.num_envs, num_episodes)
-        while True:
-            assert self._time_step is not None
-            start = self._initial_state, self._transform_state
-            step, transform_state = self._act()
-            record = step.output, step.info
-            episodes.add(as_array(self._time_step.step_type), (self._time_step, *record), start)
-            if episodes.complete:  # at LAST rows from which nobody needs to act
-                return episodes.whole
-            self._advance(step, transform_state)
-            if self.environment.broken is not None:
-                broken = np.flatnonzero(self.environment.broken).tolist()
-                raise RunError(
-                    f"environments {broken} raised and were built anew, so their episodes are not whole; mend them, or "
-                    "collect with generate_batch"
-                )
-            resets = self.environment.take_resets()
-            if resets is not None:
-                ended, first = resets
-                step_type = as_array(torch.where(ended, self._time_step.step_type, StepType.PAD))
-                episodes.add(step_type, (self._time_step, *record), start)
-                self._time_step = nest.where(ended, first, self._time_step)
-                if episodes.complete:
-                    return episodes.whole
-
     def _as_experience(self, start: Nest, rows: Nest) -> Experience:
-        """The experience of one episode, of what `StartedEpisodes.whole` has of it."""
-        (state, transform_state), (time_step, action, info) = nest.map(as_tensor, (start, rows))
+        """The experience of one episode of `run_episodes`."""
+        (state, transform_state), (time_step, action, info) = start, rows
         if self._overwrites:
             executed = nest.to(time_step.prev_action, self._device)
             action = nest.map(lambda own, other: torch.cat([other[1:], own[-1:]]), action, executed)
@@ -318,46 +295,26 @@ class SyncUnroller(Unroller):
         version = torch.full((1,), self.policy_version, dtype=torch.int64)
         return Experience(time_step, action, info, state, version, transform_state)
 
-    def _act(self) -> tuple[AlgStep, Nest]:
-        assert self._time_step is not None
-        step, transform_state = self._actor(self._time_step, self._transform_state, self._state)
-        if self._at_random:
-            step = step._replace(output=self._actor.random_action(self._time_step, self._transform_state))
-        return step, transform_state
-
-    def _advance(self, step: AlgStep, transform_state: Nest) -> None:
-        self._state, self._transform_state = step.state, transform_state
-        if self.environment.gives_arrays:
-            self._time_step = self.environment.step_arrays(nest.map(as_array, step.output))
-        else:
-            device = self.environment.device
-            self._time_step = self.environment.step(nest.map(lambda leaf: as_tensor(leaf).to(device), step.output))
-
     def _tell_progress(self) -> None:
         if self.environment.follows_progress:
             self.environment.set_progress(float(self._algorithm.progress))
 
     def _reset(self) -> TimeStep:
-        return self._as_given(self.environment.reset())
+        return self.environment.reset()
 
     def _check(self, time_step: TimeStep) -> None:
         self._check_finite(time_step)
 
     def _executed(self, action: Nest) -> Nest:
         """The action that was executed in the place of the policy's, but where the step was a reset."""
-        assert self._time_step is not None
-        acted = as_array(self._time_step.step_type) != StepType.FIRST
+        acted = as_array(self.time_step.step_type) != StepType.FIRST
 
         def executed(own: Any, other: Any) -> np.ndarray:
             result = as_array(own).copy()
             result[acted] = as_array(other)[acted]
             return result
 
-        return nest.map(executed, action, self._time_step.prev_action)
-
-    def _as_given(self, time_step: TimeStep) -> TimeStep:
-        """A time step of tensors as the environment's steps give them."""
-        return nest.map(as_array, time_step) if self.environment.gives_arrays else time_step
+        return nest.map(executed, action, self.time_step.prev_action)
 
 
 def refuse_on_policy(algorithm: RLAlgorithm) -> None:
@@ -380,4 +337,4 @@ def _ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
     """A row that was acted from, where some environments (`[B]` bool) were then lost: their episodes ended there."""
     step_type = as_array(time_step.step_type).copy()
     step_type[broken & (step_type == StepType.MID)] = StepType.LAST
-    return time_step._replace(step_type=step_type)  # type: ignore[arg-type]
+    return time_step._replace(step_type=step_type)

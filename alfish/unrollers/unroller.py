@@ -49,14 +49,11 @@ class Unroller(abc.ABC):
       log: takes a line for the user.
       check_signals: called during a wait for other processes; raises where a signal asks to stop.
       drains: whether `unroll` hands over what others have collected, whatever length it is asked for.
-      gives_arrays: whether leaves of what `unroll` returns may be numpy arrays, where acting made such: whoever wants
-        arrays may set it, and saves their way into tensors and back.
       shown: which of `SHOWN_FIELDS` records hold; whoever reads them sets it before the first unroll.
       policy_version: how often weights were published.
     """
 
     drains = False
-    gives_arrays = False
     shown: tuple[str, ...] = ()
     unroll_length: float  # see `bind`
 
@@ -80,7 +77,10 @@ class Unroller(abc.ABC):
 
     @abc.abstractmethod
     def unroll(self, length: int, at_random: bool = False) -> Experience:
-        """Rows of experience, on-policy with one more row for its value."""
+        """Rows of experience, on-policy with one more row for its value.
+
+        Leaves are arrays on the host; of environments that give tensors, tensors.
+        """
 
     def generate_batch(self, num_steps: int) -> Experience:
         """The next rows, for a program without a trainer; see `SyncUnroller`.

@@ -250,7 +250,7 @@ def test_noise_is_correlated_within_an_episode_and_starts_anew_with_each():
     constant_actor(algorithm, 0.0)
     assert algorithm.has_state
     unroller = SyncUnroller(environment, algorithm, Transforms([], specs[0], environment.reward_spec))
-    unrolls = [unroller.unroll(count) for count in (5, 1, 12, 9)]
+    unrolls = [nest.tensors(unroller.unroll(count)) for count in (5, 1, 12, 9)]
     noise = torch.cat([unroll.action for unroll in unrolls])[..., 0] / 0.1
     step_type = torch.cat([unroll.time_step.step_type for unroll in unrolls])[:, 0]
     assert step_type.tolist() == ([FIRST] + [MID] * (length - 1) + [LAST]) * 3

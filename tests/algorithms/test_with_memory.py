@@ -108,7 +108,7 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
     source.bind(made, transforms, 6, B)
     begun_within = 0
     for _ in range(6):
-        unroll = unroller.unroll(6)
+        unroll = nest.tensors(unroller.unroll(6))
         step_type = unroll.time_step.step_type
         begun_within += int((step_type[1:] == FIRST).sum())
         source.add(unroll)

@@ -14,7 +14,6 @@ from alfish import nest
 from alfish.compiler import numpy_operations, numpy_program
 from alfish.compiler.numpy_program import NotTranslatable, NumpyProgram
 from alfish.data import AlgStep
-from alfish.unrollers.policy_runner import as_tensor
 
 ELSEWHERE = torch.ones(3, device="meta")
 HALF = torch.tensor(0.5, dtype=torch.float64)  # 0-d, as progress is
@@ -51,7 +50,7 @@ def tensors(program, arrays):
     """The program's results, which are arrays, as tensors."""
     results = program(arrays)
     assert all(type(leaf) is np.ndarray for leaf in nest.leaves(results))
-    return nest.map(as_tensor, results)
+    return nest.map(nest.as_tensor, results)
 
 
 def assert_same(function, *arguments, then=None):

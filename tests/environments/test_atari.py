@@ -231,7 +231,7 @@ def test_training_wrappers_are_left_out_in_evaluation():
         env = make_environment(Game, training_wrappers=[EpisodicLife], evaluation=evaluation)
         step, times = env.reset(), []
         while not times or times[-1] < 9:
-            step = env.step(torch.zeros(1, dtype=torch.int64))
+            step = env.step(np.zeros(1, np.int64))
             if step.step_type == LAST:
                 assert step.discount == 0
                 times.append(int(step.observation[0, 1]))
@@ -244,7 +244,7 @@ def test_training_wrappers_are_left_out_in_evaluation():
 BREAKOUT = {"env_id": "ALE/Breakout-v5", "env_kwargs": {"frameskip": 1, "repeat_action_probability": 0.25}}
 PLAIN = {"env_id": "ALE/Breakout-v5", "env_kwargs": {"frameskip": 1, "repeat_action_probability": 0.0}}
 WRAPPERS = {"wrappers": [preprocess_atari, FireOnReset], "training_wrappers": [EpisodicLife]}
-NOOP = torch.zeros(1, dtype=torch.int64)
+NOOP = np.zeros(1, np.int64)
 
 
 def ale_of(environment):
@@ -265,10 +265,10 @@ def test_frames_are_84_by_84_grey_bytes(atari):
     env = make_environment(**BREAKOUT, **WRAPPERS, num_envs=2)
     assert env.observation_spec.shape == (84, 84) and env.observation_spec.dtype == np.uint8
     observation = env.reset().observation
-    assert observation.shape == (2, 84, 84) and observation.dtype == torch.uint8
-    assert observation.float().std() > 10
+    assert observation.shape == (2, 84, 84) and observation.dtype == np.uint8
+    assert observation.std() > 10
     frame = ale_of(env).getEpisodeFrameNumber()
-    env.step(torch.zeros(2, dtype=torch.int64))
+    env.step(np.zeros(2, np.int64))
     assert ale_of(env).getEpisodeFrameNumber() == frame + 4
     env.close()
 
@@ -282,16 +282,16 @@ def test_a_real_game_goes_on_through_all_of_its_lives(atari):
         total, num_ends, frame = 0.0, 0, ale.getEpisodeFrameNumber()
         while num_ends < 5:
             starts = step.step_type == LAST
-            step = env.step(torch.randint(4, (1,)))
+            step = env.step(torch.randint(4, (1,)).numpy())
             # A new game would count from 0; a start within a game takes no frame.
             passed = ale.getEpisodeFrameNumber() - frame
             assert passed == 0 if starts else passed > 0
-            frame, total = ale.getEpisodeFrameNumber(), total + float(step.reward)
-            num_ends += int(step.step_type == LAST)
+            frame, total = ale.getEpisodeFrameNumber(), total + step.reward.item()
+            num_ends += (step.step_type == LAST).item()
             assert ale.lives() == 5 - num_ends and score_of(ale) == total
             assert step.discount == (step.step_type != LAST)
         totals.append(total)
-        step = env.step(torch.zeros(1, dtype=torch.int64))
+        step = env.step(np.zeros(1, np.int64))
         assert ale.getEpisodeFrameNumber() < frame
     env.close()
 
@@ -332,7 +332,7 @@ def test_in_evaluation_an_episode_is_a_full_game(atari):
     step, ale, lives = env.reset([7]), ale_of(env), set()
     while step.step_type != LAST:
         lives.add(ale.lives())
-        step = env.step(torch.randint(4, (1,)))
+        step = env.step(torch.randint(4, (1,)).numpy())
     assert lives >= {5, 4, 3, 2, 1} and ale.lives() == 0
     env.close()
 
@@ -382,9 +382,9 @@ def test_envpools_frames_are_like_those_of_evaluation(envpool):
     torch.manual_seed(0)
     rows = pool.reset(), games.reset()
     for _ in range(20):
-        frames, expected = (row.observation.float() for row in rows)
-        assert frames.shape == (2, 1, 84, 84) and (frames - expected).abs().mean() < 1
-        action = torch.randint(4, (2,))
+        frames, expected = (row.observation.astype(np.float32) for row in rows)
+        assert frames.shape == (2, 1, 84, 84) and np.abs(frames - expected).mean() < 1
+        action = torch.randint(4, (2,)).numpy()
         rows = pool.step(action), games.step(action)
     pool.close()
     games.close()

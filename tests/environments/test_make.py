@@ -51,7 +51,7 @@ def test_a_resumed_run_goes_on_with_the_episodes_that_would_have_come(vectorizat
     def starts(environment, num_steps):
         found = []
         for _ in range(num_steps):
-            row = environment.step(torch.zeros(2, dtype=torch.int64))
+            row = environment.step(np.zeros(2, np.int64))
             found += [row.observation[i].tolist() for i in range(2) if row.step_type[i] == 0]
         return found
 
@@ -95,7 +95,7 @@ def test_evaluation_is_always_single_environments_whose_resets_the_caller_owns(v
 def test_a_constructor_takes_env_kwargs():
     environment = make_environment(OneState, num_envs=2, env_kwargs={"length": 1})
     environment.reset()
-    assert environment.step(torch.zeros(2, dtype=torch.int64)).step_type.tolist() == [2, 2]
+    assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [2, 2]
 
 
 def test_a_vector_constructor_is_asked_for_num_envs():
@@ -119,7 +119,7 @@ def test_wrappers_apply_innermost_first_and_training_wrappers_not_in_evaluation(
     def reward(**options):
         environment = make_environment(OneState, **options)
         environment.reset()
-        return environment.step(torch.zeros(1, dtype=torch.int64)).reward.item()
+        return environment.step(np.zeros(1, np.int64)).reward.item()
 
     assert reward() == 1
     assert reward(wrappers=[Plus, Times]) == 22
@@ -145,8 +145,8 @@ class Rewarding(OneState):
 def test_a_reward_of_one_element_becomes_a_number(reward):
     environment = make_environment(Rewarding, num_envs=2, env_kwargs={"reward": reward})
     environment.reset()
-    row = environment.step(torch.zeros(2, dtype=torch.int64))
-    assert row.reward.tolist() == [2.5, 2.5] and row.reward.dtype == torch.float32
+    row = environment.step(np.zeros(2, np.int64))
+    assert row.reward.tolist() == [2.5, 2.5] and row.reward.dtype == np.float32
 
 
 def test_render_mode_reaches_the_environment():
@@ -189,7 +189,7 @@ def test_a_module_that_is_there_registers_its_environments(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     environment = make_environment("brings_an_env:Brought-v0")
     environment.reset()
-    assert environment.step(torch.zeros(1, dtype=torch.int64)).step_type.item() == 2
+    assert environment.step(np.zeros(1, np.int64)).step_type.item() == 2
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", OneState, TensorPointMass])
@@ -319,7 +319,7 @@ def test_a_vector_reward_is_refused_in_one_sentence():
     environment.reset()
     words = "rewards each step with 2 numbers, and alfish trains on one; wrap it so that it adds them up with weights"
     with pytest.raises(UsageError, match=words):
-        environment.step(torch.zeros(2, dtype=torch.int64))
+        environment.step(np.zeros(2, np.int64))
     environment.close()
     in_a_process = ScalarReward(VectorReward())
     in_a_process.reset()
@@ -455,7 +455,7 @@ def test_environments_that_do_not_do_as_gymnasium_asks_are_told_so(name):
     environment = make_environment(returning(**changes), num_envs=2)
     with pytest.raises(UsageError, match=words):
         environment.reset()
-        environment.step(torch.zeros(2, dtype=torch.int64))
+        environment.step(np.zeros(2, np.int64))
 
 
 def test_a_wrong_seed_argument_is_a_breach_and_an_error_of_the_environments_own_is_none():
@@ -472,7 +472,7 @@ def test_a_wrong_seed_argument_is_a_breach_and_an_error_of_the_environments_own_
     environment = make_environment(returning(step=breaks))
     environment.reset()
     with pytest.raises(ZeroDivisionError, match="the physics exploded"):
-        environment.step(torch.zeros(1, dtype=torch.int64))
+        environment.step(np.zeros(1, np.int64))
 
 
 @pytest.mark.filterwarnings("ignore:.*(ERROR|WARN):")  # gymnasium's own words
@@ -481,6 +481,6 @@ def test_a_breach_in_another_process_ends_at_once():
     try:
         environment.reset()
         with pytest.raises(UsageError, match=r"step ended in TypeError: its info is \[1\], which is no dict"):
-            environment.step(torch.zeros(1, dtype=torch.int64))
+            environment.step(np.zeros(1, np.int64))
     finally:
         environment.close()

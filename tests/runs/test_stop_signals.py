@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
@@ -264,7 +264,7 @@ def test_an_environment_that_exits_is_built_anew_where_errors_are_tolerated():
     errors = []
     environment.tolerate_errors(lambda index, error: errors.append((index, type(error))))
     environment.reset()
-    action = torch.zeros(1, dtype=torch.int64)
+    action = np.zeros(1, np.int64)
     assert [environment.step(action).step_type.item() for _ in range(3)] == [1, 0, 1] and errors == [(0, SystemExit)]
 
 

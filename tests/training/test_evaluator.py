@@ -165,7 +165,7 @@ def test_normalizers_are_frozen_and_rewards_raw():
     parts = parts_of("CartPole-v1", [ObservationNormalizer, functools.partial(RewardScale, scale=100.0)])
     _, algorithm, transforms = parts
     rows = torch.randn(5, 3, 4)
-    step = make_environment("CartPole-v1", num_envs=3).reset()
+    step = nest.tensors(make_environment("CartPole-v1", num_envs=3).reset())
     many = step._replace(observation=rows, step_type=torch.ones(5, 3, dtype=torch.int32), reward=torch.ones(5, 3))
     transforms.observe(many, transforms.initial_state(3), 0)
     before = {name: value.clone() for name, value in transforms.state_dict().items() if torch.is_tensor(value)}
@@ -183,7 +183,7 @@ def test_what_the_policy_sees_is_transformed():
             return super().predict_step(time_step, state)
 
     parts = parts_of(OneState, [ObservationNormalizer], make_algorithm=Sees)
-    step = make_environment(OneState).reset()
+    step = nest.tensors(make_environment(OneState).reset())
     rows = step._replace(observation=torch.ones(1, 1, 1), step_type=step.step_type[None])
     parts[2].observe(rows, parts[2].initial_state(1), 0)
     assert evaluate(parts, 2).returns == (7.0, 7.0)
@@ -447,7 +447,7 @@ def test_their_actions_give_the_same_rows_in_an_environment_reset_with_their_see
         pytest.importorskip("mujoco")
     factories = [ObservationNormalizer, functools.partial(RewardScale, scale=100.0)]
     parts = parts_of(env_id, factories, env_kwargs={"max_episode_steps": 40})
-    seen = make_environment(env_id, num_envs=3).reset()
+    seen = nest.tensors(make_environment(env_id, num_envs=3).reset())
     parts[2].observe(nest.map(lambda leaf: leaf.expand(5, *leaf.shape), seen), parts[2].initial_state(3), 0)
     for episode in episodes_of(parts, 5, 3, seed=20, sample=sample):
         env = gymnasium.make(env_id, max_episode_steps=40, disable_env_checker=True)

@@ -22,7 +22,7 @@ from alfish.algorithms.td3 import TD3, DeterministicActor
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.data import AlgStep, StepType
 from alfish.distributions import Categorical
-from alfish.environments import make_environment
+from alfish.environments import TensorEnvironment, make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
@@ -159,7 +159,7 @@ def test_a_run_resumed_with_its_replay_has_the_bits_of_one_that_never_stopped(tm
     cut = stop_after(make(tmp_path / "cut", name, replay, **evaluates), stop)
     assert 0 < cut.updates < whole.updates
     if "episode_boundary" in name:
-        assert (cut.unroller._time_step.step_type == StepType.LAST).all()
+        assert (cut.unroller.time_step.step_type == StepType.LAST).all()
     torch.manual_seed(99)  # another process would have other random states
     resumed = make(tmp_path / "cut", name, replay, **evaluates)
     assert resumed.train().iterations == SETTINGS[name][-2]
@@ -400,8 +400,8 @@ def test_after_an_error_the_rows_are_saved_with_the_weights(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["recurrent_dqn_episode_boundary", "td3_saved_state"])
-def test_rows_go_into_replay_as_arrays_where_nobody_else_sees_them(tmp_path, name):
-    """The run is the same where a hook sees them: tensors."""
+def test_rows_go_into_replay_as_arrays_and_a_hook_sees_tensors(tmp_path, name):
+    """The run is the same where there is such a hook."""
     seen, pushed = [], []
     factory = ALGORITHMS[SETTINGS[name][0]]
 
@@ -421,18 +421,11 @@ def test_rows_go_into_replay_as_arrays_where_nobody_else_sees_them(tmp_path, nam
         trainer = make(tmp_path / str(len(runs)), name, algorithm=algorithm, batches=batches, transforms=[])
         trainer.train()
         runs.append((trainer.algorithm.state_dict(), trainer.batches.buffer.state_dict()))
-    half = len(pushed) // 2
-    gives_arrays = trainer.environment.gives_arrays
-    assert all(isinstance(reward, np.ndarray) == gives_arrays for reward in pushed[:half])
-    assert all(isinstance(leaf, torch.Tensor) for leaf in [*pushed[half:], *seen]) and seen
+    gives_tensors = isinstance(trainer.environment, TensorEnvironment)
+    assert all(isinstance(reward, torch.Tensor if gives_tensors else np.ndarray) for reward in pushed)
+    assert all(isinstance(leaf, torch.Tensor) for leaf in seen) and seen
     one, other = ([torch.as_tensor(leaf) for leaf in nest.leaves(run)] for run in runs)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_transforms_that_keep_statistics_see_tensors(tmp_path):
-    trainer = make(tmp_path, "dqn_episode_boundary")
-    trainer.train()
-    assert not trainer.unroller.gives_arrays and trainer.transforms.state_dict()
 
 
 def test_a_lower_bound_is_refused_where_a_transform_changes_rewards(tmp_path):

@@ -124,7 +124,7 @@ def assert_equal(one, other):
 @pytest.mark.parametrize("num_frames", [2, 4, 5])
 def test_the_policy_sees_the_stack_of_every_row_whatever_the_resets_and_the_unrolls(num_frames):
     unroller, watcher, transforms = make(3, num_frames)
-    unrolls = [unroller.unroll(length) for length in (1, 7, 2, 30, 1, 11)]
+    unrolls = [nest.tensors(unroller.unroll(length)) for length in (1, 7, 2, 30, 1, 11)]
     seen = nest.stack([step.observation for step in watcher.seen])
     for column, (step_type, observation) in enumerate(columns_of(unrolls)):
         assert {FIRST, MID, LAST} <= set(step_type.tolist())
@@ -140,7 +140,7 @@ def test_on_policy_a_whole_unroll_is_transformed_to_what_the_policy_saw_row_by_r
     unroller, watcher, transforms = make(3, num_frames, algorithm=OnPolicyWatcher)
     for length in (1, 5, 2, 12, 1, 1, 9):
         watcher.seen.clear()
-        unroll = unroller.unroll(length)
+        unroll = nest.tensors(unroller.unroll(length))
         in_training = transforms.transform(unroll.time_step, unroll.transform_state)
         assert_equal(in_training, nest.stack(watcher.seen))  # length + 1 rows
 
@@ -154,7 +154,7 @@ def test_every_window_of_replay_is_stacked_as_the_rollout_was(num_frames, length
     buffer = RingBuffer(3 * length, 3, num_ignored=transforms.look_back)
     rng, unrolls, num_checked = np.random.default_rng(0), [], 0
     for _ in range(11):
-        unrolls.append(unroller.unroll(int(rng.integers(1, 10))))
+        unrolls.append(nest.tensors(unroller.unroll(int(rng.integers(1, 10)))))
         buffer.push(unrolls[-1])
         stacks = [by_hand(*rows, num_frames) for rows in columns_of(unrolls)]
         window_length = int(rng.integers(2, 6))
@@ -175,7 +175,7 @@ def test_every_window_of_replay_is_stacked_as_the_rollout_was(num_frames, length
 def test_a_ring_that_begins_within_an_episode_starts_no_window_whose_stack_it_cannot_build():
     """A run that was resumed without its rows, in an environment that continues."""
     unroller, _, transforms = make(1, 4)
-    unrolls = [unroller.unroll(1) for _ in range(60)]
+    unrolls = [nest.tensors(unroller.unroll(1)) for _ in range(60)]
     step_type = torch.cat([unroll.time_step.step_type for unroll in unrolls])[:, 0].tolist()
     begin = next(t for t in range(60) if step_type[t : t + 5] == [FIRST, MID, MID, MID, MID])
     buffer = RingBuffer(100, 1, num_ignored=transforms.look_back)
@@ -202,7 +202,7 @@ def test_the_stack_of_an_episodes_first_row_is_its_frame_repeated():
 def test_frames_are_stored_once_and_raw():
     unroller, _, transforms = make(2, 4)
     buffer = RingBuffer(80, 2, num_ignored=transforms.look_back)
-    unroll = unroller.unroll(40)
+    unroll = nest.tensors(unroller.unroll(40))
     buffer.push(unroll)
     assert isinstance(unroll, Experience)
     per_row = sum(leaf.nbytes for leaf in nest.leaves(buffer._rows)) / 80
@@ -213,7 +213,7 @@ def test_frames_are_stored_once_and_raw():
 
 def test_the_rows_that_come_in_are_not_changed():
     unroller, _, transforms = make(2, 3, algorithm=OnPolicyWatcher)
-    unroll = unroller.unroll(9)
+    unroll = nest.tensors(unroller.unroll(9))
     before = nest.map(torch.clone, unroll)
     transforms.transform(unroll.time_step, unroll.transform_state)
     transforms(nest.at(unroll.time_step, 0), transforms.initial_state(2))
@@ -236,7 +236,7 @@ def test_it_must_be_the_first_transform_since_it_looks_up_raw_rows():
 def test_a_window_may_start_in_any_column_at_any_row_of_the_lookup():
     """`window_state` alone: the frames before a row, of that row's column."""
     unroller, _, transforms = make(3, 4)
-    unrolls = [unroller.unroll(40)]
+    unrolls = [nest.tensors(unroller.unroll(40))]
     buffer = RingBuffer(120, 3, num_ignored=3)
     buffer.push(unrolls[0])
     start = SequenceIndex(torch.tensor([2, 0, 1, 2]), torch.tensor([0, 39, 17, 18]))

@@ -91,6 +91,11 @@ def unroller_of(environment, algorithm=Scripted, factories=()):
     return SyncUnroller(environment, made, transforms)
 
 
+def unroll(unroller, length, **options):
+    """An unroll in tensors."""
+    return nest.tensors(unroller.unroll(length, **options))
+
+
 def real_rows(experience, column):
     """How many rows of a column are real; asserts that PAD is at its end only."""
     step_type = experience.time_step.step_type[:, column]

@@ -41,13 +41,20 @@ PATIENT = functools.partial(Workers, close_timeout=60.0)
 ALIKE = functools.partial(make_environment, Stamped, num_envs=2)
 
 
+class InTensors(AsyncUnroller):
+    """Unrolls in tensors, for tests that compute with them."""
+
+    def unroll(self, *arguments, **keywords):
+        return nest.tensors(super().unroll(*arguments, **keywords))
+
+
 def unroller_of(environment=ALIKE, algorithm=Seeing, length=4, seed=0, **settings):
     """An unroller in whose workers such an environment is stepped."""
     here = environment(seed=seed)
     transforms = Transforms((), here.observation_spec, here.reward_spec)
     made = algorithm(transforms.observation_spec, here.action_spec, here.reward_spec)
     settings = {"workers": QUICK} | settings
-    unroller = AsyncUnroller(here, made, transforms, **settings)
+    unroller = InTensors(here, made, transforms, **settings)
     unroller.bind(environment, length, seed)
     unroller.log = LOG.append
     LOG.clear()

@@ -24,6 +24,7 @@ from scripted import (
     assert_equal,
     recorded,
     transitions,
+    unroll,
     unroller_of,
 )
 
@@ -49,7 +50,7 @@ def assert_whole(episode, unroller):
     assert step.step_type.tolist() == [[FIRST], *[[MID]] * (length - 1), [LAST]]
     assert step.reward[0].item() == 0 and step.discount[:-1].eq(1).all()
     assert all(leaf.eq(0).all() for leaf in nest.leaves(nest.at(step.prev_action, 0)))
-    by_unroll = unroller.unroll(3)
+    by_unroll = unroll(unroller, 3)
     for leaf, like in zip(nest.leaves(episode[:3]), nest.leaves(by_unroll[:3]), strict=True):
         assert leaf.shape == (length + 1, 1, *like.shape[2:]) and leaf.dtype == like.dtype
     for leaf, like in zip(nest.leaves(episode[3:]), nest.leaves(by_unroll[3:]), strict=True):
@@ -66,7 +67,7 @@ def test_batches_go_on_from_one_another_as_unrolls_do(mode, algorithm):
     one, other = (unroller_of(recorded(mode), algorithm) for _ in range(2))
     for length in (2, 5, 3, 7):
         batch = one.generate_batch(length)
-        assert_equal(batch, other.unroll(length))
+        assert_equal(batch, unroll(other, length))
         if mode == NEXT_STEP:
             assert len(batch.time_step.step_type) == length + algorithm.on_policy
 

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from hidden_names import hide
-from scripted import assert_equal
+from scripted import assert_equal, unroll
 from torch import nn
 
 from alfish import nest, specs
@@ -34,7 +34,7 @@ from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer, Transforms
 from alfish.unrollers import SyncUnroller
-from alfish.unrollers.policy_runner import PolicyRunner, as_tensor
+from alfish.unrollers.policy_runner import PolicyRunner
 
 B = 3
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
@@ -124,7 +124,7 @@ def warnings_in(caplog):
 
 def assert_close(found, expected):
     assert nest.paths(found) == nest.paths(expected)
-    for path, a, b in zip(nest.paths(found), *(map(as_tensor, nest.leaves(rows)) for rows in (found, expected))):
+    for path, a, b in zip(nest.paths(found), *(map(nest.as_tensor, nest.leaves(rows)) for rows in (found, expected))):
         assert (a.shape, a.dtype) == (b.shape, b.dtype), path
         if a.is_floating_point():
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), f"{path}: {(a - b).abs().max()}"
@@ -143,7 +143,7 @@ def test_an_unroll_is_torchs(name, caplog):
         rows = []
         for k in range(3):
             unroller._algorithm.progress.fill_(k / 2)
-            rows.append(unroller.unroll(5, at_random=k == 1))
+            rows.append(unroll(unroller, 5, at_random=k == 1))
             unroller._transforms.observe(rows[-1].time_step, rows[-1].transform_state, 0)
         unrolls.append((rows, unroller._state, unroller._transform_state, torch.get_rng_state()))
         assert warnings_in(caplog) == []
@@ -214,17 +214,39 @@ def resumable(name, numpy_policy):
     return unroller
 
 
+class InTensors:
+    """The environment with tensors in the places of arrays."""
+
+    def __init__(self, environment):
+        self._environment = environment
+
+    def __getattr__(self, name):
+        return getattr(self._environment, name)
+
+    def convert(self, rows):
+        return nest.tensors(rows)
+
+    def reset(self):
+        return nest.tensors(self._environment.reset())
+
+    def step(self, action):
+        assert all(isinstance(leaf, torch.Tensor) for leaf in nest.leaves(action))
+        return nest.tensors(self._environment.step(nest.arrays(action)))
+
+
 @pytest.mark.parametrize(("name", "numpy_policy"), [
     ("memory", None), ("memory", 7), ("off-policy", 0), ("td3 with memory", None), ("td3 with memory", 7),
     ("ppo nested", 0), ("dqn", 7),
 ])  # fmt: skip
 def test_an_unroll_through_arrays_is_the_one_through_tensors(name, numpy_policy):
+    """In an environment that computes in tensors, the same rows come out."""
     runs = []
-    for gives_arrays in (False, True):
+    for in_tensors in (False, True):
         unroller = resumable(name, numpy_policy)
-        unroller.environment.gives_arrays = gives_arrays
+        if in_tensors:
+            unroller.environment = InTensors(unroller.environment)
         torch.manual_seed(3)
-        rows = [unroller.unroll(5, at_random=k == 1) for k in range(4)]
+        rows = [unroll(unroller, 5, at_random=k == 1) for k in range(4)]
         records = [unroller.records.step_type, unroller.records.reward]
         saved = unroller.state_dict()
         states = saved["time_step"], saved["state"], saved["transform_state"]
@@ -235,13 +257,12 @@ def test_an_unroll_through_arrays_is_the_one_through_tensors(name, numpy_policy)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_what_is_carried_is_arrays_and_what_is_saved_is_tensors(name):
+def test_what_is_carried_and_unrolled_is_arrays_and_what_is_saved_is_tensors(name):
     unroller = resumable(name, 0)
     for _ in range(2):
         rows = unroller.unroll(4)
-        carried = nest.leaves((unroller._time_step, unroller._state, unroller._transform_state))
-        assert all(type(leaf) is np.ndarray for leaf in carried)
-        assert all(isinstance(leaf, torch.Tensor) for leaf in nest.leaves(rows))
+        carried = unroller.time_step, unroller._state, unroller._transform_state
+        assert all(type(leaf) is np.ndarray for leaf in nest.leaves((carried, rows)))
         saved = unroller.state_dict()
         saved = saved["time_step"], saved["state"], saved["transform_state"]
         assert all(isinstance(leaf, torch.Tensor) for leaf in nest.leaves(saved))
@@ -258,25 +279,25 @@ def test_a_run_that_was_cut_and_resumed_has_the_bits_of_one_that_was_not(name, n
     torch.manual_seed(3)
     expected, saved = [], []
     for k in range(num_unrolls):
-        unroll = nest.map(torch.clone, whole.unroll(length, at_random=k == 2))
-        expected.append((unroll, torch.from_numpy(whole.records.step_type), torch.get_rng_state()))
+        rows = nest.map(torch.clone, unroll(whole, length, at_random=k == 2))
+        expected.append((rows, torch.from_numpy(whole.records.step_type), torch.get_rng_state()))
         saved.append(copy.deepcopy(whole.state_dict()))
         if k + 1 in cuts:
-            ends |= set(whole._time_step.step_type.tolist())
+            ends |= set(whole.time_step.step_type.tolist())
     assert ends == {StepType.FIRST, StepType.MID, StepType.LAST}
     for cut_at in cuts:
         resumed = resumable(name, numpy_policy)
         resumed.load_state_dict(saved[cut_at - 1])
         torch.set_rng_state(expected[cut_at - 1][2])
         for k in range(cut_at, num_unrolls):
-            unroll = resumed.unroll(length, at_random=k == 2)
-            assert_equal((unroll, torch.from_numpy(resumed.records.step_type), torch.get_rng_state()), expected[k])
+            rows = unroll(resumed, length, at_random=k == 2)
+            assert_equal((rows, torch.from_numpy(resumed.records.step_type), torch.get_rng_state()), expected[k])
         assert (resumed._actor._program is None) == (numpy_policy is None)
 
 
 def test_what_is_saved_of_an_unroller_can_be_written_to_a_file():
     unroller = make_unroller(MEMORIES["memory"], 0)
-    unroller.unroll(4)
+    unroll(unroller, 4)
     file = io.BytesIO()
     torch.save(saved := unroller.state_dict(), file)
     file.seek(0)
@@ -286,10 +307,10 @@ def test_what_is_saved_of_an_unroller_can_be_written_to_a_file():
 
 def test_an_unroll_stays_as_it_is_while_acting_goes_on():
     unroller = resumable("memory", 0)
-    unrolls = [unroller.unroll(4) for _ in range(2)]
+    unrolls = [unroll(unroller, 4) for _ in range(2)]
     then = nest.map(torch.clone, unrolls)
     for _ in range(4):
-        unroller.unroll(4)
+        unroll(unroller, 4)
     assert_equal(unrolls, then)
 
 
@@ -339,7 +360,7 @@ def actor_of(algorithm, numpy_policy, transforms=()):
     @torch.no_grad()
     def act(time_step):
         step, _ = actor(time_step, *states)
-        return as_tensor(step.output)
+        return nest.as_tensor(step.output)
 
     return actor, act, chain
 
@@ -601,11 +622,11 @@ def test_that_it_gave_up_is_saved(tmp_path):
         return found._replace(output=(found.output + int(count[0])) % 3)
 
     unroller._algorithm.rollout_step = counted
-    unroller.unroll(4)
+    unroll(unroller, 4)
     assert unroller._actor.gave_up and unroller._actor._program is None
     resumed = make_unroller(CASES["dqn"], 0)
     resumed.load_state_dict(unroller.state_dict())
-    resumed.unroll(4)
+    unroll(resumed, 4)
     assert resumed._actor.gave_up and resumed._actor._program is None
 
 

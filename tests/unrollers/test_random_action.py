@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from scripted import unroll
 from worker_parts import KeepingToMask, Masked, SeeingOffPolicy
 
 from alfish import specs
@@ -71,16 +72,16 @@ def _sync(environment, algorithm, factories=()):
 
 def test_it_sees_what_networks_see():
     unroller, algorithm = _sync(make_environment(Stamped, num_envs=3), Telling, [Plus])
-    rows = unroller.unroll(4, at_random=True)
+    rows = unroll(unroller, 4, at_random=True)
     assert rows.action.tolist() == [[2] * 3] * 4
     assert torch.equal(algorithm.seen, rows.time_step.observation[-1] + 1000)
-    assert not torch.equal(unroller.unroll(4).action, rows.action)
+    assert not torch.equal(unroll(unroller, 4).action, rows.action)
 
 
 def test_by_default_it_is_a_uniform_draw_from_torchs_generator():
     unroller, algorithm = _sync(make_environment(Stamped, num_envs=3), SeeingOffPolicy)
     torch.manual_seed(4)
-    found = unroller.unroll(5, at_random=True).action
+    found = unroll(unroller, 5, at_random=True).action
     torch.manual_seed(4)
     assert torch.equal(found, torch.stack([specs.sample(algorithm.action_spec, 3) for _ in range(5)]))
 
@@ -95,7 +96,7 @@ class Pulling(SeeingOffPolicy):
 
 def test_environments_of_tensors_are_asked_alike():
     unroller, _ = _sync(TensorEnvironment(TensorPointMass(4), seed=0), Pulling)
-    rows = unroller.unroll(6, at_random=True)
+    rows = unroll(unroller, 6, at_random=True)
     assert torch.equal(rows.action, rows.time_step.observation[..., :1].sign()) and rows.action.any()
 
 
@@ -107,7 +108,7 @@ class Wrong(SeeingOffPolicy):
 def test_what_is_no_action_is_refused_in_a_sentence():
     unroller, _ = _sync(make_environment(Stamped, num_envs=3), Wrong)
     with pytest.raises(UsageError) as error:
-        unroller.unroll(2, at_random=True)
+        unroll(unroller, 2, at_random=True)
     assert str(error.value) == (
         "random_action of Wrong returned as action a tensor of shape [3] and dtype float32; Discrete(3) asks for a "
         "tensor of shape [3] and dtype int64"

@@ -66,11 +66,10 @@ class Witness(Metric):
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
 @pytest.mark.parametrize("algorithm", [Scripted, ScriptedOffPolicy])
-@pytest.mark.parametrize("gives_arrays", [False, True])
-def test_each_row_that_arrives_is_shown_once_with_the_action_that_led_to_it(mode, algorithm, gives_arrays):
+def test_each_row_that_arrives_is_shown_once_with_the_action_that_led_to_it(mode, algorithm):
     unroller, metric = unroller_of(recorded(mode), algorithm), Witness()
     metrics = Metrics([metric], 3, flush_rows=10)
-    unroller.gives_arrays, unroller.shown = gives_arrays, metrics.reads
+    unroller.shown = metrics.reads
     num_arrived = 0
     for length in (1 if mode == NEXT_STEP else 2, 4, 7, 3):
         unroller.unroll(length)

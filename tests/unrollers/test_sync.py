@@ -23,6 +23,7 @@ from scripted import (
     real_rows,
     recorded,
     transitions,
+    unroll,
     unroller_of,
 )
 
@@ -44,7 +45,7 @@ def test_trainable_transitions_are_the_environments_own_record(mode, truncates, 
     unroller = unroller_of(environment)
     trained = [[] for _ in LENGTHS]
     for _ in range(60 // length):
-        experience = unroller.unroll(length)
+        experience = unroll(unroller, length)
         assert experience.time_step.step_type.shape == (length + 1, 3)
         for column, found in enumerate(trained):
             found += transitions(experience, column)
@@ -60,13 +61,13 @@ def test_rows_handed_to_replay_are_the_environments_own_record(mode, truncates):
     unroller = unroller_of(environment, ScriptedOffPolicy)
     columns = [[] for _ in LENGTHS]
     for _ in range(15):
-        experience = unroller.unroll(4)
+        experience = unroll(unroller, 4)
         for column, rows in enumerate(columns):
             count = real_rows(experience, column)
             rows.append(nest.map(lambda leaf, i=column, n=count: leaf[:n, i : i + 1], experience[:2]))
     for rows, env in zip(columns, environment.env.envs):
         time_step, action = nest.map(lambda *parts: torch.cat(parts), *rows)
-        experience = unroller.unroll(1)._replace(time_step=time_step, action=action)
+        experience = unroll(unroller, 1)._replace(time_step=time_step, action=action)
         found = transitions(experience, 0)
         assert found == env.record[: len(found)] and len(found) > 25
 
@@ -74,9 +75,9 @@ def test_rows_handed_to_replay_are_the_environments_own_record(mode, truncates):
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
 def test_unrolls_overlap_by_exactly_the_last_real_row_of_each_column(mode):
     unroller = unroller_of(recorded(mode))
-    before = unroller.unroll(5)
+    before = unroll(unroller, 5)
     for _ in range(8):
-        after = unroller.unroll(5)
+        after = unroll(unroller, 5)
         for column in range(3):
             last = real_rows(before, column) - 1
             for a, b in zip(nest.leaves(before.time_step), nest.leaves(after.time_step)):
@@ -89,7 +90,7 @@ def test_every_columns_rows_are_whole_episodes_in_order(mode):
     unroller = unroller_of(recorded(mode, truncates=True))
     episode_and_step = [None] * 3
     for i in range(20):
-        step = (experience := unroller.unroll(4)).time_step
+        step = (experience := unroll(unroller, 4)).time_step
         for column, lengths in enumerate(LENGTHS):
             for t in range(0 if i == 0 else 1, real_rows(experience, column)):
                 before = episode_and_step[column]
@@ -109,7 +110,7 @@ def test_every_columns_rows_are_whole_episodes_in_order(mode):
 def test_info_and_action_are_those_of_their_own_row(mode):
     unroller = unroller_of(recorded(mode))
     for _ in range(10):
-        experience = unroller.unroll(5)
+        experience = unroll(unroller, 5)
         for column in range(3):
             count = real_rows(experience, column)
             step, info = experience.time_step, experience.info
@@ -123,7 +124,7 @@ def test_info_and_action_are_those_of_their_own_row(mode):
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_a_ragged_column_may_be_full_early_and_then_all_stop(mode):
     unroller = unroller_of(recorded(mode))
-    experience = unroller.unroll(8)
+    experience = unroll(unroller, 8)
     step_type = experience.time_step.step_type
     assert step_type[:, 2].tolist() == [FIRST, LAST] * 4 + [FIRST]  # episodes of one action: two rows a step
     assert step_type[:, 0].tolist() == [FIRST, MID, MID, LAST, FIRST, MID, PAD, PAD, PAD]
@@ -133,7 +134,7 @@ def test_a_ragged_column_may_be_full_early_and_then_all_stop(mode):
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_environments_that_make_two_rows_a_step_need_room_for_them(mode):
     with pytest.raises(UsageError, match="unroll length of 2 or more"):
-        unroller_of(recorded(mode)).unroll(1)
+        unroll(unroller_of(recorded(mode)), 1)
 
 
 def test_one_step_unrolls_lose_nothing():
@@ -141,7 +142,7 @@ def test_one_step_unrolls_lose_nothing():
     unroller = unroller_of(environment)
     trained = [[] for _ in LENGTHS]
     for _ in range(40):
-        experience = unroller.unroll(1)
+        experience = unroll(unroller, 1)
         for column, found in enumerate(trained):
             found += transitions(experience, column)
     assert trained == [env.record for env in environment.env.envs]
@@ -168,7 +169,7 @@ def walked(environment, num_unrolls=25, length=6):
     """The trainable transitions of each column, as flat lists of numbers."""
     unroller, found = unroller_of(environment), [[] for _ in range(environment.num_envs)]
     for _ in range(num_unrolls):
-        experience = unroller.unroll(length)
+        experience = unroll(unroller, length)
         step, rows = experience.time_step, trainable(experience.time_step.step_type)
         for t, column in rows.nonzero().tolist():
             arrival = nest.map(lambda leaf, t=t, i=column: leaf[t + 1, i], step)
@@ -207,7 +208,7 @@ def test_a_tensor_environment_loses_no_transition(mode):
     unroller = unroller_of(TensorEnvironment(TensorPointMass(3, length, autoreset=mode), seed=1))
     counts, before = [0] * 3, None
     for _ in range(12):
-        experience = unroller.unroll(7)
+        experience = unroll(unroller, 7)
         step, rows = experience.time_step, trainable(experience.time_step.step_type)
         for column in range(3):
             count = real_rows(experience, column)
@@ -235,7 +236,7 @@ def test_metrics_see_each_row_once(mode, algorithm):
     metrics = [AverageReturn(1000), AverageEpisodeLength(1000), EnvironmentSteps(), NumberOfEpisodes()]
     metrics = Metrics([*metrics, EnvInfo(include=["episode"], window=1000), EnvInfo(when="step", name="steps")], 3)
     for _ in range(20):
-        unroller.unroll(4)
+        unroll(unroller, 4)
         metrics.update(*unroller.records)
     results = metrics.results()
     records = [env.record for env in environment.env.envs]
@@ -252,22 +253,22 @@ def test_metrics_see_each_row_once(mode, algorithm):
 
 def test_off_policy_gives_T_rows_and_on_policy_one_more():
     for algorithm, rows in ((Scripted, 6), (ScriptedOffPolicy, 5)):
-        experience = unroller_of(recorded(NEXT_STEP), algorithm).unroll(5)
+        experience = unroll(unroller_of(recorded(NEXT_STEP), algorithm), 5)
         assert {len(leaf) for leaf in nest.leaves(experience[:3])} == {rows}
 
 
 def test_the_policy_version_is_noted():
     unroller = unroller_of(recorded(NEXT_STEP))
-    assert unroller.unroll(2).policy_version.tolist() == [0, 0, 0]
+    assert unroll(unroller, 2).policy_version.tolist() == [0, 0, 0]
     unroller.policy_version += 1
-    assert unroller.unroll(2).policy_version.tolist() == [1, 1, 1]
+    assert unroll(unroller, 2).policy_version.tolist() == [1, 1, 1]
 
 
 def test_rows_stay_raw_while_the_policy_sees_them_transformed():
     unroller = unroller_of(recorded(NEXT_STEP), factories=[ObservationNormalizer])
-    plain = unroller_of(recorded(NEXT_STEP)).unroll(4)
+    plain = unroll(unroller_of(recorded(NEXT_STEP)), 4)
     unroller._transforms.observe(plain.time_step, unroller._transforms.initial_state(3), 1)
-    experience = unroller.unroll(4)
+    experience = unroll(unroller, 4)
     assert torch.equal(experience.time_step.observation, plain.time_step.observation)
     expected = unroller._transforms.transform(plain.time_step, experience.transform_state).observation
     acts = plain.time_step.step_type != LAST
@@ -292,7 +293,7 @@ class Counting(Scripted):
 def test_the_state_is_reset_at_first_and_carried_elsewhere(mode):
     unroller = unroller_of(recorded(mode), Counting)
     for _ in range(12):
-        experience = unroller.unroll(5)
+        experience = unroll(unroller, 5)
         step = experience.time_step
         for column in range(3):
             count = real_rows(experience, column)
@@ -332,7 +333,7 @@ def test_a_value_that_is_not_finite_is_named(where, leaf, value):
     env = SyncVectorEnv(makers, autoreset_mode=NEXT_STEP)
     unroller = unroller_of(VectorEnvironment(env, [0, 1], first_env_id=10), Still)
     with pytest.raises(RunError, match=f"environment 11 returned a {leaf} that is not finite in row 3 of the unroll"):
-        unroller.unroll(8)
+        unroll(unroller, 8)
 
 
 class Raising(Stamped):
@@ -350,7 +351,7 @@ def test_an_episode_whose_environment_raised_ends_in_the_row_acted_from():
     reported = []
     environment.tolerate_errors(lambda index, error: reported.append(index))
     unroller = unroller_of(environment, ScriptedOffPolicy)
-    step = nest.map(lambda *parts: torch.cat(parts), *(unroller.unroll(3).time_step for _ in range(2)))
+    step = nest.map(lambda *parts: torch.cat(parts), *(unroll(unroller, 3).time_step for _ in range(2)))
     assert reported[0] == 0 and 1 not in reported
     assert step.step_type[:3, 0].tolist() == [FIRST, LAST, FIRST]
     assert step.step_type[:, 1].tolist() == [FIRST, MID, MID, MID, LAST, FIRST]
@@ -359,7 +360,7 @@ def test_an_episode_whose_environment_raised_ends_in_the_row_acted_from():
 
 def test_large_finite_values_pass():
     env = SyncVectorEnv([lambda: Breaking("observation", 3e38)] * 2, autoreset_mode=NEXT_STEP)
-    observation = unroller_of(VectorEnvironment(env, [0, 1]), Still).unroll(8).time_step.observation
+    observation = unroll(unroller_of(VectorEnvironment(env, [0, 1]), Still), 8).time_step.observation
     assert (observation["inner"]["speed"][3, :, 1] == np.float32(3e38)).all()  # their sum overflows; they do not
 
 
@@ -373,20 +374,20 @@ def test_it_continues_bit_for_bit_where_the_environments_state_is_saved(mode):
 
     one, other = make(), make()
     for _ in range(3):
-        one.unroll(4)
+        unroll(one, 4)
     state = nest.map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, one.state_dict())
     other.load_state_dict(state)
     for _ in range(3):
-        assert_equal(one.unroll(4), other.unroll(4))
+        assert_equal(unroll(one, 4), unroll(other, 4))
         assert np.array_equal(one.records.step_type, other.records.step_type)
 
 
 def test_elsewhere_an_episode_under_way_ends_truncated_and_the_next_begins():
     one = unroller_of(recorded(NEXT_STEP, lengths=((9,), (9,))))
-    before = one.unroll(4)
+    before = unroll(one, 4)
     other = unroller_of(recorded(NEXT_STEP, lengths=((9,), (9,))))
     other.load_state_dict(one.state_dict())
-    after = other.unroll(4).time_step
+    after = unroll(other, 4).time_step
     assert after.step_type[:, 0].tolist() == [LAST, FIRST, MID, MID, MID]
     assert torch.equal(after.observation[0], before.time_step.observation[-1])
     assert after.discount[0].tolist() == [1, 1]
@@ -400,10 +401,10 @@ def test_elsewhere_an_episode_under_way_ends_truncated_and_the_next_begins():
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_elsewhere_ragged_columns_begin_anew_too(mode):
     one = unroller_of(recorded(mode, lengths=((9,), (9,))))
-    one.unroll(4)
+    unroll(one, 4)
     other = unroller_of(recorded(mode, lengths=((9,), (9,))))
     other.load_state_dict(one.state_dict())
-    assert other.unroll(5).time_step.step_type[:5, 0].tolist() == [LAST, FIRST, MID, MID, MID]
+    assert unroll(other, 5).time_step.step_type[:5, 0].tolist() == [LAST, FIRST, MID, MID, MID]
 
 
 def test_the_environments_generators_are_saved():
@@ -417,24 +418,24 @@ def test_the_environments_generators_are_saved():
             return AlgStep(torch.zeros(len(time_step.step_type), 3, dtype=torch.int64), state)
 
     one, other = make(), make()
-    one.unroll(4)  # rows 0..4: the last row is LAST
+    unroll(one, 4)  # rows 0..4: the last row is LAST
     other.load_state_dict(one.state_dict())
     for _ in range(3):
-        assert_equal(one.unroll(5), other.unroll(5))
+        assert_equal(unroll(one, 5), unroll(other, 5))
 
 
 def test_the_policys_state_is_saved():
     one = unroller_of(TensorEnvironment(TensorPointMass(3, 50), seed=1), Counting)
-    one.unroll(4)
+    unroll(one, 4)
     other = unroller_of(TensorEnvironment(TensorPointMass(3, 50), seed=1), Counting)
     other.load_state_dict(one.state_dict())
-    assert other.unroll(2).info[:, 0].tolist() == [104, 105, 106]
+    assert unroll(other, 2).info[:, 0].tolist() == [104, 105, 106]
 
 
 def test_an_unroller_that_never_ran_is_restored_as_such():
     one, other = (unroller_of(recorded(NEXT_STEP)) for _ in range(2))
     other.load_state_dict(one.state_dict())
-    assert other.unroll(3).time_step.step_type[0].tolist() == [FIRST] * 3
+    assert unroll(other, 3).time_step.step_type[0].tolist() == [FIRST] * 3
 
 
 @pytest.mark.parametrize("gather", [True, False])
@@ -446,14 +447,14 @@ def test_what_the_environment_says_was_executed_is_stored(gather):
     )
     if not gather:
         unroller.ignore_infos()
-    unroll = unroller.unroll(7)
-    own = (3 * unroll.time_step.observation[:, 0, 0].sin()).clip(-1, 1)
+    rows = unroll(unroller, 7)
+    own = (3 * rows.time_step.observation[:, 0, 0].sin()).clip(-1, 1)
     # 2, its own, 0 and -1 of [-2, 6] are 0, ..., -0.5 and -0.75 of [-1, 1]; the action of a LAST row is nobody's.
     expected = [0.0, float(own[1]), -0.5, -0.75]
-    assert unroll.action[:4, :, 0].tolist() == [[pytest.approx(value)] * 2 for value in expected]
-    assert unroll.time_step.prev_action[1:5, 0, 0].tolist() == pytest.approx(expected)
-    assert unroll.action[4, 0, 0] == pytest.approx(float(3 * unroll.time_step.observation[4, 0, 0].sin()))
-    assert unroll.action[5, 0, 0] == 0
+    assert rows.action[:4, :, 0].tolist() == [[pytest.approx(value)] * 2 for value in expected]
+    assert rows.time_step.prev_action[1:5, 0, 0].tolist() == pytest.approx(expected)
+    assert rows.action[4, 0, 0] == pytest.approx(float(3 * rows.time_step.observation[4, 0, 0].sin()))
+    assert rows.action[5, 0, 0] == 0
 
 
 def test_on_policy_an_overwritten_action_is_refused():
@@ -470,6 +471,6 @@ def test_one_ragged_environment_is_a_column_too(mode, numpy_policy):
     made = PPO(environment.observation_spec, environment.action_spec, environment.reward_spec)
     transforms = Transforms([], environment.observation_spec, environment.reward_spec)
     unroller = SyncUnroller(environment, made, transforms, numpy_policy)
-    found = [transition for _ in range(8) for transition in transitions(unroller.unroll(6), 0)]
+    found = [transition for _ in range(8) for transition in transitions(unroll(unroller, 6), 0)]
     assert found == environment.env.envs[0].record and len(found) > 30
     assert (unroller._actor._program is None) == (numpy_policy is None)

@@ -36,7 +36,7 @@ class InProcess:
         setup = self._plan.setup(worker.index, worker.generation)
         algorithm, transforms = from_bytes(self._plan.modules)
         environment = self._plan.make_environment()(seed=setup.seed)
-        environment.env_id.add_(setup.first_env_id)
+        environment.env_id += setup.first_env_id
         worker.tensors = state_tensors(algorithm, transforms)
         worker.unroller = SyncUnroller(
             environment, algorithm.train(False), transforms, self._plan.stepping.numpy_policy
@@ -65,7 +65,10 @@ class InProcess:
             experience = worker.unroller.unroll(self._plan.length, grant.at_random)
             versions = torch.full((experience.time_step.step_type.shape[1],), version)
             records = worker.unroller.records
-            self._slots[grant.slot] = nest.map(torch.clone, experience)._replace(policy_version=versions), records
+            self._slots[grant.slot] = (
+                nest.map(torch.clone, nest.tensors(experience))._replace(policy_version=versions),
+                records,
+            )
             told = len(records.step_type), records.infos, Seconds(0, 0, 0, 0)
             yield worker, Segment(worker.index, grant.slot, worker.sequence, version, *told)
             worker.sequence += 1

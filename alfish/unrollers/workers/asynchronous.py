@@ -279,8 +279,8 @@ class AsyncUnroller(Unroller):
         ]
         self.records = records_in_columns([[records for _, records in own] for own in by_worker])
         if self._algorithm.on_policy:
-            return side_by_side([experience for experience, _ in parts])
-        return in_columns([[experience for experience, _ in own] for own in by_worker])
+            return nest.arrays(side_by_side([experience for experience, _ in parts]))
+        return nest.arrays(in_columns([[experience for experience, _ in own] for own in by_worker]))
 
     def _mask_old(self, experience: Experience, segments: list[Segment]) -> None:
         """Leaves nothing to train on of segments that are older than `max_policy_lag`."""

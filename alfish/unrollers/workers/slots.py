@@ -46,7 +46,7 @@ class Slots:
         )
         targets, count = iter(self._block.copies[slot]), len(records.step_type)
         for leaf, target in zip(rows, targets):
-            target.copy_(leaf)
+            target.copy_(nest.as_tensor(leaf))
         for leaf, target in zip(arrived, targets, strict=True):
             target[:count] = torch.from_numpy(leaf)
 

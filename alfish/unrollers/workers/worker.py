@@ -95,7 +95,7 @@ class WorkerUnroller(SyncUnroller):
         finally:
             self._pulse.set(Heartbeat.ACTING)
 
-    def _advance(self, step: Any, transform_state: Nest) -> None:
+    def advance(self, step: Any, transform_state: Nest) -> None:
         if self._pulse.stopped:
             raise Stopped
         if self._interval:
@@ -104,18 +104,17 @@ class WorkerUnroller(SyncUnroller):
         self._pulse.set(Heartbeat.STEPPING)
         began = time.perf_counter()
         try:
-            super()._advance(step, transform_state)
+            super().advance(step, transform_state)
         except (Exception, SystemExit) as error:
             raise EnvironmentFailure from error
         self.env_seconds += time.perf_counter() - began
         self._num_steps += 1
-        assert self._time_step is not None
-        self._time_step, replaced = self._replace_nonfinite(self._time_step)
+        self.time_step, replaced = self._replace_nonfinite(self.time_step)
         if replaced is not None:
             broken = self.environment.broken
             self.environment.broken = replaced if broken is None else replaced | broken
         if (self._starts == self._num_steps).any():
-            self._time_step = self.environment.break_off(self._time_step, self._starts == self._num_steps)
+            self.time_step = self.environment.break_off(self.time_step, self._starts == self._num_steps)
         self._pulse.set(Heartbeat.ACTING)
 
     def _check(self, time_step: TimeStep) -> None:
@@ -190,7 +189,7 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
     environment: Environment = make_environment(seed=setup.seed, **arguments)
     environments.callback(_close, environment)
-    environment.env_id.add_(setup.first_env_id)
+    environment.env_id += setup.first_env_id
     if not plan.keeps_infos:
         environment.ignore_infos()
 

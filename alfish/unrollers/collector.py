@@ -1,0 +1,73 @@
+"""Whole episodes for a program without a trainer: `SyncUnroller.generate_episodes`."""
+
+from typing import Protocol
+
+import numpy as np
+
+from alfish import nest
+from alfish.data import AlgStep, StepType, TimeStep
+from alfish.environments import Environment
+from alfish.errors import RunError
+from alfish.nest import Nest, as_array
+from alfish.unrollers.episodes import StartedEpisodes
+
+
+class Stepper(Protocol):
+    """Steps environments with a policy.
+
+    Attributes:
+      environment: that is stepped.
+      time_step: the row to act from, `[B]`.
+      start_state: what a policy begins an episode with, and what transforms carry to the row to act from.
+    """
+
+    environment: Environment
+    time_step: TimeStep
+
+    @property
+    def start_state(self) -> tuple[Nest, Nest]: ...
+
+    def act(self) -> tuple[AlgStep, Nest]:
+        """The policy's step from `time_step`, and what the transforms carry on."""
+
+    def advance(self, step: AlgStep, transform_state: Nest) -> None:
+        """Executes the action; the row that arrives becomes `time_step`."""
+
+
+def run_episodes(stepper: Stepper, num_episodes: int) -> list[tuple[Nest, Nest]]:
+    """Acts until as many episodes are whole as were asked for; they are counted when they start.
+
+    Args:
+      stepper: whose next rows are FIRST.
+      num_episodes: at least 1.
+
+    Returns:
+      Of each episode, in the order in which they started: `start_state` at its FIRST row, leaves `[1, ...]`, and its
+      rows (time step, action, info), leaves `[T+1, 1, ...]`.
+
+    Raises:
+      RunError: an environment was built anew.
+    """
+    environment = stepper.environment
+    episodes = StartedEpisodes(environment.num_envs, num_episodes)
+    while not episodes.complete:
+        start = stepper.start_state
+        step, transform_state = stepper.act()
+        record = step.output, step.info
+        episodes.add(as_array(stepper.time_step.step_type), (stepper.time_step, *record), start)
+        if episodes.complete:  # at LAST rows from which nobody needs to act
+            break
+        stepper.advance(step, transform_state)
+        if environment.broken is not None:
+            broken = np.flatnonzero(environment.broken).tolist()
+            raise RunError(
+                f"environments {broken} raised and were built anew, so their episodes are not whole; mend them, or "
+                "collect with generate_batch"
+            )
+        resets = environment.take_resets()
+        if resets is not None:
+            ended, first = resets
+            step_type = np.where(as_array(ended), as_array(stepper.time_step.step_type), StepType.PAD)
+            episodes.add(step_type, (stepper.time_step, *record), start)
+            stepper.time_step = nest.where(ended, first, stepper.time_step)
+    return [episodes.whole[k] for k in range(num_episodes)]
