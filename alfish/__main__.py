@@ -14,18 +14,18 @@ SUBCOMMANDS = {
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "play": "play episodes of a run's policy, and film them",
     "record": "record episodes of a run's policy as a data set",
-    "export": "write what a run keeps in replay as a data set",
-    "import": "read data made elsewhere, check them, and keep them",
+    "export": "write the replay buffer of a run as a data set",
+    "import": "read data from elsewhere, check them, and write them as a data set",
     "confs": "list the shipped configurations",
-    "check-env": "say whether alfish can train on an environment",
+    "check-env": "report whether alfish can train on an environment",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a subcommand; returns its exit status: 2 for a user's mistake, 1 for a run that failed.
+    """Runs a subcommand, and returns its exit status: 2 for a mistake of the user, 1 for a run that failed.
 
     Args:
-      arguments: of the command; None: those of the process, whose standard streams and working directory are seen to.
+      arguments: of the command. None takes those of the process, and checks its standard streams and working directory.
     """
     if arguments is not None:
         return _command(list(arguments))
@@ -64,7 +64,7 @@ def _command(arguments: list[str]) -> int:
 
 
 def module_of(name: str) -> str:
-    """Where a subcommand is; one that is a word of Python's has an underscore behind it."""
+    """Returns the module of a subcommand; a keyword of Python gets an underscore at its end."""
     return f"alfish.bin.{name.replace('-', '_')}" + "_" * keyword.iskeyword(name)
 
 
@@ -73,7 +73,7 @@ def _define_verbosity(module) -> None:
     from absl import flags
 
     if "verbosity" not in module.FLAGS:
-        words = "1 shows debug messages, and the traceback behind a sentence that ends the command."
+        words = "1 shows debug messages, and the traceback of an error that ends the command."
         flags.DEFINE_integer("verbosity", 0, words, 0, 1, flag_values=module.FLAGS)
 
 

@@ -8,9 +8,9 @@ from alfish.errors import RunError
 
 
 class _Output(io.FileIO):
-    """Standard output, whose failure is the failure of the command, but for a reader who is gone."""
+    """Standard output. If it cannot be written to, the command fails, except when the reader is gone."""
 
-    has_failed = False  # and was reported: what is left in the buffer is written to nowhere
+    has_failed = False  # after the failure was reported, the rest of the buffer is discarded
 
     def write(self, content):  # type: ignore[override, no-untyped-def]
         if self.has_failed:
@@ -25,7 +25,7 @@ class _Output(io.FileIO):
 
 
 class _Messages(io.FileIO):
-    """Standard error. Where it cannot be written to, nobody can be told; the run goes on, and log.txt has its lines."""
+    """Standard error. If it cannot be written to, the run continues, and log.txt has the lines."""
 
     def write(self, content):  # type: ignore[override, no-untyped-def]
         try:
@@ -35,7 +35,7 @@ class _Messages(io.FileIO):
 
 
 def prepare_process() -> None:
-    """Makes standard streams that work for a command, also where they are closed, full, or nobody reads them.
+    """Replaces the standard streams by ones that work when they are closed, full, or without a reader.
 
     Raises:
       RunError: the working directory has been deleted.
@@ -43,7 +43,7 @@ def prepare_process() -> None:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # closed, and the next file to be opened would take its place and be written messages into
+        except OSError:  # closed: the next opened file would take its place, and receive messages
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:
                 os.dup2(opened, descriptor)
@@ -60,7 +60,7 @@ def prepare_process() -> None:
 
 
 def show(text: str) -> None:
-    """Prints; where the reader has seen enough and is gone (`| head`), that is no error."""
+    """Prints a text. A reader that closes the pipe early (`| head`) is no error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -68,5 +68,5 @@ def show(text: str) -> None:
 
 
 def end_output() -> None:
-    """Lets go of what standard output did not take: else Python complains of it at its end."""
+    """Discards what standard output did not take; otherwise Python reports an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

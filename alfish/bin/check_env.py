@@ -1,14 +1,14 @@
-"""Says whether alfish can train on an environment, with which algorithms, and why not.
+"""Reports whether alfish can train on an environment, with which algorithms, and if not, why.
 
   alfish check-env --env_id=CartPole-v1
   alfish check-env --env_id=my_package.my_module:MyEnv-v0 --env_kwargs="{'difficulty': 2}"
   alfish check-env --env_id=@my_package.my_module.MyEnv     # a class, or a function that makes an environment
   alfish check-env --env_id=MiniGrid-Empty-8x8-v0 --wrappers=minigrid.wrappers:ImgObsWrapper
-  alfish check-env --gin_file=my_task.gin                   # what its make_environment makes
+  alfish check-env --gin_file=my_task.gin                   # the environment that its make_environment makes
 
-It builds the environment, looks at its spaces, and acts at random for a few episodes: observations outside their space,
-values that are not finite, resets that ignore their seed, episodes that never end, rewards that are vectors, and
-whatever is raised, are reported. An environment without a time limit gets a note.
+The command builds the environment, examines its spaces, and acts at random for some episodes. It reports observations
+outside their space, values that are not finite, resets that ignore their seed, episodes that never end, vector rewards,
+and any exception. An environment without a time limit gets a note.
 """
 
 import ast
@@ -33,9 +33,14 @@ from alfish.parameters import imports
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
-    "env_id", None, "A gymnasium id, as CartPole-v1 or my_module:MyEnv-v0, or @my_module.MyEnv.", flag_values=FLAGS
+    "env_id",
+    None,
+    "Id of gymnasium (CartPole-v1, my_module:MyEnv-v0), or class (@my_module.MyEnv).",
+    flag_values=FLAGS,
 )
-flags.DEFINE_string("env_kwargs", None, "For the environment's constructor, as {'difficulty': 2}.", flag_values=FLAGS)
+flags.DEFINE_string(
+    "env_kwargs", None, "Arguments of the environment's constructor, as {'difficulty': 2}.", flag_values=FLAGS
+)
 flags.DEFINE_multi_string(
     "wrappers",
     [],
@@ -43,10 +48,10 @@ flags.DEFINE_multi_string(
     flag_values=FLAGS,
 )
 flags.DEFINE_multi_string(
-    "gin_file", [], "Gin file whose make_environment is taken; the other flags win over it.", flag_values=FLAGS
+    "gin_file", [], "Gin file whose make_environment is used; the other flags override it.", flag_values=FLAGS
 )
 flags.DEFINE_multi_string("gin_param", [], "One binding, as for `alfish train`; repeatable.", flag_values=FLAGS)
-flags.DEFINE_integer("num_steps", 1000, "Random steps to take.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("num_steps", 1000, "Number of random steps.", 1, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -76,7 +81,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _make(flag_values: flags.FlagValues) -> Environment:
-    """The environments that the flags describe, for evaluation."""
+    """Returns the environments that the flags describe, built for evaluation."""
     given: dict[str, Any] = {}
     bindings = list(flag_values.gin_param)
     env_id = flag_values.env_id or ""
@@ -107,7 +112,7 @@ def _dict(text: str) -> dict[str, Any]:
 
 
 def _named(where: str, flag: str) -> Callable[..., Any]:
-    """The class or function at `module.Name` or `module:Name`."""
+    """Returns the class or function at `module.Name` or `module:Name`."""
     module, _, name = where.replace(":", ".").rpartition(".")
     found = getattr(imports.import_named(module, flag), name, None) if module else None
     if not callable(found):
@@ -116,13 +121,13 @@ def _named(where: str, flag: str) -> Callable[..., Any]:
 
 
 def _examined(environment: Any, num_steps: int) -> Iterator[str]:
-    """What `examine` yields, and the error that ends it: what an environment raises is what is to be told."""
+    """Yields what `examine` yields, and a sentence for any exception of the environment."""
     try:
         yield from examine(environment, num_steps)
-    except UsageError:  # a sentence of alfish's own
+    except UsageError:  # alfish's own sentence
         raise
     except Exception as error:
-        traceback.print_exception(error)  # for whoever wrote the environment
+        traceback.print_exception(error)  # for the author of the environment
         yield (
             f"{type(error).__name__}: {first_line(error)}; reset returns (observation, info), and step (observation, "
             "reward, terminated, truncated, info), with every part of the observation as its space says"
@@ -130,7 +135,7 @@ def _examined(environment: Any, num_steps: int) -> Iterator[str]:
 
 
 def examine(environment: Any, num_steps: int) -> Iterator[str]:
-    """Acts at random in two environments built for evaluation; yields what is wrong, each thing once."""
+    """Acts at random in two environments built for evaluation, and yields each kind of fault once."""
     env, space = environment.env, environment.observation_space
     observations = [nest.tensors(environment.reset([5, 6]).observation) for _ in range(2)]
     if any(not torch.isfinite(leaf.float()).all() for leaf in nest.leaves(observations[0])):
@@ -157,7 +162,7 @@ def examine(environment: Any, num_steps: int) -> Iterator[str]:
 
 
 def algorithms() -> list[type[RLAlgorithm]]:
-    """Every algorithm that ships, by importing the folder."""
+    """Returns all shipped algorithms, after importing their modules."""
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
         importlib.import_module(f"alfish.algorithms.{module.name}")
     found: list[type[RLAlgorithm]] = []

@@ -1,11 +1,11 @@
-"""Lists the shipped configurations: what each trains, with which algorithm, and what it reaches.
+"""Lists the shipped configurations: the task, the algorithm, and the result of each.
 
   alfish confs
-  alfish confs halfcheetah sac          # those whose file, task or algorithm have all of these words
-  alfish confs ppo_cartpole             # one of them in full: where its settings come from, and all of its result
+  alfish confs halfcheetah sac          # those with all of these words in their file, task or algorithm
+  alfish confs ppo_cartpole             # one in full: the origin of its settings, and its complete result
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
 
-A conf in full is shown for its name, or where a single one has the words.
+A conf is shown in full if it is named, or if it is the only one with the words.
 """
 
 import re
@@ -22,7 +22,7 @@ from alfish.errors import UsageError
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
 WIDTH = 100  # of a line
-COLUMNS = (30, 24, 14)  # widths of the file, the task and the algorithm; the result has the rest
+COLUMNS = (30, 24, 14)  # widths of file, task and algorithm; the result gets the rest
 
 
 class Conf(NamedTuple):
@@ -30,7 +30,7 @@ class Conf(NamedTuple):
     task: str
     algorithm: str
     result: str
-    comment: str  # with which the file opens, without its #
+    comment: str  # the opening comment of the file, without its #
 
 
 def main(flag_values: flags.FlagValues, *words: str) -> int:
@@ -47,7 +47,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
 
 
 def describe(path: Path) -> Conf | None:
-    """A conf by the comment that opens it; None for one that only others include."""
+    """Returns a conf as its opening comment describes it; None for a base conf without a task."""
     text = path.read_text()
     opening = re.match(r"(#.*\n)*", text)
     comment = re.sub(r"^# ?", "", opening[0] if opening else "", flags=re.MULTILINE).strip()
@@ -64,7 +64,7 @@ def has(conf: Conf, words: Sequence[str]) -> bool:
 
 
 def line(conf: Conf) -> str:
-    """One line of `WIDTH`; cells that are too long end in '..'."""
+    """Returns one line of `WIDTH`; cells that are too long end in '..'."""
     cells = [_fitted(cell, width).ljust(width) for cell, width in zip(conf, COLUMNS)]
     first = re.split(r", |; | \(", conf.result)[0]
     result = first if " " in first else conf.result  # a number alone says too little

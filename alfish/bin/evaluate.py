@@ -3,11 +3,11 @@
   alfish evaluate --root_dir=runs/ppo --num_episodes=100
   alfish evaluate --root_dir=runs/ppo --checkpoint=best --json
 
-Episode k is seeded with `seed + k`, every episode that starts is run to its end, and the numbers do not depend on
---num_envs. An episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 unless the run's
-configuration says otherwise) and counts as truncated; --max_length sets another limit. With --json, standard output is
-one JSON object: env_steps, num_episodes, mean, std, ci_low, ci_high (a 95 % bootstrap interval of the mean), min, max,
-returns, lengths, num_cut (episodes that were cut).
+The seed of episode k is `seed + k`. Every episode that starts is run to its end, so the result does not depend on
+--num_envs. An episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 by default) and
+counts as truncated; --max_length sets another limit. --json prints one JSON object with the keys env_steps,
+num_episodes, mean, std, ci_low, ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and num_cut
+(the number of episodes that were cut).
 """
 
 import json
@@ -21,11 +21,11 @@ from alfish.formatting import counted, significant
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
-flags.DEFINE_integer("num_episodes", 20, "Whole episodes.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("num_episodes", 20, "Number of episodes.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, help_texts.LARGEST_SEED, flag_values=FLAGS)
-flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("num_envs", 8, "Number of environments that run at the same time.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
-flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
+flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
 flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
 flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)

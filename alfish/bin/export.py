@@ -1,14 +1,14 @@
-"""Writes what a run keeps in replay as a data set: everything that it tried while it learned, good and bad.
+"""Writes the replay buffer of a run as a data set: all experience of the training, good and bad.
 
   alfish export --root_dir=runs/sac --output=data/replay
   alfish export --root_dir=runs/sac --output=minari:pendulum/replay-v0
 
 A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
 
-The run is one of an off-policy algorithm, with ReplayBatches.save as it is. Its rows become episodes in the
-environment's own units; the oldest of each environment may have lost its beginning, and the newest, where it is under
-way, is truncated. What the data set says of the run is what `alfish record` writes. An output that is there already is
-refused before anything runs.
+The run must have trained an off-policy algorithm with ReplayBatches.save left at its default. Its rows become episodes
+in the environment's own units. The oldest episode of each environment may lack its beginning; an unfinished newest
+episode is truncated. The data set names its origin as that of `alfish record` does. An existing output is refused
+before anything runs.
 """
 
 from absl import flags
@@ -18,7 +18,7 @@ from alfish.bin.record import as_json, check_arguments, origin, written
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
-flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
+flags.DEFINE_string("output", None, "Directory to create, or minari:namespace/name-v0.", flag_values=FLAGS)
 flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 

@@ -1,12 +1,12 @@
-"""Help texts, and readings of flags, that several commands share."""
+"""Help texts and checks of flags that several commands share."""
 
 from alfish.errors import UsageError
 
-CHECKPOINT = "latest, best, or steps: environment steps, or updates where recorded data were trained on."
-ALLOW_IMPORT = "Module or package that the run's configuration may import beside alfish's own, as my_lab; repeatable."
-MAX_LENGTH = "Steps at which an episode is cut; default: Trainer.max_evaluation_length."
+CHECKPOINT = "latest, best, or a number of environment steps (of updates, for a run on recorded data)."
+ALLOW_IMPORT = "Module or package, as my_lab, that the run's configuration may import besides alfish's own; repeatable."
+MAX_LENGTH = "Number of steps after which an episode is cut; default: Trainer.max_evaluation_length."
 
-LARGEST_SEED = 2**63 - 2**32 - 1  # each episode adds one, and torch takes 63 bits
+LARGEST_SEED = 2**63 - 2**32 - 1  # of episode 0: the seeds of later episodes must fit 63 bits, too
 
 
 def checkpoint(name: str) -> str | int:

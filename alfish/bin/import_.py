@@ -1,11 +1,11 @@
-"""Reads data made elsewhere, says what is in them, and writes them as alfish's own data set.
+"""Reads data from elsewhere, reports on them, and writes them as alfish's own data set.
 
   alfish import --source=minari:mujoco/hopper/expert-v0 --output=data/hopper
   alfish import --source=d4rl:hopper_medium-v2.hdf5 --env_id=Hopper-v5 --output=data/hopper --policy=drop_episode
 
-Sources, as scheme:where, repeatable:
+Sources, as scheme:place, repeatable:
 
-  alfish:DIR      what this command wrote
+  alfish:DIR      a data set that this command wrote
   minari:NAME     a Minari data set on this machine             pip install 'alfish[minari]'
   d4rl:FILE       D4RL's HDF5                                   pip install 'alfish[hdf5]'
   npz:FILE        named numpy arrays
@@ -13,10 +13,10 @@ Sources, as scheme:where, repeatable:
   d3rlpy:FILE     d3rlpy's HDF5                                 pip install 'alfish[hdf5]'
   lerobot:DIR     LeRobot's parquet                             pip install 'alfish[arrow]'
   alf:FILE        the replay buffer in a checkpoint of ALF
-  run:DIR         what a run of `alfish train` keeps in replay/
+  run:DIR         the replay buffer of a run of `alfish train`
 
-The report says what was found: episodes with errors by their ids, what was mended, ranges, returns. Without --output,
-nothing is written. OfflineBuffer.sources = ['alfish:DIR'] reads the result; docs/offline.md tells more.
+The report lists episodes with errors by their ids, what was mended, ranges and returns. Nothing is written without
+--output. OfflineBuffer.sources = ['alfish:DIR'] reads the written data set; docs/offline.md explains more.
 """
 
 from absl import flags
@@ -24,14 +24,14 @@ from absl import flags
 from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_multi_string("source", [], "Where the data are, as scheme:where; repeatable.", flag_values=FLAGS)
-flags.DEFINE_string("output", None, "Directory to make; None writes nothing.", flag_values=FLAGS)
-flags.DEFINE_string("env_id", None, "Environment that the data must fit, and whose spaces count.", flag_values=FLAGS)
+flags.DEFINE_multi_string("source", [], "Place of the data, as scheme:place; repeatable.", flag_values=FLAGS)
+flags.DEFINE_string("output", None, "Directory to create; without it nothing is written.", flag_values=FLAGS)
+flags.DEFINE_string("env_id", None, "Environment that the data must fit; its spaces are used.", flag_values=FLAGS)
 flags.DEFINE_enum(
     "policy",
     "raise",
     ["raise", "drop_episode", "warn"],
-    "What to do with episodes that are not right: raise, drop_episode, or warn (use what can be used).",
+    "Treatment of episodes with errors: raise, drop_episode, or warn (use what is usable).",
     flag_values=FLAGS,
 )
 

@@ -1,12 +1,12 @@
-"""Plays episodes of a run's policy, and films them if asked.
+"""Plays episodes of a run's policy, and films them on request.
 
   alfish play --root_dir=runs/ppo
   alfish play --root_dir=runs/ppo --num_episodes=3 --video=cartpole.mp4
 
-Filming needs no screen: the environment renders to arrays, MuJoCo's through EGL or OSMesa (MUJOCO_GL chooses one). A
-film shows each episode from its first frame to its true final one. In MuJoCo it uses the tracking camera if there is
-one. The film's name gets the episode's number where there are several, and appears when the film is whole. Films need
-the extra 'video': pip install 'alfish[video]'.
+Filming needs no screen, because the environment renders to arrays. MuJoCo renders through EGL or OSMesa (MUJOCO_GL
+selects one), with the tracking camera if the model has one. A film shows an episode from its first frame to its true
+final frame. With several episodes the number of the episode is added to the name of each film. A film appears under its
+name when it is complete. Films need the extra 'video': pip install 'alfish[video]'.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from alfish.formatting import significant
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
-flags.DEFINE_integer("num_episodes", 1, "Whole episodes.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("num_episodes", 1, "Number of episodes.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, help_texts.LARGEST_SEED, flag_values=FLAGS)
 flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
-flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
-flags.DEFINE_string("video", None, "File to film to, .mp4 or .gif.", flag_values=FLAGS)
+flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
+flags.DEFINE_string("video", None, "File of the film, .mp4 or .gif.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
 flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
@@ -64,17 +64,19 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 class Film(contextlib.AbstractContextManager):
-    """Writes one file an episode, which has its name when it is whole; at the end of the context, the last one.
+    """Writes one file for each episode; the end of the context completes the last one.
+
+    A file appears under its name when it is complete.
 
     Args:
-      path: of the film; where there are several, they are numbered.
-      num_episodes: to be filmed.
+      path: of the film; several films are numbered.
+      num_episodes: number of episodes to film.
 
     Attributes:
-      written: files, and how many frames each has.
+      written: files, each with its number of frames.
 
     Raises:
-      UsageError: no film can be written there, or the extra 'video' is missing.
+      UsageError: no film can be written to `path`, or the extra 'video' is missing.
     """
 
     def __init__(self, path: str, num_episodes: int):
@@ -101,7 +103,7 @@ class Film(contextlib.AbstractContextManager):
         self.written: list[tuple[Path, int]] = []
 
     def shoot(self, environment: Environment) -> Callable[[np.ndarray], None]:
-        """A function for `Evaluator.evaluate` that films the first of the environments."""
+        """Returns a callback for `Evaluator.evaluate` that films the first environment."""
         if not isinstance(environment, VectorEnvironment):
             raise UsageError("--video films environments of gymnasium, and this run's return tensors")
         env = environment.env
@@ -130,7 +132,7 @@ class Film(contextlib.AbstractContextManager):
         return on_row
 
     def _checked(self, frame: Any) -> np.ndarray:
-        """The frame as an array, of the size of those before it."""
+        """Returns the frame as an array, after checking that its size is that of the frames before."""
         array = np.asarray(frame)
         shape = array.shape[:2]
         is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
@@ -147,7 +149,7 @@ class Film(contextlib.AbstractContextManager):
         if kind is None:
             self._finish()
         elif self._writer is not None:
-            with contextlib.suppress(OSError):  # what ended the film is being raised
+            with contextlib.suppress(OSError):  # the exception that ended the film is being raised
                 self._writer.close()
             self._unfinished.unlink(missing_ok=True)
 
@@ -183,5 +185,5 @@ class Film(contextlib.AbstractContextManager):
 
 
 def _even(frame: np.ndarray) -> np.ndarray:
-    """Video codecs take even heights and widths only."""
+    """Returns the frame with even height and width, which video codecs require."""
     return frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]

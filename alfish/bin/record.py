@@ -6,13 +6,13 @@
 
 A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
 
-Episode k is seeded with `seed + k`, every episode that starts is run to its end, and what is recorded does not depend
-on --num_envs. Observations are raw, the true final one included; actions are those that were executed, in the
-environment's own units: in an environment reset with the episode's seed they give the same observations and rewards.
+The seed of episode k is `seed + k`. Every episode that starts is run to its end, so the data do not depend on
+--num_envs. Observations are raw, and include the true final one. Actions are the executed ones, in the environment's
+own units: an environment that is reset with the seed of the episode returns the same observations and rewards for them.
 
-The data set says what made it: the algorithm, the configuration with every default, the checkpoint (its steps and its
-sha256), the seed of each episode, and the mean, least and greatest return of all that were run. An output that is there
-already is refused before anything runs; docs/offline.md tells more.
+The data set names its origin: the algorithm, the configuration with every default, the checkpoint (steps and sha256),
+the seed of each episode, and the mean, minimum and maximum return of all episodes that were run. An existing output is
+refused before anything runs. docs/offline.md explains more.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
-flags.DEFINE_string("output", None, "Directory to make, or minari:namespace/name-v0.", flag_values=FLAGS)
+flags.DEFINE_string("output", None, "Directory to create, or minari:namespace/name-v0.", flag_values=FLAGS)
 flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
-flags.DEFINE_integer("num_episodes", 100, "Whole episodes to run.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("num_episodes", 100, "Number of episodes to run.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, help_texts.LARGEST_SEED, flag_values=FLAGS)
-flags.DEFINE_integer("num_envs", 8, "Environments at a time.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("num_envs", 8, "Number of environments that run at the same time.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
-flags.DEFINE_boolean("sample", False, "Sample actions as in training, in place of the mode.", flag_values=FLAGS)
-flags.DEFINE_float("min_return", None, "Of the episodes run, write those that return as much.", flag_values=FLAGS)
+flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
+flags.DEFINE_float("min_return", None, "Write only episodes with at least this return.", flag_values=FLAGS)
 flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
 flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
@@ -99,7 +99,7 @@ def main(flag_values: flags.FlagValues) -> int:
 def _record(
     evaluator: "Evaluator", validator: "Validator", writer: Any, flag_values: flags.FlagValues
 ) -> tuple[list[float], list[int]]:
-    """Runs all episodes and writes those that are wanted; the returns of all, and the seeds of those written."""
+    """Runs all episodes, writes those with enough return, and returns all returns and the seeds of the written ones."""
     least, report = flag_values.min_return, validator.report
     returns: list[float] = []
     seeds: list[int] = []
@@ -108,7 +108,7 @@ def _record(
         if least is not None and returns[-1] < least:
             continue
         for _ in validator.check(episode):
-            writer.add(episode)  # what was executed, to the last bit, and not what mending makes of it
+            writer.add(episode)  # the executed actions bit for bit, not the mended ones
             seeds.append(flag_values.seed + int(episode.id))
         if report.num_bad:
             raise RunError(f"{report.sentences('error')}; mend the environment, nothing is written")
@@ -121,18 +121,18 @@ def _record(
 
 
 def check_arguments(root_dir: str | None, output: str | None) -> None:
-    """Raises UsageError where the run or the output is not said, or something is there already."""
+    """Raises UsageError if the run or the output is not named, or if the output exists already."""
     if not root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
     if not output:
-        raise UsageError("--output is missing: name a directory to make, or a data set as minari:namespace/name-v0")
+        raise UsageError("--output is missing: name a directory to create, or a data set as minari:namespace/name-v0")
     from alfish.offline import open_writer
 
     open_writer(output)
 
 
 def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
-    """What a data set tells of the run that made it, of JSON's types.
+    """Returns the description of a run for the data set made from it, in types of JSON.
 
     Args:
       trainer: of the run.
@@ -152,7 +152,7 @@ def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Of a file, as `sha256sum` prints it."""
+    """Returns the hash of a file, as `sha256sum` prints it."""
     with open(path, "rb") as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):

@@ -3,17 +3,17 @@
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/seed1 --gin_param='Trainer.seed=1'
 
-A gin file is looked for where you stand, then among the shipped confs (`alfish confs` lists them). The same command on
-an existing run continues it from its newest checkpoint; a larger budget extends a finished one. Ctrl-C or SIGTERM saves
-a checkpoint and stops, also while it waits for an environment; a second Ctrl-C stops at once.
+A gin file is searched in the working directory, then among the shipped confs (`alfish confs` lists them). The same
+command continues an existing run from its newest checkpoint. A larger budget extends a finished run. Ctrl-C or SIGTERM
+saves a checkpoint and stops the run, also while it waits for an environment. A second Ctrl-C stops it at once.
 
---profile shows where the time goes and what to change; with a small budget (--gin_param=Trainer.num_env_steps=20000) it
-is done soon. --throughput_limits measures how fast collecting could be at best.
+--profile reports where the time went, and which settings would save time. A small budget is enough for it
+(--gin_param=Trainer.num_env_steps=20000). --throughput_limits measures how fast collecting could be at best.
 
-The run directory holds checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
-operative_config.gin (with every default), provenance.json, log.txt, run_id, and `done` once the run is finished: its
-budget is spent, or a listener stopped it (StopAt, StopWithoutProgress), and then `done` has the reason. A run that was
-stopped is not continued until `done` is removed. A checkpoint of another run or configuration is not continued from.
+The run directory contains checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
+operative_config.gin (with every default), provenance.json, log.txt and run_id. A finished run also has the file `done`,
+with the reason: the budget is spent, or a listener stopped the run (StopAt, StopWithoutProgress). To continue a run
+that a listener stopped, remove `done`. A checkpoint of another run or of another configuration is refused.
 """
 
 import contextlib
@@ -35,27 +35,30 @@ if TYPE_CHECKING:
     from alfish.training.trainer import Trainer
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_multi_string("gin_file", [], "Gin file; repeat it to add others, later ones win.", flag_values=FLAGS)
+flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
 flags.DEFINE_multi_string(
-    "gin_param", [], "One binding, as 'PPO.gamma=0.98'; repeatable, wins over files.", flag_values=FLAGS
+    "gin_param", [], "One binding, as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
 )
-flags.DEFINE_string("root_dir", None, "Directory of the run; made if needed.", flag_values=FLAGS)
-flags.DEFINE_string("device", None, "auto, cpu, cuda or cuda:N; wins over Trainer.device.", flag_values=FLAGS)
+flags.DEFINE_string("root_dir", None, "Directory of the run; created if needed.", flag_values=FLAGS)
+flags.DEFINE_string("device", None, "auto, cpu, cuda or cuda:N; overrides Trainer.device.", flag_values=FLAGS)
 flags.DEFINE_boolean(
-    "profile", False, "Print at the end where the time went, and write trace.json for Perfetto.", flag_values=FLAGS
+    "profile",
+    False,
+    "Print a report of the time spent at the end, and write trace.json for Perfetto.",
+    flag_values=FLAGS,
 )
 flags.DEFINE_boolean(
     "throughput_limits",
     False,
-    "Train nothing: measure for some seconds how fast the environments alone are, and collecting without training.",
+    "Do not train; measure for some seconds the speed of the environments alone, and of collecting without training.",
     flag_values=FLAGS,
 )
 flags.DEFINE_enum(
     "on_config_change",
     "stop",
     ["stop", "old", "new"],
-    "What to do where the run in root_dir has another configuration: stop and show the difference, go on with the old "
-    "one, or go on with the new one.",
+    "Action if the run in root_dir has another configuration: stop and show the difference, continue with the old "
+    "configuration, or continue with the new one.",
     flag_values=FLAGS,
 )
 flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
@@ -116,7 +119,7 @@ def _train(trainer: "Trainer") -> int:
 
 
 def _end_of(trainer: "Trainer") -> str:
-    """Why a run is finished, and what to do to go on."""
+    """Returns the reason why a run is finished, and how to continue it."""
     if trainer.stopped is not None:
         return f"{trainer.stopped}; remove {trainer.root_dir / 'done'} to go on"
     name, budget = trainer.budget
