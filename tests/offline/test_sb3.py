@@ -358,7 +358,7 @@ def test_parts_that_are_shared_cost_their_size_once(program):
 
 def test_parts_that_are_shared_are_not_copied_without_end(monkeypatch):
     """By instructions of a few bytes each, which would each take the memory of a part."""
-    monkeypatch.setattr(pickles, "MAX_SHARED", 2**14)
+    monkeypatch.setattr("alfish.offline.pickles.limits.MAX_SHARED", 2**14)
     text, entries = "a" * 2000, [None] * 2000
     encode = [Pickled(codecs.encode, text, "latin1") for _ in range(40)]
     objects = [array(entries, "O8", (2000,), (3, "|", None, None, None, -1, -1, 63)) for _ in range(40)]
@@ -369,6 +369,20 @@ def test_parts_that_are_shared_are_not_copied_without_end(monkeypatch):
         with pytest.raises(pickles.PickleError, match="far more of what it holds than it holds"):
             pickles.read(io.BytesIO(program), ("torch.device",))
         assert pickles.read(io.BytesIO(pickle.dumps(parts[:2])), ("torch.device",))
+
+
+@pytest.mark.parametrize(
+    "program, words",
+    [
+        (b"]" * 10**6 + b"a" * (10**6 - 1) + b".", "131,072 values in it wait for others"),
+        (b"(" * 10**6 + b"t" * 10**6 + b".", "131,072 values in it wait for others"),
+        (b"]" * 201 + b"a" * 200 + b".", "nested more than 200 deep"),
+    ],
+    ids=["lists", "tuples", "few"],
+)
+def test_a_pickle_nested_without_end_is_refused_soon(program, words):
+    with pytest.raises(pickles.PickleError, match=words):
+        pickles.read(io.BytesIO(b"\x80\x04" + program))
 
 
 def test_spaces_that_share_their_bounds_are_not_copied_without_end(tmp_path, buffer_class, monkeypatch):

@@ -1,0 +1,67 @@
+"""A reader of pickles that executes nothing of them.
+
+A pickle is a program for a small stack machine, whose instructions build values and call what they name. `machine` runs
+only the instructions that build values. A name of a short list becomes an inert stand-in (`stand_ins`); any other name
+is refused. No object of numpy receives anything from the file: an array stays a stand-in until the whole file was read,
+and is then made of bytes whose number fits its shape and dtype (`resolving`).
+"""
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from alfish.errors import UsageError
+from alfish.offline.pickles.faults import PickleError, RefusedError, shown
+from alfish.offline.pickles.limits import CopyBudget
+from alfish.offline.pickles.machine import Machine
+from alfish.offline.pickles.resolving import Resolver
+from alfish.offline.pickles.stand_ins import DType, Inert, numpy_number
+
+__all__ = ["DType", "Inert", "PickleError", "RefusedError", "load", "numpy_number", "read", "shown"]
+
+
+def read(file: BinaryIO, inert: Iterable[str] = ()) -> Any:
+    """Returns the object that a pickle holds.
+
+    Args:
+      file: open for reading, from its beginning.
+      inert: `module.name` of the classes that become `Inert` objects.
+
+    Raises:
+      RefusedError: the pickle asks for another name.
+      ValueError, LookupError, TypeError: it is damaged, or it is no pickle of data.
+    """
+    copies = CopyBudget(file.seek(0, io.SEEK_END))
+    file.seek(0)
+    return Resolver(copies).resolved(Machine(inert, copies).run(file))
+
+
+def load(path: Path, what: str, inert: Iterable[str]) -> Any:
+    """Returns the object in a file.
+
+    Args:
+      path: of the file.
+      what: name of the expected format, for messages.
+      inert: as in `read`.
+
+    Raises:
+      UsageError: the file is cut off, is no pickle of data, or asks for a name that is not allowed.
+    """
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        try:
+            return read(file, inert)
+        except RefusedError as error:
+            raise UsageError(
+                f"{path} is refused: it wants to load {error}, which {what} has no use for; nothing of it was executed"
+            ) from error
+        except (ValueError, TypeError, LookupError, MemoryError) as error:
+            if file.tell() == size and not isinstance(error, PickleError):
+                raise UsageError(
+                    f"{path} is cut off after {size:,} bytes: a pickle is readable as a whole only; copy it again"
+                ) from error
+            words = shown(str(error) or type(error).__name__)
+            raise UsageError(
+                f"{path} is not {what}: nothing of its {size:,} bytes is readable ({words}); write it again"
+            ) from error

@@ -1,0 +1,167 @@
+"""Stand-ins for what a pickle of data names: dtypes, arrays, and objects without behaviour.
+
+Nothing of a stand-in reaches numpy before `made` has checked it.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from alfish.offline.pickles.faults import MAX_DIMS, PickleError, shown
+
+BYTE_ORDERS = "<>=|"
+DTYPES = frozenset({"b1", "O8", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)), "f2", "f4", "f8"})
+TEXT = re.compile(r"[SU][1-9]\d{0,8}")
+
+
+class DType:
+    """A stand-in for a numpy dtype.
+
+    Args:
+      code: kind and size, as 'f4': numbers, text, or objects ('O8').
+
+    Raises:
+      PickleError: the code is another one.
+    """
+
+    def __init__(self, code: Any, *_: Any):
+        if not (isinstance(code, str) and (code in DTYPES or TEXT.fullmatch(code))):
+            raise PickleError(f"it holds numbers of a kind that is not read ({shown(code)})")
+        self._code, self._order = code, "="
+
+    def __setstate__(self, state: Any) -> None:
+        """Takes the byte order from the state that numpy pickles. The other entries describe structured dtypes.
+
+        Raises:
+          PickleError: the dtype is structured, or the state has another form.
+        """
+        if not (isinstance(state, tuple) and len(state) >= 5 and isinstance(state[1], str) and len(state[1]) == 1):
+            raise PickleError("it holds a dtype that is not read")
+        if state[1] not in BYTE_ORDERS or state[2:5] != (None, None, None):
+            raise PickleError("it holds a dtype that is not read")
+        self._order = state[1]
+
+    def made(self) -> np.dtype:
+        """Returns numpy's dtype."""
+        return np.dtype(self._code if self._code == "O8" else self._order + self._code)
+
+
+class ArrayStandIn:
+    """A stand-in for a numpy array, or for a numpy number (`is_number`)."""
+
+    def __init__(self, *state: Any, is_number: bool = False):
+        self._state, self._is_number = state, is_number  # shape, dtype, whether in Fortran's order, content
+
+    def set(self, state: Any) -> None:
+        """Takes the state that numpy pickles for an array: an optional version, then the constructor's arguments."""
+        if not isinstance(state, tuple) or len(state) not in (4, 5):
+            raise PickleError("it holds an array that is not read")
+        self._state = state[-4:]
+
+    @property
+    def objects(self) -> list[Any] | None:
+        """The list that an array of objects copies; None for any other array."""
+        return self._state[3] if len(self._state) == 4 and isinstance(self._state[3], list) else None
+
+    def made(self) -> Any:
+        """Returns the array.
+
+        Raises:
+          PickleError: the content has another length than shape and dtype say.
+        """
+        if not self._state:
+            raise PickleError("it holds an array without content")
+        shape, dtype, is_fortran, content = self._state
+        if not (
+            isinstance(shape, tuple)
+            and len(shape) <= MAX_DIMS
+            and all(isinstance(size, int) and size >= 0 for size in shape)
+            and isinstance(dtype, DType)
+        ):
+            raise PickleError("it holds an array without shape or dtype")
+        kind, count = dtype.made(), math.prod(shape)
+        if kind.hasobject:
+            if not isinstance(content, list) or len(content) != count or self._is_number:
+                raise PickleError("it holds an array of objects that is not whole")
+            made: np.ndarray = np.empty(count, object)
+            for i, value in enumerate(content):  # one by one, because numpy would look into sequences
+                made[i] = value
+        elif not isinstance(content, (bytes, bytearray)) or len(content) != count * kind.itemsize:
+            raise PickleError(f"it holds an array of shape {shown(shape)} and {kind}, whose content has another size")
+        else:
+            made = np.frombuffer(content, kind) if count else np.empty(0, kind)
+        made = made.reshape(shape, order="F" if is_fortran else "C")
+        return made[()] if self._is_number else made
+
+
+class Inert:
+    """An object of the file without behaviour: the name of its class and its attributes.
+
+    Attributes:
+      path: module and name of the class.
+      attributes: values by name.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        self.attributes: dict[Any, Any] = {}
+
+    @property
+    def kind(self) -> str:
+        """The name of the class."""
+        return self.path.rpartition(".")[2]
+
+    def set(self, state: Any) -> None:
+        """Takes attributes, those in slots included. Any other state is dropped, because nothing would read it."""
+        parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        for part in parts:
+            if isinstance(part, dict):
+                self.attributes.update(part)
+
+
+def numpy_number(dtype: Any, content: Any) -> Any:
+    """Returns what `numpy.core.multiarray.scalar` returns.
+
+    Raises:
+      PickleError: the content has another length than the dtype says.
+    """
+    return _number(dtype, content).made()
+
+
+def encoded(text: Any = "", *_: Any) -> bytes:
+    """Returns bytes that a pickle of Python 2's protocols keeps as text."""
+    if not isinstance(text, str):
+        raise PickleError("it holds bytes that are not read")
+    return text.encode("latin1")
+
+
+def _number(dtype: Any, content: Any, *_: Any) -> ArrayStandIn:
+    return ArrayStandIn((), dtype, False, content, is_number=True)
+
+
+def _array(*_: Any) -> ArrayStandIn:
+    return ArrayStandIn()
+
+
+def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> ArrayStandIn:
+    return ArrayStandIn(shape, dtype, order == "F", buffer)
+
+
+NUMPY_MODULES = ("numpy", *(f"numpy.{core}.{part}" for core in ("core", "_core") for part in ("multiarray", "numeric")))
+# Functions that a pickle may call, each with the function that is called instead.
+CALLS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": lambda *_: {},
+    "_codecs.encode": encoded,
+    "builtins.bytes": lambda *_: b"",
+}
+for _module in NUMPY_MODULES:
+    CALLS |= {
+        f"{_module}._reconstruct": _array,
+        f"{_module}.ndarray": _array,
+        f"{_module}._frombuffer": _from_buffer,
+        f"{_module}.scalar": _number,
+        f"{_module}.dtype": DType,
+    }
