@@ -1,0 +1,216 @@
+"""The form that all episodes of some data share: one nest, shapes and dtypes.
+
+An episode that differs is converted where that has one right answer, and is refused otherwise.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.nest import Nest
+from alfish.offline.episode import Episode, without_final_observation
+from alfish.offline.report import Report
+from alfish.offline.spaces import Spaces
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What a leaf of an observation or action is in each step."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype  # that it is kept in
+    space: Any  # None: no space is declared
+
+
+class UnusableError(Exception):
+    """An episode that cannot become rows; the message completes "episode 7: ..."."""
+
+
+class EpisodeForm:
+    """Converts episodes to the form that the spaces declare. The first episode declares what no space does.
+
+    Args:
+      spaces: of the data; either may be None.
+      report: receives what was mended.
+
+    Raises:
+      UsageError: a space cannot be learned from.
+    """
+
+    def __init__(self, spaces: Spaces, report: Report):
+        if spaces.observation is not None:
+            specs.check_learnable(spaces.observation, "observation")
+        if spaces.action is not None:
+            specs.check_learnable(spaces.action, "action")
+        self._report = report
+        self._leaves = {"observation": _leaves(spaces.observation), "action": _leaves(spaces.action)}
+        self._reward_shape: tuple[int, ...] | None = None
+
+    def observations(self, episode: Episode) -> Iterator[tuple[str, np.ndarray, Leaf]]:
+        """Yields the observation's leaves, each with its name for messages."""
+        return self._named("observation", episode.observations)
+
+    def actions(self, episode: Episode) -> Iterator[tuple[str, np.ndarray, Leaf]]:
+        """Yields the action's leaves, each with its name for messages."""
+        return self._named("action", episode.actions)
+
+    def action_names(self) -> list[str]:
+        """Returns the names of the action's leaves."""
+        return [name for name, _ in nest.named_leaves(self._leaves["action"], "action")]
+
+    def fitted(self, episode: Episode) -> Episode:
+        """Returns the episode in this form, with T+1 observations and flags that say how it ends.
+
+        Its length may be 0.
+
+        Raises:
+          UnusableError: that is not possible.
+        """
+        for field in ("observations", "actions", "rewards", "terminated", "truncated"):
+            value = getattr(episode, field)
+            if value is None or not nest.leaves(value):
+                raise UnusableError(f"it has no {field}")
+        rewards, length = self._rewards(episode), len(episode.rewards)
+        terminated, truncated = _flags(episode.terminated, "terminated"), _flags(episode.truncated, "truncated")
+        for label, leaf in (
+            *nest.named_leaves(episode.observations, "observations"),
+            *nest.named_leaves(episode.actions, "actions"),
+        ):
+            if not np.ndim(leaf):
+                raise UnusableError(f"{label} is one value, and an array of one for each step is expected")
+        for name, values in (("actions", episode.actions), ("terminated", terminated), ("truncated", truncated)):
+            for count in {len(leaf) for leaf in nest.leaves(values)} - {length}:
+                raise UnusableError(f"it has {length} rewards and {count} {name}")
+        counts = {len(leaf) for leaf in nest.leaves(episode.observations)}
+        num_observations = counts.pop()
+        if counts or num_observations not in (length, length + 1) and length:
+            raise UnusableError(
+                f"it has {' and '.join(map(str, sorted({num_observations, *counts})))} observations for {length} "
+                f"actions, not {length + 1}"
+            )
+        observations = self._cast(episode.observations, "observation", episode.id)
+        actions = self._cast(episode.actions, "action", episode.id)
+        mended = Episode(episode.id, observations, actions, rewards, terminated, truncated)
+        return self._completed(mended, num_observations) if length else mended
+
+    def _completed(self, episode: Episode, num_observations: int) -> Episode:
+        """Returns the episode with flags that say how it ends, and with a final observation or one step less."""
+        mend, id = self._report.add, episode.id
+        if (episode.terminated & episode.truncated).any():
+            mend("mended", "a step is both terminated and truncated: terminated", id)
+            episode = episode._replace(truncated=episode.truncated & ~episode.terminated)
+        if not (episode.terminated[-1] or episode.truncated[-1]):
+            mend("mended", "no flag says how it ends: truncated", id)
+            truncated = episode.truncated.copy()
+            truncated[-1] = True
+            episode = episode._replace(truncated=truncated)
+        if num_observations > episode.length:
+            return episode
+        what = "the last one stands for it, since it terminated" if episode.terminated[-1] else "a step less is kept"
+        mend("mended", f"its final observation is missing: {what}", id)
+        return without_final_observation(*episode)
+
+    def _rewards(self, episode: Episode) -> np.ndarray:
+        rewards = np.asarray(episode.rewards)
+        if rewards.dtype.kind not in "fiub":
+            raise UnusableError(f"its rewards are of dtype {rewards.dtype}, which cannot be made float32")
+        if rewards.ndim == 2 and rewards.shape[1] == 1:
+            rewards = rewards[:, 0]
+        if rewards.ndim not in (1, 2):
+            raise UnusableError(f"its rewards have shape {list(rewards.shape)}, and [T] or [T, R] is expected")
+        if self._reward_shape is None:
+            self._reward_shape = rewards.shape[1:]
+        if rewards.shape[1:] != self._reward_shape:
+            one, other = list(rewards.shape[1:]), list(self._reward_shape)
+            raise UnusableError(f"its rewards have shape {one} in each step, and {other} is expected")
+        if rewards.dtype != np.float32:
+            self._report.add("mended", f"rewards of dtype {rewards.dtype} are made float32", episode.id)
+        with np.errstate(over="ignore"):  # which the check for what is not finite tells
+            return rewards.astype(np.float32)
+
+    def _cast(self, values: Nest, kind: str, id: str) -> Nest:
+        """Returns the values, each leaf in the dtype that is kept."""
+        values = nest.map(np.asarray, values)
+        if self._leaves[kind] is None:
+            self._leaves[kind] = nest.map(_guessed, values)
+        leaves, there, here = self._leaves[kind], nest.paths(values), nest.paths(self._leaves[kind])
+        if there != here:
+            one, other = ("one array" if paths == [""] else ", ".join(paths) for paths in (there, here))
+            raise UnusableError(f"its {kind}s are {one}, and {other} is expected")
+        cast = [
+            self._cast_leaf(value, leaf, name, id)
+            for (name, value), leaf in zip(nest.named_leaves(values, kind), nest.leaves(leaves))
+        ]
+        return nest.unflatten(nest.flatten(leaves)[1], cast)
+
+    def _cast_leaf(self, value: np.ndarray, leaf: Leaf, name: str, id: str) -> np.ndarray:
+        if value.shape[1:] != leaf.shape:
+            one, other = list(value.shape[1:]), list(leaf.shape)
+            raise UnusableError(f"{name} has shape {one} in each step, and {other} is expected")
+        if value.dtype != leaf.dtype:
+            if value.dtype.kind not in "fiub":
+                raise UnusableError(f"{name} is of dtype {value.dtype}, which cannot be made {leaf.dtype}")
+            with np.errstate(over="ignore", invalid="ignore"):
+                cast = value.astype(leaf.dtype)
+            if leaf.dtype.kind != "f" and not np.array_equal(cast, value):
+                raise UnusableError(f"{name} is of dtype {value.dtype}, and {leaf.dtype} cannot hold its numbers")
+            self._report.add("mended", f"{name} of dtype {value.dtype} is made {leaf.dtype}", id)
+            value = cast
+        outside = _out_of_range(value, leaf.space)
+        if outside is not None:
+            raise UnusableError(f"{name} is {outside}, which is not in {leaf.space}")
+        return value
+
+    def _named(self, kind: str, values: Nest) -> Iterator[tuple[str, np.ndarray, Leaf]]:
+        for (name, value), leaf in zip(nest.named_leaves(values, kind), nest.leaves(self._leaves[kind])):
+            yield name, value, leaf
+
+
+def _leaves(space: spaces.Space | None) -> Nest:
+    """Returns a `Leaf` for each leaf of a space."""
+    if space is None:
+        return None
+    return specs.map_space(lambda leaf: Leaf(tuple(leaf.shape), _kept_dtype(leaf.dtype), leaf), space)
+
+
+def _guessed(values: np.ndarray) -> Leaf:
+    """Returns what a leaf must be in all episodes, from the first one."""
+    return Leaf(values.shape[1:], _kept_dtype(values.dtype), None)
+
+
+def _kept_dtype(dtype: Any) -> np.dtype:
+    """Returns the dtype that is kept: float32 for all floats."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if dtype.kind == "f" else dtype
+
+
+def _flags(flags: Any, name: str) -> np.ndarray:
+    flags = np.asarray(flags)
+    if flags.ndim == 2 and flags.shape[1] == 1:
+        flags = flags[:, 0]
+    if flags.ndim != 1 or flags.dtype.kind not in "biuf":
+        raise UnusableError(
+            f"{name} has shape {list(flags.shape)} and dtype {flags.dtype}; each step needs one number, 0 or 1"
+        )
+    other = flags[(flags != 0) & (flags != 1)]
+    if len(other):
+        raise UnusableError(f"{name} holds {other[0]}; each step needs 0 or 1")
+    return flags.astype(bool)
+
+
+def _out_of_range(values: np.ndarray, space: Any) -> Any:
+    """Returns a value outside a space of integers; None if there is none."""
+    if isinstance(space, spaces.Discrete):
+        low, count = space.start, space.n
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, count = space.start, space.nvec
+    elif isinstance(space, spaces.MultiBinary):
+        low, count = np.int64(0), np.int64(2)
+    else:
+        return None
+    outside = (values < low) | (values >= low + count)
+    return values[outside].flat[0] if outside.any() else None
