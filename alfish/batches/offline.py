@@ -14,7 +14,7 @@ from alfish.data import Batch, Experience
 from alfish.environments import Environment
 from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
-from alfish.replay import HindsightReplay, Sampler, SequenceIndex, Uniform
+from alfish.replay import HindsightReplay, RingBuffer, Sampler, SequenceIndex, Uniform
 from alfish.transforms import Transforms
 
 HOLDOUT_WINDOWS = 4096  # at most, spread over the episodes held out
@@ -96,7 +96,7 @@ class OfflineBatches(WindowBatches):
             self._windows.load_state_dict(state)
 
 
-def _spread(buffer: OfflineBuffer, num_rows: int) -> SequenceIndex:
+def _spread(buffer: RingBuffer, num_rows: int) -> SequenceIndex:
     """Starts of windows at even distances over all episodes, at most `HOLDOUT_WINDOWS`."""
     low, count = buffer.start_range(num_rows)
     column = np.repeat(np.arange(len(low)), count)

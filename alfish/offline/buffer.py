@@ -15,7 +15,7 @@ from alfish import nest
 from alfish.data import Experience, StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.offline.episode import Arrays, Episode, EpisodeSource
+from alfish.offline.episode import Episode, EpisodeSource
 from alfish.offline.reading import Reading
 from alfish.offline.rows import RowMaker
 from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, spaces_of
@@ -35,13 +35,89 @@ class Stored(NamedTuple):
     return_: float  # undiscounted
 
 
-@gin.configurable(module="alfish.offline")
-@checked
-class OfflineBuffer(RingBuffer):
-    """Episodes of several sources, as a ring that is full for ever: windows are drawn from it as from replay's.
+class EpisodeBuffer(RingBuffer):
+    """Episodes as a ring that is full for ever: windows are drawn from it as from replay's.
 
     Episodes lie one behind another in the columns, the longest first, each on the column that is then the shortest. A
     column is no environment that acted, so `env_id` is its number and no more.
+
+    Args:
+      episodes: validated; the list is emptied, so that memory moves from the episodes to the ring.
+      spaces: of the episodes.
+      num_columns, action_limit, device, directory, keeps_episodes, return_gamma: as for `OfflineBuffer`.
+
+    Attributes:
+      episodes: where each one is kept, in the given order.
+    """
+
+    def __init__(
+        self,
+        episodes: list[Episode],
+        spaces: Spaces,
+        num_columns: int,
+        action_limit: float,
+        device: torch.device | str = "cpu",
+        directory: str | Path | None = None,
+        keeps_episodes: bool = False,
+        return_gamma: float | None = None,
+    ):
+        columns = packed_columns([episode.length + 1 for episode in episodes], num_columns)
+        self._ends = np.array([sum(episodes[i].length + 1 for i in column) for column in columns])
+        super().__init__(
+            int(self._ends.max()) * len(columns),
+            len(columns),
+            device,
+            directory,
+            keeps_episodes=keeps_episodes,
+            return_gamma=return_gamma,
+        )
+        self.episodes = _stored(episodes, columns)
+        self._fill(episodes, columns, RowMaker(spaces, action_limit))
+
+    def push(self, experience: Experience) -> NoReturn:
+        """Raises TypeError: nothing is added to what was recorded."""
+        raise TypeError("an OfflineBuffer is read only; push to a RingBuffer of its own")
+
+    def clear(self) -> NoReturn:
+        """Raises TypeError: nothing of what was recorded is forgotten."""
+        raise TypeError("an OfflineBuffer is read only")
+
+    def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Where windows may start, as if all had two rows: no more come, and a column's last transitions count too."""
+        return super().start_range(2, newest)
+
+    def in_place(self, window_length: int) -> RingView | None:
+        """Not of windows of more than two rows, which go on behind the end of a column, where no rows lie."""
+        return super().in_place(window_length) if window_length == 2 else None
+
+    def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
+        """The rows at these places; behind the end of a column its LAST row repeats, which trains nothing."""
+        return super()._read(column, np.minimum(position, self._ends[column] - 1))
+
+    def _fill(self, kept: list[Episode], columns: list[list[int]], maker: RowMaker) -> None:
+        """Pushes every column's rows, and PAD behind the shorter ones; takes the episodes out of `kept`."""
+        example = maker.rows(kept[0])
+        left: list[Episode | None] = list(kept)
+        kept.clear()  # so that memory moves from the episodes to the ring
+        streams = [_Stream(_taken(left, column)) for column in columns]
+
+        def empty(count: int) -> Experience:
+            rows = nest.map(lambda leaf: np.zeros((count, len(columns), *leaf.shape[1:]), leaf.dtype), example)
+            rows.time_step.step_type[:] = StepType.PAD
+            rows.time_step.env_id[:] = np.arange(len(columns))
+            return rows
+
+        for start in range(0, self.length, PUSHED_ROWS):
+            rows = empty(min(PUSHED_ROWS, self.length - start))
+            for b, stream in enumerate(streams):
+                stream.write(nest.at(rows, (slice(None), b)), maker)
+            super().push(nest.map(torch.from_numpy, rows))
+
+
+@gin.configurable(module="alfish.offline")
+@checked
+class OfflineBuffer(EpisodeBuffer):
+    """Episodes of several sources as a ring, see `EpisodeBuffer`.
 
     Args:
       sources: `scheme:where`, see `alfish.offline.sources`; or sources themselves.
@@ -92,39 +168,16 @@ class OfflineBuffer(RingBuffer):
                 f"{reading.report.name} does not declare the spaces that it was recorded in; name the environment with "
                 "OfflineBuffer.env_id"
             )
-        self.spaces, self.report = reading.spaces, reading.report
-        kept = _best(self._fitting(reading, length), top_share)
-        kept, held = _split(kept, holdout_fraction, self.report.name)
-        self.holdout = None
+        kept = _best(_fitting(reading, length), top_share)
+        kept, held = _split(kept, holdout_fraction, reading.report.name)
+        settings = reading.spaces, num_columns, action_limit, device
+        asked: dict[str, Any] = {"keeps_episodes": keeps_episodes, "return_gamma": return_gamma}
+        self.holdout: EpisodeBuffer | None = None
         if held:
-            # Every argument is given: what is left out gin would bind again, as if these were the user's sources.
-            self.holdout = OfflineBuffer(
-                [Arrays(held, self.spaces, f"{self.report.name}, held out")],
-                length=None,
-                policy=policy,  # what 'warn' has let pass passes again
-                env_id=None,
-                spaces=self.spaces,
-                top_share=1.0,
-                holdout_fraction=0.0,
-                num_columns=num_columns,
-                action_limit=action_limit,
-                device=device,
-                directory=None if directory is None else Path(directory) / "holdout",
-                keeps_episodes=keeps_episodes,
-                return_gamma=return_gamma,
-            )
-        columns = packed_columns([episode.length + 1 for episode in kept], num_columns)
-        longest = max(sum(kept[i].length + 1 for i in column) for column in columns)
-        super().__init__(
-            longest * len(columns),
-            len(columns),
-            device,
-            directory,
-            keeps_episodes=keeps_episodes,
-            return_gamma=return_gamma,
-        )
-        self.episodes = _stored(kept, columns)
-        self._fill(kept, columns, RowMaker(self.spaces, action_limit))
+            held_directory = None if directory is None else Path(directory) / "holdout"
+            self.holdout = EpisodeBuffer(held, *settings, held_directory, **asked)
+        super().__init__(kept, *settings, directory, **asked)
+        self.spaces, self.report = reading.spaces, reading.report
         self._fingerprint: str | None = None
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
@@ -134,22 +187,6 @@ class OfflineBuffer(RingBuffer):
           UsageError: names both.
         """
         check_fit(self.spaces, Spaces(observation_space, action_space), self.report.name)
-
-    def push(self, experience: Experience) -> NoReturn:
-        """Raises TypeError: nothing is added to what was recorded."""
-        raise TypeError("an OfflineBuffer is read only; push to a RingBuffer of its own")
-
-    def clear(self) -> NoReturn:
-        """Raises TypeError: nothing of what was recorded is forgotten."""
-        raise TypeError("an OfflineBuffer is read only")
-
-    def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Where windows may start, as if all had two rows: no more come, and a column's last transitions count too."""
-        return super().start_range(2, newest)
-
-    def in_place(self, window_length: int) -> RingView | None:
-        """Not of windows of more than two rows, which go on behind the end of a column, where no rows lie."""
-        return super().in_place(window_length) if window_length == 2 else None
 
     def state_dict(self) -> dict[str, Any]:
         """What tells that a resumed run reads the same data: the data themselves are in their files."""
@@ -177,52 +214,28 @@ class OfflineBuffer(RingBuffer):
                 "back, or start anew in another directory"
             )
 
-    def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        """The rows at these places; behind the end of a column its LAST row repeats, which trains nothing."""
-        return super()._read(column, np.minimum(position, self._pos[column] - 1))
 
-    def _fitting(self, reading: Reading, length: int | None) -> list[Episode]:
-        """The first episodes that are no more than `length` rows together."""
-        kept: list[Episode] = []
-        left_out: list[str] = []
-        num_rows = 0
-        for episode in reading:
-            if left_out or (length is not None and num_rows + episode.length + 1 > length):
-                left_out.append(episode.id)
-            else:
-                kept.append(episode)
-                num_rows += episode.length + 1
-        for id in left_out:
-            self.report.add(
-                "warning", f"it does not fit in OfflineBuffer.length = {length:,} rows, and is left out", id
-            )
-        if not kept:
-            raise UsageError(
-                f"OfflineBuffer.length is {length}, and the first episode of {self.report.name} has more rows; raise it"
-            )
-        for level in ("warning", "mended"):
-            if self.report.found(level):
-                logging.warning("%s: %s", self.report.name, self.report.sentences(level))
-        return kept
-
-    def _fill(self, kept: list[Episode], columns: list[list[int]], maker: RowMaker) -> None:
-        """Pushes every column's rows, and PAD behind the shorter ones; takes the episodes out of `kept`."""
-        example = maker.rows(kept[0])
-        left: list[Episode | None] = list(kept)
-        kept.clear()  # so that memory moves from the episodes to the ring
-        streams = [_Stream(_taken(left, column)) for column in columns]
-
-        def empty(count: int) -> Experience:
-            rows = nest.map(lambda leaf: np.zeros((count, len(columns), *leaf.shape[1:]), leaf.dtype), example)
-            rows.time_step.step_type[:] = StepType.PAD
-            rows.time_step.env_id[:] = np.arange(len(columns))
-            return rows
-
-        for start in range(0, self._length, PUSHED_ROWS):
-            rows = empty(min(PUSHED_ROWS, self._length - start))
-            for b, stream in enumerate(streams):
-                stream.write(nest.at(rows, (slice(None), b)), maker)
-            super().push(nest.map(torch.from_numpy, rows))
+def _fitting(reading: Reading, length: int | None) -> list[Episode]:
+    """The first episodes that are no more than `length` rows together."""
+    kept: list[Episode] = []
+    left_out: list[str] = []
+    num_rows = 0
+    for episode in reading:
+        if left_out or (length is not None and num_rows + episode.length + 1 > length):
+            left_out.append(episode.id)
+        else:
+            kept.append(episode)
+            num_rows += episode.length + 1
+    for id in left_out:
+        reading.report.add("warning", f"it does not fit in OfflineBuffer.length = {length:,} rows, and is left out", id)
+    if not kept:
+        raise UsageError(
+            f"OfflineBuffer.length is {length}, and the first episode of {reading.report.name} has more rows; raise it"
+        )
+    for level in ("warning", "mended"):
+        if reading.report.found(level):
+            logging.warning("%s: %s", reading.report.name, reading.report.sentences(level))
+    return kept
 
 
 def _best(episodes: list[Episode], share: float) -> list[Episode]:

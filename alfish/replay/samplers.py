@@ -12,8 +12,9 @@ import torch
 
 from alfish.errors import UsageError
 from alfish.parameters import PositiveFloat, PositiveInt, UnitInterval, checked
-from alfish.replay.ring_buffer import RingBuffer, no_window, rows_between
+from alfish.replay.ring_buffer import RingBuffer, no_window
 from alfish.replay.sequence_index import SequenceIndex
+from alfish.replay.start_index import rows_between
 from alfish.replay.sum_tree import SumTree
 from alfish.schedules import Schedule, as_schedule
 
@@ -112,7 +113,7 @@ class Uniform(Sampler):
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         if self._share == 0:
             return self._buffer.draw(num_windows, self._window_length)
-        # SequenceIndex k of the run is recent where the share of k + 1 windows holds one more than that of k.
+        # Window k of the run is recent where the share of k + 1 windows holds one more than that of k.
         due = np.floor(self._share * np.arange(self._num_drawn, self._num_drawn + num_windows + 1) + 1e-9)
         recent = torch.from_numpy(np.diff(due) > 0).to(self._buffer.device)
         column, position = (torch.empty(num_windows, dtype=torch.int64, device=self._buffer.device) for _ in range(2))

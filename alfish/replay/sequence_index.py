@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 
 from alfish import nest
-from alfish.data import Batch, Experience, TimeStep, trainable
-from alfish.nest import Nest
+from alfish.data import Batch, trainable
+from alfish.replay.row_store import Row
 
 
 class SequenceIndex(NamedTuple):
@@ -20,17 +20,16 @@ class SequenceIndex(NamedTuple):
 class RingView(NamedTuple):
     """A ring's rows where they lie, for a graph that gathers windows by itself. They change as the ring does."""
 
-    rows: Nest  # what `_kept` keeps; leaves [length * B, ...], row (pos % length) * B + column
+    rows: Row  # leaves [length * B, ...], row (position % length) * B + column
     env_id: torch.Tensor  # [B]
     offset: torch.Tensor  # [L, 1] int64, of a window's rows from its first: 0 to L - 1
 
     def windows(self, start: SequenceIndex) -> Batch:
         """As `RingBuffer.windows`."""
         num_envs = len(self.env_id)
-        length = len(nest.leaves(self.rows)[0]) // num_envs
+        length = len(self.rows.step_type) // num_envs
         index = (start.position + self.offset) % length * num_envs + start.column
-        step_type, reward, discount, observation, prev_action, action, info = nest.at(self.rows, index)
         env_id = self.env_id[start.column]
-        time_step = TimeStep(step_type, reward, discount, observation, prev_action, env_id.expand_as(index))
-        mask = trainable(step_type)
-        return Batch(Experience(time_step, action, info, None), mask, env_id, start.position, start.weight)
+        experience = nest.at(self.rows, index).experience(env_id.expand_as(index))
+        mask = trainable(experience.time_step.step_type)
+        return Batch(experience, mask, env_id, start.position, start.weight)

@@ -29,6 +29,7 @@ def _experience(num_rows=5, num_envs=3, has_state=False, step_type=None):
 def _bind(source, unroll_length=4, num_envs=3, has_state=False, again=False, prepare=lambda rows: rows, factories=()):
     """To what a source asks of an algorithm, and transforms."""
     algorithm = SimpleNamespace(
+        progress=torch.zeros(()),
         has_state=has_state,
         unroll_use=UnrollUse(single_epoch=False, preprocess_each_epoch=again),
         preprocess_experience=prepare,

@@ -206,7 +206,7 @@ def test_a_graph_gathers_what_plain_updates_are_handed(tmp_path, num_envs, num_e
         assert isinstance(chunk.source, RingView) and chunk.is_steady
         assert (handed[0].weight is None) == (chunk.update_priorities is None) == (sampler is Uniform)
         assert source._chunk([(source._collected, 20)], num_updates).source is chunk.source
-    store = source.buffer._rows[1]
+    store = source.buffer._store.rows[1]
     store += 1  # nothing is a copy
     assert torch.equal(minibatches(chunk)[0].experience.time_step.reward, handed[0].experience.time_step.reward + 1)
 

@@ -356,7 +356,7 @@ def test_dqn_trains_on_stacks_of_frames_that_are_stored_once(atari, tmp_path):
     after = list(trainer.algorithm.q_network.parameters())
     assert len(after) == 10 and isinstance(trainer.algorithm.q_network.torso.encoder.encoders[0], NatureCNN)
     assert not any(torch.equal(a, b) for a, b in zip(before, after))
-    frames = trainer.batches.buffer._rows[3]
+    frames = trainer.batches.buffer._store.rows[3]
     assert frames.shape == (200, 84, 84) and frames.dtype == torch.uint8
     evaluation = evaluator.evaluate(1)
     evaluator.close()
@@ -414,4 +414,4 @@ def test_envpools_single_frames_are_stacked_for_the_cnn(envpool, tmp_path):
     )  # fmt: skip
     assert trainer.algorithm.q_network.torso.encoder.encoders[0].image_shape == (4, 84, 84)
     assert trainer.train().updates == 2
-    assert trainer.batches.buffer._rows[3].shape == (200, 1, 84, 84)
+    assert trainer.batches.buffer._store.rows[3].shape == (200, 1, 84, 84)

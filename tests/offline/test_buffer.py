@@ -216,4 +216,3 @@ def test_what_is_held_out_reads_nothing_of_what_gin_binds():
     # Episodes 0 to 7 have 36 rows, 8 would be 45, and 7 is the worst of them.
     assert [episode.id for episode in buffer.episodes] == ["0", "2", "4", "6"]
     assert [episode.id for episode in buffer.holdout.episodes] == ["1", "3", "5"]
-    assert buffer.holdout.holdout is None

@@ -255,7 +255,7 @@ def test_a_ring_that_loads_another_forgets_its_own_episodes(saved):
 def test_check_valid_finds_what_is_wrong(name, value):
     buffer = ring_of([(FIRST, 0, 1), (MID, 2, 1), (MID, 3, 1)], [(LAST, 4, 0), (FIRST, 0, 1)])
     buffer.check_valid()
-    getattr(buffer._book, name)[4] = value
+    getattr(buffer._episodes, name)[4] = value
     with pytest.raises(AssertionError):
         buffer.check_valid()
 

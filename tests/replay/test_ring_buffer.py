@@ -446,7 +446,7 @@ def test_a_saved_state_takes_no_copy_of_the_rows_and_no_room_for_those_to_come(n
     columns, buffer = Columns(2), RingBuffer(20, 2)
     for _ in range(2):
         buffer.push(columns.unroll([num_rows // 2, num_rows // 2]))
-    for saved, kept in zip(nest.leaves(buffer.state_dict()["rows"]), nest.leaves(buffer._rows)):
+    for saved, kept in zip(nest.leaves(buffer.state_dict()["rows"]), nest.leaves(buffer._store.rows)):
         assert saved.data_ptr() == kept.data_ptr()
         assert saved.untyped_storage().nbytes() == saved.numel() * saved.element_size()
         assert len(saved) == min(2 * num_rows, 20)
@@ -492,7 +492,7 @@ def test_rows_in_files_are_the_rows_in_memory(tmp_path):
     start = SequenceIndex(torch.tensor([0, 1, 2]), torch.tensor([8, 6, 12]))
     in_memory, in_files = (nest.leaves(ring.windows(start, 3)) for ring in rings)
     assert all(torch.equal(a, b) for a, b in zip(in_memory, in_files))
-    num_bytes = sum(leaf.nbytes for leaf in nest.leaves(rings[0]._rows))
+    num_bytes = sum(leaf.nbytes for leaf in nest.leaves(rings[0]._store.rows))
     assert sum(path.stat().st_size for path in (tmp_path / "replay").iterdir()) == num_bytes
 
 
@@ -517,8 +517,9 @@ def test_a_million_atari_frames_take_less_than_seven_and_a_half_gigabytes():
     step_type = torch.full(rows, MID, dtype=torch.int32)
     buffer = RingBuffer(capacity, num_envs, num_ignored=3)
     buffer.push(Experience(TimeStep(step_type, zeros, zeros, frame, action, step_type), action, None, None))
-    storage = [torch.from_numpy(x) for x in (buffer._startable, buffer._env_id)] + nest.leaves(buffer._rows)
-    assert len(storage) == 2 + 6 and len(buffer._step_type) == capacity
+    store = buffer._store
+    storage = [torch.from_numpy(x) for x in (buffer._starts._trains, store.env_id)] + nest.leaves(store.rows)
+    assert len(storage) == 2 + 6 and len(store.rows.step_type) == capacity
     num_bytes = sum(leaf.untyped_storage().nbytes() for leaf in storage)
     assert 1_000_000 / capacity * num_bytes < 7.5e9
 

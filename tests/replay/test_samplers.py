@@ -461,7 +461,7 @@ def test_rows_count_from_the_first_one_on_whatever_lay_in_their_places_before_it
     """Where the storage of a column that is empty yet looks like a row within an episode."""
     recording = Recording(2, 20, num_ignored=3)
     recording.push(5, 0)
-    recording.ring._step_type.view(20, 2)[0, 1] = MID
+    recording.ring._store.rows.step_type.view(20, 2)[0, 1] = MID
     sampler = bound(Prioritized(), recording.ring)
     sampler.draw(1, 0.0)
     recording.push(1, 9)

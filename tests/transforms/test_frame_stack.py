@@ -205,7 +205,7 @@ def test_frames_are_stored_once_and_raw():
     unroll = nest.tensors(unroller.unroll(40))
     buffer.push(unroll)
     assert isinstance(unroll, Experience)
-    per_row = sum(leaf.nbytes for leaf in nest.leaves(buffer._rows)) / 80
+    per_row = sum(leaf.nbytes for leaf in nest.leaves(buffer._store.rows)) / 80
     raw = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in LEAVES.values())
     assert per_row == raw + 4 + 4 + 4 + 8 + 8  # step type, reward, discount, and the action twice
     assert_equal(unroll.time_step.observation, buffer.observation(torch.tensor([0, 1]), torch.arange(40)[:, None]))

@@ -198,7 +198,7 @@ def test_the_replay_of_environments_that_reset_in_the_same_step_has_every_row_in
     assert len(experience.action) > 7
     ring.check_valid()
     for column in range(3):
-        step = ring.read(torch.tensor([column]), torch.arange(ring._pos[column])[:, None]).time_step
+        step = ring.read(torch.tensor([column]), torch.arange(ring._store.end[column])[:, None]).time_step
         (rows,) = columns_of([step_only(step)], 1)
         check_stamps(rows)
 
@@ -540,7 +540,7 @@ def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
         unroller.close()
     ring.check_valid()
     for column in range(2):
-        positions = torch.arange(ring._pos[column])[:, None]
+        positions = torch.arange(ring._store.end[column])[:, None]
         types = ring.read(torch.tensor([column]), positions).time_step.step_type[:, 0].tolist()
         assert types.count(FIRST) > 1  # the new worker's first episode is one of them
         assert all(before in (LAST, FIRST) for before, after in zip(types, types[1:]) if after == FIRST)
@@ -560,7 +560,7 @@ def test_the_replay_ends_the_episode_that_was_lost_between_two_unrolls():
     push((MID, FIRST, FIRST, FIRST), (MID, MID, MID, MID))
     columns = []
     for column in range(4):
-        rows = ring.read(torch.tensor([column]), torch.arange(ring._pos[column])[:, None]).time_step
+        rows = ring.read(torch.tensor([column]), torch.arange(ring._store.end[column])[:, None]).time_step
         columns.append(rows.step_type[:, 0].tolist())
         assert (rows.discount == 1).all()
     assert columns == [

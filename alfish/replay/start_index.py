@@ -1,0 +1,178 @@
+"""Which rows of a ring may start a window, and uniform draws from them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish.data import StepType, trainable
+from alfish.errors import UsageError
+from alfish.replay.row_store import RowStore
+from alfish.replay.state_store import StateStore
+
+MAX_ROUNDS = 1000  # of a draw, in each of which every window missing is drawn again
+
+
+class StartIndex:
+    """Keeps which rows may start a window: those that train (`data.trainable`) or, with states, those that have one.
+
+    Args:
+      store: the rows.
+      states: theirs; None: none are stored.
+      num_ignored: oldest rows of a column at which no window may start where rows before them are missing.
+    """
+
+    def __init__(self, store: RowStore, states: StateStore | None = None, num_ignored: int = 0):
+        self._store, self._states, self._num_ignored = store, states, num_ignored
+        self._length, self._num_envs = store.length, store.num_envs
+        # On the host, where windows are drawn. The newest row of a column has no successor yet.
+        self._trains = np.zeros((store.length, store.num_envs), bool)
+        self._newest = np.full(store.num_envs, StepType.PAD, np.int32)  # step type of each newest row; PAD: none
+        self._tickets = torch.empty(0, dtype=torch.int64)
+        self._tickets_view = self._tickets.numpy()
+
+    def after_newest(self, step_type: np.ndarray) -> np.ndarray:
+        """Returns step types of new rows behind that of each column's newest row: `[T, B]` becomes `[T + 1, B]`."""
+        return np.concatenate([self._newest[None], step_type])
+
+    def push(self, columns: slice, position: int, step_type: np.ndarray, is_quiet: bool = False) -> None:
+        """Marks new rows, and the newest row before them.
+
+        Args:
+          columns: that the rows are of; each stands at `position`.
+          position: of the first new row.
+          step_type: `[T + 1, C]`, of the newest row and of T new ones.
+          is_quiet: whether all are MID.
+        """
+        first, num_rows = (position - 1) % self._length, len(step_type) - 1
+        at: Any = slice(first, first + num_rows)
+        if first + num_rows >= self._length:
+            at = np.arange(first, first + num_rows) % self._length
+        self._trains[at, columns] = True if is_quiet else trainable(step_type)
+        self._trains[(first + num_rows) % self._length, columns] = False  # no successor yet
+        self._newest[columns] = step_type[-1]
+
+    def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the first position at which a window may start, and the number of positions from it on, `[B]` both.
+
+        As far as the rows around them are concerned; `may_start` has the last word.
+
+        Args:
+          window_length: L, rows.
+          newest: only among this many newest rows of each column; None: among all.
+        """
+        end, rows = self._store.end, self._store.rows
+        low = oldest = self._store.oldest()
+        if self._num_ignored and rows is not None:
+            misses = oldest > 0  # rows before the oldest one
+            # A resumed run whose rows were not saved may begin within an episode.
+            misses = misses | (rows.step_type[: self._num_envs] != StepType.FIRST).cpu().numpy()
+            low = oldest + np.where(misses, self._num_ignored, 0)
+        if newest is not None:
+            low = np.maximum(low, end - newest)
+        return low, np.maximum(end - (window_length - 1) - low, 0)
+
+    def num_trainable(self) -> int:
+        """Returns the number of rows that train."""
+        return int(self._trains.sum())
+
+    def may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
+        """Returns whether rows (`[N]` int64 both), which must still be there, may start a window, `[N]` bool."""
+        if self._states is not None:
+            return self._states.has(column, position)
+        row = position % self._length
+        return self._trains.take(row if self._num_envs == 1 else row * self._num_envs + column)
+
+    def draw(self, num_windows: int, low: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Draws rows uniformly, with replacement, from those that may start a window.
+
+        By rejection: rows of the ranges are drawn, or with states stretches, and again where one may not start.
+
+        Args:
+          num_windows: N.
+          low: `[B]` int64, the first position of each column's range.
+          count: `[B]` int64, the number of positions in it.
+
+        Returns:
+          Columns and positions, `[N]` int64 both; None where no row of the ranges may start a window.
+
+        Raises:
+          UsageError: next to no row may.
+        """
+        lowest, end = low, low + count
+        if self._states is not None:
+            period = self._states.period
+            low = lowest // period
+            count = np.where(count > 0, (end - 1) // period - low + 1, 0)
+        ends = count if self._num_envs == 1 else np.cumsum(count)
+        total = int(ends[-1])
+        if total == 0:
+            return None
+        columns, positions, missing = [], [], num_windows
+        for _ in range(MAX_ROUNDS):
+            ticket = self._draw_tickets(missing + missing // 8 + 4, total)
+            if self._num_envs == 1:
+                column, at = np.zeros(len(ticket), np.int64), ticket + low
+            else:
+                column = np.searchsorted(ends, ticket, side="right")
+                at = ticket + (low - ends + count)[column]
+            if self._states is None:
+                fits = self.may_start(column, at)
+            else:
+                at = self._states.position(column, at)
+                fits = (at >= lowest[column]) & (at < end[column])
+            chosen = fits.nonzero()[0][:missing]
+            columns.append(column[chosen])
+            positions.append(at[chosen])
+            missing -= len(chosen)
+            if missing == 0:
+                break
+            if len(chosen) == 0 and not self.may_start(*rows_between(lowest, end)).any():
+                return None
+        else:
+            raise UsageError("the replay holds hardly a row to start from: its episodes may all have length 0")
+        if len(columns) == 1:
+            return columns[0], positions[0]
+        return np.concatenate(columns), np.concatenate(positions)
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._trains[:] = False
+        self._newest[:] = StepType.PAD
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"startable": torch.from_numpy(self._trains.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from `state`, when the rows are loaded."""
+        self._trains[:] = state["startable"].numpy()
+        self._newest[:] = self._newest_step_types()
+
+    def check_valid(self) -> None:
+        """Raises AssertionError where the index does not agree with the rows."""
+        trains = np.zeros_like(self._trains)
+        for column, (oldest, step_type) in enumerate(self._store.step_types()):
+            if len(step_type) > 1:
+                at = np.arange(oldest, oldest + len(step_type)) % self._length
+                trains[at[:-1], column] = trainable(step_type)
+        assert (trains == self._trains).all(), "a row's right to start a window is out of date"
+        assert (self._newest == self._newest_step_types()).all(), "the step type of a newest row is out of date"
+
+    def _newest_step_types(self) -> list[int]:
+        return [kinds[-1] if len(kinds) else StepType.PAD for _, kinds in self._store.step_types()]
+
+    def _draw_tickets(self, count: int, total: int) -> np.ndarray:
+        """Returns `count` random integers in [0, total) from torch's global generator, which the trainer seeds and
+        saves. The next call overwrites the array."""
+        if len(self._tickets_view) != count:
+            self._tickets = torch.empty(count, dtype=torch.int64)  # allocating takes longer than drawing
+            self._tickets_view = self._tickets.numpy()
+        self._tickets.random_(total)
+        return self._tickets_view
+
+
+def rows_between(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns columns and positions (`[N]` int64 both) of the rows in `[low, high)` (`[B]` both), column by column."""
+    count = np.maximum(high - low, 0)
+    column = np.repeat(np.arange(len(low)), count)
+    return column, np.arange(len(column)) + np.repeat(low - (np.cumsum(count) - count), count)

@@ -1,0 +1,99 @@
+"""The states of a policy's memory that a ring stores, one in each stretch of rows."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.nest import Nest
+from alfish.replay.row_store import RowStore
+
+
+class StateStore:
+    """Stores the state of one row in each stretch of `period` positions of a column, for as long as its row is there.
+
+    Stretch k of a column lies in slot k % number of slots; there are as many slots as stretches that the rows of a
+    column can touch.
+
+    Args:
+      store: the rows that the states belong to; states are stored on its device.
+      period: positions of a stretch.
+    """
+
+    def __init__(self, store: RowStore, period: int):
+        self._store, self.period = store, period
+        self._num_slots = -(-(store.length - 1) // period) + 1
+        self._position = np.full((self._num_slots, store.num_envs), -1)  # of states' rows; -1: there is none
+        self._columns = np.arange(store.num_envs)
+        self._states: Nest = None  # leaves [slots * B, ...], state slot * B + column
+        self._knows_structure = False  # NamedTuples within states, which a checkpoint does not keep
+
+    def push(self, state: Nest, has_row: np.ndarray) -> None:
+        """Stores the states of each column's next row, which is appended after this, where its stretch has none yet.
+
+        Args:
+          state: leaves `[B, ...]`, arrays or tensors.
+          has_row: `[B]` bool, whether the column gets such a row.
+        """
+        position, device = self._store.end, self._store.device
+        state = nest.tensors(state, device)
+        self._prepare(state)
+        stretch = position // self.period
+        slot = stretch % self._num_slots
+        due = np.flatnonzero(has_row & (self._position[slot, self._columns] // self.period != stretch))
+        self._position[slot[due], due] = position[due]
+        index, column = (torch.from_numpy(where) for where in (slot[due] * self._store.num_envs + due, due))
+        for kept, leaf in zip(nest.leaves(self._states), nest.leaves(state), strict=True):
+            kept[index.to(device)] = leaf[column.to(device)]
+
+    def position(self, column: np.ndarray, stretch: np.ndarray) -> np.ndarray:
+        """Returns the position of the row whose state is in the slot of a stretch, `[N]`.
+
+        It may be of an older stretch, whose rows are overwritten; -1 where there is none.
+        """
+        return self._position[stretch % self._num_slots, column]
+
+    def has(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
+        """`[N]` bool: whether the states of these rows are stored."""
+        return self._position[position // self.period % self._num_slots, column] == position
+
+    def take(self, column: np.ndarray, position: np.ndarray) -> Nest:
+        """Returns copies of the states of these rows (`[N]` both), which must be stored; leaves `[N, ...]`."""
+        assert self.has(column, position).all(), "a window starts where no state is stored"
+        slot = position // self.period % self._num_slots
+        index = torch.from_numpy(slot * self._store.num_envs + column).to(self._store.device)
+        return nest.at(self._states, index)
+
+    def clear(self) -> None:
+        """Forgets all states."""
+        self._position[:] = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state_position": torch.from_numpy(self._position.copy()), "states": nest.plain(self._states)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._position[:] = state["state_position"].numpy()
+        self._states = nest.map(lambda leaf: leaf.to(self._store.device).clone(), state["states"])
+        self._knows_structure = False
+
+    def check_valid(self) -> None:
+        """Raises AssertionError where a state is not in the slot of its row."""
+        slot, column = np.nonzero(self._position >= 0)
+        position = self._position[slot, column]
+        assert (position < self._store.end[column]).all() and (position >= self._store.start[column]).all()
+        assert (position // self.period % self._num_slots == slot).all(), "a state is in the slot of another stretch"
+        if self._states is not None:
+            assert all(len(leaf) == self._num_slots * self._store.num_envs for leaf in nest.leaves(self._states))
+
+    def _prepare(self, state: Nest) -> None:
+        """Makes room for such states, leaves `[B, ...]`; after a load, restores their NamedTuples."""
+        if self._knows_structure:
+            return
+        if self._states is None:
+            count, device = self._num_slots * self._store.num_envs, self._store.device
+            self._states = nest.map(
+                lambda leaf: torch.zeros(count, *leaf.shape[1:], dtype=leaf.dtype, device=device), state
+            )
+        self._states = nest.like(state, self._states)
+        self._knows_structure = True
