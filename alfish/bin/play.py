@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from gymnasium.vector import SyncVectorEnv
 
 from alfish.bin import help_texts
 from alfish.environments import Environment, VectorEnvironment, rendering
+from alfish.environments.vector import single_environments
 from alfish.errors import RunError, UsageError, first_line
 from alfish.formatting import significant
 
@@ -107,7 +107,7 @@ class Film(contextlib.AbstractContextManager):
         if not isinstance(environment, VectorEnvironment):
             raise UsageError("--video films environments of gymnasium, and this run's return tensors")
         env = environment.env
-        single = env.envs[0] if isinstance(env, SyncVectorEnv) else None
+        single = next(iter(single_environments(env)), None)
         if single is not None:
             rendering.follow(single)
         fps = env.metadata.get("render_fps") or 30

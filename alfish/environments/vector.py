@@ -19,6 +19,9 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs import ActionUnits, ObservationUnits
 
+# Made of single environments, each with a seed of its own.
+ONE_BY_ONE = SyncVectorEnv, AsyncVectorEnv, SequentialVectorEnv
+
 
 class VectorEnvironment(Environment):
     """A `gymnasium.vector.VectorEnv` whose observations are numpy arrays.
@@ -47,7 +50,7 @@ class VectorEnvironment(Environment):
         )
         self.env = env
         self.resets_rows = mode == AutoresetMode.DISABLED
-        self.seeds_rows = self.resets_rows and isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+        self.seeds_rows = self.resets_rows and isinstance(env.unwrapped, ONE_BY_ONE)
         self.ragged = mode != AutoresetMode.NEXT_STEP and autoreset
         self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.ragged else None
         self.can_replace = self._sequential is not None
@@ -145,8 +148,8 @@ class VectorEnvironment(Environment):
 
     def method(self, name: str) -> Callable[..., Any] | None:
         env: Any = self.env.unwrapped
-        if isinstance(self.env, SyncVectorEnv):
-            env = self.env.envs[0]
+        if singles := single_environments(self.env):
+            env = singles[0]
         elif isinstance(self.env, AsyncVectorEnv):  # whose environments are in other processes
             self._one_here = env = self._one_here or self.env.env_fns[0]()
         if not isinstance(env, gymnasium.Env):
@@ -231,8 +234,8 @@ class VectorEnvironment(Environment):
 
     def _generators(self) -> list[np.random.Generator]:
         """One an environment, or one for all in a vector environment of its own class (EnvPool does not use it)."""
-        if isinstance(self.env, SyncVectorEnv):
-            return [env.unwrapped.np_random for env in self.env.envs]
+        if singles := single_environments(self.env):
+            return [env.unwrapped.np_random for env in singles]
         if isinstance(self.env, AsyncVectorEnv):
             if self._abandoned:
                 return [np.random.default_rng(int(seed)) for seed in np.random.randint(2**31, size=self.num_envs)]
@@ -242,7 +245,7 @@ class VectorEnvironment(Environment):
 
     def _seed_argument(self, seeds: Sequence[int | None] | None) -> Any:
         """Lists for environments made one by one; a class of its own takes one number for all (gymnasium refuses)."""
-        if seeds is None or isinstance(self.env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+        if seeds is None or isinstance(self.env.unwrapped, ONE_BY_ONE):
             return seeds
         return seeds[0]
 
@@ -302,6 +305,11 @@ class VectorEnvironment(Environment):
         return result
 
 
+def single_environments(env: VectorEnv) -> list[gymnasium.Env]:
+    """The environments that are stepped one after another in this process; empty: there are no such."""
+    return list(env.envs) if isinstance(env, SyncVectorEnv | SequentialVectorEnv) else []
+
+
 def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     """The mode that an environment publishes.
 
@@ -349,8 +357,8 @@ def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:
 
 def _curricula(env: VectorEnv) -> list[Callable[[float], Any]]:
     """The `set_progress` methods of the environments that have one, whatever wraps them."""
-    if isinstance(env, SyncVectorEnv):
-        return [one.get_wrapper_attr("set_progress") for one in env.envs if one.has_wrapper_attr("set_progress")]
+    if singles := single_environments(env):
+        return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
     method = getattr(env, "set_progress", None)
     return [] if method is None else [method]
 

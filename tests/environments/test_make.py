@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.make import ScalarReward, spawn_seeds
+from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import UsageError
 from alfish.parameters import imports
@@ -75,7 +76,7 @@ def test_seeds_are_children_of_one_seed_sequence():
     assert all(0 <= seed < 2**31 for seed in spawn_seeds(9, 100))
 
 
-@pytest.mark.parametrize("vectorization, kind", [("sync", SyncVectorEnv), ("async", AsyncVectorEnv)])
+@pytest.mark.parametrize("vectorization, kind", [("sync", SequentialVectorEnv), ("async", AsyncVectorEnv)])
 def test_what_we_build_resets_in_the_next_step(vectorization, kind):
     environment = make_environment("CartPole-v1", num_envs=2, vectorization=vectorization)
     assert isinstance(environment.env, kind)
@@ -87,7 +88,7 @@ def test_what_we_build_resets_in_the_next_step(vectorization, kind):
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point", "envpool"])
 def test_evaluation_is_always_single_environments_whose_resets_the_caller_owns(vectorization):
     environment = make_environment("CartPole-v1", num_envs=2, vectorization=vectorization, evaluation=True)
-    assert isinstance(environment.env, SyncVectorEnv)
+    assert isinstance(environment.env, SequentialVectorEnv)
     assert environment.env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
     assert environment.seeds_rows and not environment.ragged
 

@@ -538,7 +538,7 @@ def stream(env, num_steps):
     for _ in range(num_steps):
         yield (row := env.step(env.action_space.sample()))
         done = row[2] | row[3]
-        if env.autoreset_mode == AutoresetMode.DISABLED and done.any():
+        if env.metadata["autoreset_mode"] == AutoresetMode.DISABLED and done.any():
             yield env.reset(options={"reset_mask": done})
 
 

@@ -185,10 +185,10 @@ class Resumable(SequentialVectorEnv):
     """Gives and takes all that it is."""
 
     def get_state(self):
-        return copy.deepcopy((self.envs, self._autoreset_envs))
+        return copy.deepcopy((self.envs, self._waits))
 
     def set_state(self, state):
-        self.envs, self._autoreset_envs = copy.deepcopy(state)
+        self.envs, self._waits = copy.deepcopy(state)
 
 
 MEMORIES = {
