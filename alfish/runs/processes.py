@@ -1,25 +1,25 @@
-"""The beginning of a process of alfish's own, before its imports, which take seconds."""
+"""First calls of a process that alfish starts, before its imports, which take seconds."""
 
 import ctypes
 import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>; the signal comes when the thread that started this process ends
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>; the kernel sends the signal when the starting thread ends
 
 
 def follow(parent: int) -> None:
-    """Ignores SIGINT, which is the parent's to answer, and has this process killed when its parent dies.
+    """Makes this process ignore SIGINT, and makes the kernel kill it when its parent dies (Linux).
 
-    A thread of this process could not do the latter: it does not run during an import, nor while an environment is in C
-    code that keeps the interpreter's lock.
+    A thread of this process could not watch the parent: it does not run during an import, nor while an environment
+    holds the interpreter's lock in C code.
 
     Args:
-      parent: process id of the one whose main thread has started this process; 0: another thread has, whose end is not
-        the end of its process.
+      parent: id of the parent process, whose main thread started this process; 0: another thread started it, so the
+        parent is not watched.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before that
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)

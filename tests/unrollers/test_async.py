@@ -65,9 +65,9 @@ LOG: list[str] = []
 
 
 @pytest.fixture(autouse=True)
-def quick_look(monkeypatch):
+def quick_checks(monkeypatch):
     """Workers that hang are looked at more often than users need it."""
-    monkeypatch.setattr(pool, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "CHECK_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def made():
         unroller.close()
 
 
-def filled(worker_index, slot, version, num_arrivals=5):
+def filled(worker_index, slot, version, num_records=5):
     """What a worker tells of a slot that it filled."""
-    return Segment(worker_index, slot, 0, version, num_arrivals, [], Seconds(0, 0, 0, 0))
+    return Segment(worker_index, slot, 0, version, num_records, [], Seconds(0, 0, 0, 0))
 
 
 def processes(unroller):
@@ -432,7 +432,7 @@ def test_an_environment_that_fails_is_built_anew_and_its_episode_ends_before_tha
     unroller = made(each_failing(KINDS, tmp_path), algorithm, mode="lockstep")
     unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(12)]
     assert unroller.num_env_errors == 6 and unroller.stats()["env_errors"] == 6
-    assert all("built anew" in text for text in LOG)
+    assert all("is replaced" in text for text in LOG)
     for words, count in (("shape", 1), ("not finite", 3), ("broken on purpose", 2)):
         assert sum(words in text for text in LOG) == count, words
     if algorithm.on_policy:
@@ -503,7 +503,7 @@ def test_without_tolerance_the_worker_ends_and_is_started_again(made, tmp_path):
     environment = functools.partial(make_environment, functools.partial(Faulty, "raise", once=str(tmp_path / "once")))
     unroller = made(environment, max_env_errors=None)
     unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(5)]
-    assert "broken on purpose" in LOG[0] and "started again" in LOG[0]
+    assert "broken on purpose" in LOG[0] and "restarted" in LOG[0]
     assert unroller.stats()["restarts"] == 1
     assert unrolls[-1].time_step.step_type.shape == (5, 1)
 
@@ -620,7 +620,7 @@ def test_or_the_run_goes_on_with_fewer_workers(made, tmp_path):
         unroller.unroll()
     for _ in range(5):  # the first of which may have rows that were ready
         step_type = unroller.unroll().time_step.step_type
-    assert (step_type[:, :2] == PAD).all() and (step_type[:, 2:] != PAD).all() and "goes on without" in LOG[0]
+    assert (step_type[:, :2] == PAD).all() and (step_type[:, 2:] != PAD).all() and "continues without" in LOG[0]
     os.kill(processes(unroller)[0].pid, signal.SIGKILL)
     with pytest.raises(RunError, match="death"):
         while True:
@@ -656,7 +656,7 @@ def test_a_worker_that_was_stopped_with_the_trainer_is_not_killed(made):
     (process,) = processes(unroller)
     os.kill(process.pid, signal.SIGSTOP)
     time.sleep(1.0)
-    unroller._workers._looked = 0.0
+    unroller._workers._checked_at = 0.0
     assert [message for _, message in unroller._workers.wait(0) if isinstance(message, Died)] == []
     os.kill(process.pid, signal.SIGCONT)
     for _ in range(4):

@@ -51,7 +51,7 @@ def test_an_example_has_what_the_policy_gives_and_raw_rows(example):
 
 def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example):
     of_arrivals = example_records(example, ("action",))
-    forms = slot_forms(example, of_arrivals, num_rows=4, num_arrivals=6)
+    forms = slot_forms(example, of_arrivals, num_rows=4, num_records=6)
     slots = Slots(forms, 3, nest.flatten((example, of_arrivals))[1])
     workers = Slots(forms, 3, fd=os.dup(slots.fd))
 
@@ -65,15 +65,15 @@ def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example
     records = StepRecords(np.ones((5, 2), np.int32), np.full((5, 2), 0.5, np.float32), infos, action=np.full((5, 2), 2))
     workers.write(1, experience, records)
 
-    def read(slot, num_arrivals=5):
-        return slots.read(Segment(0, slot, 0, 8, num_arrivals, infos, Seconds(0, 0, 0, 0)))
+    def read(slot, num_records=5):
+        return slots.read(Segment(0, slot, 0, 8, num_records, infos, Seconds(0, 0, 0, 0)))
 
     found, arrived = read(1)
     assert nest.flatten(found)[1] == nest.flatten(experience)[1]
     assert all(map(torch.equal, nest.leaves(found), nest.leaves(experience)))
     assert (arrived.step_type == records.step_type).all() and (arrived.reward == records.reward).all()
     assert (arrived.action == 2).all() and arrived.action.shape == (5, 2) and arrived.observation is None
-    assert arrived.infos is infos and len(read(1, num_arrivals=3)[1].reward) == 3
+    assert arrived.infos is infos and len(read(1, num_records=3)[1].reward) == 3
     for other in (0, 2):
         assert not any(leaf.any() for leaf in nest.leaves(read(other)[0]._replace(policy_version=None)))
     found.action.fill_(2)

@@ -164,7 +164,7 @@ def test_a_worker_that_gives_nothing_is_started_ever_later(one):
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10], abs=0.05)
     worker.grant(FILL)
     worker.peer.send(SEGMENT)
-    assert list(workers._hear(worker)) == [(worker, SEGMENT)]
+    assert list(workers._receive(worker)) == [(worker, SEGMENT)]
     assert die(workers, worker) == pytest.approx(0.1, abs=0.05)
     worker.failures_in_row = 3000
     assert die(workers, worker) == pytest.approx(10, abs=0.05)
@@ -194,8 +194,8 @@ def test_each_activity_has_its_limit(one, activity, is_limited):
     workers, worker = one(start_timeout=0.01, step_timeout=0.01)
     worker.heartbeat.set(activity)
     time.sleep(0.02)
-    assert list(workers._look(worker)) == [] and worker.killed == 0  # it is looked at twice
-    assert kinds(workers._look(worker)) == [Died] * is_limited
+    assert list(workers._check(worker)) == [] and worker.killed == 0  # it is looked at twice
+    assert kinds(workers._check(worker)) == [Died] * is_limited
     assert worker.killed == is_limited
 
 
@@ -209,8 +209,8 @@ def test_a_worker_that_does_not_take_up_a_slot_is_overdue(one):
     worker.grant(FILL)
     assert worker.activity()[1] < 0.02 or worker.heartbeat.get()[1] > 0.02  # from the grant on, not from the heartbeat
     time.sleep(0.02)
-    assert list(workers._look(worker)) == [] and worker.killed == 0
-    assert kinds(workers._look(worker)) == [Died] and worker.killed == 1
+    assert list(workers._check(worker)) == [] and worker.killed == 0
+    assert kinds(workers._check(worker)) == [Died] and worker.killed == 1
     assert "worker 0 has been about to take up a slot for" in lines[0]
 
 
@@ -221,10 +221,10 @@ def test_a_worker_that_has_filled_its_slots_may_wait_for_ever(one):
     worker.heartbeat.set(Heartbeat.IDLE)
     for _ in range(2):
         worker.peer.send(SEGMENT)
-    assert kinds(workers._hear(worker)) == [Segment, Segment]
+    assert kinds(workers._receive(worker)) == [Segment, Segment]
     for _ in range(3):
         time.sleep(0.02)
-        assert list(workers._look(worker)) == []
+        assert list(workers._check(worker)) == []
     assert worker.killed == 0
 
 
@@ -233,7 +233,7 @@ def test_a_worker_that_is_at_something_new_is_not_overdue(one):
     for _ in range(3):
         worker.heartbeat.set(Heartbeat.STEPPING)
         time.sleep(0.02)
-        assert list(workers._look(worker)) == []
+        assert list(workers._check(worker)) == []
     assert worker.killed == 0
 
 
@@ -262,7 +262,7 @@ def test_what_a_worker_said_before_it_died_is_heard_first(one):
         worker.peer.send(message)
     worker.peer.close()
     assert kinds(workers.wait(1.0)) == [Started, Segment, Died]
-    assert "worker 0 ended by SIGKILL:\nfor this reason\nIt is started again" in lines
+    assert "worker 0 ended by SIGKILL:\nfor this reason\nIt is restarted" in lines
     assert worker.started and worker.failures_in_row == 1
 
 
@@ -271,4 +271,4 @@ def test_a_worker_that_has_ended_is_buried_though_its_socket_is_open(one):
     worker.process.poll = lambda: -9
     worker.grant(FILL)
     worker.peer.send(SEGMENT)
-    assert kinds(workers._look(worker)) == [Segment, Died]
+    assert kinds(workers._check(worker)) == [Segment, Died]

@@ -1,1 +1,1 @@
-"""Unrollers in processes of their own."""
+"""Collecting in worker processes while the trainer trains."""

@@ -1,8 +1,9 @@
-"""The unroller whose environments and policies run in worker processes, while the trainer trains.
+"""The unroller that collects in worker processes while the trainer trains.
 
-A worker fills segments: `unroll_length` rows of its environments, acted on with one version of the weights, in memory
-that it shares with the trainer. The trainer grants slots and consumes what is ready, so that the number of slots
-bounds both memory and how old rows can be. Slots change hands by messages alone: free, granted, told of, in use.
+A worker fills segments: `unroll_length` rows of its environments, made with one version of the weights, in memory that
+it shares with the trainer. The trainer grants slots and consumes segments that are ready. The number of slots therefore
+bounds both the memory and the age of rows. `AsyncUnroller` decides what is granted and taken; `Workers` is the
+transport.
 """
 
 import functools
@@ -35,49 +36,50 @@ from alfish.unrollers.workers.messages import (
     Stepping,
 )
 from alfish.unrollers.workers.pickling import EnvironmentMaker, to_bytes
-from alfish.unrollers.workers.pool import LOOK_SECONDS, Worker, Workers
+from alfish.unrollers.workers.pool import CHECK_SECONDS, Worker, Workers
 from alfish.unrollers.workers.segments import in_columns, records_in_columns, side_by_side
 from alfish.unrollers.workers.shared_memory import state_tensors
 from alfish.unrollers.workers.slot_ledger import SlotLedger
 from alfish.unrollers.workers.slots import example_records, example_row, slot_forms
 from alfish.unrollers.workers.stats import Stats
 
-OFF_POLICY_LENGTH = 8  # rows of a segment, where nothing asks for more
-WARN_SECONDS = 30.0  # of waiting without a word
+OFF_POLICY_LENGTH = 8  # minimum rows of a segment unless `unroll_length` is set
+WARN_SECONDS = 30.0  # of waiting until a line in the log
 
 
 @gin.configurable(module="alfish.unrollers")
 @checked
 class AsyncUnroller(Unroller):
-    """Takes over what worker processes collect while the trainer trains.
+    """Returns rows that worker processes collect while the trainer trains.
 
     Args:
-      environment, algorithm, transforms: see `Unroller`; the environment is closed, workers build their own.
-      num_workers: processes.
-      envs_per_worker: environments of each; None: as many as the environment factory makes by itself.
-      mode: 'free': workers go on as long as there are slots; 'lockstep': each fills one segment while the trainer
-        trains on the one before, so that the same seed gives the same run.
-      slots: segments of each worker, on-policy the one in training included: where workers are equally fast, rows are
+      environment, algorithm, transforms: see `Unroller`. The environment is closed; workers build their own.
+      num_workers: number of worker processes.
+      envs_per_worker: environments of each worker; None: the default of the environment factory.
+      mode: 'free': workers fill all slots that are free. 'lockstep': each worker fills one segment while the trainer
+        trains on the segment before, so that the same seed gives the same run.
+      slots: slots of each worker; on-policy they include the segment in training. If workers are equally fast, rows are
         at most `slots - 1` iterations old.
       unroll_length: rows of a segment; None: Trainer.unroll_length, off-policy at least 8.
-      segments_per_unroll: on-policy, how many segments an iteration trains on; None: as many as there are workers.
-      max_unroll_length: off-policy, rows of each environment that one unroll takes over at most; None: all there are.
-      max_policy_lag: on-policy, older segments (in iterations) are not trained on, and counted; None: all are.
+      segments_per_unroll: on-policy, number of segments in an unroll; None: `num_workers`.
+      max_unroll_length: off-policy, maximum rows of each environment in an unroll; None: no limit.
+      max_policy_lag: on-policy, maximum age of a segment in iterations. Rows of older segments are masked and counted.
+        None: no limit.
       parameter_update_period: iterations between two publications of the weights.
-      worker_step_interval: seconds from one vector step of a worker to the next, at least; for real time.
-      stagger: the first episode of environment i of n is broken off after `stagger * i / n` vector steps, so that
-        environments whose episodes are equally long do not end all at once; 0: none is.
-      max_env_errors: an environment that raises, or returns what is not finite or not of its space, is built anew, and
-        its episode ends with the row before; one more than so many ends the run. Environments that are not stepped one
-        by one end their worker instead, which is started again. None: the first error does.
+      worker_step_interval: minimum seconds between the starts of two vector steps of a worker, for real time.
+      stagger: the first episode of environment i of n is truncated after `stagger * i / n` vector steps, so that
+        episodes of equal length do not end at the same time; 0: no episode is.
+      max_env_errors: maximum errors of environments in a run. An environment that raises, or returns a value that is
+        not finite or not in its space, is replaced, and its episode ends with the row before. Environments that are not
+        stepped one by one end their worker instead, which is restarted. None: the first error ends the worker.
       numpy_policy, overwrite_policy_output: see `SyncUnroller`.
-      workers: takes the number of workers; see `Workers` for time limits, restarts and processor cores.
+      workers: makes the transport from the number of workers; see `Workers` for time limits, restarts and cores.
 
     Attributes:
-      num_env_errors: environments that were built anew.
+      num_env_errors: number of environments that were replaced.
 
     Raises:
-      UsageError: settings do not fit one another or the algorithm.
+      UsageError: settings contradict each other or do not suit the algorithm.
     """
 
     drains = True
@@ -105,7 +107,7 @@ class AsyncUnroller(Unroller):
     ):
         super().__init__(environment, algorithm, transforms)
         self._workers, self._ledger = workers(num_workers), SlotLedger(num_workers, slots)
-        self._lockstep, self._length = mode == "lockstep", unroll_length or 0  # 0: `bind` tells
+        self._lockstep, self._length = mode == "lockstep", unroll_length or 0  # 0: set by `bind`
         self._check_settings(segments_per_unroll, overwrite_policy_output)
         num_envs = envs_per_worker or environment.num_envs
         self.num_envs = num_workers * num_envs
@@ -125,13 +127,13 @@ class AsyncUnroller(Unroller):
         name, num_workers, slots = type(self._algorithm).__name__, len(self._workers.all), self._ledger.slots
         if self._algorithm.on_policy and not self._algorithm.unroll_use.handles_stale_policies:
             raise UsageError(
-                f"{name} is on-policy and does not correct for rows of an older policy, which AsyncUnroller brings; "
+                f"{name} is on-policy and does not correct for rows of an older policy, which AsyncUnroller returns; "
                 "train with APPO, or bind Trainer.unroller = @SyncUnroller"
             )
         if overwrite_policy_output:
             refuse_on_policy(self._algorithm)
         if self._lockstep and segments_per_unroll not in (None, num_workers):
-            raise UsageError("AsyncUnroller.segments_per_unroll is for mode 'free'; in lockstep each worker gives one")
+            raise UsageError("AsyncUnroller.segments_per_unroll is for mode 'free'; in lockstep each worker fills one")
         if self._algorithm.on_policy and (segments_per_unroll or num_workers) > num_workers * slots:
             raise UsageError(
                 f"AsyncUnroller.segments_per_unroll is {segments_per_unroll}, and {num_workers} workers of {slots} "
@@ -156,18 +158,18 @@ class AsyncUnroller(Unroller):
 
     @torch.no_grad()
     def unroll(self, length: int = 0, at_random: bool = False) -> Experience:
-        """Takes over what workers have collected, and waits where there is not enough.
+        """Waits for enough segments and joins them.
 
-        On-policy, `segments_per_unroll` segments, in the order they came, side by side: `[T + 1, B]`. Off-policy, at
-        least one and, up to `max_unroll_length` rows, all that are ready: a column for each environment, filled up with
-        PAD rows where a worker has given less than another.
+        On-policy, the result is `segments_per_unroll` segments side by side, in the order in which they came:
+        `[T + 1, B]`. Off-policy, it has a column for each environment with all segments that are ready, at least one
+        segment and at most `max_unroll_length` rows. Columns of workers that filled fewer segments end with PAD rows.
 
-        On-policy, leaves may lie in the workers' own memory, which is written again after the next call: clone what is
-        to be kept for longer (`nest.map(torch.clone, experience)`).
+        On-policy, leaves may be views of shared memory that workers overwrite after the next call. Clone what is kept
+        longer (`nest.map(torch.clone, experience)`).
 
         Args:
-          length: not read; a segment's length is a setting.
-          at_random: segments granted from now on execute the algorithm's `random_action`.
+          length: ignored; the length of segments is a setting.
+          at_random: whether segments that are granted from now on execute the algorithm's `random_action`.
         """
         if not self._running:
             self._start()
@@ -180,7 +182,7 @@ class AsyncUnroller(Unroller):
         taken = self._take()
         self._stats.delivered([self.policy_version - segment.version for segment in taken])
         experience = self._join(taken)
-        if self._algorithm.on_policy:  # in use until the next unroll, so that no worker gets further ahead than it may
+        if self._algorithm.on_policy:  # in use until the next unroll, which bounds the lag
             self._mask_old(experience, taken)
         else:
             self._ledger.release()
@@ -196,18 +198,18 @@ class AsyncUnroller(Unroller):
         self._plan = functools.partial(self._plan, keeps_infos=False)
 
     def stats(self) -> dict[str, float]:
-        """Lags, waits, times, and what went wrong; times are shares of all that workers, or the trainer, did."""
+        """Returns lags, waits, times and numbers of failures since the call before; see `Stats.take`."""
         counts = {"restarts": self._workers.num_restarts, "env_errors": self.num_env_errors}
         return self._stats.take() | {name: float(value) for name, value in counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` continues from, without rows under way: new episodes begin then, with new seeds."""
+        """Returns version and generation. Segments are not saved: a resumed run begins new episodes with new seeds."""
         newest = max(worker.generation for worker in self._workers.all)
         return {"policy_version": self.policy_version, "generation": self._first_generation + newest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
-        self._first_generation = state.get("generation", -1) + 1  # a `SyncUnroller` has none
+        self._first_generation = state.get("generation", -1) + 1  # a `SyncUnroller` saves none
 
     def close(self) -> None:
         if self._closed:
@@ -225,11 +227,11 @@ class AsyncUnroller(Unroller):
         example = example_row(self.environment, self._algorithm, self._transforms, self._envs_per_worker)
         num_rows = self._length + (1 if on_policy or ragged else 0)
         records = example_records(example, self.shown)
-        num_arrivals = 2 * self._length + 3 if ragged else self._length + 1
+        num_records = 2 * self._length + 3 if ragged else self._length + 1
         plan = self._plan(
             first_generation=self._first_generation,
             modules=to_bytes((self._algorithm, self._transforms), type(self._algorithm).__name__),
-            forms=slot_forms(example, records, num_rows, num_arrivals),
+            forms=slot_forms(example, records, num_rows, num_records),
             shown=self.shown,
         )
         structure = nest.flatten((example, records))[1]
@@ -244,34 +246,34 @@ class AsyncUnroller(Unroller):
 
     @property
     def _num_needed(self) -> int:
-        """Segments that an unroll waits for."""
+        """Number of ready segments that an unroll waits for."""
         if self._lockstep or self._algorithm.on_policy:
             return self.num_columns // self._envs_per_worker
         return 1
 
     def _grant(self) -> None:
-        """Gives workers what they may fill now: all free slots, in lockstep one each."""
+        """Grants workers the slots that they may fill now: all free slots; in lockstep one slot each."""
         publication = self._workers.newest if self._lockstep else None
         for worker in self._workers.all:
             while (slot := self._ledger.next_free(worker.index)) is not None:
                 if self._lockstep and not self._ledger.is_idle(worker.index):
-                    break  # it has a slot to fill, or has filled one that nobody has taken yet
+                    break  # this iteration's segment is granted or ready
                 if not self._workers.grant(worker, Grant(slot, self._at_random, publication)):
                     break
                 self._ledger.grant(worker.index)
 
     def _take(self) -> list[Segment]:
-        """The segments of this unroll, out of those that are ready."""
+        """Takes the segments of this unroll from those that are ready."""
         if self._lockstep:
             return sorted(self._ledger.take(), key=lambda segment: segment.worker_index)
         if self._algorithm.on_policy:
             return self._ledger.take(most=self._num_needed)
-        # A policy's memory is stored at row 0 of an experience, so there every segment is one of its own.
+        # An experience has one recurrent state, at row 0: then it is one segment of each worker.
         most = 1 if self._algorithm.has_state else max(1, (self._max_length or sys.maxsize) // self._length)
         return self._ledger.take(most_of_each=most)
 
     def _join(self, segments: list[Segment]) -> Experience:
-        """The experience that segments make together; what arrived in them becomes `records`."""
+        """Joins segments into one experience, and their step records into `records`."""
         parts = [self._workers.read(segment) for segment in segments]
         by_worker = [
             [part for segment, part in zip(segments, parts) if segment.worker_index == worker.index]
@@ -283,7 +285,7 @@ class AsyncUnroller(Unroller):
         return nest.arrays(in_columns([[experience for experience, _ in own] for own in by_worker]))
 
     def _mask_old(self, experience: Experience, segments: list[Segment]) -> None:
-        """Leaves nothing to train on of segments that are older than `max_policy_lag`."""
+        """Masks all rows of segments that are older than `max_policy_lag`."""
         num_envs = self._envs_per_worker
         for i, segment in enumerate(segments):
             if self._max_lag is not None and self.policy_version - segment.version > self._max_lag:
@@ -296,13 +298,13 @@ class AsyncUnroller(Unroller):
         began = warned = time.monotonic()
         while len(self._ledger.ready) < self._num_needed:
             self.check_signals()
-            for worker, message in self._workers.wait(LOOK_SECONDS):
+            for worker, message in self._workers.wait(CHECK_SECONDS):
                 self._receive(worker, message)
             self._grant()
             if time.monotonic() - warned > WARN_SECONDS:
                 warned = time.monotonic()
                 self.log(f"Waiting for rows for {warned - began:.0f} s: {self._workers.activities()}")
-        # What else has come is taken in, so that nothing is older than it needs to be.
+        # Receives all that has arrived, so that off-policy no row is older than necessary.
         for worker, message in self._workers.wait(0):
             self._receive(worker, message)
 
@@ -325,7 +327,7 @@ class AsyncUnroller(Unroller):
             if self._algorithm.on_policy and num_left * slots < self._num_needed:
                 raise RunError(
                     f"{num_left} workers of {slots} slots are left, and an iteration takes "
-                    f"AsyncUnroller.segments_per_unroll = {self._num_needed} segments; lower that, or raise "
+                    f"AsyncUnroller.segments_per_unroll = {self._num_needed} segments; lower it, or raise "
                     "AsyncUnroller.slots"
                 )
 
@@ -337,4 +339,4 @@ class AsyncUnroller(Unroller):
                 f"environment {error.env_id} failed, error {self.num_env_errors} of environments in this run, more "
                 f"than AsyncUnroller.max_env_errors = {self._max_env_errors}:\n{error.traceback.rstrip()}"
             )
-        self.log(f"environment {error.env_id} failed, and is built anew:\n{error.traceback.rstrip()}")
+        self.log(f"environment {error.env_id} failed and is replaced:\n{error.traceback.rstrip()}")

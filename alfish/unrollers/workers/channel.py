@@ -1,4 +1,4 @@
-"""How messages cross between the trainer and a worker process."""
+"""Messages between two processes over a socket."""
 
 import contextlib
 import pickle
@@ -8,15 +8,19 @@ from typing import Any
 
 from alfish.unrollers.workers.pickling import from_bytes
 
-LENGTH = struct.Struct("<q")  # of a message's bytes, which stand behind it
+LENGTH = struct.Struct("<q")  # number of bytes of the message that follows
 
 
 class Channel:
-    """Whole messages in both directions between two processes. Nobody else holds an end of it, so no other death can
-    leave it locked; the death of the peer ends it.
+    """Whole messages in both directions between the trainer and one worker.
+
+    No third process holds an end, so only the death of the peer ends the channel, and nothing can leave it locked.
+    `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on a message of which only the
+    first part has arrived: a worker that was stopped in the middle of a message would block the trainer. `drain` never
+    blocks.
 
     Args:
-      end: a connected stream socket.
+      end: connected stream socket.
     """
 
     def __init__(self, end: socket.socket):
@@ -24,22 +28,22 @@ class Channel:
         self._received = bytearray()
 
     def fileno(self) -> int:
-        """Descriptor of the socket, by which a selector waits for messages."""
+        """Returns the descriptor of the socket, for a selector."""
         return self._socket.fileno()
 
     def send(self, message: tuple) -> None:
-        """Sends a message whole. Raises OSError where the peer is gone."""
+        """Sends a message. Raises OSError if the peer has ended."""
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._socket.sendall(LENGTH.pack(len(body)) + body)
 
     def receive(self) -> Any:
-        """The next message, waited for. Raises EOFError where the peer is gone."""
+        """Waits for the next message and returns it. Raises EOFError if the peer has ended."""
         while (message := self._take()) is None:
             self._fill()
         return message
 
     def drain(self) -> tuple[list[Any], bool]:
-        """The messages that are there, and whether the peer is gone; a message it had begun is dropped."""
+        """Returns the messages that have arrived, and whether the peer has ended. An incomplete message is kept."""
         self._socket.setblocking(False)
         gone = False
         try:
@@ -57,15 +61,17 @@ class Channel:
         return messages, gone
 
     def close(self) -> None:
-        """Ends the channel for both sides."""
+        """Closes the channel on both sides."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # the peer hears of it, whatever copies of this end there may be
+            self._socket.shutdown(
+                socket.SHUT_RDWR
+            )  # ends the connection even if a forked process holds a copy of this end
         self._socket.close()
 
     def _fill(self) -> None:
         data = self._socket.recv(1 << 16)
         if not data:
-            raise EOFError("the other process is gone")
+            raise EOFError("the other process has ended")
         self._received += data
 
     def _take(self) -> tuple | None:

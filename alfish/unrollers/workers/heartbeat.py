@@ -1,4 +1,4 @@
-"""What the trainer sees of a worker without the worker's help: what it is doing, and for how long."""
+"""Activity of a worker and its duration, in shared memory, so that the trainer sees them even if the worker hangs."""
 
 import signal
 import time
@@ -7,15 +7,15 @@ import torch
 
 from alfish.unrollers.workers.shared_memory import SharedMemory
 
-HEARTBEAT_BYTES = 64  # from one worker's words to the next one's, a cache line
-DUMP_SIGNAL = signal.SIGUSR1  # answered by a worker with where each of its threads is
+HEARTBEAT_BYTES = 64  # of each worker: a cache line
+DUMP_SIGNAL = signal.SIGUSR1  # a worker answers with the stacks of its threads
 
 
 class Heartbeat:
-    """What a worker is doing and since when: two integers that the trainer looks at, and one that it sets.
+    """Two integers that the worker writes, activity and time, and one that the trainer writes, the request to stop.
 
     Args:
-      memory: of all workers, `HEARTBEAT_BYTES` each.
+      memory: `HEARTBEAT_BYTES` for each worker.
       index: of the worker.
     """
 
@@ -26,36 +26,36 @@ class Heartbeat:
         "resetting environments",
         "stepping environments",
         "acting",
-        "about to take up a slot",  # the trainer's name for a worker that is idle with a slot
+        "about to take up a slot",  # an idle worker with a grant, see `Worker.activity`
     )
 
     def __init__(self, memory: SharedMemory, index: int):
         self._words = memory.tensor(HEARTBEAT_BYTES * index, (3,), torch.int64).numpy()
 
     def set(self, activity: int) -> None:
-        """The worker is at something else from now on."""
+        """Notes that the worker begins an activity."""
         self._words[1] = time.monotonic_ns()
         self._words[0] = activity
 
     def get(self) -> tuple[int, float]:
-        """The activity, and for how many seconds it has gone on."""
+        """Returns the activity and its duration in seconds."""
         return int(self._words[0]), (time.monotonic_ns() - int(self._words[1])) / 1e9
 
     @property
     def began(self) -> int:
-        """When the activity began, by the monotonic clock."""
+        """Monotonic time at which the activity began, in nanoseconds."""
         return int(self._words[1])
 
     @property
     def stopped(self) -> bool:
-        """Whether the worker was asked to come to an end."""
+        """Whether the worker was asked to stop."""
         return bool(self._words[2])
 
     def stop(self) -> None:
-        """Asks the worker to come to an end at its next step."""
+        """Asks the worker to stop before its next step."""
         self._words[2] = 1
 
     def clear(self) -> None:
-        """Begins anew, for a process that is about to start."""
+        """Resets the words for a new process."""
         self._words[2] = 0
         self.set(self.STARTING)

@@ -1,4 +1,4 @@
-"""What the trainer and a worker tell one another: a `Setup` when it starts, and then messages over a `Channel`."""
+"""Messages between the trainer and its workers: a `Setup` at the start, then messages over a `Channel`."""
 
 from typing import Any, NamedTuple, TypeAlias
 
@@ -8,9 +8,9 @@ from alfish.unrollers.workers.pickling import EnvironmentMaker
 
 
 class Stepping(NamedTuple):
-    """How workers step their environments; see the arguments of `AsyncUnroller`."""
+    """Settings of stepping and acting; see the arguments of `AsyncUnroller`."""
 
-    num_envs: int | None  # asked of the environment factory; None: as many as it makes
+    num_envs: int | None  # requested from the environment factory; None: its default
     stagger: int
     step_interval: float  # seconds
     tolerates_errors: bool
@@ -19,7 +19,7 @@ class Stepping(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the trainer tells all of its workers. It pickles, and no bit depends on where a worker runs."""
+    """Settings that all workers of a run share. Can be pickled; nothing in it depends on where a worker runs."""
 
     num_workers: int
     envs_per_worker: int
@@ -28,24 +28,24 @@ class Plan(NamedTuple):
     make_environment: EnvironmentMaker
     length: int  # rows a segment
     seed: int  # of the run
-    first_generation: int  # added to a worker's own
-    modules: bytes  # the algorithm and the transforms
+    first_generation: int  # of this process of the trainer; earlier ones belong to the run before its resumption
+    modules: bytes  # pickled algorithm and transforms
     forms: list  # shape and dtype of each leaf of a segment
     shown: tuple[str, ...]  # see `Unroller`
     keeps_infos: bool = True
 
     def setup(self, worker_index: int, generation: int, cpu: int | None = None) -> "Setup":
-        """Returns what one worker is told when it starts.
+        """Returns the setup of one process.
 
         Args:
           worker_index: index of the worker in the run.
-          generation: number of times that it was started before.
-          cpu: processor core to run on; None: any.
+          generation: number of processes of this worker before this one.
+          cpu: processor core to pin the worker to; None: none.
         """
         first = worker_index * self.envs_per_worker
         columns = range(first, first + self.envs_per_worker)
         num_columns = self.envs_per_worker * self.num_workers
-        # Neither the trainer's seed, nor that of another worker, or of an earlier generation.
+        # Differs from the seeds of the trainer, of other workers and of other generations.
         key = (1, worker_index, self.first_generation + generation)
         return Setup(
             plan=self,
@@ -58,38 +58,38 @@ class Plan(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """What a worker is told when it starts."""
+    """All that one process needs to start."""
 
     plan: Plan
     worker_index: int
     seed: int
     first_env_id: int
-    starts: list[int]  # vector steps after which each environment's first episode is broken off; 0: never
+    starts: list[int]  # vector step after which the first episode of each environment is truncated; 0: never
     cpu: int | None
 
 
-# From the trainer.
+# From the trainer to a worker.
 
 
 class Grant(NamedTuple):
-    """A slot is the worker's, until it tells of the `Segment` there."""
+    """Permission to fill a slot. The worker owns the slot until it sends the `Segment`."""
 
     slot: int
-    at_random: bool  # act by the algorithm's `random_action`
-    publication: int | None  # of the weights to act with; None: the newest
+    at_random: bool  # whether to act by the algorithm's `random_action`
+    publication: int | None  # number of the publication of weights to act with; None: the newest
 
 
-# From a worker.
+# From a worker to the trainer.
 
 
 class Started(NamedTuple):
-    """Environments are built and reset."""
+    """The environments are built and reset."""
 
     num_envs: int
 
 
 class Seconds(NamedTuple):
-    """What a worker spent on a segment."""
+    """Seconds that a worker spent on a segment."""
 
     wait: float  # for the slot
     env: float
@@ -98,47 +98,47 @@ class Seconds(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A slot is filled, and the trainer's again."""
+    """A slot is filled. The trainer owns it again."""
 
     worker_index: int
     slot: int
-    sequence: int  # how many the process filled before
-    version: int  # of the weights, as `Unroller.policy_version` counts
-    num_arrivals: int  # S of its `StepRecords`
+    sequence: int  # number of segments that the process filled before
+    version: int  # `policy_version` of the weights
+    num_records: int  # S of its `StepRecords`
     infos: list[tuple[int, dict[str, Any]]]  # of its `StepRecords`
     seconds: Seconds
 
 
 class EnvironmentReplaced(NamedTuple):
-    """An environment failed and is built anew; the worker goes on."""
+    """An environment failed and was replaced by a new one; the worker continues."""
 
     env_id: int
     traceback: str
 
 
 class EnvironmentFailed(NamedTuple):
-    """The worker ends with its environments; another one may do better."""
+    """An environment failed and cannot be replaced; the worker ends. A restart may help."""
 
     traceback: str
 
 
 class Failed(NamedTuple):
-    """The worker ends with what another one would run into as well."""
+    """The worker ends because of an error that a restart would meet again."""
 
     traceback: str
 
 
 class Refused(NamedTuple):
-    """The worker ends, because the user has to mend something."""
+    """The worker ends because of a mistake that the user has to correct."""
 
     sentence: str
 
 
-# From `Workers` itself.
+# From `Workers` to `AsyncUnroller`.
 
 
 class Died(NamedTuple):
-    """The worker's process has ended, and has said nothing after this."""
+    """The process of a worker has ended; no message of it follows."""
 
 
 FromWorker: TypeAlias = Started | Segment | EnvironmentReplaced | EnvironmentFailed | Failed | Refused | Died

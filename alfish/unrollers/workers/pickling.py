@@ -1,7 +1,7 @@
-"""Python objects that cross to a worker process, which must be able to build them.
+"""Pickles of objects for worker processes, and the environment factory with its gin configuration.
 
-Pickles are exchanged between processes of one run alone. gin is read here, as `bin` does it at the start of a run: a
-worker is a program of its own, and reads the configuration anew.
+Only processes of one run exchange pickles. A worker parses the configuration itself, because it shares no state with
+the trainer.
 """
 
 import copy
@@ -26,29 +26,29 @@ _REMEDY = (
 
 
 class EnvironmentMaker:
-    """An environment factory as a worker can have it.
+    """Environment factory in a form that can be sent to a worker.
 
-    What gin binds to `Trainer.environment` travels as the configuration's text, since references with a scope have no
-    other form; everything else is pickled.
+    A factory that gin binds to `Trainer.environment` travels as the text of the configuration, since gin's references
+    with a scope cannot be pickled. Any other factory is pickled.
 
     Args:
       factory: takes the keywords `seed` and `num_envs`.
 
     Raises:
-      UsageError: a worker could not import it.
+      UsageError: a worker cannot import the factory, or something that the configuration names.
     """
 
     def __init__(self, factory: Callable[..., Environment]):
         self._config, self._pickled = gin.config_str(), b""
         self._modules = _modules_of(self._config) if self._config else []
         self._parts = [(module, name) for module, name in description.registered() if module != "__main__"]
-        # gin makes a wrapper anew for each look at a reference with a scope; what it wraps stays the same.
+        # gin wraps a reference with a scope again at each access; the wrapped object stays the same.
         bound = _bound()
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
 
     def __call__(self) -> Callable[..., Environment]:
-        """Returns the factory; to be called in the worker."""
+        """Returns the factory. Called in the worker."""
         for module in self._modules:
             importlib.import_module(module)
         for part in self._parts:
@@ -58,10 +58,10 @@ class EnvironmentMaker:
 
 
 def to_bytes(thing: Any, name: str) -> bytes:
-    """Pickles for another process; tensors go to the CPU, each without the memory that it shares with others.
+    """Pickles an object for another process. Tensors are copied to the CPU, each without the storage it shares.
 
     Raises:
-      UsageError: names what a process of its own could not import.
+      UsageError: another process could not import a part of the object; the message names the part.
     """
     buffer = io.BytesIO()
     try:
@@ -77,7 +77,7 @@ def to_bytes(thing: Any, name: str) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """What `to_bytes` was given. For bytes of our own processes alone: unpickling executes what it reads."""
+    """Inverse of `to_bytes`. Only for bytes of this run's processes: unpickling can execute any code."""
     return pickle.loads(data)
 
 
@@ -117,7 +117,7 @@ def _tensor(
 
 
 def _modules_of(config: str) -> list[str]:
-    """The modules whose names gin knows, so that a worker that imports them can read the configuration."""
+    """Returns the modules that a worker must import before it parses the configuration: all that gin knows."""
     modules = set()
     for selector, configurable in gin_internals.configurables().items():
         module = configurable.__module__
@@ -129,7 +129,7 @@ def _modules_of(config: str) -> list[str]:
 
 
 def _bound() -> Any:
-    """gin's reference to what is bound to `Trainer.environment`; None where nothing is."""
+    """Returns gin's reference that is bound to `Trainer.environment`; None: there is none."""
     try:
         value = gin.get_bindings("alfish.Trainer", resolve_references=False).get("environment")
     except ValueError:  # nothing has registered the trainer

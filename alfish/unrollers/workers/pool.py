@@ -1,4 +1,4 @@
-"""The trainer's side of its worker processes: starting, hearing, watching, restarting and ending them."""
+"""The pool of worker processes: starts, supervises, restarts and ends them, and shares memory with them."""
 
 import contextlib
 import os
@@ -38,30 +38,32 @@ from alfish.unrollers.workers.shared_memory import SharedMemory, SharedWeights
 from alfish.unrollers.workers.slots import Slots
 
 STACK_BYTES = 1 << 16
-LOOK_SECONDS = 0.5  # between two looks at what workers are doing
-MAX_DELAY = 10.0  # seconds before a worker is started again
+CHECK_SECONDS = 0.5  # between two checks of what workers are doing
+MAX_DELAY = 10.0  # seconds before a restart, at most
 
 
 class Worker:
-    """One worker process, and what replaces it when it dies.
+    """One worker: its present process, and the state that outlives it.
 
     Attributes:
-      generation: how often it was started before.
-      alive: whether there is a process that has not been given up.
+      index: of the worker in the pool.
+      generation: number of processes before the present one.
+      alive: whether the process runs, or has ended unnoticed so far.
+      started: whether the process has built and reset its environments.
     """
 
     def __init__(self, index: int, heartbeat: Heartbeat, stacks: SharedMemory):
         self.index, self.heartbeat, self._stacks = index, heartbeat, stacks
         self.generation = -1
         self.alive = False
-        self.started = False  # it has told so itself
-        self.failures_in_row = 0  # deaths since it last filled a segment
-        self.retry_at = 0.0  # when to start it again, by the monotonic clock
-        self.overdue: int | None = None  # when what it was found to be at for too long began
-        self.granted: deque[float] = deque()  # when, by the monotonic clock; of the slots that it has not filled yet
+        self.started = False
+        self.failures_in_row = 0  # deaths since the last segment
+        self.retry_at = 0.0  # monotonic time of the restart; 0: none is due
+        self.overdue: int | None = None  # `Heartbeat.began` of an activity that the last check found too long
+        self.granted: deque[float] = deque()  # monotonic times of the grants that are not filled yet
 
     def spawn(self, setup: Setup, fds: dict[str, int]) -> None:
-        """Starts the process, which gets copies of these descriptors."""
+        """Starts a process, which receives copies of these file descriptors."""
         self.heartbeat.clear()
         self.granted.clear()
         ours, theirs = socket.socketpair()
@@ -80,15 +82,15 @@ class Worker:
         self.channel, self._lifeline = Channel(ours), lifeline
         self.alive, self.started, self.last_words = True, False, ""
 
-    def grant(self, fill: Grant) -> None:
-        """Gives the process a slot to fill. Raises OSError where it is gone."""
-        self.channel.send(fill)
+    def grant(self, grant: Grant) -> None:
+        """Sends a grant. Raises OSError if the process has ended."""
+        self.channel.send(grant)
         self.granted.append(time.monotonic())
 
     def activity(self) -> tuple[int, float]:
-        """What the process is doing, as `Heartbeat` counts, and for how many seconds.
+        """Returns the activity, a constant of `Heartbeat`, and its duration in seconds.
 
-        It does not take a slot up from when it has been granted one and waits for the trainer nevertheless.
+        A worker that is idle although it has a grant is TAKING it, from the moment of the grant.
         """
         activity, seconds = self.heartbeat.get()
         if activity == Heartbeat.IDLE and self.granted:
@@ -96,20 +98,20 @@ class Worker:
         return activity, seconds
 
     def stacks(self) -> str:
-        """Where each thread of the process is, asked of it; empty if it cannot say any more."""
+        """Returns the stack of each thread of the process; empty if the process does not answer."""
         self._stacks.write(bytes(STACK_BYTES))
-        os.lseek(self._stacks.fd, 0, os.SEEK_SET)  # the position is the process's too
+        os.lseek(self._stacks.fd, 0, os.SEEK_SET)  # both processes share the position
         self.process.send_signal(DUMP_SIGNAL)
         time.sleep(0.3)
         return self._stacks.read().strip(b"\0").decode(errors="replace")
 
     def kill(self) -> None:
-        """Kills the process and those that it has started, which are of its group and may outlive it."""
+        """Kills the process group: the worker, and processes that its environments have started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self, timeout: float) -> int:
-        """Ends the process, by force after `timeout` seconds; returns its exit code."""
+        """Ends the process, kills it after `timeout` seconds, and returns its exit code."""
         self.heartbeat.stop()
         self.channel.close()
         try:
@@ -126,23 +128,29 @@ class Worker:
 @gin.configurable(module="alfish.unrollers")
 @checked
 class Workers:
-    """Worker processes: starts them, hears what they tell, kills what hangs, and starts anew what has died.
+    """Pool of worker processes on this machine.
+
+    Receives messages of workers, kills workers that hang, and restarts workers that have died.
+
+    `AsyncUnroller` uses the following only, so that another class can run workers elsewhere: `start`, `publish`,
+    `newest`, `grant`, `wait`, `read`, `activities`, `close`, and the attributes below. Of a worker it reads `index` and
+    `generation`.
 
     Args:
-      count: how many.
-      start_timeout: seconds to import, build environments and reset them for the first time.
-      step_timeout: seconds that one vector step may take, or acting, or to take up a slot.
-      close_timeout: seconds to close environments at the end.
-      max_deaths: so many within `death_window` seconds are answered by a new process; one more by `on_failure`.
-      death_window: see above.
-      on_failure: 'raise' ends the run; 'shrink' goes on with the other workers.
-      cpus: numbers of the processor cores to keep workers on, in turn; None: anywhere.
+      count: number of workers.
+      start_timeout: seconds for imports, building environments and their first reset.
+      step_timeout: seconds for one vector step, for one call of the policy, and for the answer to a grant.
+      close_timeout: seconds for closing environments at the end.
+      max_deaths: deaths within `death_window` that are answered by a restart; `on_failure` answers the next one.
+      death_window: seconds.
+      on_failure: 'raise' ends the run; 'shrink' continues with the other workers.
+      cpus: processor cores to pin workers to, in turn; None: workers are not pinned.
 
     Attributes:
-      all: a `Worker` for each index.
-      shrinks: whether the run goes on with fewer of them, see `on_failure`.
-      num_restarts: processes that took the place of dead ones.
-      log: takes a line for the user.
+      all: the workers, by index.
+      shrinks: whether `on_failure` is 'shrink'.
+      num_restarts: number of restarts.
+      log: receives lines for the user.
     """
 
     def __init__(
@@ -166,84 +174,84 @@ class Workers:
         }
         self._close_timeout, self._max_deaths, self._death_window = close_timeout, max_deaths, death_window
         self.shrinks, self._cpus = on_failure == "shrink", cpus
-        self.pulses = SharedMemory(HEARTBEAT_BYTES * count)
+        self.heartbeats = SharedMemory(HEARTBEAT_BYTES * count)
         self._stacks = [SharedMemory(STACK_BYTES) for _ in range(count)]
-        self.all = [Worker(i, Heartbeat(self.pulses, i), self._stacks[i]) for i in range(count)]
+        self.all = [Worker(i, Heartbeat(self.heartbeats, i), self._stacks[i]) for i in range(count)]
         self._deaths: deque[float] = deque()
         self.num_restarts = 0
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._selector = selectors.DefaultSelector()
         self._plan: Plan
         self._slots: Slots
-        self._board: SharedWeights
+        self._weights: SharedWeights
         self.log: Callable[[str], None] = logging.warning
 
     @property
     def num_left(self) -> int:
-        """How many workers run, or are to be started again."""
+        """Number of workers that run or will be restarted."""
         return sum(worker.alive or worker.retry_at > 0 for worker in self.all)
 
     @property
     def newest(self) -> int:
-        """Number of the newest publication of weights."""
-        return self._board.newest
+        """Number of the newest publication of weights, see `Grant.publication`."""
+        return self._weights.newest
 
     def start(self, plan: Plan, structure: Any, tensors: Sequence[torch.Tensor], version: int) -> None:
         """Starts all workers.
 
         Args:
-          plan: of the run.
-          structure: of a segment, see `Slots`.
-          tensors: weights, whose values `publish` tells the workers.
-          version: of these values, see `publish`.
+          plan: settings that all workers share.
+          structure: structure of a segment, see `Slots`.
+          tensors: the weights. `publish` copies their values.
+          version: `policy_version` of the present values.
         """
         self._plan, self._slots = plan, Slots(plan.forms, plan.num_slots, structure)
-        self._board = SharedWeights(tensors)
+        self._weights = SharedWeights(tensors)
         self.publish(version)
         for worker in self.all:
             self._spawn(worker)
 
     def publish(self, version: int) -> None:
-        """Tells workers the present values of the weights; `version` comes back in `Segment.version`."""
-        self._board.publish(version)
+        """Publishes the present values of the weights. Segments made with them have this version."""
+        self._weights.publish(version)
 
-    def grant(self, worker: Worker, fill: Grant) -> bool:
-        """Gives a worker a slot to fill; returns whether the worker is there to take it."""
+    def grant(self, worker: Worker, grant: Grant) -> bool:
+        """Grants a slot to a worker. Returns False if the worker has not started, or has ended."""
         if not (worker.started and worker.alive):
             return False
         try:
-            worker.grant(fill)
-        except OSError:  # it has died, and the next wait will say so
+            worker.grant(grant)
+        except OSError:  # it has died; `wait` will report that
             return False
         return True
 
     def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
-        """Returns the rows of a segment and what arrived: views, until its slot is granted again."""
+        """Returns the rows and the records of a segment. They are views, valid until its slot is granted again."""
         return self._slots.read(segment)
 
     def wait(self, timeout: float) -> Iterator[tuple[Worker, FromWorker]]:
-        """Messages of the workers, once there are any, or once `timeout` seconds are over.
+        """Yields messages of workers. Returns when there are some, or after `timeout` seconds.
 
-        A death is a message of its own, `Died`, after the last of the worker's others. What has to be restarted is.
+        `Died` is the last message of a process. Restarts that are due happen here.
 
         Raises:
-          RunError: what makes no sense to try again, with the worker's traceback; or too many deaths.
-          UsageError: an environment was refused.
+          RunError: a worker failed in a way that a restart cannot mend, or too many workers died.
+          UsageError: a worker refused its environment or settings.
         """
         for worker in self.all:
             if not worker.alive and worker.retry_at and time.monotonic() >= worker.retry_at:
                 self.num_restarts += 1
                 self._spawn(worker)
         for key, _ in self._selector.select(timeout):
-            yield from self._hear(key.data)
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
-            self._looked = time.monotonic()
+            yield from self._receive(key.data)
+        if time.monotonic() - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = time.monotonic()
             for worker in self.all:
                 if worker.alive:
-                    yield from self._look(worker)
+                    yield from self._check(worker)
 
     def activities(self) -> str:
-        """A clause that says what each worker is doing."""
+        """Returns a clause that says what each worker is doing."""
         parts = []
         for worker in self.all:
             activity, seconds = worker.activity()
@@ -252,7 +260,7 @@ class Workers:
         return ", ".join(parts)
 
     def close(self) -> None:
-        """Ends all of them, together."""
+        """Ends all workers at the same time."""
         for worker in self.all:
             worker.retry_at = 0.0
             if worker.alive:
@@ -264,19 +272,19 @@ class Workers:
                 if worker.alive:
                     with contextlib.suppress(TimeoutError):
                         worker.process.wait(max(0.0, deadline - time.monotonic()))
-        finally:  # also where a signal breaks this wait off
+        finally:  # also if a signal interrupts the wait
             for worker in self.all:
                 if worker.alive:
                     worker.end(0)
             self._selector.close()
 
     def _spawn(self, worker: Worker) -> None:
-        header, board = self._board.fds
+        header, weights = self._weights.fds
         fds = {
-            "pulses": self.pulses.fd,
+            "heartbeats": self.heartbeats.fd,
             "stacks": self._stacks[worker.index].fd,
-            "board_header": header,
-            "board": board,
+            "weights_header": header,
+            "weights": weights,
             "slots": self._slots.fd,
         }
         cpu = None if self._cpus is None else self._cpus[worker.index % len(self._cpus)]
@@ -284,8 +292,8 @@ class Workers:
         worker.spawn(self._plan.setup(worker.index, worker.generation, cpu), fds)
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
-    def _hear(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
-        ended = worker.process.poll() is not None  # a process that it has started may hold its socket on
+    def _receive(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
+        ended = worker.process.poll() is not None  # a process of its environments may hold the socket open
         messages, gone = worker.channel.drain()
         for message in messages:
             if isinstance(message, Refused):
@@ -304,11 +312,14 @@ class Workers:
         if gone or ended:
             yield from self._on_death(worker)
 
-    def _look(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
-        """Buries a worker that has ended, and kills one that has been at one thing for too long, in two looks: the
-        trainer may have been stopped with it, or not have read what it sent."""
+    def _check(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
+        """Notices that a worker has ended, and kills a worker that hangs.
+
+        A worker hangs if two checks in a row find the same activity over its limit. After the first one it may still
+        report progress: the trainer may have been stopped together with it, or may not have read its messages yet.
+        """
         if worker.process.poll() is not None:
-            yield from self._hear(worker)
+            yield from self._receive(worker)
             return
         activity, seconds = worker.activity()
         limit = self._limits.get(activity)
@@ -340,10 +351,10 @@ class Workers:
                     f"{text}\nThat is death {count} of workers within {self._death_window:g} s, more than "
                     f"Workers.max_deaths = {self._max_deaths}"
                 )
-            self.log(f"{text}\nToo many deaths of workers: the run goes on without it")
+            self.log(f"{text}\nToo many deaths of workers: the run continues without this one")
             self._deaths.clear()
         else:
-            self.log(f"{text}\nIt is started again")
+            self.log(f"{text}\nIt is restarted")
             worker.retry_at = now + min(0.1 * 2.0 ** min(worker.failures_in_row, 10), MAX_DELAY)
             worker.failures_in_row += 1
         yield worker, Died()

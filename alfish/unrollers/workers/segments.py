@@ -1,7 +1,7 @@
-"""Segments put together into one experience, and what arrived in them into one record of records.
+"""Segments joined into one experience, and their step records into one.
 
-On-policy segments stand side by side. Off-policy each environment has a column of its own, however many segments its
-worker gave, and a column with fewer rows than its neighbours is filled up with PAD rows at its end.
+On-policy, segments stand side by side. Off-policy, each environment has one column, whatever number of segments its
+worker filled; shorter columns end with PAD rows.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from alfish.unrollers.unroller import StepRecords, without_infos
 
 
 def side_by_side(parts: list[Experience]) -> Experience:
-    """Parts `[T, B, ...]` as one `[T, B + B + ..., ...]`; a part that is alone is given back without a copy."""
+    """Joins parts `[T, B, ...]` along columns: `[T, B + B + ..., ...]`. A single part is returned without a copy."""
     if len(parts) == 1:
         return parts[0]
     rows, starts = zip(*map(_taken_apart, parts))
@@ -25,17 +25,17 @@ def side_by_side(parts: list[Experience]) -> Experience:
 
 
 def one_after_another(parts: list[Experience]) -> Experience:
-    """A copy of parts `[T, B, ...]` as one `[T + T + ..., B, ...]`, whose PAD rows are all at the ends of columns."""
+    """Copies parts `[T, B, ...]` into one `[T + T + ..., B, ...]`, with all PAD rows at the ends of columns."""
     rows, starts = zip(*map(_taken_apart, parts))
     joined = nest.map(lambda *leaves: torch.cat(leaves), *rows)
     return _closed_up(_experience(joined, nest.map(torch.clone, starts[0])))
 
 
 def in_columns(parts: list[list[Experience]]) -> Experience:
-    """A copy of what each worker gave as the columns of its environments.
+    """Copies the parts of all workers into one experience with a column for each environment.
 
     Args:
-      parts: of each worker, in the order they came; of at least one of them, there is one.
+      parts: for each worker, its parts in the order in which they came. At least one worker has a part.
     """
     columns = [one_after_another(own) if own else None for own in parts]
     given = [part for part in columns if part is not None]
@@ -44,7 +44,7 @@ def in_columns(parts: list[list[Experience]]) -> Experience:
 
 
 def records_in_columns(parts: list[list[StepRecords]]) -> StepRecords:
-    """What arrived at each worker as the columns of its environments; see `in_columns`."""
+    """Copies the records of all workers into one with a column for each environment; see `in_columns`."""
     example = next(part for own in parts for part in own)
     num_rows = max(sum(len(part.step_type) for part in own) for own in parts)
     own_envs = example.step_type.shape[1]
@@ -67,7 +67,7 @@ def records_in_columns(parts: list[list[StepRecords]]) -> StepRecords:
 
 
 def _taken_apart(part: Experience) -> tuple[Nest, Nest]:
-    """The leaves that are `[T, B, ...]`, and those that are `[B, ...]`, of row 0."""
+    """Returns the leaves `[T, B, ...]`, and the leaves `[B, ...]` of row 0."""
     return (part.time_step, part.action, part.info), (part.state, part.policy_version, part.transform_state)
 
 
@@ -77,7 +77,7 @@ def _experience(rows: Nest, start: Nest) -> Experience:
 
 
 def _closed_up(part: Experience) -> Experience:
-    """The part with all PAD rows at the ends of columns: segments of unequal columns have some at their own ends."""
+    """Moves all PAD rows to the ends of columns: each segment of an uneven rollout may have some at its own end."""
     pad = part.time_step.step_type == StepType.PAD
     if not (pad[:-1] & ~pad[1:]).any():
         return part
@@ -87,7 +87,7 @@ def _closed_up(part: Experience) -> Experience:
 
 
 def _filled_up(part: Experience, num_rows: int) -> Experience:
-    """The part with PAD rows behind its own, `num_rows` in all."""
+    """Appends PAD rows until the part has `num_rows`."""
     missing = num_rows - len(part.time_step.step_type)
     if not missing:
         return part
@@ -98,14 +98,14 @@ def _filled_up(part: Experience, num_rows: int) -> Experience:
 
 
 def _nothing_like(part: Experience) -> Experience:
-    """An experience of as many columns as the part has, and of no rows; its version is -1."""
+    """Returns an experience with the part's columns and no rows; its version is -1."""
     rows, start = _taken_apart(part)
     nothing = _experience(nest.at(rows, slice(0, 0)), nest.map(torch.zeros_like, start))
     return nothing._replace(policy_version=torch.full_like(part.policy_version, -1))  # type: ignore[arg-type]
 
 
 def _widened(info: dict[str, Any], columns: slice, num_envs: int) -> dict[str, Any]:
-    """A vector info of some environments as one of all, with a mask for each key."""
+    """Widens a vector info of some environments to all environments, with a mask for each key."""
     wide: dict[str, Any] = {}
     for key, value in info.items():
         if key.startswith("_"):

@@ -1,9 +1,11 @@
-"""A process that has imported what workers need, which takes seconds, and is forked for each of them.
+"""The server: a process that imports torch and alfish once, which takes seconds, and forks every worker.
 
-The trainer starts it with its first worker. It imports neither the user's modules nor reads a configuration, and it has
-one thread. It ends when the trainer does, and its workers end with it. A worker is as a program of its own would be:
-environment variables, module path, working directory, standard streams and processor cores are those that the trainer
-has when it asks for the worker. Only variables that are read while a program starts (`LD_*`) are of the first start.
+The trainer starts the server with its first worker. The server imports no module of the user's, reads no configuration
+and has one thread. It ends with the trainer, and workers end with the server.
+
+A worker equals a new program: its environment variables, module path, working directory, standard streams and processor
+cores are those of the trainer at the moment of the request. The exception is what a program reads while it starts, such
+as LD_LIBRARY_PATH: these variables have the values of the first request.
 """
 
 import atexit
@@ -26,34 +28,34 @@ from alfish.runs.processes import follow
 from alfish.unrollers.workers.pickling import from_bytes, to_bytes
 from alfish.unrollers.workers.shared_memory import SharedMemory
 
-# Each of these would start threads of its own in every worker.
+# Each of these sets the size of a thread pool; a worker has one core to itself.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Without the working directory that `-c` puts first: a worker imports from where the trainer does.
+# `-c` puts the working directory first in sys.path; workers import from the trainer's path only.
 PROGRAM = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from alfish.runs.processes import follow; follow(int(sys.argv[1])); "
     "from alfish.unrollers.workers.server import main; main(int(sys.argv[2]))"
 )
-NUMBER = struct.Struct("<q")  # of what is told of a worker: its process id, or minus an errno; then its exit code
+NUMBER = struct.Struct("<q")  # two answers to a request: process id (or -errno), later exit code
 MAX_FDS = 64  # of one request
 
 
 class Launch(NamedTuple):
-    """What a new worker takes over from the trainer, besides descriptors."""
+    """State of the trainer that a new worker takes over, besides file descriptors."""
 
-    environment: dict[str, str]  # variables
-    path: list[str]  # of modules
-    cpus: set[int] | None  # cores that it may run on; None: the system has no such setting
-    names: list[str]  # of the descriptors
-    setup: bytes  # read when all of the above is in force, since it imports the user's modules
+    environment: dict[str, str]  # environment variables
+    path: list[str]  # sys.path
+    cpus: set[int] | None  # processor cores to run on; None: the system has no such setting
+    names: list[str]  # of the descriptors in the request, in their order
+    setup: bytes  # pickled last, because unpickling it imports the user's modules
 
 
 class WorkerProcess:
-    """A worker's process, whose parent is the server.
+    """Handle of a worker's process, whose parent is the server.
 
     Attributes:
-      pid: process id, and the id of its process group.
-      returncode: exit code, negative: killed by that signal; None: not known to have ended.
+      pid: process id, which is also the id of the worker's process group.
+      returncode: exit code; -n: killed by signal n; None: the process has not been seen to end.
     """
 
     def __init__(self, status: socket.socket, pid: int):
@@ -61,24 +63,24 @@ class WorkerProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Returns `returncode` as it is now."""
+        """Returns `returncode` without waiting."""
         with contextlib.suppress(TimeoutError):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end of the process.
+        """Waits for the process to end and returns its exit code.
 
-        Returns:
-          Its exit code.
+        Args:
+          timeout: seconds; None: no limit.
 
         Raises:
-          TimeoutError: it runs after that many seconds.
+          TimeoutError: the process still runs after `timeout` seconds.
         """
         if self.returncode is None:
             try:
                 self.returncode = _read_number(self._status, timeout)
-            except EOFError:  # the server has died, so nobody can tell, and the worker dies with it
+            except EOFError:  # the server has died, and the worker with it
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
                 self.returncode = -signal.SIGKILL
@@ -86,14 +88,14 @@ class WorkerProcess:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal; nothing happens if the process has ended."""
+        """Sends a signal. Does nothing if the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 class Server:
-    """The trainer's side of the process that workers are forked from."""
+    """Handle of the server in the trainer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,19 +104,19 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """Id of the server's process; None: it does not run."""
+        """Process id of the server; None: it does not run."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
     def launch(self, setup: bytes, fds: dict[str, int]) -> WorkerProcess:
-        """Starts a worker, and the server if it does not run.
+        """Starts a worker. Starts the server first if it does not run.
 
         Args:
           setup: see `worker.main`.
-          fds: descriptors for the worker, each of which it gets a copy of.
+          fds: file descriptors by name. The worker receives copies.
 
         Raises:
-          RunError: the server ends before it has started a worker.
-          OSError: the system has no room for another process.
+          RunError: the server ended before it forked the worker.
+          OSError: fork failed.
         """
         path = [entry or os.getcwd() for entry in sys.path]
         environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": os.pathsep.join(path)}
@@ -137,20 +139,21 @@ class Server:
             except (EOFError, OSError) as error:
                 status.close()
                 code = self.close()
-                raise RunError(f"the process that workers are forked from ended with exit code {code}") from error
-            except BaseException:  # a signal asks to stop
+                raise RunError(
+                    f"the process that forks workers ended with exit code {code}; its output above tells why"
+                ) from error
+            except BaseException:  # a signal asks to stop; the worker will find its channel closed
                 status.close()
-                self.close()
                 raise
         if pid < 0:
             status.close()
-            raise OSError(-pid, f"a worker cannot be started: {os.strerror(-pid)}")
+            raise OSError(-pid, f"cannot fork a worker: {os.strerror(-pid)}")
         return WorkerProcess(status, pid)
 
     def _start(self, environment: dict[str, str]) -> None:
         self.close()
         self._socket, theirs = socket.socketpair()
-        # The signal would else follow the thread that started it, whose end is not the end of the trainer.
+        # The death signal follows the starting thread, and only the main thread lives as long as the trainer.
         trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         with theirs:
             self._process = subprocess.Popen(
@@ -162,7 +165,7 @@ class Server:
             )
 
     def close(self) -> int | None:
-        """Ends the server, and so its workers; returns its exit code. It is started again when it is needed."""
+        """Ends the server, and with it all workers; returns its exit code. The next `launch` starts a new server."""
         if self._process is None:
             return None
         self._socket.close()
@@ -174,11 +177,11 @@ class Server:
             return process.wait()
 
     def forget(self) -> None:
-        """In a forked child, whose server it is not: the trainer's end must show in the socket."""
+        """Closes a forked child's copy of the socket, so that the socket ends when the trainer does."""
         self._lock = threading.Lock()
         if self._process is not None:
             self._socket.close()
-            self._process.returncode = 0  # so that nobody waits for what is not a child
+            self._process.returncode = 0  # not a child of this process, so it cannot be waited for
             self._process = None
 
 
@@ -187,23 +190,19 @@ atexit.register(SERVER.close)
 os.register_at_fork(after_in_child=SERVER.forget)
 
 
-# In the server.
+# The server's side.
 
 
 def main(trainer_fd: int) -> None:
-    """Serves until the trainer is gone, or, in a forked process, works until that is done."""
+    """Runs the server until the trainer ends. In each forked process, runs a worker."""
     from alfish.unrollers.workers import worker
 
     gc.collect()
-    gc.freeze()  # so that collections in workers leave the pages that they share alone
+    gc.freeze()  # keeps garbage collection in workers from copying the shared pages
     fds = _serve(socket.socket(fileno=trainer_fd))
     if not fds:
         return
-    (
-        memory,
-        directory,
-        *streams,
-    ) = fds[:4]
+    memory, directory, *streams = fds[:4]
     launch: Launch = from_bytes(SharedMemory(os.fstat(memory).st_size, memory).read())
     os.fchdir(directory)
     os.close(directory)
@@ -220,10 +219,10 @@ def main(trainer_fd: int) -> None:
 
 
 def _serve(trainer: socket.socket) -> list[int]:
-    """Forks workers and tells of their ends.
+    """Forks a worker for each request, and reports the exit codes of workers.
 
     Returns:
-      The descriptors of its request, in a worker; none, in the server, when the trainer is gone.
+      In a worker, the descriptors of the request. In the server, an empty list when the trainer has ended.
     """
     server = os.getpid()
     statuses: dict[int, socket.socket] = {}  # by process id
@@ -231,7 +230,7 @@ def _serve(trainer: socket.socket) -> list[int]:
     for fd in (ended, end):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # else there is nothing to wake up for
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only handled signals write to the descriptor
     with selectors.DefaultSelector() as selector:
         selector.register(trainer, selectors.EVENT_READ)
         selector.register(ended, selectors.EVENT_READ)
@@ -239,7 +238,7 @@ def _serve(trainer: socket.socket) -> list[int]:
             ready = {key.fileobj for key, _ in selector.select()}
             if ended in ready:
                 os.read(ended, 1 << 16)
-                for pid in [pid for pid in statuses if _tell_of_end(pid, statuses[pid])]:
+                for pid in [pid for pid in statuses if _report_end(pid, statuses[pid])]:
                     statuses.pop(pid).close()
             if trainer in ready:
                 byte, fds, _, _ = socket.recv_fds(trainer, 1, MAX_FDS)
@@ -258,13 +257,13 @@ def _serve(trainer: socket.socket) -> list[int]:
                     os.close(fd)
                 if pid > 0:
                     os.setpgid(pid, pid)
-                with contextlib.suppress(OSError):  # the trainer does not wait for it any more
+                with contextlib.suppress(OSError):  # the trainer has given up the request
                     status.sendall(NUMBER.pack(pid))
                 if pid > 0:
                     statuses[pid] = status
                 else:
                     status.close()
-    # In a worker, which has nothing of the server's.
+    # The worker undoes what is the server's.
     os.setpgid(0, 0)
     follow(server)
     signal.set_wakeup_fd(-1)
@@ -276,16 +275,16 @@ def _serve(trainer: socket.socket) -> list[int]:
     return fds
 
 
-def _tell_of_end(pid: int, status: socket.socket) -> bool:
+def _report_end(pid: int, status: socket.socket) -> bool:
     ended, code = os.waitpid(pid, os.WNOHANG)
     if ended:
-        with contextlib.suppress(OSError):  # nobody wants to know
+        with contextlib.suppress(OSError):  # the trainer has given up the worker
             status.sendall(NUMBER.pack(os.waitstatus_to_exitcode(code)))
     return bool(ended)
 
 
 def _read_number(status: socket.socket, timeout: float | None) -> int:
-    """The next number. Raises TimeoutError after `timeout` seconds, EOFError where the other process is gone."""
+    """Returns the next number. Raises TimeoutError after `timeout` seconds, EOFError if the server has ended."""
     status.settimeout(timeout)
     try:
         data = status.recv(NUMBER.size)
@@ -301,5 +300,5 @@ def _read_number(status: socket.socket, timeout: float | None) -> int:
 def _copy_of_stream(fd: int) -> int:
     try:
         return os.dup(fd)
-    except OSError:  # it is closed
+    except OSError:  # the stream is closed
         return os.open(os.devnull, os.O_RDWR)

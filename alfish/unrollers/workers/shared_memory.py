@@ -1,7 +1,7 @@
 """Memory that the trainer and its workers share: segments of rows, and weights.
 
-It has no name in any file system, so nothing is left of it when the last process that maps it is gone, whatever ended
-that. No lock is shared either: who may write what is settled by messages (segments) or by counters (weights).
+The memory has no name in any file system, so the system frees it when the last process that maps it has ended, even by
+SIGKILL. No lock is shared: messages decide who may write a segment, and readers of weights check what they have read.
 """
 
 import mmap
@@ -18,11 +18,11 @@ ALIGNMENT = 64  # bytes, a cache line
 
 
 class SharedMemory:
-    """Bytes, zeros at first.
+    """Shared bytes, initially 0.
 
     Args:
-      size: bytes.
-      fd: file descriptor of a memory that another process made, inherited from it; None: make one.
+      size: number of bytes.
+      fd: descriptor of the memory that another process made; None: makes a new memory.
     """
 
     def __init__(self, size: int, fd: int | None = None):
@@ -30,13 +30,13 @@ class SharedMemory:
         if fd is None:
             fd = _anonymous_file()
             os.ftruncate(fd, self.size)
-        os.set_inheritable(fd, False)  # what was inherited is not handed on
+        os.set_inheritable(fd, False)  # programs that environments start must not hold it
         self.fd = fd
-        self.close = weakref.finalize(self, os.close, fd)  # the bytes themselves go with the last tensor on them
+        self.close = weakref.finalize(self, os.close, fd)  # the bytes are freed with the last tensor on them
         self._map = mmap.mmap(fd, self.size)
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor that lies here, `offset` bytes from the beginning."""
+        """Returns a view of the memory as a tensor, `offset` bytes from the beginning."""
         count = int(np.prod(shape))
         if count == 0:
             return torch.empty(shape, dtype=dtype)
@@ -47,21 +47,21 @@ class SharedMemory:
         self._map[: len(data)] = data
 
     def read(self) -> bytes:
-        """A copy of all bytes."""
+        """Returns a copy of all bytes."""
         return self._map[:]
 
 
 class Block:
-    """Copies of a list of tensors, `count` times over, in one shared memory.
+    """`count` copies of a list of tensors in one shared memory.
 
     Args:
       forms: shape and dtype of each tensor.
-      count: copies.
+      count: number of copies.
       fd: see `SharedMemory`.
 
     Attributes:
-      copies: `[count]` lists of tensors.
-      words: `[count]` int64 tensors, each of all bytes of a copy, those between tensors included, which are 0.
+      copies: `count` lists of tensors.
+      words: `count` int64 tensors, each a view of one whole copy; bytes between tensors are 0.
     """
 
     def __init__(self, forms: Sequence[tuple[tuple[int, ...], torch.dtype]], count: int, fd: int | None = None):
@@ -79,17 +79,17 @@ class Block:
 
 
 class SharedWeights:
-    """Where the trainer publishes tensors and workers read them, without a lock.
+    """Values of tensors that the trainer publishes and workers read, without a lock.
 
-    There are two copies; the trainer writes the one that is not the newest, and then its number into the header. A
-    processor may show these writes to another one in any order (ARM's do), and the trainer may come round to a copy
-    while it is read; Python has no fence that orders them. So each copy ends with its number and with a word that makes
-    the sum of all its words 0. A reader copies all of it into memory of its own, and copies again unless number and
-    sum are right: the content tells what has not arrived yet or is overwritten, in whatever order it became visible.
+    There are two copies. The trainer writes the older copy, and then the number of the publication into a header.
+    Another processor may see these writes in any order (ARM reorders them), and the trainer may overwrite a copy while
+    it is read; Python has no memory fence against that. Each copy therefore ends with its number and a checksum, a word
+    that makes the sum of all words 0. A reader first copies everything into private memory. It repeats that until
+    number and checksum are right.
 
     Args:
-      tensors: whose values are published, or that are read into; the same list on both sides.
-      header, fd: of the trainer's memories, in a worker; None: make them.
+      tensors: source of `publish`, or target of `read`; the same list in both processes.
+      header, fd: descriptors of the trainer's memories, in a worker; None: makes new memories.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], header: int | None = None, fd: int | None = None):
@@ -103,17 +103,17 @@ class SharedWeights:
 
     @property
     def fds(self) -> tuple[int, int]:
-        """Descriptors of the two memories, header first, for a worker to inherit."""
+        """Descriptors of the two memories, header first."""
         return self._header_memory.fd, self._block.memory.fd
 
     @property
     def newest(self) -> int:
-        """The number of the newest publication."""
+        """Number of the newest publication."""
         return int(self._newest[0])
 
     @torch.no_grad()
     def publish(self, version: int) -> None:
-        """Writes the tensors' values, with a number that says which they are."""
+        """Publishes the values of the tensors under the next number."""
         number = self.newest + 1
         *targets, last = self._block.copies[number % 2]
         for target, tensor in zip(targets, self._tensors):
@@ -124,16 +124,13 @@ class SharedWeights:
 
     @torch.no_grad()
     def read(self, number: int | None = None) -> int:
-        """Writes values into the tensors.
+        """Copies a publication into the tensors and returns its version.
 
         Args:
-          number: of the publication, of which a message of the trainer's has told; None: the newest.
-
-        Returns:
-          Their version.
+          number: of the publication; a message must have announced it. None: the newest.
 
         Raises:
-          LookupError: that publication has been overwritten.
+          LookupError: the publication has been overwritten.
         """
         *sources, last = self._own.copies[0]
         while True:
@@ -145,7 +142,7 @@ class SharedWeights:
                 for tensor, source in zip(self._tensors, sources):
                     tensor.copy_(source)
                 return version
-            if number is not None:  # the message came after all of it
+            if number is not None:  # the publication was complete before its message was sent
                 raise LookupError(f"publication {number} has been overwritten")
 
     def _take(self, k: int) -> None:
@@ -153,7 +150,7 @@ class SharedWeights:
 
 
 def state_tensors(*modules: Any) -> list[torch.Tensor]:
-    """Parameters and buffers, each once, in an order that does not vary."""
+    """Returns parameters and buffers, each once, in a fixed order."""
     seen: dict[int, torch.Tensor] = {}
     for module in modules:
         for _, tensor in (*module.named_parameters(), *module.named_buffers()):

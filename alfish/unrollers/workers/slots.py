@@ -1,4 +1,4 @@
-"""The memory of segments: each slot holds one, where its worker writes it and the trainer reads it."""
+"""Slots: shared memory that holds one segment each. A worker writes a slot, and the trainer reads it."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -19,14 +19,14 @@ Form: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 
 
 class Slots:
-    """Slots side by side in one shared memory.
+    """All slots of a run, in one shared memory.
 
     Args:
-      forms: shape and dtype of what is in a slot: an `Experience` without its version, then `StepRecords` without
+      forms: shape and dtype of each leaf of a slot: an `Experience` without its version, then `StepRecords` without
         infos; see `slot_forms`.
-      count: slots.
-      structure: of these two, as `nest.flatten` gives it, for `read`.
-      fd: of the memory, in a worker; None: make it.
+      count: number of slots.
+      structure: of these two, from `nest.flatten`; `read` needs it.
+      fd: descriptor of the memory, in a worker; None: makes a new memory.
     """
 
     def __init__(self, forms: list[Form], count: int, structure: Any = None, fd: int | None = None):
@@ -35,11 +35,11 @@ class Slots:
 
     @property
     def fd(self) -> int:
-        """Descriptor of the memory, for a worker to inherit."""
+        """Descriptor of the memory."""
         return self._block.memory.fd
 
     def write(self, slot: int, experience: Experience, records: StepRecords) -> None:
-        """Copies rows and what arrived into a slot; versions, infos and the number of records go by message."""
+        """Copies rows and records into a slot. Version, infos and the number of records go by message."""
         rows, arrived = (
             nest.leaves(experience._replace(policy_version=None)),
             nest.leaves(without_infos(records)),
@@ -51,16 +51,16 @@ class Slots:
             target[:count] = torch.from_numpy(leaf)
 
     def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
-        """The rows in a segment's slot, and what arrived: not a copy."""
+        """Returns views of the rows and the records in a segment's slot."""
         experience, records = nest.unflatten(self._structure, self._block.copies[segment.slot])
         version = torch.full(experience.time_step.env_id.shape[1:], segment.version, dtype=torch.int64)
-        count = segment.num_arrivals
+        count = segment.num_records
         records = nest.map(lambda leaf: leaf[:count].numpy(), records)._replace(infos=segment.infos)
         return experience._replace(policy_version=version), records
 
 
 def example_row(environment: Environment, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int) -> Experience:
-    """An Experience of one row `[B, ...]` as the policy makes it; zeros apart from that, and nothing is stepped."""
+    """Returns an Experience of one row `[B, ...]` with the policy's output for zeros. Steps no environment."""
     device = algorithm.progress.device
     time_step = TimeStep(
         torch.full((num_envs,), StepType.FIRST, dtype=torch.int32),
@@ -79,25 +79,25 @@ def example_row(environment: Environment, algorithm: RLAlgorithm, transforms: Tr
 
 
 def example_records(example: Experience, shown: Sequence[str]) -> StepRecords:
-    """Tensors of one row `[B, ...]` of what an unroller that shows these fields tells of such rows; infos is None."""
+    """Returns StepRecords of one row `[B, ...]` with the fields in `shown`; infos is None."""
     step = example.time_step
     fields: dict[str, Any] = {name: getattr(step, SHOWN_FIELDS[name]) for name in shown}
     told: Any = step.step_type, step.reward, None
     return StepRecords(*told, **fields)
 
 
-def slot_forms(example: Experience, records: StepRecords, num_rows: int, num_arrivals: int) -> list[Form]:
-    """Shapes and dtypes of a slot.
+def slot_forms(example: Experience, records: StepRecords, num_rows: int, num_records: int) -> list[Form]:
+    """Returns shape and dtype of each leaf of a slot.
 
     Args:
       example: one row `[B, ...]` of a segment.
-      records: `example_records` of it.
-      num_rows: of a segment.
-      num_arrivals: S, at most.
+      records: `example_records` of that row.
+      num_rows: rows of a segment.
+      num_records: largest number S of its records.
     """
     rows, starts = (example.time_step, example.action, example.info), (example.state, example.transform_state)
     return [
         *(((num_rows, *leaf.shape), leaf.dtype) for leaf in nest.leaves(rows)),
         *((tuple(leaf.shape), leaf.dtype) for leaf in nest.leaves(starts)),
-        *(((num_arrivals, *leaf.shape), leaf.dtype) for leaf in nest.leaves(records)),
+        *(((num_records, *leaf.shape), leaf.dtype) for leaf in nest.leaves(records)),
     ]

@@ -1,4 +1,4 @@
-"""What summaries say of an asynchronous unroller."""
+"""Statistics of asynchronous unrolling for summaries."""
 
 import time
 
@@ -8,29 +8,29 @@ from alfish.unrollers.workers.messages import Seconds
 
 
 class Stats:
-    """Gathers lags, waits and times, from one summary to the next."""
+    """Accumulates lags, waits and times between two summaries."""
 
     def __init__(self) -> None:
         self._clear()
 
     def filled(self, seconds: Seconds) -> None:
-        """Notes what a worker spent on a segment that it has filled."""
+        """Adds the seconds that a worker spent on a segment."""
         self._seconds += seconds
 
     def waited(self, seconds: float) -> None:
-        """Notes how long the trainer has waited for segments."""
+        """Adds seconds that the trainer waited for segments."""
         self._waited += seconds
 
     def delivered(self, lags: list[int]) -> None:
-        """Notes of segments taken over how many iterations ago their weights were published."""
+        """Adds the lags of segments: iterations since their weights were published."""
         self._lags += lags
 
     def masked(self, num_rows: int) -> None:
-        """Notes that rows were too old to be trained on."""
+        """Adds rows that were too old to be trained on."""
         self._num_masked += num_rows
 
     def take(self) -> dict[str, float]:
-        """Scalars by name, since the call before; times are shares of all that workers, or the trainer, did."""
+        """Returns scalars by name, and starts over. Times are fractions of the workers' or the trainer's time."""
         total = self._seconds.sum() or 1.0
         result = {f"worker_{name}_share": float(part / total) for name, part in zip(Seconds._fields, self._seconds)}
         result["trainer_wait_share"] = self._waited / max(time.perf_counter() - self._began, 1e-9)

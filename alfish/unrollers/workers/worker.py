@@ -1,6 +1,6 @@
-"""A worker process: environments, a copy of the policy, and segments of rows written into shared memory.
+"""The worker process: steps environments, acts with a copy of the policy, and writes segments into shared memory.
 
-It is forked by `server.main`, and lives as long as the trainer holds the other end of the lifeline.
+`server.main` forks it. It ends when the trainer closes its end of the lifeline, a pipe, at the latest.
 """
 
 import contextlib
@@ -45,24 +45,24 @@ from alfish.unrollers.workers.pickling import from_bytes
 from alfish.unrollers.workers.shared_memory import SharedMemory, SharedWeights, state_tensors
 from alfish.unrollers.workers.slots import Slots
 
-GRACE_SECONDS = 5.0  # for closing environments after the trainer has died
+GRACE_SECONDS = 5.0  # for closing environments after the trainer has ended
 
 
 class EnvironmentFailure(Exception):
-    """An environment raised; the worker cannot go on by itself."""
+    """An environment raised, and the worker cannot replace it."""
 
 
 class Stopped(Exception):
-    """The trainer has asked for the end."""
+    """The trainer has asked the worker to stop."""
 
 
 class WorkerUnroller(SyncUnroller):
-    """Unrolls under the trainer's eyes, and goes on where an environment fails.
+    """SyncUnroller that reports its activity and replaces environments that fail.
 
     Args:
-      heartbeat: to tell what it is doing.
-      step_interval: seconds from the start of one vector step to the next, at least.
-      tolerate: called with an environment's id and the traceback of its error; None: errors end the worker.
+      heartbeat: receives the activity.
+      step_interval: minimum seconds between the starts of two vector steps.
+      tolerate: receives the id and the traceback of an environment that failed; None: a failure ends the worker.
       starts: see `Setup`.
     """
 
@@ -76,7 +76,7 @@ class WorkerUnroller(SyncUnroller):
         **keywords: Any,
     ):
         super().__init__(*arguments, **keywords)
-        self._pulse, self._interval, self._tolerate = heartbeat, step_interval, tolerate
+        self._heartbeat, self._interval, self._tolerate = heartbeat, step_interval, tolerate
         self._starts = np.array(starts)
         self._nonfinite_rows = quiet(nonfinite_rows)
         self._num_steps, self._next_step = 0, 0.0
@@ -88,20 +88,20 @@ class WorkerUnroller(SyncUnroller):
         self._tolerate(int(self.environment.env_id[index]), "".join(traceback.format_exception(error)))
 
     def _reset(self) -> TimeStep:
-        self._pulse.set(Heartbeat.RESETTING)
+        self._heartbeat.set(Heartbeat.RESETTING)
         try:
             time_step, _ = self._replace_nonfinite(super()._reset())
             return time_step
         finally:
-            self._pulse.set(Heartbeat.ACTING)
+            self._heartbeat.set(Heartbeat.ACTING)
 
     def advance(self, step: Any, transform_state: Nest) -> None:
-        if self._pulse.stopped:
+        if self._heartbeat.stopped:
             raise Stopped
         if self._interval:
             time.sleep(max(0.0, self._next_step - time.monotonic()))
             self._next_step = time.monotonic() + self._interval
-        self._pulse.set(Heartbeat.STEPPING)
+        self._heartbeat.set(Heartbeat.STEPPING)
         began = time.perf_counter()
         try:
             super().advance(step, transform_state)
@@ -115,25 +115,25 @@ class WorkerUnroller(SyncUnroller):
             self.environment.broken = replaced if broken is None else replaced | broken
         if (self._starts == self._num_steps).any():
             self.time_step = self.environment.break_off(self.time_step, self._starts == self._num_steps)
-        self._pulse.set(Heartbeat.ACTING)
+        self._heartbeat.set(Heartbeat.ACTING)
 
     def _check(self, time_step: TimeStep) -> None:
-        """Ends the worker where rows are not finite: what can be built anew was looked at step by step."""
+        """Ends the worker if rows are not finite. Environments that can be replaced were checked at each step."""
         try:
             super()._check(time_step)
         except RunError as error:
             raise EnvironmentFailure from error
 
     def _replace_nonfinite(self, time_step: TimeStep) -> tuple[TimeStep, np.ndarray | None]:
-        """Builds environments anew whose rows hold what is not finite, until none does.
+        """Replaces environments whose rows are not finite until all rows are finite.
 
         Returns:
-          The time step with FIRST rows in their places, and `[B]` bool where these are; None: nowhere.
+          The time step with FIRST rows of new environments, and their `[B]` bool mask; None: none was replaced.
         """
         replaced: np.ndarray | None = None
         if self._tolerate is None or not self.environment.can_replace:
             return time_step, replaced
-        while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer counts, and ends what has no end
+        while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer counts errors and ends the run
             for column in np.flatnonzero(bad):
                 row = time_step.reward, time_step.observation
                 reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
@@ -145,19 +145,19 @@ class WorkerUnroller(SyncUnroller):
 
 
 def main(setup: bytes, fds: dict[str, int]) -> None:
-    """Runs a worker until the trainer closes.
+    """Runs a worker until the trainer closes the channel.
 
     Args:
-      setup: a `Setup`, by `to_bytes`.
-      fds: descriptors: of the channel and of the lifeline to the trainer, and of the memories shared with it.
+      setup: a `Setup`, pickled by `to_bytes`.
+      fds: file descriptors by name: the channel, the lifeline, and memories that the trainer shares.
     """
     threading.Thread(target=_die_with_trainer, args=(fds["lifeline"],), daemon=True).start()
     channel = Channel(socket.socket(fileno=fds["channel"]))
-    with contextlib.ExitStack() as environments:  # closed when the trainer has been told, since that may hang
+    with contextlib.ExitStack() as environments:  # closed after errors are sent, since that may hang
         try:
             work(from_bytes(setup), fds, channel, environments)
         except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
-            pass  # the trainer has closed
+            pass  # the trainer has closed the channel
         except EnvironmentFailure as failure:
             _end(channel, EnvironmentFailed("".join(traceback.format_exception(failure.__cause__))))
         except UsageError as error:
@@ -167,13 +167,13 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
 
 
 def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: contextlib.ExitStack) -> None:
-    """Builds what it is told to, and fills segments until the trainer closes.
+    """Builds environments and a copy of the policy, and fills slots until the trainer closes the channel.
 
     Args:
-      setup, fds, channel: from and to the trainer, see `main`.
-      environments: closes what is built.
+      setup, fds, channel: see `main`.
+      environments: receives callbacks that close the environments.
     """
-    heartbeat = Heartbeat(SharedMemory(os.fstat(fds["pulses"]).st_size, fds["pulses"]), setup.worker_index)
+    heartbeat = Heartbeat(SharedMemory(os.fstat(fds["heartbeats"]).st_size, fds["heartbeats"]), setup.worker_index)
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, os.fdopen(fds["stacks"], "w"), all_threads=True, chain=False)
     if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
@@ -208,49 +208,49 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
         starts=setup.starts,
     )
     unroller.shown = plan.shown
-    board = SharedWeights(state_tensors(algorithm, transforms), fds["board_header"], fds["board"])
-    board.read()  # a curriculum resets by how far training is
-    unroller.start()  # the first reset: an error in it is raised in the trainer
+    weights = SharedWeights(state_tensors(algorithm, transforms), fds["weights_header"], fds["weights"])
+    weights.read()  # with the progress of training, which a curriculum needs at its first reset
+    unroller.start()  # an error in the first reset is raised in the trainer
     channel.send(Started(environment.num_envs))
     slots = Slots(plan.forms, plan.num_slots, fd=fds["slots"])
-    _fill_segments(setup, channel, heartbeat, board, slots, unroller)
+    _fill_segments(setup, channel, heartbeat, weights, slots, unroller)
 
 
 def _fill_segments(
-    setup: Setup, channel: Channel, heartbeat: Heartbeat, board: SharedWeights, slots: Slots, unroller: WorkerUnroller
+    setup: Setup, channel: Channel, heartbeat: Heartbeat, weights: SharedWeights, slots: Slots, unroller: WorkerUnroller
 ) -> None:
     for sequence in itertools.count():
         heartbeat.set(Heartbeat.IDLE)
         idle = time.perf_counter()
-        fill: Grant = channel.receive()
+        grant: Grant = channel.receive()
         heartbeat.set(Heartbeat.ACTING)
         began = time.perf_counter()
-        version = board.read(fill.publication)
+        version = weights.read(grant.publication)
         unroller.env_seconds = 0.0
-        experience = unroller.unroll(setup.plan.length, fill.at_random)
+        experience = unroller.unroll(setup.plan.length, grant.at_random)
         records = unroller.records
         assert records is not None
         unrolled, env_seconds = time.perf_counter(), unroller.env_seconds
-        slots.write(fill.slot, experience, records)
+        slots.write(grant.slot, experience, records)
         written = time.perf_counter()
         seconds = Seconds(began - idle, env_seconds, unrolled - began - env_seconds, written - unrolled)
         infos = records.infos if setup.plan.keeps_infos else []
         count = len(records.step_type)
-        channel.send(Segment(setup.worker_index, fill.slot, sequence, version, count, infos, seconds))
+        channel.send(Segment(setup.worker_index, grant.slot, sequence, version, count, infos, seconds))
 
 
 def _close(environment: Environment) -> None:
-    with contextlib.suppress(Exception):  # of an environment that is broken already
+    with contextlib.suppress(Exception):  # of an environment that may be broken already
         environment.close()
 
 
 def _end(channel: Channel, message: FromWorker) -> None:
-    with contextlib.suppress(OSError):  # nobody is there to be told
+    with contextlib.suppress(OSError):  # the trainer has ended
         channel.send(message)
     sys.exit(1)
 
 
 def _die_with_trainer(lifeline: int) -> None:
-    os.read(lifeline, 1)  # returns when the trainer is gone
+    os.read(lifeline, 1)  # returns when the trainer has ended
     time.sleep(GRACE_SECONDS)
-    os.killpg(0, signal.SIGKILL)  # with the processes that environments have started
+    os.killpg(0, signal.SIGKILL)  # includes processes that environments have started
