@@ -5,7 +5,7 @@ import difflib
 import inspect
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import gin
 
@@ -76,9 +76,9 @@ def without_chain() -> Iterator[None]:
         raise (UsageError if isinstance(error, UsageError) else RunError)(sentence) from error
 
 
-def close_names(name: str, names: Sequence[str]) -> str:
+def close_names(name: str, names: Iterable[str]) -> str:
     """Returns '; did you mean ...?' with close matches, or ''."""
-    close = difflib.get_close_matches(name, names, 3)
+    close = difflib.get_close_matches(name, dict.fromkeys(names), 3)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
