@@ -23,7 +23,7 @@ PRECISIONS = ("float32", "bfloat16")
 # their precision.
 LARGE_PRODUCT = 1 << 23
 # Vectors with which `matmul.cpp` was measured; with others torch's own may be faster.
-MEASURED = ("AVX2", "AVX512")
+MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
 OLDEST_TORCH = "2.10"  # whose stable interface has what `matmul.cpp` takes of it
 
 aten = torch.ops.aten

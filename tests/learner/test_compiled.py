@@ -317,9 +317,12 @@ def test_compiled_updates_of_dqn_are_those_of_the_plain_learner(caplog):
     check_updates("dqn", SETTINGS["rmsprop, clipped"], 4, caplog)
 
 
-@pytest.mark.parametrize("is_interpreted", [True, pytest.param(False, marks=long)])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "dqn with memory" else slow) for name in MEMORY]
+    ("name", "is_interpreted"),
+    [
+        *(pytest.param(name, True, marks=() if name == "dqn with memory" else slow) for name in MEMORY),
+        *(pytest.param(name, False, marks=long) for name in MEMORY),
+    ],
 )
 def test_updates_with_memory_are_those_of_the_plain_learner(name, is_interpreted, request, caplog):
     """In a graph the rows go one by one; else in pieces where that is faster."""

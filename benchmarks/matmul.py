@@ -1,6 +1,6 @@
 """Microseconds of a product of matrices: torch's own (MKL), oneDNN's, and alfish's kernels.
 
-  python -m benchmarks.products --threads=1
+  python -m benchmarks.matmul --threads=1
 
 The shapes are those of the benchmarks' networks: forward passes, gradients of inputs and of weights. Of the runs of
 each, the quickest counts. Prints a Markdown table, and writes no file.
