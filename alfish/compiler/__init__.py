@@ -1,1 +1,1 @@
-"""Functions of tensors as one graph, one launch of a GPU, or a numpy program. Knows no RL."""
+"""Functions of tensors as one compiled graph, one CUDA graph, or one numpy program. Nothing here depends on RL."""

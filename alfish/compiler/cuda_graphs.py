@@ -1,8 +1,8 @@
-"""A function of a GPU's tensors, recorded once and then launched as one.
+"""A function of a GPU's tensors, recorded as a CUDA graph and launched in one call.
 
-To launch the hundred kernels of a small network's update takes a processor longer than the GPU takes to run them. What
-is recorded is a list of kernels and of the memory they work in, so all that a call is given has to be put where the
-recorded call found it.
+A processor needs more time to launch the hundred kernels of a small network's update than the GPU needs to run them. A
+CUDA graph is a list of kernels and their memory addresses. Therefore each call copies its arguments to the addresses of
+the recorded call.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,17 +15,17 @@ from alfish.nest import Nest
 
 
 class RecordedFunction:
-    """`function(arguments)` as one launch.
+    """A recorded `function(arguments)`.
 
-    Random numbers are those of the plain call, in the same order, if they are of the GPU's default generator.
+    Random numbers from the GPU's default generator are those of the plain call, in the same order.
 
     Args:
-      function: from tensors to a nest of tensors, which has been called some times before; whatever else it reads or
-        writes stays where it lies. It reads no value, and waits for nothing.
-      arguments: like those of the calls to come, in shapes and dtypes; all on one GPU.
+      function: maps tensors to a nest of tensors and was called several times before. It reads no value and does not
+        wait for the GPU. Other tensors that it reads or writes keep their memory.
+      arguments: examples with the shapes and dtypes of later calls; all on one GPU.
 
     Raises:
-      RunError: the function waits for the GPU, or does something else that cannot be recorded.
+      RunError: the function cannot be recorded, for example because it waits for the GPU.
     """
 
     def __init__(self, function: Callable[[list[torch.Tensor]], Nest], arguments: Sequence[torch.Tensor]):
@@ -37,18 +37,18 @@ class RecordedFunction:
         for own, argument in zip(self._arguments, arguments, strict=True):
             own.copy_(argument, non_blocking=True)
         self._launch()
-        # The next launch writes over what this one wrote.
+        # Copies, because the next launch overwrites the recorded results.
         results = [torch.empty_like(result) for result in self._results]
         torch._foreach_copy_(results, self._results)
         return nest.unflatten(self._structure, results)
 
 
 def record(call: Callable[[], Nest], device: torch.device) -> tuple[Callable[[], None], Nest]:
-    """What launches `call` from now on, and its results, which each launch writes anew. Nothing is run yet."""
+    """Records `call` without running it; returns a function that launches it, and the results that a launch writes."""
     try:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(device)
-        back = torch.cuda.stream(torch.cuda.current_stream(device))  # a recording that fails would leave its stream on
+        back = torch.cuda.stream(torch.cuda.current_stream(device))  # a failed recording leaves its stream current
         with back, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = call()
     except RuntimeError as error:

@@ -1,9 +1,12 @@
-"""Products of matrices in a graph, each done by what is fastest on a CPU.
+"""Matrix products in a graph, each by the fastest method on a CPU.
 
-- With a vector: multiplied and summed, which becomes part of the loops before and after.
-- Other ones in float32: `matmul.cpp`, which needs neither a library's preparations nor copies of transposes.
-- Large ones in bfloat16, if asked: the same, or oneDNN where a processor does not multiply pairs of bfloat16, or has
-  tiles for them.
+- A product with a vector becomes a multiplication and a sum, which the compiler fuses with the loops around it.
+- Other products in float32 use `matmul.cpp`, which needs no preparation and no copies of transposes.
+- Large products in bfloat16, on request, use the same kernel. They use oneDNN on a processor that does not multiply
+  pairs of bfloat16 (AVX512-BF16), or that has tiles for them (AMX).
+
+`matmul.cpp` stays because an update takes up to twice the time with torch's own products. A rule that takes the faster
+of torch's two libraries for each shape saves a part of that only (docs/performance.md).
 """
 
 import functools
@@ -19,34 +22,34 @@ from alfish.compiler.torch_internals import TorchChanged
 from alfish.errors import first_line
 
 PRECISIONS = ("float32", "bfloat16")
-# Multiply-adds of one product from which bfloat16 is worth its preparations. Thin ones, of first and last layers, keep
-# their precision.
+# Multiply-adds of the smallest product for which bfloat16 is faster, conversions included. Products of first and last
+# layers are smaller and keep float32.
 LARGE_PRODUCT = 1 << 23
-# Vectors with which `matmul.cpp` was measured; with others torch's own may be faster.
+# Vector instructions with which `matmul.cpp` was measured; with others torch's kernels may be faster.
 MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
-OLDEST_TORCH = "2.10"  # whose stable interface has what `matmul.cpp` takes of it
+OLDEST_TORCH = "2.10"  # the first with the stable C++ interface that `matmul.cpp` uses
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-# The same numbers in another order.
+# Operations that return the same numbers in another order.
 REARRANGED = {aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default}
 
 _LIBRARY = torch.library.Library("alfish", "FRAGMENT")
-# As they take any strides, torch's compiler need not copy what comes in others than those that were traced.
+# The kernels accept any strides, so torch's compiler need not copy arguments to the traced strides.
 _TAGS = (torch.Tag.flexible_layout,)
 _LIBRARY.define("product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 _LIBRARY.define("bfloat16_product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 
 
 def rewrite_products(graph: GraphModule, precision: str) -> None:
-    """Rewrites the graph's products; the results are the same to float error, or to that of the precision.
+    """Rewrites a graph's products in place; results differ by rounding only.
 
     Args:
-      graph: whose nodes know their values' shapes (`meta["val"]`).
+      graph: nodes have example values (`meta["val"]`).
       precision: of large products: 'float32', or 'bfloat16' with sums in float32.
     """
     call = graph.graph.call_function
-    low: dict[Node, Node] = {}  # values in bfloat16, each made once
+    low: dict[Node, Node] = {}  # from a node to its one cast to bfloat16
 
     def in_bfloat16(x: Node) -> Node:
         if x not in low:
@@ -84,7 +87,7 @@ def rewrite_products(graph: GraphModule, precision: str) -> None:
 
 
 def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Node | None]) -> None:
-    """Puts `product(a, b)`, where it is not None, in the place of a product; the bias of one is added to it."""
+    """Replaces a product node by `product(a, b)`, plus the bias if there is one; does nothing where that is None."""
     *bias, a, b = node.args
     with graph.graph.inserting_before(node):
         result = product(a, b)  # type: ignore[arg-type]
@@ -98,15 +101,15 @@ def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Nod
 
 
 def suits_products() -> bool:
-    """Whether `matmul.cpp` is for this processor and this torch."""
+    """Returns whether this processor and this torch can use `matmul.cpp`."""
     return torch.backends.cpu.get_cpu_capability() in MEASURED and torch.__version__ >= OLDEST_TORCH
 
 
 @functools.cache
 def has_products() -> bool:
-    """Whether `matmul.cpp` suits this machine, could be compiled, and is right.
+    """Returns whether `matmul.cpp` can be used here, was compiled, and gives the right result of a small product.
 
-    Torch's cache keeps what it was compiled to.
+    Torch's cache keeps the compiled library.
     """
     if not suits_products():
         return False
@@ -115,13 +118,13 @@ def has_products() -> bool:
         torch_internals.CppCodeCache.load(source)
         return _is_right(torch.ops.alfish.product, torch.float32)
     except (RuntimeError, OSError, TorchChanged) as error:
-        logging.warning("products are left to torch, because matmul.cpp could not be compiled: %s", first_line(error))
+        logging.warning("products use torch's kernels, because matmul.cpp could not be compiled: %s", first_line(error))
         return False
 
 
 @functools.cache
 def has_bfloat16_products() -> bool:
-    """Whether `matmul.cpp` multiplies bfloat16 here, too."""
+    """Returns whether `matmul.cpp` also multiplies bfloat16 on this processor."""
     try:
         return has_products() and _is_right(torch.ops.alfish.bfloat16_product, torch.bfloat16)
     except NotImplementedError:
@@ -130,7 +133,7 @@ def has_bfloat16_products() -> bool:
 
 def _is_right(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
     a, b = torch.arange(7 * 5.0).reshape(7, 5), torch.arange(5 * 19.0).reshape(5, 19)
-    return torch.equal(product(a.to(dtype), b.to(dtype)), a @ b)  # exact, being whole numbers
+    return torch.equal(product(a.to(dtype), b.to(dtype)), a @ b)  # exact for whole numbers
 
 
 @torch.library.register_fake("alfish::product", lib=_LIBRARY)

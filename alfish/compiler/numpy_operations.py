@@ -1,7 +1,7 @@
-"""What each of torch's operations is in numpy.
+"""Torch's operations in numpy.
 
-`translated` gives a function of arrays for a recorded operation. Random numbers stay torch's, and so do products that
-are too large for numpy to be faster.
+`translated` returns a function of arrays for a recorded operation. Torch still draws random numbers, and computes
+products that are too large for numpy to be faster.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import torch
 
 from alfish.compiler.tracer import is_random
 
-# Up to so many multiply-adds numpy's OpenBLAS uses one thread, by matrices and by vectors; above, torch is as fast.
+# Multiply-adds up to which numpy's OpenBLAS uses one thread, of two matrices and of a vector; above, torch is as fast.
 SMALL_PRODUCT = 1 << 18
 SMALL_VECTOR_PRODUCT = 9000
 
@@ -22,17 +22,17 @@ aten = torch.ops.aten
 
 
 class NotTranslatable(Exception):
-    """The function does something that has no translation; says what."""
+    """The function does something that has no translation; the message names it."""
 
 
 def translated(node: torch.fx.Node) -> Callable[..., Any]:
-    """The recorded operation as a function of its positional arguments, arrays in place of tensors.
+    """Returns a function of arrays that does what a recorded operation does with tensors.
 
     Args:
-      node: a call whose `meta["val"]` has the result's shape and dtype.
+      node: a call; its `meta["val"]` has the result's shape and dtype.
 
     Raises:
-      NotTranslatable: it is not in the table, or not with these options.
+      NotTranslatable: the operation is not in the table, or not with these options.
     """
     if node.target in OUTPUTS_OF_SEVERAL:
         return OUTPUTS_OF_SEVERAL[node.target]
@@ -53,14 +53,14 @@ def translated(node: torch.fx.Node) -> Callable[..., Any]:
         inputs -= {torch.bool}  # of its condition
     if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE:
         return function
-    # numpy would promote 0-d arrays, and torch does not.
+    # numpy promotes 0-d arrays, and torch does not.
     return lambda *arguments: np.asarray(function(*arguments)).astype(dtype, copy=False)
 
 
 def equalize_compared(graph: torch.fx.Graph) -> None:
-    """Casts what is compared to one dtype, by operations in the graph: numpy's rules for which one are not torch's.
+    """Adds casts of compared values to their common dtype, because numpy's promotion rules differ from torch's.
 
-    In the graph, such a cast of what seldom changes is seldom done.
+    As part of the graph, a cast of a fixed leaf is done in `prepare` only.
     """
     for node in list(graph.nodes):
         if node.target not in COMPARISONS:
@@ -76,8 +76,11 @@ def equalize_compared(graph: torch.fx.Graph) -> None:
 
 
 def operand(node: torch.fx.Node, argument: Any) -> Any:
-    """What is no tensor among an operation's arguments, as numpy takes it fastest: a number as an array of the dtype
-    that it counts in, because to find out which that is takes numpy as long as a small operation."""
+    """Returns an argument that is no tensor in the form that is fastest in numpy.
+
+    A number becomes an array of the operation's dtype, because numpy's search for that dtype takes as long as a small
+    operation.
+    """
     if node.target not in ARITHMETIC or not isinstance(argument, (int, float)):
         return argument
     (dtype, *others) = {x.meta["val"].dtype for x in (node, *node.all_input_nodes)}
@@ -85,14 +88,14 @@ def operand(node: torch.fx.Node, argument: Any) -> Any:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The dtype of numpy's that a tensor's array has."""
+    """Returns the dtype of a tensor's array."""
     try:
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError as error:
         raise NotTranslatable(f"numpy has no {dtype}") from error
 
 
-# What fills a tensor with the numbers that the operation draws.
+# Methods that fill a tensor with the numbers that an operation draws.
 RANDOM: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.rand.default, aten.rand_like.default), torch.Tensor.uniform_),
     **dict.fromkeys((aten.randn.default, aten.randn_like.default), torch.Tensor.normal_),
@@ -110,9 +113,9 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
     if fill is None:
         raise NotTranslatable(f"{node.target} has no translation")
     bounds = node.args[1:] if node.target is aten.randint_like.default else ()
-    drawn = torch.empty(value.shape, dtype=value.dtype)  # a new tensor and its array would take longer than the numbers
+    drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because a new one takes longer than the numbers
     array = drawn.numpy()
-    may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)  # until the next draw and beyond
+    may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)  # alive after the next draw
 
     def numbers(*arguments: Any) -> np.ndarray:
         fill(drawn, *bounds)
@@ -139,19 +142,19 @@ def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     size = rows * inner * right.meta["val"].shape[-1]  # type: ignore[union-attr]
     is_small = size <= (SMALL_PRODUCT if rows > 1 else SMALL_VECTOR_PRODUCT)
     if len(node.args) == 3:
-        if is_small and rows == 1:  # in one shape numpy adds in half of the time
+        if is_small and rows == 1:  # equal shapes: numpy adds in half the time
             return lambda bias, a, b: a.dot(b) + bias.reshape(1, -1)
         if is_small:
             return lambda bias, a, b: a.dot(b) + bias
         return lambda bias, a, b: torch.addmm(_tensor(bias), _tensor(a), _tensor(b)).numpy()
     if is_small:
-        return np.ndarray.dot  # the same numbers as matmul's, in half the time
+        return np.ndarray.dot  # equal to matmul, in half the time
     return lambda a, b: torch.mm(_tensor(a), _tensor(b)).numpy()
 
 
 def _tensor(array: Any) -> torch.Tensor:
     array = np.asarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())  # a broadcast one is not
+    return torch.from_numpy(array if array.flags.writeable else array.copy())  # a broadcast array is not
 
 
 def _slice(x: np.ndarray, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> np.ndarray:
@@ -170,7 +173,7 @@ def _split(x: np.ndarray, sizes: int | list[int], dim: int = 0) -> list[np.ndarr
         ends = [*itertools.accumulate(sizes)]
         starts = [0, *ends[:-1]]
     before = (slice(None),) * (dim % x.ndim)
-    return [x[before + (slice(start, end),)] for start, end in zip(starts, ends)]  # np.split takes three times as long
+    return [x[before + (slice(start, end),)] for start, end in zip(starts, ends)]  # three times as fast as np.split
 
 
 def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
@@ -183,13 +186,13 @@ def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # which to make of a number takes as long as the rest
+    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # made once, because that takes as long as the maximum
     return lambda x: np.maximum(x, zero)
 
 
 def _over(function: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(x: np.ndarray, dim: Any = None, keepdim: bool = False) -> Any:
-        return function(x, axis=tuple(dim) if dim else None, keepdims=keepdim)  # of no dimension means of all
+        return function(x, axis=tuple(dim) if dim else None, keepdims=keepdim)  # no dimension means all of them
 
     return _ufunc(reduce)
 
@@ -219,7 +222,7 @@ def _where(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
         return np.where
 
     def choose(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        result = b.copy()  # np.where takes longer: it prepares for any dtypes
+        result = b.copy()  # faster than np.where, which handles different dtypes
         np.copyto(result, a, where=condition)
         return result
 
@@ -236,7 +239,7 @@ def _constant(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]
     value = node.meta["val"]
     if value.device.type != "cpu":
         raise NotTranslatable(f"a constant is on {value.device}")
-    return value.detach().numpy().copy  # at every call, since a result may be written
+    return value.detach().numpy().copy  # at every call, because a caller may write into a result
 
 
 def _filled(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
@@ -256,7 +259,7 @@ OUTPUTS_OF_SEVERAL: dict[Any, Callable[..., Any]] = {
     aten.unbind.int: lambda x, dim=0: list(np.moveaxis(x, dim, 0)),
     operator.getitem: lambda parts, index: parts[index],
 }
-# Their results may lie in their arguments' memory.
+# Operations whose results may share memory with their arguments.
 VIEWS = {
     aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim,
     aten.squeeze.dims, aten.expand.default, aten._to_copy.default, aten.alias.default, aten.t.default,
@@ -264,17 +267,17 @@ VIEWS = {
 }  # fmt: skip
 CASTS = {aten._to_copy.default}
 COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
-# Whatever they are given, numpy's results have torch's dtype already.
+# Operations whose results have torch's dtype in numpy for arguments of any dtype.
 OF_ONE_DTYPE = COMPARISONS | {
     aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar,
     aten.logical_not.default, aten.argmax.default,
 }  # fmt: skip
-# Of tensors and numbers; all in one dtype where the result has that of its tensors.
+# Operations of tensors and numbers that compute in the tensors' dtype.
 ARITHMETIC = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.clamp.default, aten.clamp_min.default,
     aten.clamp_max.default,
 }  # fmt: skip
-# Keywords that the traced result's dtype says already, for operations that make an array.
+# Keywords without effect on an operation that makes an array, because the recorded result has the dtype.
 LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 _same, _copied = _ufunc(lambda x: x), _ufunc(lambda x: np.array(x))
 MADE_LIKE = {_filled, _same, _copied}

@@ -1,8 +1,8 @@
 """A function of small CPU tensors as a Python function of numpy calls.
 
-Acting means many operations on few numbers, where torch spends its time on finding the kernel and modules on finding
-torch. So the function is recorded once on tensors of zeros, and each operation becomes one call of numpy, a tenth of
-the cost. Arrays share the tensors' memory. Random numbers are torch's own, in the same order.
+A policy's step is many operations on few numbers, for which torch's dispatch takes longer than the computation. So the
+function is recorded once on tensors of zeros, and each operation becomes one numpy call, at a tenth of the cost. Arrays
+share the tensors' memory. Random numbers come from torch, in the same order.
 """
 
 import contextvars
@@ -21,19 +21,19 @@ from alfish.nest import Nest
 
 
 class NumpyProgram:
-    """`function(arguments)` for arguments of one layout, which are not written.
+    """A `function(arguments)` in numpy, for arguments of one layout, which it does not write.
 
     Args:
-      function: from a nest of CPU tensors to a nest of tensors.
-      arguments: like those of the calls to come, in structure, shapes and dtypes.
-      num_fixed: how many of the arguments' leaves, the first ones, change only where `prepare` is called.
+      function: maps a nest of CPU tensors to a nest of tensors.
+      arguments: examples with the structure, shapes and dtypes of later calls.
+      num_fixed: number of leaves, from the first, whose values change only between calls of `prepare`.
 
     Raises:
       NotTranslatable: an operation is not in the table, or the function cannot be recorded.
-      TorchChanged: this release of torch does not show operations as expected.
+      TorchChanged: a private name of torch is missing.
 
     Attributes:
-      used: which of the arguments' leaves the program reads.
+      used: indices of the leaves that the program reads.
     """
 
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, num_fixed: int = 0):
@@ -41,8 +41,8 @@ class NumpyProgram:
         if any(leaf.device.type != "cpu" for leaf in leaves):
             raise NotTranslatable("a tensor is not on the CPU")
 
-        generator = torch.get_rng_state()  # what is drawn without a device is drawn in recording too
-        # Each a tensor of its own: what stands in two places would be recorded as one argument.
+        generator = torch.get_rng_state()  # recording draws random numbers too
+        # New tensors, because one that occurs twice would be recorded as one argument.
         zeros = [torch.zeros_like(leaf) for leaf in leaves]
 
         def flat(leaves: list[torch.Tensor]) -> list[Any]:
@@ -65,15 +65,15 @@ class NumpyProgram:
         self._try(graph, [leaves[index] for index in self.used])
 
     def prepare(self, leaves: list[np.ndarray]) -> None:
-        """Works out whatever depends on the fixed leaves alone, from those of them that are used."""
+        """Computes everything that depends on fixed leaves only; `leaves` are the fixed ones that are used."""
         self._prepared = self._first(*leaves)
 
     def __call__(self, leaves: list[np.ndarray]) -> Nest:
-        """From the other used leaves of the arguments to the function's nest, of arrays."""
+        """Returns the function's nest, of arrays; `leaves` are the used ones that are not fixed."""
         return self._rest(*self._prepared, *leaves)
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
-        """Refuses what numpy does not take, or makes another shape or dtype of."""
+        """Runs the program once on zeros; raises NotTranslatable where it fails or a shape or dtype differs."""
         generator = torch.get_rng_state()
         try:
             zeros = [np.zeros(tuple(leaf.shape), numpy_dtype(leaf.dtype)) for leaf in leaves]
@@ -90,11 +90,11 @@ class NumpyProgram:
                 raise NotTranslatable(f"{node.name} is {result.dtype}{list(result.shape)} in numpy")
 
     def _translate(self, graph: torch.fx.Graph) -> None:
-        """Writes two functions: what depends on fixed leaves alone, and the rest."""
+        """Generates two functions: one of the fixed leaves only, and the rest."""
         constants: dict[str, Any] = {"asarray": np.asarray}
         fixed: list[torch.fx.Node] = []
         inputs: list[torch.fx.Node] = []
-        read: set[torch.fx.Node] = set()  # by the rest
+        read: set[torch.fx.Node] = set()  # by the second function
         first: list[str] = []
         rest: list[str] = []
 
@@ -116,7 +116,7 @@ class NumpyProgram:
             elif node.op == "call_function":
                 if node not in needed:
                     continue
-                # Of a tensor, a draw takes the shape alone, which it knows.
+                # A random operation uses only a tensor's shape, which is known.
                 arguments = [None if is_random(node) and isinstance(x, torch.fx.Node) else x for x in node.args]
                 line = f"{node.name} = {constant(translated(node))}({', '.join(written(x, node) for x in arguments)})"
                 if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not is_random(node):
@@ -127,7 +127,7 @@ class NumpyProgram:
                     read.update(() if is_random(node) else node.all_input_nodes)
             elif node.users:
                 (fixed if len(fixed) < self._num_fixed and not inputs else inputs).append(node)
-        # numpy makes scalars of what has no dimensions.
+        # numpy returns scalars in place of arrays without dimensions.
         made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
         result = _nested(nest.unflatten(self._structure, made), constant)
         prepared = [node for node in fixed if node in read.union(results)]
@@ -136,7 +136,7 @@ class NumpyProgram:
 
 
 def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Whose values the results depend on; and every draw, since the next one depends on it."""
+    """Returns nodes that the results depend on, and all random operations, because each advances the generator."""
     needed: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in needed or is_random(node):
@@ -150,11 +150,11 @@ def _names(nodes: list[torch.fx.Node]) -> str:
 
 
 def _nested(results: Nest, constant: Callable[[Any], str]) -> str:
-    """The nest of these expressions as one: to unflatten takes as long as a product.
+    """Returns a Python expression of a nest, because `nest.unflatten` takes as long as a product.
 
     Args:
-      results: leaves are expressions.
-      constant: gives a value a name.
+      results: nest of expressions.
+      constant: returns a name for a value.
     """
     if results is None or isinstance(results, str):
         return str(results)
@@ -169,7 +169,7 @@ def _nested(results: Nest, constant: Callable[[Any], str]) -> str:
 def _function(
     arguments: list[torch.fx.Node], lines: list[str], result: str, constants: dict[str, Any]
 ) -> Callable[..., Any]:
-    """A Python function of these lines: an interpreter's loop over them would take a third of the time."""
+    """Returns a Python function of these lines; a loop that interprets them would add half of their time."""
     source = [f"def run({_names(arguments)}):", *[f"    {line}" for line in lines], f"    return {result}"]
     names = dict(constants)
     exec("\n".join(source), names)
@@ -177,10 +177,13 @@ def _function(
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, without numpy's warnings: torch says nothing of a logarithm of 0 either. For one thread at a time."""
+    """Returns the function without numpy's warnings, because torch does not warn of log(0) either.
+
+    The result may be called by one thread at a time.
+    """
     context = contextvars.copy_context()
     with np.errstate():
         context.run(np.seterr, all="ignore")
-    if context.run(np.geterr)["divide"] == "ignore":  # numpy 2 keeps this in contexts, and to enter one costs nothing
+    if context.run(np.geterr)["divide"] == "ignore":  # numpy 2 keeps it in a context, entered at no cost
         return functools.partial(context.run, function)
     return np.errstate(all="ignore")(function)

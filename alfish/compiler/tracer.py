@@ -1,7 +1,7 @@
-"""A function of tensors as a graph of the operations that it does.
+"""A function of tensors as a graph of its operations.
 
-The function is run, without gradients, and each operation is written down as it passes. torch's own tracers take a
-second and 70 MB to import.
+The function runs once without gradients, and each operation is recorded. Torch's own tracers are not used: their
+import takes a second and 70 MB.
 """
 
 import operator
@@ -18,23 +18,22 @@ aten = torch.ops.aten
 
 
 class NotRecordable(Exception):
-    """The function does something that such a graph cannot hold; says what."""
+    """The function does something that the graph cannot contain; the message names it."""
 
 
 def record(function: Callable[[list[torch.Tensor]], list[Any]], arguments: list[torch.Tensor]) -> torch.fx.Graph:
-    """The graph of `function(arguments)`: a placeholder for each argument, a call for each operation, the results.
+    """Returns the graph of `function(arguments)`: placeholders of the arguments, a call of each operation, results.
 
-    Each node's `meta["val"]` is what it was at the run. Operations whose result nobody reads are left out, but for
-    random ones.
+    Each node's `meta["val"]` is its value in this run. Operations with unread results are removed, except random ones.
 
     Args:
-      function: from a list of tensors to a list of tensors.
+      function: maps a list of tensors to a list of tensors.
       arguments: tensors that do not share memory.
 
     Raises:
-      NotRecordable: it looks at a tensor's value, uses a tensor that is no argument and was made before, or writes
-        what it is given.
-      TorchChanged: this release of torch does not show operations as expected.
+      NotRecordable: the function reads a tensor's value, uses an older tensor that is no argument, or writes an
+        argument.
+      TorchChanged: a private name of torch is missing.
     """
     recorder = _Recorder(arguments)
     with torch.no_grad(), _Unreadable(), torch_internals.dispatch_mode(recorder.receive):
@@ -43,27 +42,28 @@ def record(function: Callable[[list[torch.Tensor]], list[Any]], arguments: list[
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether the operation draws random numbers."""
+    """Returns whether the operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 class _Recorder:
-    """The operations of a function as a graph; an operation in place becomes the one that makes a new tensor."""
+    """Builds a graph from operations; one that writes in place becomes the one that returns a new tensor."""
 
     def __init__(self, arguments: list[torch.Tensor]):
         self._graph = torch.fx.Graph()
-        self._nodes: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}  # by the tensor's id; it lives as long as that
-        self._sharers: dict[int, list[torch.Tensor]] = {}  # the tensors that lie in a storage
+        # By the tensor's id; the reference to the tensor keeps the id unique.
+        self._nodes: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
+        self._sharers: dict[int, list[torch.Tensor]] = {}  # tensors by storage
         for k, argument in enumerate(arguments):
             self._keep(self._graph.placeholder(f"argument_{k}"), argument)
 
     def receive(self, function: Any, arguments: Any, keywords: Any) -> Any:
         """Runs an operation, adds it to the graph and returns its result."""
         result = function(*arguments, **keywords)
-        if function is aten.detach.default:  # the same numbers under another name
+        if function is aten.detach.default:  # an alias
             self._keep(self._traced(arguments[0]), result)
             return result
-        if function is aten.lift_fresh.default:  # made of Python's or numpy's data, which is to say of no argument
+        if function is aten.lift_fresh.default:  # a constant, made of Python's or numpy's data
             if id(result) not in self._nodes:
                 self._keep(self._graph.call_function(function), result)
             return result
@@ -101,9 +101,9 @@ class _Recorder:
         return self._nodes[id(value)][0]
 
     def _made_new(self, function: Any, written: torch.Tensor) -> Any:
-        """The operation without the underscore, if nobody sees a part of what this one writes."""
+        """Returns the operation that makes a new tensor, if no other tensor shares a part of the written memory."""
         overload = torch_internals.functional_overload(function)
-        self._traced(written)  # knows it
+        self._traced(written)  # raises for a tensor that is not in the graph
         sharers = self._sharers[torch_internals.storage_id(written)]
         if overload is None or any(_is_given(self._traced(sharer)) for sharer in sharers):
             raise NotRecordable(f"{function} writes what it is given")
@@ -118,18 +118,18 @@ class _Recorder:
 
 
 def _is_given(node: torch.fx.Node) -> bool:
-    """Whether its memory may be somebody else's; that of data may be an array's."""
+    """Returns whether its memory may belong to the caller: an argument, or a constant that shares an array's memory."""
     return node.op == "placeholder" or node.target is aten.lift_fresh.default
 
 
 class _Unreadable(TorchFunctionMode):
-    """Refuses the reads of values that a dispatch mode does not receive (it receives `item` and `bool`).
+    """Refuses reads of values that no dispatch mode receives; `item` and `bool` reach the dispatch mode.
 
-    A mode is of one thread: other threads read their tensors as always.
+    The mode applies to one thread. Other threads read their tensors as usual.
     """
 
     READERS = frozenset(("numpy", "tolist", "__float__", "__index__", "__array__", "__dlpack__", "__repr__"))
-    # Given a list of tensors, these read each of them.
+    # These read each tensor of a list.
     MAKERS = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
@@ -141,6 +141,6 @@ class _Unreadable(TorchFunctionMode):
 
 
 def _lists_tensors(*values: Any) -> bool:
-    """Whether one of the values is a list or tuple with tensors in it."""
+    """Returns whether one of the values is a list or tuple that contains a tensor."""
     lists = [value for value in values if isinstance(value, (list, tuple))]
     return any(isinstance(leaf, torch.Tensor) for leaf in nest.leaves(lists))

@@ -1,4 +1,4 @@
-"""A learner's updates as graphs: from the hooks to the optimizer, one graph for each layout of batches."""
+"""Compiled updates: one graph, from the hooks to the optimizer, for each layout of batches."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -20,21 +20,21 @@ from alfish.nest import Nest
 from alfish.replay import RingView
 from alfish.runs import random_state
 
-# In these, kernels are loaded and libraries take the memory that they work in.
+# During these calls kernels are loaded, and libraries allocate their working memory.
 CALLS_BEFORE_RECORDING = 3
 
 
 class CompiledUpdates:
-    """The same as `updates`, by one graph for each layout of batches and each kind of update.
+    """Updates like those of `Updates`, by one graph for each layout of batches and each `graph_key`.
 
-    Now and then (`is_checked`) a graph's losses are compared with the plain update's: a hook that is not pure may
-    depend on something that tracing took for constant.
+    At some calls (`is_checked`) a graph's losses are compared with those of the plain update, because a hook that is
+    not pure may depend on a value that was constant during tracing.
 
     Args:
-      updates: the plain ones, whose parameters, optimizers and counters these share.
+      updates: plain updates, which share parameters, optimizers and counters with these.
       precision: see `CompiledFunction`.
-      records: whether to record each graph as a CUDA graph too, where it runs on a GPU.
-      log: receives a line for each graph.
+      records: whether to record each graph as a CUDA graph, if it runs on a GPU.
+      log: is called with a line for each new graph.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class CompiledUpdates:
         self._tolerance = 1e-3 if precision == "float32" else 0.1
         self._made: dict[Hashable, _Graph] = {}
         self._last: Any = None  # the last chunk's source
-        self._source: Any = None  # the same, or a copy of it in memory that recorded graphs know
-        self._rows: list[torch.Tensor] = []  # its leaves
-        self._layouts: dict[Hashable, int] = {}  # a number for each that was seen: to hash one takes microseconds
+        self._source: Any = None  # that, or its copy in the memory that a recorded graph reads
+        self._rows: list[torch.Tensor] = []  # leaves of `_source`
+        self._layouts: dict[Hashable, int] = {}  # a number for each layout, because hashing one takes microseconds
         self._layout = 0
-        self._held: dict[Hashable, list[torch.Tensor]] = {}  # such a copy's rows, by layout
+        self._held: dict[Hashable, list[torch.Tensor]] = {}  # rows of that copy, by layout
         algorithm, groups = updates.algorithm, updates.groups
         compilable = {n: each for n, each in updates.optimizers.items() if isinstance(each, CompilableOptimizer)}
         self._optimizers: dict[str, CompilableOptimizer] = compilable
@@ -58,7 +58,7 @@ class CompiledUpdates:
         self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
         unclaimed = set(names.values())
         others = {name: tensor.detach() for name, tensor in algorithm.named_parameters() if name in unclaimed}
-        # All of these are written in place and never rebound.
+        # These tensors are written in place and never replaced.
         self._tensors = {
             "parameters": {name: group.flat for name, group in groups.items()},
             "moments": {name: optimizer.tensors for name, optimizer in compilable.items()},
@@ -66,17 +66,17 @@ class CompiledUpdates:
             "others": others | dict(algorithm.named_buffers()),
         }
         self._leaves = nest.leaves(self._tensors)
-        # On the host, written before each call.
+        # Host memory, written before each call.
         self._coefficients = torch.zeros(sum(each.num_coefficients for each in compilable.values()))
         self._numbers = self._coefficients.numpy()
 
     def __call__(
         self, chunk: Minibatches, index: Nest, learning_rate: Mapping[str, float], summarize: bool
     ) -> UpdateStats | None:
-        """See `Updates`; the graph sums up in any case.
+        """Updates on a minibatch; see `Updates`. A graph always computes `extra`.
 
         Raises:
-          NotCompilable, TorchChanged: the plain updates have to do it; nothing has changed.
+          NotCompilable, TorchChanged: nothing has changed, and plain updates must be used.
         """
         plain = self._plain
         if not chunk.is_steady:
@@ -100,18 +100,18 @@ class CompiledUpdates:
         result = self._run(graph, [self._here(self._coefficients), *at], total)
         if result["stop"] is not None and bool(result["stop"]):
             return None
-        if not plain.on_cpu or not plain.num_consecutive_skips():  # on a CPU, a skipped step does not count
+        if not plain.on_cpu or not plain.num_consecutive_skips():  # on a CPU, Adam does not count a skipped step
             for name in graph.trained:
                 self._optimizers[name].count()
         return UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
 
     def forget_batch(self) -> None:
-        """Lets go of the last chunk's memory, unless it is a ring's."""
+        """Releases the last chunk's rows, unless they belong to a replay ring."""
         if isinstance(self._source, Batch):
             self._last, self._source, self._rows = None, None, []
 
     def _hold(self, source: Nest) -> Nest:
-        """A copy, always in the same memory for the same layout."""
+        """Returns a copy of the rows, in the same memory for each layout."""
         rows, structure = nest.flatten(source)
         layout = tuple((row.dtype, row.shape) for row in rows)
         held = self._held.get(layout)
@@ -123,14 +123,14 @@ class CompiledUpdates:
         return nest.unflatten(structure, held)
 
     def _run(self, graph: "_Graph", given: list[torch.Tensor], total: torch.Tensor | None) -> Nest:
-        """What the graph makes of these, by its recording once it has one.
+        """Returns the graph's results, from its CUDA graph once there is one.
 
         Args:
           given: coefficients and index.
-          total: what the result's must be, where this was compared.
+          total: the expected `total`, if this call is compared.
 
         Raises:
-          RunError: the recording made another one.
+          RunError: the CUDA graph's `total` differs.
         """
         rows = self._rows
 
@@ -193,13 +193,14 @@ class CompiledUpdates:
         return _Graph(function, trained)
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
-        """The graph's `total`, found to be the plain update's as to the losses.
+        """Returns the graph's `total`; raises NotCompilable if its losses differ from those of the plain update.
 
-        Both work on copies of what an update may write, so that moving statistics (BatchNorm) move in updates only.
+        Both run on copies of all tensors that an update writes, so BatchNorm's running statistics change once an
+        update.
         """
         plain, algorithm = self._plain, self._plain.algorithm
         buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
-        # Gradients, because a hook may want them inside.
+        # A hook may compute gradients itself.
         with (
             random_state.preserved(),
             torch.enable_grad(),
@@ -223,16 +224,18 @@ class CompiledUpdates:
         return torch.allclose(found, expected, self._tolerance, self._tolerance, equal_nan=True)
 
     def _here(self, numbers: torch.Tensor) -> torch.Tensor:
-        # A GPU copies so few numbers before the call returns, so there is nothing to wait for.
+        # A copy of few numbers from pageable memory is complete when the call returns.
         return numbers if self._plain.on_cpu else numbers.to(self._plain.num_applied.device, non_blocking=True)
 
 
 class _Graph:
-    """Attributes:
-    function: of (tensors, coefficients, index, source).
-    trained: the groups that have a loss, in order.
-    num_calls: so far.
-    recorded: the function of coefficients and index alone; None: not recorded, or not yet.
+    """A compiled update and the number of its calls.
+
+    Attributes:
+      function: takes (tensors, coefficients, index, source).
+      trained: names of the groups with a loss, in order.
+      num_calls: calls so far.
+      recorded: CUDA graph that takes (coefficients, index); None: not recorded.
     """
 
     def __init__(self, function: CompiledFunction, trained: list[str]):

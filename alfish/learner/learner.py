@@ -1,10 +1,11 @@
-"""The learner: batches in, parameters changed.
+"""The learner: trains an algorithm's parameters on batches.
 
-For each minibatch: train_step, calc_loss, then per parameter group the mean of its loss over trained rows, its gradient
-for that group's parameters alone, clipping, one step of the optimizer (`updates`), and after_update. With
-`Learner.compile` the same, up to the optimizer, is one graph (`compiled_updates`).
+For each minibatch it calls train_step and calc_loss. For each parameter group it takes the mean of the loss over
+trainable rows, the gradient of that loss for this group's parameters only, and an optimizer step with the clipped
+gradient (`updates`). Then it calls after_update. With `Learner.compile` everything up to the optimizer step is one
+graph (`compiled_updates`).
 
-What summaries need of an update is kept, and read when a summary is due.
+Numbers for summaries stay on the device until a summary is due.
 """
 
 import functools
@@ -30,35 +31,36 @@ from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, chec
 from alfish.runs import random_state
 from alfish.schedules import Schedule, as_schedule
 
-# What compiling saves of an update is about half a millisecond, and twice that where it multiplies ten million numbers.
-# It takes 15 to 20 seconds of processor time, and should save twice as much.
+# A compiled update is about half a millisecond faster than a plain one, or a millisecond with ten million
+# multiplications. Compilation takes 15 to 20 seconds of processor time, and should save twice as much.
 COMPILE_FROM_UPDATES = 65_000
 LARGE_UPDATE = 10_000_000
-# Updates whose numbers are kept one by one until they are summed up.
+# Updates after which records are added to the sums.
 MAX_RECORDS = 1000
 
 
 @gin.configurable(module="alfish")
 @checked
 class Learner:
-    """Makes the updates of an iteration, as they are written or compiled, and sums up what they say of themselves.
+    """Makes the updates of an iteration, plain or compiled, and computes their summaries.
 
     Args:
-      algorithm: what to train, on its device.
-      optimizer: class or factory, takes a group's flat vectors; see `alfish.learner.optimizers`.
-      learning_rate: number or schedule of progress; or a dict of these from group to value.
-      max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
-      max_nonfinite_updates: an update whose loss or gradient is not finite is skipped and counted; so many in a row end
-        the run.
-      compile: make one graph of the whole update at its first batch, which takes 15 to 20 seconds of processor time,
-        or 3 where torch's cache knows it; 'auto': where the run is long enough for it to pay (with a budget of seconds,
-        from 300). Hooks that cannot be compiled run as they are, after a warning.
-      cuda_graphs: on a GPU, launch a compiled update as one CUDA graph. A chunk's rows are copied for it.
-      precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16', whose sums are float32.
+      algorithm: to train, on its device.
+      optimizer: class or factory of an optimizer; its argument is a group's flat vectors; see
+        `alfish.learner.optimizers`.
+      learning_rate: a number, a schedule of progress, or a dict from a group to one of these.
+      max_grad_norm: the largest norm of a group's gradient, to which longer ones are scaled; None: no limit.
+      max_nonfinite_updates: the run ends after this number of consecutive updates with a loss or gradient that is not
+        finite; such updates are skipped.
+      compile: whether to compile the whole update as one graph at the first batch, which takes 15 to 20 seconds of
+        processor time, or 3 with torch's cache. 'auto': only in a run that is long enough to save time (with a budget
+        of seconds, from 300). Hooks that cannot be compiled run as plain updates, after a warning.
+      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows.
+      precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16' with float32 sums.
 
     Attributes:
-      updates: made so far.
-      log: receives a line about each compiled update.
+      updates: number of updates so far.
+      log: is called with a line for each compiled update.
     """
 
     def __init__(
@@ -90,21 +92,21 @@ class Learner:
         self._max_nonfinite_updates = max_nonfinite_updates
         self._fell_back = False
         self.updates = 0
-        self._records: list[UpdateStats] = []  # since they were last summed up
-        self._num_summed = 0  # updates, of all that were made
-        self._sums: dict[str, torch.Tensor] = {}  # since the last summary; see `_sum_up`
+        self._records: list[UpdateStats] = []  # not yet added to the sums
+        self._num_summed = 0  # updates in the sums, of this and earlier summaries
+        self._sums: dict[str, torch.Tensor] = {}  # [2] each, since the last summary; see `_sum_up`
 
     @property
     def is_plain(self) -> bool:
-        """Whether updates run as they are written, not as a graph."""
+        """Whether updates are plain, not compiled."""
         return self._compiled is None
 
     def plan(self, num_updates: float, num_rows: int) -> None:
-        """Decides `compile = 'auto'`.
+        """Decides whether `compile = 'auto'` compiles.
 
         Args:
-          num_updates: that the run is to make.
-          num_rows: of each.
+          num_updates: number of updates of the whole run.
+          num_rows: number of rows in each.
         """
         num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
         work = num_updates * (1 + num_rows * num_parameters / LARGE_UPDATE)
@@ -115,22 +117,22 @@ class Learner:
         """Updates on every minibatch of the chunks.
 
         Args:
-          chunks: from a source of batches.
-          summarize: whether to read and return scalars, which waits for the device.
+          chunks: rows and the minibatches in them, from a source of batches.
+          summarize: whether to return scalars, which waits for the device.
 
         Returns:
-          Means over the updates since the last summary, of values that are finite: `loss` and `grad_norm` (with several
-          groups, `loss/critic` and so on). The `learning_rate`. Means over the updates of this call of whatever the
-          algorithm put into `LossInfo.extra`, which plain updates compute for summaries only; compiled ones compute it
-          always, and it is averaged as losses are. `nonfinite_updates` so far. Empty where this call made no update.
+          `loss` and `grad_norm`, means of finite values over the updates since the last summary (with several groups
+          `loss/critic` and so on); the `learning_rate`; `nonfinite_updates` so far; and means of `LossInfo.extra`.
+          Plain updates compute `extra` in calls with `summarize` only, compiled ones always. An empty dict if this call
+          made no update.
 
         Raises:
-          RunError: after `max_nonfinite_updates` updates in a row that were not finite.
+          RunError: `max_nonfinite_updates` consecutive updates were not finite.
         """
         progress = float(self._progress)
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
         before = self.updates
-        with torch.no_grad():  # but where an update takes gradients
+        with torch.no_grad():  # an update enables gradients itself
             self._records += self._updates(chunks, summarize)
         if self._compiled is not None:
             self._compiled.forget_batch()
@@ -138,7 +140,7 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
-        """What `train` would return of a batch's losses, without training on it or touching any random state."""
+        """Returns the losses and extras of a batch as `train` does, without training; no random state changes."""
         algorithm = self._algorithm
         with in_eval_mode(algorithm), random_state.preserved():
             losses, loss_info = self._plain.losses(batch)
@@ -162,7 +164,7 @@ class Learner:
         self._plain.num_applied.copy_(state["num_applied"])
         self._plain.consecutive_skips.copy_(state["consecutive_skips"])
         self.updates = self._num_summed = state["updates"]
-        if state.get("fell_back"):  # compiled again, it might take longer to notice
+        if state.get("fell_back"):  # a new graph might find the difference later
             self._compiled, self._fell_back = None, True
 
     def _updates(self, chunks: Iterable[Minibatches], summarize: bool) -> Iterator[UpdateStats]:
@@ -170,7 +172,7 @@ class Learner:
             priorities: list[torch.Tensor] = []
             for index in chunk.minibatches():
                 record = self._update(chunk, index, summarize)
-                if record is None:  # the algorithm asked to stop
+                if record is None:  # the algorithm requested a stop
                     return
                 if chunk.update_priorities is not None:
                     priorities.append(self._priority(record))
@@ -183,7 +185,9 @@ class Learner:
             try:
                 record = self._compiled(chunk, index, self._learning_rate, summarize)
             except (NotCompilable, TorchChanged) as error:
-                logging.warning("%s cannot be compiled, and runs as it is: %s", type(self._algorithm).__name__, error)
+                logging.warning(
+                    "%s cannot be compiled, and its updates stay plain: %s", type(self._algorithm).__name__, error
+                )
                 self._compiled, self._fell_back = None, True
                 return self._update(chunk, index, summarize)
         else:
@@ -222,10 +226,10 @@ class Learner:
         return result
 
     def _sum_up(self) -> None:
-        """Adds the records to the sums, and forgets them."""
+        """Adds the records to the sums and removes them."""
         records, self._records, self._num_summed = self._records, [], self.updates
-        new: dict[str, torch.Tensor] = {}  # [2] each: a sum, and of how many
-        for groups in {tuple(record.groups): None for record in records}:  # a group may train less often than another
+        new: dict[str, torch.Tensor] = {}  # [2] each: a sum and a count
+        for groups in {tuple(record.groups): None for record in records}:  # groups may train at different updates
             rows = torch.stack([record.total for record in records if tuple(record.groups) == groups]).double()
             finite = rows.isfinite()
             keys = [self._name(kind, name) for kind in ("loss", "grad_norm") for name in groups]

@@ -1,11 +1,11 @@
-"""Optimizers over flat vectors: a parameter group is one tensor, or one for each dtype, with its gradient in `.grad`.
+"""Optimizers of flat vectors: a parameter group is one tensor for each dtype, with its gradient in `.grad`.
 
-An update that is not finite must change nothing. On a CPU the learner does not call `step` then. On a GPU a look at the
-value would wait for the device, so `step` gets it there, `is_applied` (0-d float32), and changes nothing where it is 0.
-Only Adam's count of steps, which lives on the host, increases.
+An update that is not finite must change nothing. On a CPU the learner does not call `step` for it. On a GPU, reading
+the flag would wait for the device. There `step` takes the flag as a tensor, `is_applied` (0-d float32), and changes
+nothing if it is 0, except Adam's count of steps on the host.
 
-`coefficients` and `apply` are `step` in two parts, what the host works out and what happens to tensors; an optimizer
-that has them can be part of a compiled update.
+`FlatOptimizer` divides a step into `coefficients`, numbers computed on the host, and `apply`, operations on tensors. An
+optimizer with both can be part of a compiled update.
 """
 
 import math
@@ -27,7 +27,7 @@ class Optimizer(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from the state of an optimizer of the same class; settings are not part of the state."""
+        """Restores the state of an optimizer of the same class; settings are not part of the state."""
 
 
 @runtime_checkable
@@ -52,10 +52,11 @@ class CompilableOptimizer(Optimizer, Protocol):
 
 
 class FlatOptimizer:
-    """A step in two parts.
+    """Base of optimizers whose step has two parts, `coefficients` and `apply`.
 
     Attributes:
-      tensors: its state, which `apply` writes.
+      num_coefficients: length of `coefficients`.
+      tensors: moments, written by `apply`.
     """
 
     num_coefficients: int
@@ -65,11 +66,11 @@ class FlatOptimizer:
         self.tensors = [torch.zeros_like(p) for _ in range(num_moments) for p in self._parameters]
 
     def coefficients(self, learning_rate: float) -> list[float]:
-        """Of the next step."""
+        """Returns the numbers that `apply` needs for the next step."""
         raise NotImplementedError
 
     def count(self) -> None:
-        """Counts a step that was made. Default: none is counted."""
+        """Is called after each step; Adam counts its steps."""
 
     def apply(
         self,
@@ -79,7 +80,7 @@ class FlatOptimizer:
         coefficients: Sequence[Any],
         is_applied: torch.Tensor | None,
     ) -> None:
-        """Writes parameters and state; `coefficients` may be 0-d tensors where there is a `is_applied`."""
+        """Writes parameters and moments; with `is_applied`, `coefficients` may be 0-d tensors."""
         raise NotImplementedError
 
     def step(self, learning_rate: float, is_applied: torch.Tensor | None = None) -> None:
@@ -97,7 +98,7 @@ class Adam(FlatOptimizer):
       parameters: flat vectors.
       betas: decay rates of the first and second moment.
       eps: added to the root of the second moment.
-      weight_decay: share of the parameters that is subtracted per unit of learning rate.
+      weight_decay: fraction of the parameters that is subtracted, per unit of learning rate.
 
     Source: Kingma & Ba, 2015, algorithm 1; Loshchilov & Hutter, 2019.
     """
@@ -116,7 +117,7 @@ class Adam(FlatOptimizer):
         self._num_steps = 0
 
     def coefficients(self, learning_rate: float) -> list[float]:
-        # Bias corrections on the host: powers of a 0-d tensor are slow, and lose digits in compiled code.
+        # Bias corrections are computed on the host: powers of a 0-d tensor are slow, and inaccurate in compiled code.
         size, root = (1 - beta ** (self._num_steps + 1) for beta in self._betas)
         return [learning_rate / size, math.sqrt(root), learning_rate * self._weight_decay]
 
@@ -198,11 +199,11 @@ class RMSprop(FlatOptimizer):
 class TorchOptimizer:
     """Any torch optimizer that works entry by entry: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
 
-    Looks at `is_applied`, and so waits for a GPU.
+    Reads `is_applied`, and so waits for a GPU.
 
     Args:
       parameters: flat vectors.
-      optimizer: a name in torch.optim, a class, or a configured one; takes (parameters, lr).
+      optimizer: a name in torch.optim, a class, or a factory; takes (parameters, lr).
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Any = gin.REQUIRED):
@@ -224,7 +225,7 @@ class TorchOptimizer:
         return {"optimizer": type(self._optimizer).__name__, **self._optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state; the settings (`weight_decay`, ...) stay those of the configuration."""
+        """Restores the state; settings (`weight_decay`, ...) are those of the configuration."""
         here = self.state_dict()
         state = {"optimizer": here["optimizer"], **state}  # older versions did not save the name
         _check_entries(self, state)
@@ -246,13 +247,13 @@ def _check_entries(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _silenced(gradient: torch.Tensor | None, is_applied: torch.Tensor | None) -> torch.Tensor:
-    """The gradient, or zeros where `is_applied` is 0: a rate of 0 alone does not silence a nan."""
+    """Returns the gradient, or zeros if `is_applied` is 0, because a nan times a rate of 0 is still nan."""
     assert gradient is not None
     return gradient if is_applied is None else torch.where(is_applied > 0, gradient, 0)
 
 
 def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:
-    """`average.lerp_(value, rate)`. Where the rate is a tensor, torch's is two formulas, and a graph does both."""
+    """Computes `average.lerp_(value, rate)`; for a tensor `rate`, without torch's second formula."""
     if isinstance(rate, torch.Tensor):
         average.add_((value - average) * rate)
     else:

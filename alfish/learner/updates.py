@@ -1,7 +1,7 @@
-"""One update as it is written: losses, gradients of each parameter group, clipping, a step of its optimizer.
+"""Plain updates: losses, gradients of each parameter group, clipping, a step of the group's optimizer.
 
-A group's parameters are views of one flat vector, so that every optimizer call, norm and clip is one operation however
-many layers there are. No value is read from the device inside an update, but for one flag on a CPU.
+A group's parameters are views of one flat vector. So an optimizer step, a norm and a clip are one operation each, for
+any number of layers. An update reads no value from the device, except one flag on a CPU.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,40 +21,40 @@ from alfish.losses import masked_mean
 from alfish.nest import Nest
 from alfish.networks import flat_parameters
 
-# Of the priority of a window with memory, the part that is its largest row's; the rest is the mean's (Kapturowski et
-# al., 2019, section 2.3).
-LARGEST_SHARE = 0.9
+# A window's priority mixes the largest priority of its rows with their mean; this is the weight of the largest
+# (Kapturowski et al., 2019, section 2.3).
+LARGEST_FRACTION = 0.9
 
 
 class UpdateStats(NamedTuple):
-    """What summaries need of one update, still on the device."""
+    """Numbers of one update for summaries and replay, on the device."""
 
-    groups: list[str]
+    groups: list[str]  # those with a loss in this update
     total: torch.Tensor  # see `Gradients`
-    extra: dict[str, torch.Tensor]  # [2] each, a sum over trained rows and the number of these
-    priority: torch.Tensor | None = None  # [N], where windows were drawn by priority
+    extra: dict[str, torch.Tensor]  # [2] each: the sum over trainable rows, and their number
+    priority: torch.Tensor | None = None  # [N], if windows were drawn by priority
 
 
 class Gradients(NamedTuple):
-    """Gradients of one batch, and the losses they are of."""
+    """Gradients of one batch, with their norms and losses."""
 
-    by_group: dict[str, list[torch.Tensor]]  # one flat vector for each dtype, clipped
-    total: torch.Tensor  # the groups' losses, then the norms of their gradients before clipping
+    by_group: dict[str, list[torch.Tensor]]  # a flat vector for each dtype, clipped
+    total: torch.Tensor  # the groups' losses, then their gradients' norms before clipping
     is_finite: torch.Tensor  # 0-d float32: 1, or 0 where the update must be skipped
 
 
 class Updates:
-    """Gradient steps as they are written: hooks, losses, gradients, clipping, one optimizer call a group.
+    """Plain gradient steps: hooks, losses, gradients, clipping, one optimizer call for each group.
 
     Args:
       algorithm: what to train, on its device.
-      optimizer: class or factory, takes a group's flat vectors.
-      max_grad_norm: a group's gradient is scaled down to this norm; None: not clipped.
+      optimizer: class or factory of an optimizer; its argument is a group's flat vectors.
+      max_grad_norm: the largest norm of a group's gradient, to which longer ones are scaled; None: no limit.
 
     Attributes:
       groups, optimizers: by name.
-      num_applied: 0-d float64, updates made, without those skipped.
-      consecutive_skips: 0-d.
+      num_applied: 0-d float64, number of updates that were not skipped.
+      consecutive_skips: 0-d, number of updates skipped since the last one that was not.
     """
 
     def __init__(self, algorithm: RLAlgorithm, optimizer: Callable[..., Optimizer], max_grad_norm: float | None):
@@ -74,13 +74,13 @@ class Updates:
         """Updates on a minibatch.
 
         Args:
-          chunk: of batches.
-          index: one of its `minibatches`.
-          learning_rate: a group's.
-          summarize: whether the record's `extra` is wanted.
+          chunk: rows and the minibatches in them.
+          index: one of `chunk.minibatches()`.
+          learning_rate: of each group.
+          summarize: whether to compute the record's `extra`.
 
         Returns:
-          None where the algorithm asked to stop, and nothing has changed.
+          None if the algorithm requested a stop; then nothing has changed.
         """
         batch = take(chunk.source, index)
         with torch.enable_grad():
@@ -106,11 +106,11 @@ class Updates:
         return UpdateStats(list(losses), gradients.total, extra, self.priority(loss_info, batch))
 
     def num_consecutive_skips(self) -> int:
-        """Up to the last update; waits for the device."""
+        """Returns `consecutive_skips` as a number; waits for the device."""
         return int(self._consecutive_skips)
 
     def losses(self, batch: Batch) -> tuple[dict[str, torch.Tensor], LossInfo]:
-        """Each group's, 0-d."""
+        """Returns each group's loss, 0-d, and what calc_loss returned."""
         algorithm, experience = self.algorithm, batch.experience
         step = algorithm.train_step(experience, experience.state)
         if not isinstance(step, AlgStep):
@@ -125,8 +125,10 @@ class Updates:
             raise
 
     def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:
-        """`[N]`, of windows, for the replay that weighed the batch: that of the row a window starts with or, where
-        memory replays it whole, of all its rows that train. None where replay did not, or the algorithm has none."""
+        """`[N]` priorities of windows for a prioritized replay; None without one, or if calc_loss returned none.
+
+        A window's priority is that of its first row. With recurrent state from replay it combines all trainable rows.
+        """
         if batch.weight is None or loss_info.priority is None:
             return None
         rows = loss_info.priority.detach()
@@ -140,10 +142,10 @@ class Updates:
             return rows[0]
         rows = torch.where(mask, rows, 0)
         mean = rows.sum(0) / mask.sum(0).clamp(min=1)
-        return LARGEST_SHARE * rows.amax(0) + (1 - LARGEST_SHARE) * mean
+        return LARGEST_FRACTION * rows.amax(0) + (1 - LARGEST_FRACTION) * mean
 
     def gradients(self, losses: dict[str, torch.Tensor], parameters: Mapping[str, list[Any]]) -> Gradients:
-        """Gradients of each group's loss by the group's `parameters`."""
+        """Returns the gradients of each group's loss for the group's `parameters`."""
         by_group, norms, last = {}, [], list(losses)[-1]
         for name, loss in losses.items():
             by_group[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
@@ -158,7 +160,7 @@ class Updates:
         return Gradients(by_group, total, is_finite)
 
     def _reduce(self, loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
-        """One 0-d loss a group: the mean over trained rows, weighted where replay says so, plus its scalar loss."""
+        """Returns each group's 0-d loss: the mean over trainable rows, with replay's weights, plus its scalar loss."""
         per_row = loss_info.loss if isinstance(loss_info.loss, dict) else {self._only_group(): loss_info.loss}
         losses, weighted = {}, self.algorithm.weighted_losses
         scalar = loss_info.scalar or {}
@@ -199,7 +201,7 @@ class Updates:
 
 
 def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
-    """`LossInfo.extra` as `UpdateStats.extra`; what is 0-d counts as one row."""
+    """Returns `LossInfo.extra` as `UpdateStats.extra`; a 0-d tensor counts as one row."""
     sums = {}
     for name, value in (loss_info.extra or {}).items():
         if not isinstance(value, torch.Tensor):
@@ -222,7 +224,7 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 class Group:
-    """Parameters that one loss drives, as views of a flat vector for each dtype."""
+    """Parameters that one loss trains, as views of a flat vector for each dtype."""
 
     def __init__(self, parameters: list[nn.Parameter]):
         by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -233,7 +235,7 @@ class Group:
         self.flat = [flat_parameters.lay_side_by_side(same) for same in self._members]
 
     def views(self, vectors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Vectors like `self.flat` as tensors like `self.parameters`."""
+        """Returns views of `vectors`, laid out like `self.flat`, with the shapes of `self.parameters`."""
         return [view for vector, same in zip(vectors, self._members) for view in flat_parameters.views(vector, same)]
 
     def gradients(self, loss: torch.Tensor, parameters: list[Any], retain_graph: bool) -> list[torch.Tensor]:
@@ -250,7 +252,7 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
-    """Each group's trainable parameters; refuses one that no group, or more than one, claims."""
+    """Returns each group's trainable parameters; raises UsageError for one in no group or in two."""
     names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
     groups: dict[str, list[nn.Parameter]] = {}
     owner: dict[int, str] = {}
