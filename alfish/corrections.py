@@ -1,4 +1,4 @@
-"""V-trace: returns of one policy from rows that another one made, with the conventions of `returns`."""
+"""V-trace: returns of one policy from rows of another policy, with the conventions of `returns`."""
 
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ from alfish.returns import check_shapes, reverse_scan
 
 
 class VTrace(NamedTuple):
-    """Both `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train."""
+    """Targets and advantages `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train."""
 
-    target: torch.Tensor  # vs, what the value should be
-    advantage: torch.Tensor  # q - V, for a policy loss that has a ratio of its own
+    target: torch.Tensor  # vs, of the value
+    advantage: torch.Tensor  # q - V, for a policy loss that includes the ratio
 
 
 def vtrace(
@@ -26,7 +26,7 @@ def vtrace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
 ) -> VTrace:
-    """Value targets and advantages of one policy, from rows that another one made.
+    """Returns value targets and advantages of a policy pi, from rows of a policy mu.
 
         rho_t = min(rho_bar, ratio_t),   c_t = min(c_bar, ratio_t)
         delta_t = rho_t (r_{t+1} + g_{t+1} V_{t+1} - V_t)
@@ -34,14 +34,14 @@ def vtrace(
         vs_t = V_t + A_t
         q_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda A_{t+1})
 
-    q - V is not weighed by rho_t: how likely the action is now is the policy loss's own business. At ratio 1 it is
+    The advantage q - V has no factor rho_t, because the policy loss includes the ratio. At ratio 1 the advantage is
     `returns.gae`, and vs is `returns.lambda_return`.
 
-    Args and raises: as `returns.lambda_return`, and
-      ratio: `[T, B]`, pi / mu of the action at row t: its probability now over that at rollout. Read where rows train.
-      rho_bar: largest weight of a step's own error. Where it binds, targets lead to the value of a policy between the
-        two, the one proportional to min(rho_bar mu, pi).
-      c_bar: largest weight of what follows: how fast targets lead there.
+    Args and raises: as `returns.gae`, and
+      ratio: `[T, B]`, pi / mu of the action at row t. Read on rows that train.
+      rho_bar: upper limit of the weight of a step's own error. Where it clips, targets lead to the value of a policy
+        between pi and mu, proportional to min(rho_bar mu, pi).
+      c_bar: upper limit of the weight of later errors; it sets the speed of convergence.
 
     Source: Espeholt et al., 2018, section 4.1; lambda as in its remark 2.
     """

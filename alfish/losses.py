@@ -1,4 +1,4 @@
-"""Losses per row: pure functions that keep the shape of their arguments. The learner masks and averages."""
+"""Losses for each row: pure functions that keep the shape of their arguments. The learner masks and averages."""
 
 import torch
 
@@ -6,18 +6,15 @@ from alfish import nest
 
 
 def clipped_surrogate(log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantage: torch.Tensor, clip_range):
-    """PPO's pessimistic policy loss.
+    """Returns PPO's policy loss and the probability ratio, both `[...]`.
 
         r = exp(log_prob - old_log_prob),   loss = -min(r A, clip(r, 1 - clip_range, 1 + clip_range) A)
 
     Args:
-      log_prob: `[...]` of the taken action under the policy in training; the only argument that needs a gradient.
-      old_log_prob: `[...]` under the policy that took it.
+      log_prob: `[...]` of the action under the policy in training; the only argument that needs a gradient.
+      old_log_prob: `[...]` under the policy that drew the action.
       advantage: `[...]`.
       clip_range: positive float or 0-d tensor.
-
-    Returns:
-      loss `[...]` and the ratio r `[...]`.
 
     Source: Schulman et al., 2017, eq. 7.
     """
@@ -27,13 +24,13 @@ def clipped_surrogate(log_prob: torch.Tensor, old_log_prob: torch.Tensor, advant
 
 
 def clipped_value_loss(value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip_range):
-    """Half the squared error, the larger of the plain one and of one whose value moved at most `clip_range`.
+    """Returns half the maximum of two squared errors: of `value`, and of `value` within `clip_range` of `old_value`.
 
     Args:
       value: `[...]` in training.
-      old_value: `[...]` at rollout.
-      target: `[...]` the return to regress to.
-      clip_range: positive float or 0-d tensor, in units of reward.
+      old_value: `[...]` when the target was computed.
+      target: `[...]`.
+      clip_range: positive float or 0-d tensor, in units of return.
 
     Source: OpenAI baselines' ppo2; Engstrom et al., 2020, section 3.
     """
@@ -42,33 +39,33 @@ def clipped_value_loss(value: torch.Tensor, old_value: torch.Tensor, target: tor
 
 
 def squared(error: torch.Tensor) -> torch.Tensor:
-    """`0.5 error^2`."""
+    """Returns `0.5 error^2`."""
     return 0.5 * error.square()
 
 
 def huber(error: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
-    """Quadratic within `delta` (in units of the error), linear outside, with a continuous slope."""
+    """Returns `0.5 error^2` for errors within `delta`, and a linear loss beyond, with a continuous slope."""
     size = error.abs()
     return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
 
 
-def expectile(error: torch.Tensor, share: float) -> torch.Tensor:
-    """Half a squared error, weighted by `share` where it is positive and by 1 - `share` where it is not.
+def expectile(error: torch.Tensor, fraction: float) -> torch.Tensor:
+    """Returns half the squared error, times `fraction` where the error is positive and times 1 - `fraction` elsewhere.
 
-    The value that minimises its mean over targets, of errors target - value, is their expectile: at 0.5 their mean,
-    towards 1 their maximum.
+    The value that minimizes the mean loss of the errors `target - value` is an expectile of the targets: their mean at
+    0.5, and their maximum in the limit 1.
 
     Args:
       error: `[...]`.
-      share: in (0, 1).
+      fraction: in (0, 1).
 
     Source: Kostrikov et al., 2022, eq. 3, https://arxiv.org/abs/2110.06169.
     """
-    return torch.where(error > 0, share, 1 - share) * squared(error)
+    return torch.where(error > 0, fraction, 1 - fraction) * squared(error)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over the rows where `mask` is true; 0 where none is. `values` `[T, N, ...]`, `mask` `[T, N]` bool."""
+    """Returns the mean of `[T, N, ...]` values over the rows of a `[T, N]` bool mask; 0 for an empty mask."""
     mask = nest.widened(mask, values)
-    # where, not a product: a masked row may hold inf or nan.
+    # torch.where instead of a product, because a masked row may hold inf or nan.
     return torch.where(mask, values, 0).sum() / (mask.expand_as(values).sum().clamp(min=1))

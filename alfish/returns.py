@@ -1,11 +1,11 @@
 """Returns and advantages: pure functions from `[T, B]` rows to `[T-1, B]`.
 
-Arrival side, always: what follows action t is reward[t+1], discount[t+1] and the value of row t+1; row 0's reward and
-discount are never read. `discount` is gamma times the environment's. Rows that do not train (`data.trainable`) are 0 in
-the result and cut the trace, so that no value flows from one episode, or across a gap, into another. A truncated
-episode bootstraps from the value of its LAST row, a terminated one is stopped by its discount 0.
+Action t leads to reward[t+1], discount[t+1] and the value of row t+1; the reward and discount of row 0 are never read.
+`discount` is gamma times the environment's discount. Untrainable rows (`data.trainable`): returns are 0 and traces stop
+there, so that no value flows between episodes. A truncated episode bootstraps from the value of its LAST row; the
+discount of a terminated episode's LAST row is 0.
 
-Rewards and values may be `[T, B]` or `[T, B, R]`; discounts are `[T, B]` or `[T, B, R]`.
+Rewards, values and discounts are `[T, B]`, or `[T, B, R]` for vector rewards.
 """
 
 import torch
@@ -18,14 +18,14 @@ from alfish.losses import masked_mean
 def discounted_return(
     reward: torch.Tensor, discount: torch.Tensor, next_value: torch.Tensor, step_type: torch.Tensor
 ) -> torch.Tensor:
-    """The return until the episode's end or the last row, whichever comes first, bootstrapped there.
+    """Returns the discounted sum of rewards up to the end of the episode or the last row, bootstrapped there.
 
         G_t = r_{t+1} + g_{t+1} G_{t+1},   with G = v at LAST rows and at the last row
 
     Args:
       reward: `[T, B]` or `[T, B, R]` float.
-      discount: `[T, B]` or `[T, B, R]` float in [0, 1], gamma folded in.
-      next_value: `[T-1, B]` or `[T-1, B, R]` float, v of rows 1 to T-1; only read where the return stops.
+      discount: `[T, B]` or `[T, B, R]` float in [0, 1], including gamma.
+      next_value: `[T-1, B]` or `[T-1, B, R]` float, v of rows 1 to T-1.
       step_type: `[T, B]` int32.
 
     Returns:
@@ -40,7 +40,7 @@ def discounted_return(
 def lambda_return(
     reward: torch.Tensor, discount: torch.Tensor, next_value: torch.Tensor, step_type: torch.Tensor, lambda_: float
 ) -> torch.Tensor:
-    """Bootstrapped returns that mix all horizons by `lambda_`.
+    """Returns lambda-returns: a mean of n-step returns with weights by `lambda_`.
 
         G_t = r_{t+1} + g_{t+1} ((1 - lambda) v_{t+1} + lambda G_{t+1}),   with G = v at LAST rows and at the last row
 
@@ -57,12 +57,12 @@ def lambda_return(
 def gae(
     reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor, lambda_: float
 ) -> torch.Tensor:
-    """Generalised advantage estimates.
+    """Returns generalised advantage estimates.
 
         delta_t = r_{t+1} + g_{t+1} v_{t+1} - v_t
         A_t = delta_t + g_{t+1} lambda A_{t+1},   with A = 0 on rows that do not train
 
-    Args, returns and raises: as `lambda_return`, but `value` is of all rows, `[T, B]` or `[T, B, R]`.
+    Args, returns and raises: as `lambda_return`; `value` is of all rows, `[T, B]` or `[T, B, R]`.
 
     Source: Schulman et al., 2016, eq. 16.
     """
@@ -71,28 +71,21 @@ def gae(
 
 
 def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """To mean 0 and standard deviation 1 over the rows of `mask`; both `[T, B]`."""
+    """Returns `[T, B]` values scaled to mean 0 and standard deviation 1 over the rows of a `[T, B]` mask."""
     mean = masked_mean(values, mask)
     deviation = masked_mean((values - mean).square(), mask).sqrt()
     return (values - mean) / (deviation + 1e-8)
 
 
 def reverse_scan(decay: torch.Tensor, increment: torch.Tensor) -> torch.Tensor:
-    """Solves `x_t = increment_t + decay_t x_{t+1}` with x = 0 past the end.
+    """Solves `x_t = increment_t + decay_t x_{t+1}` with `x_T = 0`; all `[T, ...]`.
 
-    By doubling: log2(T) whole-array operations in place of T small ones, the same on every device.
-
-    Args:
-      decay: `[T, ...]`.
-      increment: `[T, ...]`.
-
-    Returns:
-      `[T, ...]`.
+    Doubling takes log2(T) operations on whole arrays instead of T operations on rows.
     """
     decay = decay.expand_as(increment)
     x, reach = increment, 1
     while reach < len(x):
-        # After each round x_t holds the first `2 * reach` terms of its sum, and decay_t their combined factor.
+        # After each round x_t is the sum of its first `2 * reach` terms, and decay_t the product of as many factors.
         x = torch.cat([x[:-reach] + decay[:-reach] * x[reach:], x[-reach:]])
         decay = torch.cat([decay[:-reach] * decay[reach:], torch.zeros_like(decay[-reach:])])
         reach *= 2
@@ -111,7 +104,7 @@ def _advantage(
 def check_shapes(
     reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, step_type: torch.Tensor, num_values: int
 ) -> None:
-    """Raises ValueError where there are too few rows or shapes differ; `value` is of `num_values` rows."""
+    """Raises ValueError for less than two rows or unequal shapes; `value` has `num_values` rows."""
     rows = reward.shape[:2]
     if rows[0] < 2:
         raise ValueError(f"returns need at least 2 rows, got {rows[0]}")

@@ -1,4 +1,4 @@
-"""Targets of action values from replay, with the conventions of `returns`: n-step returns, Retrace, lower bounds."""
+"""Targets of action values, with the conventions of `returns`: lambda-returns, Retrace, lower bounds."""
 
 from typing import NamedTuple
 
@@ -11,18 +11,17 @@ from alfish.returns import check_shapes, lambda_return, reverse_scan
 
 
 class NextValues(NamedTuple):
-    """What targets read of rows 1 to L-1; all `[L-1, N]`."""
+    """Values of rows 1 to L-1, all `[L-1, N]`."""
 
-    value: torch.Tensor  # of the policy in training: the mean of its action values
-    # For Retrace, else None: the value of the action that was taken, and its min(1, pi / mu).
-    q: torch.Tensor | None = None
-    trace: torch.Tensor | None = None
+    value: torch.Tensor  # of the row, under the policy in training
+    q: torch.Tensor | None = None  # of the action taken at the row; None: no Retrace
+    trace: torch.Tensor | None = None  # min(1, pi / mu) of that action; None: no Retrace
 
 
 def td_target(
     experience: Experience, gamma: float, lambda_: float, following: NextValues, lower_bound: bool
 ) -> torch.Tensor:
-    """Targets of action values, `[L-1, N]`: lambda-returns, or Retrace's where there are traces.
+    """Returns targets of action values, `[L-1, N]`: lambda-returns, or those of Retrace if there are traces.
 
     Args:
       experience: `[L, N]`, with `return_to_go` for a lower bound.
@@ -49,18 +48,18 @@ def retrace(
     next_trace: torch.Tensor,
     lambda_: float,
 ) -> torch.Tensor:
-    """Targets for the action values of one policy, from rows that another one made.
+    """Returns targets of the action values of a policy pi, from rows of a policy mu.
 
         G_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda c_{t+1} (G_{t+1} - Q_{t+1})),   without the last term where row t+1
                                                                                  does not train
 
-    Where c = min(1, pi / mu), G leads to the values of pi, whatever mu is: Retrace. It takes any c in [0, pi / mu];
-    c = 0 is the one-step return. With c = 1 and Q = V it is `returns.lambda_return`.
+    With c = min(1, pi / mu) the targets lead to the values of pi for every mu. Any c in [0, pi / mu] is correct; c = 0
+    is the one-step return. With c = 1 and Q = V the targets are `returns.lambda_return`.
 
     Args and raises: as `returns.lambda_return`, and
-      next_q: like `next_value`, of the action at each of rows 1 to T-1. Read where rows train.
-      next_value: what these rows are worth under pi: the mean of its action values.
-      next_trace: `[T-1, B]` in [0, 1], c of the action at each of these rows. Read where `next_q` is.
+      next_q: like `next_value`, of the actions at rows 1 to T-1. Read on rows that train.
+      next_value: of rows 1 to T-1 under pi: the mean of its action values.
+      next_trace: `[T-1, B]` in [0, 1], c of the actions at rows 1 to T-1. Read on rows that train.
 
     Source: Munos et al., 2016, eq. 4, https://arxiv.org/abs/1606.02647.
     """
@@ -80,21 +79,18 @@ def retrace(
 
 
 def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:
-    """max(target, return) where the return is known.
+    """Returns max(target, return), `[T-1, B]`; the target where the return is unknown.
 
-    What was once earned from a row on, the best policy earns too: where environment and rewards are deterministic, a
-    return is a lower bound of the optimal value, and carries rewards back over a whole episode at once. Of a truncated
-    episode, whose return lacks what would have followed, that is so only where rewards are not negative.
+    In a deterministic environment an observed return is a lower bound of the optimal value. It carries rewards back
+    over a whole episode in one update. The return of a truncated episode lacks later rewards; it is a lower bound only
+    if rewards are not negative.
 
     Args:
       target: `[T-1, B]` float.
-      return_to_go: `[T, B]` float, nan where it is not known; the last row is not read.
-
-    Returns:
-      `[T-1, B]`.
+      return_to_go: `[T, B]` float, nan where it is unknown; the last row is not read.
 
     Raises:
-      UsageError: there are no returns.
+      UsageError: `return_to_go` is None.
 
     Source: He et al., 2017, eq. 5, https://arxiv.org/abs/1611.01606, as a target in place of a penalty.
     """

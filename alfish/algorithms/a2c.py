@@ -1,9 +1,9 @@
 """Advantage actor-critic: one policy gradient step on each unroll.
 
-Mnih et al., 2016, https://arxiv.org/abs/1602.01783, algorithm S3, with synchronous environments in place of
-asynchronous threads, and lambda-returns, of which the paper's n-step return is lambda 1.
+Mnih et al., 2016, https://arxiv.org/abs/1602.01783, algorithm S3.
 
-Differs from the paper: a truncated episode is bootstrapped from its true final observation.
+Differences from the paper: environments step together instead of in asynchronous threads; returns are lambda-returns,
+where lambda 1 is the paper's n-step return; a truncated episode bootstraps from its true final observation.
 """
 
 from collections.abc import Callable
@@ -30,15 +30,15 @@ class A2CTarget(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class A2C(ActorCriticAlgorithm):
-    """Advantage actor-critic; the paper, and how it differs from it, are in the module's docstring.
+    """Advantage actor-critic; the module's docstring has the paper and the differences from it.
 
     Args:
-      network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
+      network: takes the three specs; has `policy`, `value`, `forward` for both, and `initial_state`.
       gamma: discount per environment step.
-      lambda_: of the return; 1 reaches to the end of the unroll.
-      value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats); the
-        latter may be a schedule.
-      normalize_advantage: to mean 0 and standard deviation 1 over the unroll.
+      lambda_: of the return; 1 bootstraps at the end of the unroll only.
+      value_coef: weight of the value loss, which is half a squared error.
+      entropy_coef: weight of the entropy (nats); number or schedule.
+      normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
     """
 
     def __init__(

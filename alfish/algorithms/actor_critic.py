@@ -1,4 +1,4 @@
-"""The base of on-policy algorithms that train a policy and a value: acting, advantages, the sum of their losses."""
+"""The base of on-policy algorithms with a policy and a value: acting, advantages, and the sum of the losses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +16,9 @@ from alfish.schedules import Schedule, as_schedule
 
 
 class ActorCriticAlgorithm(RLAlgorithm):
-    """An on-policy algorithm of one network; a subclass adds `preprocess_experience` and `calc_loss`.
+    """An on-policy algorithm with one network; a subclass adds `preprocess_experience` and `calc_loss`.
 
-    Its arguments are described where they have defaults, in the subclasses.
+    The subclasses describe the arguments, because they have the defaults.
     """
 
     on_policy = True
@@ -65,7 +65,7 @@ class ActorCriticAlgorithm(RLAlgorithm):
         return advantage, value
 
     def policy_advantage(self, advantage: torch.Tensor, step_type: torch.Tensor) -> torch.Tensor:
-        """Returns the `[T, B]` advantages of the policy's loss: summed over rewards, and normalized if set."""
+        """Returns the `[T, B]` advantages of the policy loss: summed over rewards, and normalized if that is set."""
         if self.reward_spec.shape:
             advantage = advantage.sum(-1)
         if self._normalize_advantage:
@@ -73,7 +73,7 @@ class ActorCriticAlgorithm(RLAlgorithm):
         return advantage
 
     def total_loss(self, policy_loss: torch.Tensor, value_loss: torch.Tensor, policy: Distribution) -> LossInfo:
-        """Returns the weighted sum of both losses `[T, N]` (of values `[T, N, R]` too) and the entropy bonus."""
+        """Returns the weighted sum of the losses, minus the entropy bonus; `value_loss` is `[T, N]` or `[T, N, R]`."""
         if self.reward_spec.shape:
             value_loss = value_loss.sum(-1)
         entropy = policy.entropy()

@@ -1,21 +1,19 @@
-"""Asynchronous PPO: PPO on rows that an older policy made, with V-trace in place of generalised advantages.
+"""Asynchronous PPO: PPO on rows of an older policy, with V-trace instead of generalised advantages.
 
-PPO's surrogate, https://arxiv.org/abs/1707.06347, with the targets of IMPALA (Espeholt et al., 2018,
-https://arxiv.org/abs/1802.01561), as in Sample Factory (Petrenko et al., 2020, https://arxiv.org/abs/2006.11751); or
-IMPALA's own policy gradient.
+The policy loss is PPO's surrogate, https://arxiv.org/abs/1707.06347, or IMPALA's policy gradient. The targets are
+IMPALA's (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561), as in Sample Factory (Petrenko et al., 2020,
+https://arxiv.org/abs/2006.11751).
 
-Every ratio is to the behaviour policy mu, which rows bring along as a distribution. pi / mu is the whole weight of an
-action, so the surrogate takes q - V without a second rho, and at lag 0 the first update is PPO's. (IMPACT, Luo et al.,
-2020, has a target network's policy in the denominator, and then needs that network, and another clipped weight for what
-lies between it and mu.)
+Each ratio pi / mu is exact, because rows hold the distribution of the behaviour policy mu. The surrogate therefore
+takes q - V without a second weight rho, and without lag the first update is PPO's. IMPACT (Luo et al., 2020) has the
+policy of a target network in the denominator instead, and needs another clipped weight between that policy and mu.
 
-With lag, the surrogate's first ratio is not 1 but how far the policy has come since the rows were made. Where it has
-already gone clip_range in the direction of the advantage, a row trains the value alone: the older the rows, the less
-they move the policy, and the later of several epochs move it least. V-trace corrects for the lag at the iteration's
-start, not for what the iteration's own updates add to it; recompute_advantage does, each epoch.
+With lag, the first ratio differs from 1. A row whose ratio already lies beyond clip_range, in the direction of its
+advantage, trains the value only. V-trace corrects for the lag at the start of the iteration. The updates within the
+iteration add to the lag; recompute_advantage corrects for these before each epoch.
 
-Differs from the papers: a truncated episode is bootstrapped from its true final observation; advantages are normalised
-over the whole unroll, trained rows only.
+Differences from the papers: a truncated episode bootstraps from its true final observation; advantages are normalized
+over the trained rows of the unroll.
 """
 
 from typing import Any, Literal
@@ -35,15 +33,14 @@ from alfish.parameters import PositiveFloat, checked
 @gin.configurable(module="alfish.algorithms")
 @checked
 class APPO(PPO):
-    """Asynchronous PPO; papers, and how it differs from them, are in the module's docstring.
+    """Asynchronous PPO; the module's docstring has the papers and the differences from them.
 
     Args:
-      rho_bar: largest weight of a step's own error; `loss` 'impala' also weighs its gradient by no more.
-      c_bar: largest weight of what follows a step; at most rho_bar (Espeholt et al., 2018, section 4.1).
-      loss: of the policy: 'clipped', PPO's surrogate, or 'impala', -rho log pi (q - V), which is for a single epoch.
-      ppo_arguments: as PPO's, where lambda_ is of the V-trace targets and advantages, target_kl limits KL(behaviour
-        policy, policy), so that rows that are too old are left out whole, and recompute_advantage computes ratios anew
-        too, but never the behaviour's probabilities.
+      rho_bar: upper limit of the weight of a step's own error, and of the gradient's weight with `loss` 'impala'.
+      c_bar: upper limit of the weight of later errors; at most rho_bar (Espeholt et al., 2018, section 4.1).
+      loss: of the policy: 'clipped', PPO's surrogate; 'impala', -rho log pi (q - V), for a single epoch.
+      ppo_arguments: as PPO's. lambda_ is V-trace's; target_kl limits KL(behaviour policy, policy), so that rows that
+        are too old do not train; recompute_advantage also recomputes ratios.
     """
 
     def __init__(
@@ -71,7 +68,7 @@ class APPO(PPO):
             step.reward, self._gamma * step.discount, value, step.step_type, ratio,
             self._lambda, self._rho_bar, self._c_bar,
         )  # fmt: skip
-        # Without lag the ratio is 1 but for float error, which is no clipping.
+        # Without lag the ratio is 1 up to float error, which does not count as clipping.
         rho_clipped = (ratio > 1.001 * self._rho_bar).to(ratio.dtype)
         return self.with_target(experience, advantage, target, value, rho_clipped=rho_clipped)
 

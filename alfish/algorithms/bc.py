@@ -1,12 +1,13 @@
-"""Behavioural cloning: maximum likelihood of the actions in the data, whatever their space.
+"""Behavioural cloning: maximum likelihood of recorded actions, of any space.
 
-Pomerleau, 1991, https://doi.org/10.1162/neco.1991.3.1.88, with a distribution for each leaf of the action. Box actions
-have a normal that is not squashed: data often lie at the bounds, where a squashed one has no density. What it would do
-beyond the bounds is clipped when it is executed. Its standard deviation does not depend on the observation and has a
-floor, for else the likelihood of a policy without randomness would have no end. `PolicyHead.learn_std = False` makes
-it regress by squared error.
+Pomerleau, 1991, https://doi.org/10.1162/neco.1991.3.1.88, with one distribution for each leaf of the action.
 
-Rewards are not read. With memory, every row of a window trains, else row 0 alone.
+Box actions have a normal distribution that is not squashed, because data often lie at the bounds, where the density of
+a squashed one is infinite. Samples beyond the bounds are clipped when they are executed. The standard deviation does
+not depend on the observation. It has a lower bound: without one, the likelihood of constant actions is unbounded.
+`PolicyHead.learn_std = False` makes this a regression with squared error.
+
+Rewards are not read. Row 0 of a window trains; with memory, every row but the last.
 """
 
 from collections.abc import Callable
@@ -26,10 +27,10 @@ from alfish.parameters import checked
 
 
 class BCTrain(NamedTuple):
-    """T' is 1, row 0 alone; with memory L - 1, all rows but the last."""
+    """Outputs of the rows that train; T' is 1, or L - 1 with memory."""
 
     policy: Distribution  # [T', N]
-    action: Nest  # [T', N, ...] of the data
+    action: Nest  # [T', N, ...] recorded
 
 
 @gin.configurable(module="alfish.algorithms")

@@ -1,13 +1,14 @@
-"""Deep Q-learning, Double by default: off-policy, for Discrete actions.
+"""Deep Q-learning: off-policy, for one Discrete action.
 
-Mnih et al., 2015, https://doi.org/10.1038/nature14236; Double: van Hasselt et al., 2016, https://arxiv.org/abs/1509.06461.
-The window length of replay, less one, is the n of n-step returns (uncorrected, as in Rainbow: Hessel et al., 2018).
-With memory, every row of a window trains (Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX).
-Retrace: Munos et al., 2016, https://arxiv.org/abs/1606.02647. Lower bounds: He et al., 2017,
-https://arxiv.org/abs/1611.01606.
+Mnih et al., 2015, https://doi.org/10.1038/nature14236. Double: van Hasselt et al., 2016, https://arxiv.org/abs/1509.06461.
+Memory: Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX. Retrace: Munos et al., 2016,
+https://arxiv.org/abs/1606.02647. Lower bounds: He et al., 2017, https://arxiv.org/abs/1611.01606.
 
-Differs from the paper: epsilon is tossed for each environment; a truncated episode is bootstrapped from its true final
-observation; the Huber loss has its threshold as a setting.
+Windows of L rows give (L-1)-step returns, uncorrected as in Rainbow (Hessel et al., 2018). Row 0 of a window trains;
+with memory, every row but the last.
+
+Differences from the paper: each environment explores independently; a truncated episode bootstraps from its true final
+observation; the threshold of the Huber loss is a setting.
 """
 
 from collections.abc import Callable
@@ -29,29 +30,29 @@ from alfish.targets import NextValues, td_target
 
 
 class DQNTrain(NamedTuple):
-    q: torch.Tensor  # [T', N] of the taken action; T' is 1, row 0 alone; with memory L - 1, all rows but the last
-    following: NextValues  # [L-1, N] of later rows, by the target network
+    q: torch.Tensor  # [T', N] of the taken action; T' is 1, or L - 1 with memory
+    following: NextValues  # [L-1, N] of rows 1 to L-1, by the target network
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
 class DQN(RLAlgorithm):
-    """Deep Q-learning; papers, and how it differs from them, are in the module's docstring.
+    """Deep Q-learning; the module's docstring has the papers and the differences from them.
 
     Args:
       q_network: takes (observation_spec, number of actions).
       gamma: discount per environment step.
-      lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory and without
-        Retrace, else 1.
-      epsilon: chance of a uniform action in rollout, for each environment; number or schedule of progress.
-      double: the online network chooses the action that the target network values.
-      target_period: updates between moves of the target network.
-      target_rate: share of the way that it moves; 1 copies.
-      huber_delta: error beyond which the loss is linear, in units of return; None: squared.
-      retrace: returns of more than one step end where an action is not the greedy one. The policy that is learned is
-        greedy, so that min(1, pi / mu) is 1 or 0, whatever acted: Retrace is Watkins' Q(lambda) then.
-      lower_bound: targets are no less than what was earned to the episode's end. Right where environment and rewards
-        are deterministic; and a truncated episode's return is a lower bound only where rewards are not negative.
+      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return. None: 1; with
+        memory and without Retrace, 0.
+      epsilon: probability of a uniform action in rollout; number or schedule of progress.
+      double: the online network chooses the next action, the target network values it.
+      target_period: updates of the online network between updates of the target network.
+      target_rate: of the target network's update; 1 copies.
+      huber_delta: error beyond which the loss is linear, in units of return; None: half the squared error.
+      retrace: returns of several steps end at actions that are not greedy. The learned policy is greedy, so that
+        min(1, pi / mu) is 1 or 0, and Retrace is Watkins' Q(lambda).
+      lower_bound: targets are at least the return to the end of the episode. Correct only in deterministic environments
+        and, for truncated episodes, with rewards that are not negative.
     """
 
     on_policy = False
@@ -136,5 +137,5 @@ class DQN(RLAlgorithm):
 
 
 def _of_action(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-    """`[T, N]` from the values `[T, N, A]` of all actions, and the actions `[T, N]`."""
+    """Returns the `[T, N]` values of `action` `[T, N]`; `q` is `[T, N, A]`."""
     return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)

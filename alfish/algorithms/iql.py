@@ -1,13 +1,12 @@
-"""Implicit Q-learning: from fixed data, without ever asking what an action that is not in them is worth.
+"""Implicit Q-learning: from recorded data, whose actions are the only ones that the critics value.
 
-Kostrikov et al., 2022, https://arxiv.org/abs/2110.06169. V is an upper expectile of Q over the data's actions, Q is
-regressed to r + gamma V, and the policy to the data's actions, weighted by the exponential of their advantage. So it
-takes any action space, and goes on by itself where acting adds to the data. The window length of replay, less one, is
-the n of n-step returns (uncorrected).
+Kostrikov et al., 2022, https://arxiv.org/abs/2110.06169. V is an upper expectile of Q over recorded actions. Q is
+regressed to r + gamma V. The policy clones recorded actions, weighted by the exponential of their advantage. Actions
+are of any space with bounds, and acting may add to the data. Windows of L rows give (L-1)-step returns, uncorrected.
 
-Differs from the paper: all losses are taken at the parameters before the update, where the authors' code moves V first;
-a normal's mean is not squashed, but clipped when it acts; a truncated episode is bootstrapped from its true final
-observation.
+Differences from the paper: all losses are computed before any parameter is updated, where the authors' code updates V
+first; the mean of a normal policy is not squashed, but clipped when it acts; a truncated episode bootstraps from its
+true final observation.
 """
 
 from collections.abc import Callable
@@ -30,36 +29,36 @@ from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat,
 
 
 class IQLTrain(NamedTuple):
-    """Of row 0, but for `next_value`."""
+    """Outputs at row 0, and the values of later rows."""
 
     q: torch.Tensor  # [E, 1, N] of the taken action
-    target_q: torch.Tensor  # [1, N] the smallest of the target critics
+    target_q: torch.Tensor  # [1, N] of the taken action, minimum of the target critics
     value: torch.Tensor  # [1, N]
-    next_value: torch.Tensor  # [L-1, N] of later rows
+    next_value: torch.Tensor  # [L-1, N] of rows 1 to L-1
     log_prob: torch.Tensor  # [1, N] of the taken action
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
 class IQL(RLAlgorithm):
-    """Implicit Q-learning; the paper, and how it differs from it, are in the module's docstring.
+    """Implicit Q-learning; the module's docstring has the paper and the differences from it.
 
     Args:
       actor_encoder: takes the observation spec.
       actor_mlp: takes the encoder's output size.
       policy_head: takes the MLP's output size and the action spec.
-      critic: takes (observation_spec, action_size), an ensemble; Discrete leaves are an input as one-hot codes.
+      critic: takes (observation_spec, action_size), an ensemble; Discrete leaves are one-hot inputs.
       value: takes (observation_spec, 0), an ensemble of one.
       gamma: discount per environment step.
-      lambda_: of the return, within the window; 1 reaches to its end, 0 is one step.
-      target_rate: how far the target critics move after each update.
-      expectile: of Q over the data's actions that V is, in (0, 1); towards 1 the best of them.
-      beta: inverse temperature of the advantage's exponential, in 1 / units of return; 0 is behavioural cloning.
-      max_weight: that exponential's greatest value.
+      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return.
+      target_rate: of the target critics' update, after each update.
+      expectile: in (0, 1), V's expectile of Q over recorded actions; towards 1 it becomes the maximum.
+      beta: factor of the advantage in the exponential, in 1 / units of return; 0 is behavioural cloning.
+      max_weight: upper limit of the exponential.
     """
 
     on_policy = False
-    weighted_losses = None  # each of them depends on how often an action was drawn
+    weighted_losses = None  # all: each loss depends on how often an action is drawn
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class IQL(RLAlgorithm):
         return self.value(self.value.features(time_step, None)[0])[0]
 
     def _within_bounds(self, action: Nest) -> Nest:
-        """What of an action is executed, which is what the critics are to judge."""
+        """Returns the action with Box leaves clipped to [-1, 1], so that the critics value what is executed."""
 
         def clip(leaf: torch.Tensor, spec: spaces.Space) -> torch.Tensor:
             return leaf.clamp(-1, 1) if isinstance(spec, spaces.Box) else leaf
@@ -167,5 +166,5 @@ class IQL(RLAlgorithm):
 
 
 def _code(leaf: spaces.Space) -> nn.Module:
-    """What the critics see of a leaf of the action."""
+    """Returns the module that makes a critic's input from a leaf of the action."""
     return OneHot(leaf) if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)) else Flat(leaf)

@@ -2,8 +2,8 @@
 
 Schulman et al., 2017, https://arxiv.org/abs/1707.06347, with generalised advantages (Schulman et al., 2016).
 
-Differs from the paper: a truncated episode is bootstrapped from its true final observation; advantages are normalised
-over the whole unroll, trained rows only, rather than per minibatch; the critic has its own torso unless it shares.
+Differences from the paper: a truncated episode bootstraps from its true final observation; advantages are normalized
+over the trained rows of the unroll, not per minibatch; the critic has a torso of its own by default.
 """
 
 from collections.abc import Callable
@@ -25,37 +25,37 @@ from alfish.schedules import Schedule, as_schedule
 
 
 class PPORollout(NamedTuple):
-    policy: Distribution  # that acted
+    policy: Distribution  # [B], which drew the action
 
 
 class PPOTarget(NamedTuple):
-    """What the loss reads of an unroll, `[T, B]`; values `[T, B, R]` for vector rewards. None: no setting asks."""
+    """Inputs of the loss, `[T, B]`; values `[T, B, R]` for vector rewards. Fields that no setting needs are None."""
 
-    log_prob: torch.Tensor  # of the action, under the rollout's policy
+    log_prob: torch.Tensor  # of the action, under the policy that drew it
     advantage: torch.Tensor  # summed over R
     target: torch.Tensor  # of the value
-    value: torch.Tensor | None  # before the updates on this target, to clip the value
-    policy: Distribution | None  # of the rollout, to measure the KL
-    trains: torch.Tensor | None  # which rows do, to average it
+    value: torch.Tensor | None  # when the target was computed; for value_clip_range
+    policy: Distribution | None  # which drew the action; for target_kl
+    trains: torch.Tensor | None  # bool mask of the rows that train; for target_kl
     extra: dict[str, torch.Tensor]  # for summaries
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
 class PPO(ActorCriticAlgorithm):
-    """Proximal policy optimization; the paper, and how it differs from it, are in the module's docstring.
+    """Proximal policy optimization; the module's docstring has the paper and the differences from it.
 
     Args:
-      network: takes the three specs, has `policy`, `value` and both at once, and the `initial_state` of its memory.
+      network: takes the three specs; has `policy`, `value`, `forward` for both, and `initial_state`.
       gamma: discount per environment step.
       lambda_: of the generalised advantage; 1 is the Monte-Carlo return.
-      clip_range: largest change of an action's probability ratio that is rewarded.
+      clip_range: largest change of an action's probability ratio that lowers the loss.
       value_clip_range: largest change of a value that lowers its loss, in units of return; None: not clipped.
-      value_coef, entropy_coef: weights of the value loss (half a squared error) and of the entropy bonus (nats).
-      target_kl: the iteration's remaining updates are skipped once KL(rollout policy, policy) exceeds 1.5 times this,
-        in nats; None: never.
-      normalize_advantage: to mean 0 and standard deviation 1 over the unroll.
-      recompute_advantage: values and advantages anew at each epoch (Andrychowicz et al., 2021, section 3.5).
+      value_coef: weight of the value loss, which is half a squared error.
+      entropy_coef: weight of the entropy (nats).
+      target_kl: the iteration ends when KL(rollout policy, policy) exceeds 1.5 times this, in nats; None: no limit.
+      normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
+      recompute_advantage: whether each epoch recomputes advantages (Andrychowicz et al., 2021, section 3.5).
 
     clip_range, value_clip_range and entropy_coef may be schedules of progress.
     """
@@ -97,7 +97,7 @@ class PPO(ActorCriticAlgorithm):
     def with_target(
         self, experience: Experience, advantage: torch.Tensor, target: torch.Tensor, value: torch.Tensor, **extra: Any
     ) -> Experience:
-        """Returns the experience with what the loss reads as its info, where settings ask for it."""
+        """Returns the experience with a PPOTarget as its info; `extra` is for summaries."""
         policy, step_type = experience.info.policy, experience.time_step.step_type
         info = PPOTarget(
             log_prob=policy.log_prob(experience.action),
@@ -128,7 +128,7 @@ class PPO(ActorCriticAlgorithm):
         return total._replace(extra={**(total.extra or {}), **extra, **rollout.extra, "kl": kl}, stop=stop)
 
     def policy_loss(self, log_prob: torch.Tensor, rollout: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns the clipped surrogate `[T, N]`, and the share of clipped ratios for summaries."""
+        """Returns the clipped surrogate `[T, N]`, and what summaries show of it."""
         clip_range = self._clip_range(self.progress)
         loss, ratio = losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, clip_range)
         return loss, {"clip_fraction": ((ratio - 1).abs() > clip_range).to(loss.dtype)}

@@ -1,18 +1,18 @@
 """The base class of all algorithms: the hooks, in the order they run, and nothing else.
 
-An algorithm owns parameters. It owns no environment, replay, optimizer, unroller, metric or config, so it pickles to a
-worker as it is and a test drives it with tensors made by hand.
+An algorithm owns parameters. It owns no environment, replay, optimizer, unroller, metric or configuration. A worker can
+therefore unpickle it, and a test can call it with tensors made by hand.
 
-    rollout_step           acts                                         [B], no gradient
-    random_action          acts in its place while replay is warmed up  [B], no gradient
-    preprocess_experience  advantages, returns, intrinsic rewards       whole sequences, no gradient
-    train_step             the same networks again                      [T, N], with gradients
-    calc_loss              a loss per row                               [T', N]
-    after_update           target networks                              after each gradient step
-    after_iteration        side modules                                 after each iteration
+    rollout_step           acts                                           [B], no gradient
+    random_action          replaces rollout_step while replay warms up    [B], no gradient
+    preprocess_experience  computes advantages and returns                [T+1, B], no gradient
+    train_step             runs the networks for the loss                 [T, N], with gradients
+    calc_loss              computes a loss for each row                   [T', N]
+    after_update           updates target networks                        after each gradient step
+    after_iteration        updates side modules                           after each iteration
 
-Hooks are pure apart from `after_update` and `after_iteration`: they write no attribute, so the learner may compile or
-capture a whole update. Buffers are updated in place, never rebound. Never edit a time step in place.
+All hooks but `after_update` and `after_iteration` are pure. They write no attribute, so the learner can compile a whole
+update. Update buffers in place, and never write into a time step.
 """
 
 import abc
@@ -31,23 +31,23 @@ from alfish.nest import Nest
 
 
 class ReplayNeeds(NamedTuple):
-    """What an off-policy algorithm reads beyond rows, so that replay stores it."""
+    """Data that replay stores for an off-policy algorithm, in addition to rows."""
 
     info: tuple[str, ...] = ()  # fields of rollout_step's info
-    return_gamma: float | None = None  # discount of Experience.return_to_go; None: not read
-    recurrent_state: bool = False  # windows start where a state of the memory was stored, and bring it
+    return_gamma: float | None = None  # discount of Experience.return_to_go; None: no returns
+    recurrent_state: bool = False  # states of the memory; windows then start at rows that have one
 
 
 class UnrollUse(NamedTuple):
-    """How an on-policy algorithm may use an unroll."""
+    """Ways in which an on-policy algorithm may use an unroll."""
 
-    single_epoch: bool = True  # False: a ratio to the policy that acted, in the loss, corrects for earlier updates
-    preprocess_each_epoch: bool = False  # call preprocess_experience again at the start of every later epoch
+    single_epoch: bool = True  # False: the loss has a ratio to the policy that acted
+    preprocess_each_epoch: bool = False  # whether to call preprocess_experience again before each later epoch
     handles_stale_policies: bool = False  # corrects for rows of an older policy; asynchronous unrollers require it
 
 
 class RLAlgorithm(nn.Module, abc.ABC):
-    """What an algorithm is: networks, and the hooks that unrollers and the learner call.
+    """Networks, and the hooks that unrollers and the learner call.
 
     Args:
       observation_spec: nest of spaces, after transforms.
@@ -55,7 +55,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
       reward_spec: Box of shape (), or (R,) for vector rewards.
     """
 
-    on_policy: ClassVar[bool]  # trains on the unroll itself, or on batches from replay
+    on_policy: ClassVar[bool]  # True: trains on the unroll itself; False: on batches from replay
     # Groups whose loss is multiplied by replay's importance weights; None: all.
     weighted_losses: ClassVar[tuple[str, ...] | None] = None
     replay_needs = ReplayNeeds()  # off-policy
@@ -78,67 +78,68 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
-        """Raises UsageError, naming the leaf, where the algorithm cannot learn from these. Default: takes all."""
+        """Raises UsageError, which names the leaf, if the algorithm cannot learn from these. Default: accepts all."""
 
     def initial_state(self, batch_size: int) -> Nest:
-        """What is carried from step to step at an episode's start: memory, noise. None: nothing is."""
+        """Returns the state at the start of an episode, `[B, ...]`: memory, noise. None: there is no state."""
         return None
 
     @abc.abstractmethod
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        """Acts, exploring. `time_step` `[B]`; `state` is already reset where a row is FIRST."""
+        """Returns actions that explore. `time_step` is `[B]`; `state` is already reset where a row is FIRST."""
 
     def random_action(self, time_step: TimeStep) -> Nest:
-        """Returns actions `[B, ...]` drawn uniformly, while replay is warmed up. Default: from the whole action space.
+        """Returns uniformly random actions `[B, ...]` for the warm-up of replay. Default: from the whole action space.
 
-        Override it where an environment takes only some actions at a time, and says in its observation which.
+        Override it if an environment accepts only some actions at a time and the observation has the mask.
         """
         return specs.sample(self.action_spec, len(time_step.step_type))
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        """Acts as well as it can: the mode, not a sample. Default: `rollout_step`."""
+        """Returns the best actions: the mode, not a sample. Default: calls `rollout_step`."""
         return self.rollout_step(time_step, state)
 
     def preprocess_experience(self, experience: Experience) -> Experience:
-        """May replace `info`, whose leaves become `[T, ...]` of the T + 1 rows given on-policy. Default: unchanged."""
+        """Returns the experience with another `info`; on-policy `[T, ...]` for T + 1 rows. Default: unchanged."""
         return experience
 
     @abc.abstractmethod
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        """Runs the networks in training. `experience` `[T, N]`; `info` is what `calc_loss` receives.
+        """Runs the networks over `[T, N]` rows; `calc_loss` receives the `info`.
 
-        `state` is the experience's: of its row 0, or of the first row of its `burn_in` (see `networks.burn_in_state`).
+        `state` belongs to row 0, or to the first row of `experience.burn_in` (see `networks.burn_in_state`).
         """
 
     @abc.abstractmethod
     def calc_loss(self, experience: Experience, info: Nest) -> LossInfo:
-        """A loss per row. The learner masks, weighs, averages, and differentiates each group's loss for that group."""
+        """Returns a loss for each row. The learner masks and averages it, and differentiates it for its own group."""
 
     def after_update(self) -> None:
-        """Runs after every gradient step, under no_grad: target networks."""
+        """Updates target networks, after every gradient step, under no_grad."""
 
     def after_iteration(self, experience: Experience) -> None:
-        """Runs once an iteration with the rows just collected, under no_grad: side modules."""
+        """Updates side modules, once an iteration, under no_grad; `experience` is what was collected in it."""
 
     def graph_key(self) -> Hashable:
-        """What of the counts that `after_update` keeps decides the course of the next update: a delayed actor's turn.
+        """Returns a key of the next update's control flow, e.g. whether a delayed actor trains. Default: None.
 
-        train_step and calc_loss may depend on such a count only through this. Default: nothing does.
+        One graph is compiled for each key; train_step and calc_loss may branch on no other state.
         """
         return None
 
     def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
-        """Which loss drives which parameters. A trainable parameter that no group claims is an error at start."""
+        """Returns the parameters that each loss trains. A trainable parameter in no group is an error at start."""
         return {"all": self.parameters()}
 
     @property
     def has_state(self) -> bool:
+        """Whether `initial_state` has tensors."""
         return bool(nest.leaves(self.initial_state(1)))
 
 
 @contextlib.contextmanager
 def in_eval_mode(algorithm: RLAlgorithm) -> Iterator[None]:
-    """Acts as `Module.eval` says, and leaves the algorithm as it was."""
+    """Puts the algorithm into evaluation mode, and restores its mode on exit."""
     was_training = algorithm.training
     algorithm.eval()
     try:

@@ -1,21 +1,19 @@
-"""Soft actor-critic with automatic temperature: off-policy, for Box and Discrete actions.
+"""Soft actor-critic with learned temperatures: off-policy, for Box and Discrete actions.
 
-Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905; Discrete: Christodoulou, 2019, https://arxiv.org/abs/1910.07207.
+Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905. Discrete: Christodoulou, 2019, https://arxiv.org/abs/1910.07207.
+Memory: Ni et al., 2022, https://arxiv.org/abs/2110.05038. Retrace: Munos et al., 2016, https://arxiv.org/abs/1606.02647.
+Lower bounds: He et al., 2017, https://arxiv.org/abs/1611.01606.
 
-The action is any nest of Box leaves with at most one Discrete leaf. Box leaves are an input of the critics, the
-Discrete one is their outputs, over which expectations are exact. Each kind has its own temperature. REDQ (Chen et al.,
-2021), DroQ and RLPD are settings: the size of the ensemble, the subset that targets take the minimum of, layer norm,
-dropout.
+The action is a nest of Box leaves and at most one Discrete leaf (`networks.hybrid_policy`). Box entries are inputs of
+the critics, which have one output for each Discrete choice. Each of the two kinds has its own temperature. REDQ (Chen
+et al., 2021), DroQ and RLPD are settings: ensemble size, target subset, layer norm, dropout.
 
-With memory, the critics' loss trains it, the actor stands on the same features without moving them, and every row of a
-window trains (recurrent SAC: Ni et al., 2022, https://arxiv.org/abs/2110.05038, where the actor has its own).
+Row 0 of a window trains; with memory, every row but the last. The critics' loss trains the memory, and the actor takes
+the features of the critics without a gradient to them.
 
-Retrace, of the soft values: Munos et al., 2016, https://arxiv.org/abs/1606.02647. Lower bounds: He et al., 2017,
-https://arxiv.org/abs/1611.01606.
-
-Differs from the paper: a truncated episode is bootstrapped from its true final observation; the temperature's loss is
-linear in log alpha; with windows of more than two rows, the entropies between are left out of n-step returns, though
-not out of Retrace's.
+Differences from the papers: a truncated episode bootstraps from its true final observation; the temperature's loss is
+linear in log alpha; n-step returns without Retrace leave out the entropies of the rows in between; with memory, the
+actor has none of its own.
 """
 
 import math
@@ -38,47 +36,46 @@ from alfish.targets import NextValues, td_target
 
 
 class SACRollout(NamedTuple):
-    """What Retrace must know of how an action came about."""
+    """Probability of an action when it was drawn, for Retrace."""
 
     log_prob: torch.Tensor  # [B] of the sample, all leaves together
-    action: Nest  # the sample; where another one was executed (at random, by hand), log_prob says nothing of that
+    action: Nest  # the sample; log_prob does not hold where another action was executed (random, or by hand)
 
 
 class SACTrain(NamedTuple):
-    """T' is 1, row 0 alone; with memory L - 1, all rows but the last."""
+    """Outputs of the rows that train; T' is 1, or L - 1 with memory."""
 
     q: torch.Tensor  # [E, T', N] of the taken action
-    following: NextValues  # [L-1, N] soft values of later rows, by the target critics
-    expected_q: torch.Tensor  # [T', N] of the policy's present choice
-    entropies: dict[str, torch.Tensor]  # [T', N] of that choice
+    following: NextValues  # [L-1, N] soft values of rows 1 to L-1, by the target critics
+    expected_q: torch.Tensor  # [T', N] of an action of the present policy
+    entropies: dict[str, torch.Tensor]  # [T', N] of the present policy
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
 class SAC(RLAlgorithm):
-    """Soft actor-critic; papers, and how it differs from them, are in the module's docstring.
+    """Soft actor-critic; the module's docstring has the papers and the differences from them.
 
     Args:
-      actor_encoder: takes the observation spec; with memory it is not built.
-      actor_mlp: takes the encoder's output size, or that of the critics' features.
+      actor_encoder: takes the observation spec; not built with memory.
+      actor_mlp: takes the encoder's output size; with memory, the size of the critics' features.
       critic: takes (observation_spec, action_size, num_outputs), and `memory` if there is one; has an `ensemble_size`.
-      memory: of critics and actor, takes the critics' encoder's output size (`@GRU`, `@LSTM`); None: without.
+      memory: of critics and actor; takes the output size of the critics' encoder (`@GRU`, `@LSTM`). None: no memory.
       gamma: discount per environment step.
-      lambda_: of the return, within the window; 1 reaches to its end, 0 is one step. None: 0 with memory and without
-        Retrace, else 1.
-      target_rate, target_period: how the target critics follow.
-      target_subset: how many critics, drawn at random for each update, targets take the minimum of; None: all.
-      actor_uses_mean: the actor maximises the critics' mean (REDQ) in place of their minimum.
-      initial_alpha: temperatures at the start.
-      learn_alpha: whether temperatures are learned; they stay as they are otherwise.
+      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return. None: 1; with
+        memory and without Retrace, 0.
+      target_rate, target_period: of the target critics' updates.
+      target_subset: number of critics, drawn at random for each update, whose minimum is the target; None: all.
+      actor_uses_mean: the actor maximizes the critics' mean (REDQ) instead of their minimum.
+      initial_alpha: temperature at the start.
+      learn_alpha: whether temperatures are learned.
       box_target_entropy: in nats; None: minus the number of Box entries.
-      discrete_target_entropy: in nats; None: `discrete_entropy_share` of the largest, log n.
-      discrete_entropy_share: see above.
-      retrace: returns of more than one step are corrected for how the policy has changed since it acted, by the
-        probabilities of then. They end at actions that were not its own, or whose log_prob replay says is nan.
-      lower_bound: targets are no less than what was earned to the episode's end. Right where environment and rewards
-        are deterministic and entropies are not negative; and a truncated episode's return is a lower bound only where
-        rewards are not negative.
+      discrete_target_entropy: in nats; None: `discrete_entropy_share` of the maximum, log n.
+      discrete_entropy_share: in [0, 1].
+      retrace: returns of several steps are corrected by min(1, pi / mu). They end at actions that the policy did not
+        draw, and where log_prob is nan.
+      lower_bound: targets are at least the return to the end of the episode. Correct only in deterministic environments
+        with entropies that are not negative and, for truncated episodes, with rewards that are not negative.
     """
 
     on_policy = False
@@ -132,7 +129,7 @@ class SAC(RLAlgorithm):
         critic: Callable[..., Any],
         memory: Callable[[int], Any] | None,
     ) -> None:
-        """In this order, so that a seed goes on meaning the weights that it meant."""
+        """Makes encoder, actor and critics; their order decides which weights a seed gives."""
         sizes = self.action_space.box_size, max(1, self.action_space.num_choices)
         self.actor_encoder: Any = None
         if memory is None:
@@ -173,7 +170,7 @@ class SAC(RLAlgorithm):
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         window = Window(experience, self.replay_needs.recurrent_state)
-        if self.replay_needs.recurrent_state:  # the actor stands on the critics' features, and does not move them
+        if self.replay_needs.recurrent_state:  # the actor's loss does not train the critics' features
             features, actor_later = window.both(self.critic.features)
             actor_now = features.detach()
         else:
@@ -211,7 +208,7 @@ class SAC(RLAlgorithm):
         self.target_critic.update(self.critic)
 
     def _actor_features(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
-        """What the actor sees, and the state carried on."""
+        """Returns the actor's input, and the next state."""
         if self.replay_needs.recurrent_state:
             return self.critic.features(time_step, state)
         return self.actor_encoder(time_step.observation), state
@@ -220,12 +217,12 @@ class SAC(RLAlgorithm):
         return self.policy_head(self.actor_mlp(features))
 
     def _next_values(self, experience: Experience, actor_features: torch.Tensor, features: torch.Tensor) -> NextValues:
-        """Soft values of later rows by the target critics; for Retrace, also of the actions taken there.
+        """Returns soft values of rows 1 to L-1; for Retrace, also values and traces of the actions taken there.
 
         Args:
           experience: `[L, N]`.
-          actor_features: `[L-1, N, ...]` of later rows.
-          features: `[L-1, N, ...]` of the target critics.
+          actor_features: `[L-1, N, ...]`, the actor's inputs.
+          features: `[L-1, N, ...]`, the target critics' inputs.
         """
         policy = self._policy(actor_features)
         choice = policy.choose()
@@ -243,14 +240,14 @@ class SAC(RLAlgorithm):
         return NextValues(value, taken_q, trace)
 
     def _smallest(self, *q: torch.Tensor) -> list[torch.Tensor]:
-        """Of each, the minimum over the critics, or over a random subset of them that is the same for all."""
+        """Returns the minimum of each over the critics, or over one random subset of them for all."""
         if self._target_subset is not None:
             members = torch.randperm(len(q[0]), device=q[0].device)[: self._target_subset]
             return [each[members].amin(0) for each in q]
         return [each.amin(0) for each in q]
 
     def _trace(self, log_pi: torch.Tensor, experience: Experience) -> torch.Tensor:
-        """min(1, pi / mu) of the actions of later rows, `[L-1, N]`; 0 where mu is not known."""
+        """Returns min(1, pi / mu) of the actions at rows 1 to L-1, `[L-1, N]`; 0 where mu is unknown."""
         if experience.info is None:
             raise UsageError(
                 "SAC.retrace takes the probabilities that actions had when they were taken, and these were recorded "
@@ -265,7 +262,7 @@ class SAC(RLAlgorithm):
 
 
 def _of_choice(q: torch.Tensor, discrete: torch.Tensor | None) -> torch.Tensor:
-    """Of the Discrete action that was taken, `[..., T', N]` from `[..., T', N, n]`; as it is where there is none."""
+    """Returns the values of the Discrete choice, `[..., T', N]` from `[..., T', N, n]`; `q` itself if it is None."""
     if discrete is None:
         return q
     return q.gather(-1, discrete.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)

@@ -1,10 +1,10 @@
-"""Deterministic policy gradients, off-policy, for Box actions: DDPG; TD3, with three remedies; TD3BC, for fixed data.
+"""Deterministic policy gradients, off-policy, for Box actions: DDPG, TD3, and TD3BC for recorded data.
 
 DDPG: Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971. TD3: Fujimoto et al., 2018,
 https://arxiv.org/abs/1802.09477. TD3BC: Fujimoto & Gu, 2021, https://arxiv.org/abs/2106.06860.
 
-Differs from the papers: a truncated episode is bootstrapped from its true final observation; exploration noise is
-correlated by one number, and starts anew with each episode.
+Differences from the papers: a truncated episode bootstraps from its true final observation; one number sets the
+correlation of exploration noise, which starts from zero in each episode.
 """
 
 import math
@@ -27,26 +27,25 @@ from alfish.schedules import Schedule, as_schedule
 
 class DDPGTrain(NamedTuple):
     q: torch.Tensor  # [E, 1, N] of the taken action at row 0
-    next_value: torch.Tensor  # [L-1, N] of later rows
-    policy_q: torch.Tensor | None  # [1, N] of the actor's action at row 0; None where the actor does not train
-    policy_action: torch.Tensor | None  # [1, N, A] that action; None likewise
+    next_value: torch.Tensor  # [L-1, N] of rows 1 to L-1
+    policy_q: torch.Tensor | None  # [1, N] of the actor's action at row 0; None: the actor does not train
+    policy_action: torch.Tensor | None  # [1, N, A], the actor's action at row 0; None: the actor does not train
     action: torch.Tensor  # [1, N, A] taken at row 0
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
 class DDPG(RLAlgorithm):
-    """Deep deterministic policy gradients; papers, and how it differs from them, are in the module's docstring.
+    """Deep deterministic policy gradients; the module's docstring has the papers and the differences from them.
 
     Args:
       actor: takes (observation_spec, action_size).
-      critic: takes (observation_spec, action_size); an ensemble, here of one. Targets take its minimum; the actor asks
-        the first critic alone, by `num_members=1`.
+      critic: takes (observation_spec, action_size); an ensemble of one or more. Its minimum is the target; its first
+        critic (`num_members=1`) trains the actor.
       gamma: discount per environment step.
-      target_rate: how far both target networks move after each update.
+      target_rate: of the update of both target networks, after each update.
       noise_std: of exploration noise, in units of half the action's range; number or schedule.
-      noise_correlation: from one step's noise to the next one's, in [0, 1); 0 is white noise. As policy state, it
-        starts from zero with each episode.
+      noise_correlation: between the noise of consecutive steps, in [0, 1); 0 is white noise. Noise is policy state.
     """
 
     on_policy = False
@@ -98,15 +97,21 @@ class DDPG(RLAlgorithm):
         return AlgStep(self._nested(self.actor(time_step.observation)), state)
 
     def target_action(self, observation: Nest) -> torch.Tensor:
-        """What the target policy does, `[..., A]`; TD3 smooths it."""
+        """Returns the action of the target policy, `[..., A]`; TD3 adds noise to it."""
         return self.target_actor(observation)
 
     def trains_actor(self) -> bool:
-        """Whether the actor takes part in this update; TD3 delays it."""
+        """Whether the next update trains the actor; TD3 delays it."""
         return True
 
     def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """`[1, N]` from `[1, N]` what the critic says of the actor's action, that `[1, N, A]`, and that of the data."""
+        """Returns the loss `[1, N]`.
+
+        Args:
+          policy_q: `[1, N]`, the critic's value of the actor's action.
+          policy_action: `[1, N, A]`, the actor's action.
+          action: `[1, N, A]`, the recorded action.
+        """
         return -policy_q
 
     def graph_key(self) -> bool:
@@ -149,12 +154,12 @@ class DDPG(RLAlgorithm):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class TD3(DDPG):
-    """DDPG with the minimum of two critics, smoothed targets, and an actor and targets that move less often.
+    """DDPG with the minimum of two critics, noise on target actions, and a delayed actor.
 
     Args:
       critic: as in DDPG; two by default.
       smoothing_std, smoothing_clip: of the noise on target actions, in units of half the action's range.
-      actor_period: updates of the critics for one of the actor and the targets.
+      actor_period: updates of the critics for each update of the actor and of the target networks.
     """
 
     def __init__(
@@ -197,18 +202,18 @@ class TD3(DDPG):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class TD3BC(TD3):
-    """TD3 whose actor stays close to the data's actions, so that it learns from data that nobody adds to.
+    """TD3 whose actor stays close to the recorded actions, for data that are not added to.
 
         loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
 
-    The mean of |Q| is over the minibatch, and a constant. The paper also normalises observations: give the run an
-    `ObservationNormalizer`.
+    The mean of |Q| is over the minibatch, without gradient. The paper also normalizes observations: add an
+    `ObservationNormalizer` to the transforms.
 
     Args:
-      alpha: weight of the critic's say, when it speaks in units of its own mean size; 0 is behavioural cloning.
+      alpha: weight of Q, which is divided by its mean magnitude; 0 is behavioural cloning.
     """
 
-    weighted_losses = None  # the actor's depends on how often an action was drawn
+    weighted_losses = None  # also the actor's: it clones each action as often as it is drawn
 
     def __init__(
         self,
