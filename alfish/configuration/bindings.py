@@ -1,6 +1,6 @@
-"""The bindings of a configuration as it was read: each line, and the file that it is in.
+"""Bindings of a configuration: each line, and the file that contains it.
 
-gin itself keeps the last value of each parameter only, and not its place.
+gin itself stores only the last value of each parameter, without its place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ MACRO = "gin.macro"
 
 
 class Binding(NamedTuple):
-    """One line.
+    """One line of a configuration.
 
     Attributes:
       key: of the configurable.
@@ -38,12 +38,12 @@ class Binding(NamedTuple):
 
 
 class Reading:
-    """What was read.
+    """A configuration as it was read.
 
     Attributes:
       bindings: in the order of their lines.
-      layers: in the order in which they ended; a file comes after those that it includes.
-      saved: those of the layers that a run saved, whose bindings were checked when that run began.
+      layers: files, and `PARAMETER`, in the order in which they ended; a file follows the files that it includes.
+      saved: layers that a run saved; their bindings were checked when that run began.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Reading:
         return values
 
     def end(self, layer: str) -> None:
-        """Notes that a layer has ended."""
+        """Appends a layer that has ended."""
         self.layers = [*(one for one in self.layers if one != layer), layer]
 
     def later_layers(self, layer: str) -> list[str]:

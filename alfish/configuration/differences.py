@@ -1,4 +1,4 @@
-"""Comparison of configurations as texts; the budget does not count, because a run may be extended."""
+"""Comparison of configurations as texts; the budget is ignored, because a run may be extended."""
 
 import difflib
 import hashlib
@@ -8,13 +8,13 @@ BUDGET_LINE = re.compile(r"^Trainer\.(num_env_steps|num_iterations|num_updates|w
 
 
 def difference(before: str, after: str) -> str:
-    """Returns the lines that differ, as `- old` and `+ new`; '' where the configurations are equal."""
+    """Returns the lines that differ, as `- old` and `+ new`; '' if the configurations are equal."""
     changes = difflib.unified_diff(_settings(before), _settings(after), lineterm="", n=0)
     return "\n".join(line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---"))
 
 
 def digest(config: str) -> str:
-    """Returns a hash that is equal for two configurations without a `difference`."""
+    """Returns a hash that is equal for two configurations if they have no `difference`."""
     return hashlib.sha256("\n".join(_settings(config)).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The run directory that a command is given: made, and with the configuration that it holds already."""
+"""The directory of a run: its name, its creation, and the configuration that an existing run has in it."""
 
 import os
 from pathlib import Path
@@ -25,26 +25,30 @@ def run_directory(name: str | Path) -> Path:
 
 
 def make_directory(root_dir: Path) -> None:
-    """Before anything is built, which may take a while."""
+    """Creates the directory of a run; called before anything is built, because building may take a while.
+
+    Raises:
+      UsageError: the directory cannot be created or written to.
+    """
     try:
         root_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = "it is a file" if root_dir.is_file() else error.strerror
-        raise UsageError(f"--root_dir={root_dir} cannot be made: {reason}; name another directory") from error
+        raise UsageError(f"--root_dir={root_dir} cannot be created: {reason}; name another directory") from error
     if not os.access(root_dir, os.W_OK | os.X_OK):
-        raise UsageError(f"--root_dir={root_dir} may not be written to; name another directory")
+        raise UsageError(f"--root_dir={root_dir} is not writable; name another directory")
 
 
 def is_to_change(saved: Path, choice: str) -> bool:
-    """Whether the configuration of the run that is there gives way to the one that was read.
+    """Returns True if the configuration that was read replaces the one of the existing run.
 
     Raises:
-      UsageError: they differ, and `choice` is to stop then.
+      UsageError: they differ, and `choice` is 'stop'.
     """
     from alfish.runs.checkpoint import Checkpoints
 
     if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
-        return True  # it failed before its first checkpoint: there is nothing that another configuration could spoil
+        return True  # without a checkpoint there is nothing that another configuration could spoil
     before = saved.read_text()
     changes = differences.difference(before, reading.text())
     if not changes or choice == "new":

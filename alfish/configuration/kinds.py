@@ -1,6 +1,6 @@
-"""Kinds and ranges of the values that gin has bound; in doubt, a value is right.
+"""Kinds and ranges of bound values. A value of which neither can be known is accepted.
 
-`alfish.parameters` defines what annotations mean; this module adds references (`@...`), which only gin has.
+`alfish.parameters.kinds` defines what an annotation takes; this module adds gin's references (`@...`).
 """
 
 import collections.abc
@@ -21,7 +21,7 @@ PLAIN = (int, float, str, bool, NoneType, Path)
 
 
 def refuse_wrong_kinds(reading: Reading) -> None:
-    """Raises UsageError where a parameter of alfish does not take the value that is bound to it."""
+    """Raises UsageError if a parameter of alfish does not take the value that is bound to it."""
     for one in reading.last():
         words = mistake(one.key[1], one.parameter, without_macros(one.value, one))
         if words:
@@ -29,7 +29,7 @@ def refuse_wrong_kinds(reading: Reading) -> None:
 
 
 def takes_parts(selector: str, parameter: str | None = None) -> bool:
-    """Whether a parameter, or any of them, takes classes, functions or objects, and so is what builds others."""
+    """Returns True if the parameter, or any parameter of the selector, takes classes, functions or objects."""
     annotations = _hints(selector)
     if parameter is not None:
         return not _is_plain(annotations.get(parameter, Any))
@@ -37,7 +37,7 @@ def takes_parts(selector: str, parameter: str | None = None) -> bool:
 
 
 def mistake(selector: str, parameter: str, value: Any) -> str | None:
-    """What a parameter of alfish takes, where it does not take this value; None, where it does.
+    """Returns a sentence with what a parameter of alfish takes, or None if it takes this value.
 
     Args:
       selector, parameter: of gin.
@@ -56,7 +56,7 @@ def _hints(selector: str) -> dict[str, Any]:
 
 
 def _refers(value: Any, kind: Any) -> bool | None:
-    """Whether `@X`, or `@X()`, is of this kind; None: the value is no reference."""
+    """Returns True if `@X` or `@X()` is of this kind, and None if the value is no reference."""
     if not gin_internals.is_reference(value):
         return None
     origin, target = typing.get_origin(kind), value.configurable.wrapped
@@ -75,7 +75,7 @@ def _refers(value: Any, kind: Any) -> bool | None:
 
 
 def _lacks_arguments(reference: Any) -> bool:
-    """Whether `@X()` cannot be made, since X takes arguments that only who builds it has."""
+    """Returns True if `@X()` cannot be built, because X requires arguments that nothing binds."""
     selector = reference.configurable.selector
     bound = {name for (_, at), found in gin_internals.bindings().items() if at == selector for name in found}
     signature = inspect.signature(reference.configurable.wrapped)
@@ -88,7 +88,7 @@ def _lacks_arguments(reference: Any) -> bool:
 
 
 def _reference_instead(value: Any, taken: list[Any]) -> str | None:
-    """What to write in place of a reference of the other form, or of the name of something to refer to."""
+    """Returns a hint for a reference in the wrong form (`@X` or `@X()`), or for a name without @; None otherwise."""
     sequence = next((kind for kind in taken if typing.get_origin(kind) in SEQUENCES), None)
     parts = elements(sequence) if sequence else taken
     takes_classes = any(typing.get_origin(bare(part)) is collections.abc.Callable for part in parts)
@@ -103,7 +103,7 @@ def _reference_instead(value: Any, taken: list[Any]) -> str | None:
 
 
 def _names(value: Any, takes_classes: bool) -> Iterator[str]:
-    """Of what a value refers to, or means to refer to, in a text without @."""
+    """Yields the names that a value refers to, also those of known configurables written as text without @."""
     if gin_internals.is_reference(value):
         yield value.scoped_selector
     elif isinstance(value, str) and takes_classes:

@@ -1,4 +1,4 @@
-"""The places of gin files: where the user stands, beside the including file, and among the shipped confs."""
+"""Lookup of gin files: in the working directory, beside the including file, and among the shipped confs."""
 
 import difflib
 import re
@@ -27,7 +27,7 @@ def find(file: str) -> Path:
     names = sorted(path.name for path in confs_directory().glob("*.gin"))
     close = difflib.get_close_matches(Path(file).name, names, 3, 0.4)
     hint = f"close ones are {', '.join(close)}" if close else "`alfish confs` lists the shipped ones"
-    raise UsageError(f"there is no gin file {file!r}, here or among the shipped confs; {hint}")
+    raise UsageError(f"there is no gin file {file!r} in the working directory or among the shipped confs; {hint}")
 
 
 def find_include(file: str, named: Sequence[Path]) -> Path | None:
@@ -35,8 +35,8 @@ def find_include(file: str, named: Sequence[Path]) -> Path | None:
 
     Args:
       file: as the include statement has it.
-      named: the files that the user named. Includes are searched beside them first, then among the shipped confs, and
-        last in the working directory.
+      named: the files that the user named. An included file is searched beside them first, then among the shipped
+        confs, and last in the working directory.
     """
     shipped = confs_directory()
     directories = [*(path.resolve().parent for path in named), shipped, shipped.parent, Path.cwd()]

@@ -1,4 +1,4 @@
-"""Macros: names that a configuration sets, and refers to as `%name`."""
+"""Checks of macros: names that a configuration sets, and refers to as `%name`."""
 
 import difflib
 import inspect
@@ -11,7 +11,7 @@ from alfish.parameters import gin_internals
 
 
 def refuse_unused(reading: Reading) -> None:
-    """Raises UsageError where a name is set that no value refers to: as a rule, a parameter without its class."""
+    """Raises UsageError if no value refers to a macro. Usually it is a parameter without its class."""
     used = {name for one in reading.bindings for name in macros(one.value)}
     for one in reading.bindings:
         if one.key[1] == MACRO and one.name not in used:
@@ -43,7 +43,7 @@ def without_macros(value: Any, binding: Binding, within: tuple[str, ...] = ()) -
 
 
 def _parameter_meant(name: str) -> str:
-    """Returns a hint at parameters of that name, or of a close one; those of configured classes come first."""
+    """Returns a hint at parameters with this name, or with a close one; parameters of configured classes come first."""
     configured = {selector for _, selector in gin_internals.bindings()}
     found: dict[str, list[str]] = {}
     known = sorted(gin_internals.configurables().items(), key=lambda item: item[0] not in configured)

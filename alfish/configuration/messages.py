@@ -1,4 +1,4 @@
-"""One sentence for each exception that gin raises while a configuration is read, and while its Trainer is built."""
+"""Sentences for the exceptions of gin while it reads a configuration, and while a Trainer is built from it."""
 
 import contextlib
 import difflib
@@ -13,9 +13,9 @@ from alfish.configuration.bindings import Reading
 from alfish.errors import RunError, UsageError
 from alfish.parameters import gin_internals
 
-# Of required parameters that no shipped conf binds.
+# For required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
-# What gin raises at a text that it cannot take.
+# Exceptions of gin's parser.
 PARSING_ERRORS = (
     *(AttributeError, KeyError, NameError, OSError, SyntaxError, TypeError, ValueError),
     tokenize.TokenError,
@@ -24,7 +24,7 @@ PARSING_ERRORS = (
 
 @contextlib.contextmanager
 def named(origin: str) -> Iterator[None]:
-    """Turns what gin raises while it parses into a UsageError that names `origin`."""
+    """Turns an exception of gin's parser into a UsageError that names `origin`."""
     try:
         yield
     except UsageError as error:
@@ -37,8 +37,11 @@ def named(origin: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complete(reading: Reading) -> Iterator[None]:
-    """Turns two errors of calls into UsageErrors: a required parameter that nothing binds, and a bound parameter that a
-    class with **keywords passes to a base class that does not take it."""
+    """Turns two errors of calls into UsageErrors.
+
+    The first is a required parameter that nothing binds. The second is a bound parameter that a class passes to its
+    base class by **keywords, and that the base class does not take.
+    """
     try:
         yield
     except TypeError as error:
@@ -102,8 +105,8 @@ def _first_sentence(error: Exception) -> str:
         if word.capitalize() in ("True", "False", "None"):
             return f"line {error.lineno} has {word}, which is written {word.capitalize()}"
         return (
-            f"line {error.lineno} has {word}, which is no value: text stands in quotes ('{word}'), a class or function "
-            f"behind @"
+            f"line {error.lineno} has {word}, which is no value: write text in quotes ('{word}'), and a class or "
+            "function with @"
         )
     ambiguous = re.search(r"Ambiguous selector '([\w.]+)', matches \[(.*?)\]", str(error))
     if ambiguous:

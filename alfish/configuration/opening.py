@@ -1,4 +1,4 @@
-"""Opening a run again from the configuration saved in it: as a Trainer for evaluation and films, or as a policy."""
+"""Reopening of runs from their saved configuration: as a Trainer for evaluation and films, or as a policy."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ from alfish.training.trainer import Trainer, device_named
 
 @contextlib.contextmanager
 def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[str] = ()) -> Iterator[Trainer]:
-    """The trainer of a run, built from the configuration saved in it, with nothing loaded and nothing started.
+    """Yields the Trainer of a run, built from the saved configuration; no checkpoint is loaded.
 
-    Within the context gin is configured as the run was; at its end, as it was before, and so are the random generators
-    and the number of threads.
+    Within the context gin has the configuration of the run. At its end gin's configuration, the random generators and
+    the number of threads are restored.
 
     Args:
       root_dir: of the run.
@@ -45,7 +45,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
 
 
 def _opened_trainer(root_dir: str | Path, device: str) -> Trainer:
-    """A trainer that is not to train; bound anew, since gin builds bound listeners even where others are passed."""
+    """Returns a Trainer without listeners and metrics; [] is bound, because gin builds whatever is bound."""
     parts = "listeners", "extra_listeners", "metrics", "extra_metrics"
     reading.bind({f"alfish.Trainer.{name}": [] for name in parts})
     return Trainer(root_dir, device=device)
@@ -53,7 +53,7 @@ def _opened_trainer(root_dir: str | Path, device: str) -> Trainer:
 
 @contextlib.contextmanager
 def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None]:
-    """Within the context gin is configured as a run was; see `open_run`."""
+    """Gives gin the configuration of a run within the context; see `open_run`."""
     path = root_dir / CONFIG_FILE
     if not path.is_file() and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
@@ -75,7 +75,7 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
 
 @contextlib.contextmanager
 def process_preserved() -> Iterator[None]:
-    """Building a trainer seeds everything; that is no business of a program that only wants a policy."""
+    """Restores random generators and number of threads at the end, because building a Trainer sets both."""
     num_threads = torch.get_num_threads()
     try:
         with random_state.preserved():
@@ -88,18 +88,18 @@ def process_preserved() -> Iterator[None]:
 def load(
     root_dir: str | Path, checkpoint: str | int = "latest", device: str = "cpu", allow_import: Sequence[str] = ()
 ) -> Policy:
-    """The trained policy of a run.
+    """Returns the trained policy of a run.
 
         policy = alfish.load("runs/ppo")
         action = policy.act(observation)
 
-    No environment is built: networks and transforms are built for the spaces that the checkpoint has. Only for
-    checkpoints of older versions, which have none, the environment is built to see its spaces.
+    Networks and transforms are built for the spaces in the checkpoint, so no environment is built. Checkpoints of older
+    versions contain no spaces; for them the environment is built.
 
     Args:
       root_dir: of `alfish train`.
       checkpoint: 'latest', 'best' or environment steps.
-      device: where it acts.
+      device: of the policy.
       allow_import: modules that the run's configuration may import, as `["my_lab"]`, beside alfish's own and those
         that this process has imported already.
 

@@ -17,8 +17,8 @@ def refuse_unread(reading: Reading) -> None:
     """Raises where nothing reads a bound parameter; call it when everything is built.
 
     A configurable is reachable if it was called while building, or if a reachable binding refers to it
-    (`@make_environment`). A later layer (a file, or --gin_param) may replace a part that earlier ones configure: then
-    the settings of that part are no mistake.
+    (`@make_environment`). A later layer (a file, or --gin_param) may replace a part that an earlier layer configures.
+    The settings of the replaced part are no mistake.
 
     Raises:
       UsageError: names the parameters, and where they were bound.
@@ -35,7 +35,7 @@ def refuse_unread(reading: Reading) -> None:
     if unread:
         raise UsageError(
             f"nothing reads {', '.join(sorted(unread))}, bound in {' and '.join(dict.fromkeys(unread.values()))}: no "
-            "part of this Trainer uses it; remove the binding, or refer to what it configures with @"
+            "part of this Trainer uses it; remove the binding, or refer to its class or function with @"
         )
 
 

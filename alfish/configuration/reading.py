@@ -1,4 +1,4 @@
-"""Reading of configurations into gin: files and bindings that the user named, and the one that a run saved."""
+"""Reading of configurations into gin: files and bindings that the user named, or the configuration that a run saved."""
 
 import contextlib
 import copy
@@ -48,8 +48,8 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
 def saved(path: Path, allow_import: Sequence[str] = ()) -> Iterator[Reading]:
     """Parses the configuration that a run saved. It may come from another person, so it is not trusted.
 
-    In the context it may import modules of alfish, modules that this process has imported already, and those in
-    `allow_import`; so may what is built from it, as `make_environment.env_id` imports.
+    In the context the configuration may import modules of alfish, modules that this process has imported already, and
+    those in `allow_import`. The same holds for the parts built from it: `make_environment.env_id` imports, too.
 
     Raises:
       UsageError: it names another module, registers names dynamically, includes a file, or is not gin.
@@ -74,12 +74,12 @@ def preserved() -> Iterator[None]:
 
 
 def text() -> str:
-    """Returns the configuration as it was asked for, normalised."""
+    """Returns the configuration that was read, in gin's normal form."""
     return description.header(gin.config_str()) + gin.config_str()
 
 
 def operative_text() -> str:
-    """Returns the configuration with every default that was in force."""
+    """Returns the configuration with all defaults in force."""
     return gin.operative_config_str()
 
 
@@ -96,7 +96,7 @@ def bound(selector: str, *parameters: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Parses texts, and notes each binding.
+    """Parses texts, and records each binding.
 
     Attributes:
       named: the files that the user named, beside which included files are searched.
@@ -122,7 +122,7 @@ class _Reader:
 
     @contextlib.contextmanager
     def _opened(self, path: Path) -> Iterator[None]:
-        """Imports what a file names, and ends its layer after it was parsed."""
+        """Imports the modules that a file names, and ends its layer after the file was parsed."""
         self._open.append(path)
         try:
             with messages.named(str(path)):
@@ -135,7 +135,7 @@ class _Reader:
     def _included(self, file: str) -> Iterator[Path]:
         path = locating.find_include(file, self.named)
         if path is None:
-            raise UsageError(f"{self._layer} includes {file!r}, and there is no such file")
+            raise UsageError(f"{self._layer} includes {file!r}, which does not exist")
         if path.resolve() in [one.resolve() for one in self._open]:
             chain = [one.name for one in (*self._open, path)]
             raise UsageError(f"{path} includes itself: {' -> '.join(chain)}; remove one of these includes")
@@ -170,7 +170,7 @@ def _import_names(content: str, origin: str) -> None:
 
 
 def _refuse_dynamic_references() -> None:
-    """Raises UsageError where a restricted configuration uses what another one has registered dynamically."""
+    """Raises UsageError if a restricted configuration uses a name that another configuration registered dynamically."""
     if not imports.is_restricted():
         return
     for _, selector in (*gin_internals.bindings(), *gin_internals.referred()):
@@ -179,7 +179,7 @@ def _refuse_dynamic_references() -> None:
 
 
 def _register() -> None:
-    """Registers the names of what every run has; confs import the algorithms and toys that they use."""
+    """Registers the names that every run may use; confs import their algorithms and toy environments."""
     import alfish.networks  # noqa: F401
     import alfish.schedules  # noqa: F401
     import alfish.training.listeners  # noqa: F401

@@ -1,4 +1,4 @@
-"""Runs that a configuration describes: their directories, their Trainers, and `alfish.train`."""
+"""Trainers for the runs that a configuration describes, and `alfish.train`."""
 
 import contextlib
 import signal
@@ -19,12 +19,12 @@ from alfish.training.trainer import Trainer
 
 
 def configured_trainer(root_dir: str | Path, found: Reading, objects: Mapping[str, Any] | None = None) -> Trainer:
-    """The trainer that gin describes now, which will save that configuration in its run directory.
+    """Returns the Trainer that gin describes now; it saves that configuration in its run directory.
 
     Args:
-      root_dir: of the run, new or to be continued.
+      root_dir: of the run, new or existing.
       found: the configuration as gin has read it.
-      objects: values that take the place of what the saved text says of them, by parameter.
+      objects: values by parameter, for those that the saved text cannot express.
 
     Raises:
       UsageError: a required parameter is not bound, or nothing reads a bound one.
@@ -55,11 +55,11 @@ def configured_run(
     Args:
       root_dir: of the run.
       files, bindings: as `reading.read` takes them.
-      on_config_change: where the run in `root_dir` has another configuration: 'stop' raises, 'old' takes the one of the
-        run, 'new' the one that was read.
+      on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises, 'old' takes the
+        configuration of the run, 'new' the one that was read.
       allow_import: modules that the configuration of the run may import beside alfish's own.
-      objects: values that take the place of what the saved text says of them, by parameter.
-      makes_directory: False where nothing is written.
+      objects: values by parameter, for those that the saved text cannot express.
+      makes_directory: False if nothing will be written.
 
     Raises:
       UsageError: as `reading.read`, `is_to_change` and `configured_trainer`; also in the context, for parts that are
@@ -95,29 +95,30 @@ def train(
     on_config_change: str = "stop",
     **settings: Any,
 ) -> Policy:
-    """Trains, or continues a run, and returns the trained policy.
+    """Trains a new run, or continues an existing one, and returns the trained policy.
 
         policy = alfish.train("PPO", "CartPole-v1", num_env_steps=50_000, root_dir="runs/ppo")
         policy = alfish.train(conf="ppo_cartpole", root_dir="runs/ppo", **{"Trainer.seed": 1, "PPO.gamma": 0.98})
 
-    The run directory is that of `alfish train`, so that `alfish.load` and the commands open it. gin's configuration and
-    the random generators of the caller stay as they are.
+    The run directory is the same as that of `alfish train`, so `alfish.load` and the commands open it. The caller's gin
+    configuration and random generators are restored.
 
     Args:
-      algorithm: the name of a shipped one, whose base conf is read ("PPO": ppo.gin), or a class or factory as
-        `Trainer.algorithm` takes it.
-      environment: as `make_environment.env_id`: gymnasium's id, or a class.
-      root_dir: of the run, made if needed; a run that is there is continued.
-      conf: a gin file, or the name of a shipped conf; in the place of the name of an algorithm.
-      on_config_change: where the run in `root_dir` has another configuration: 'stop' raises, 'old' and 'new' go on.
-      **settings: of the Trainer by name (`seed=1`), of others with theirs (`**{"PPO.gamma": 0.98}`). Values are plain,
-        classes, functions, `functools.partial` of them, or lists and dicts of these. With others the run trains too,
-        but only a Trainer built in Python opens it again.
+      algorithm: the name of a shipped algorithm, whose base conf is read ("PPO": ppo.gin), or a class or factory as
+        for `Trainer.algorithm`.
+      environment: as for `make_environment.env_id`: an id of gymnasium, or a class.
+      root_dir: of the run; created if needed. An existing run is continued.
+      conf: a gin file, or the name of a shipped conf, instead of the name of an algorithm.
+      on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises; 'old' and 'new'
+        continue with the configuration of the run, or with this one.
+      **settings: parameters of the Trainer by name (`seed=1`), and of other classes with the name of the class
+        (`**{"PPO.gamma": 0.98}`). Values are plain values, classes, functions, `functools.partial` of them, and lists
+        and dicts of these. A run with other values trains, but only a Trainer built in Python opens it again.
 
     Raises:
-      UsageError: a setting that does not exist or that nothing reads, or a value that its parameter does not take.
-      KeyboardInterrupt, SystemExit: SIGINT or SIGTERM was received; a checkpoint is saved, and the same call
-        continues, if the budget is not spent.
+      UsageError: a setting does not exist, nothing reads it, or its parameter does not take the value.
+      KeyboardInterrupt, SystemExit: SIGINT or SIGTERM was received. A checkpoint is saved, and the same call
+        continues the run if its budget is not spent.
     """
     if on_config_change not in ("stop", "old", "new"):
         raise UsageError(f"on_config_change is {on_config_change!r}; it is 'stop', 'old' or 'new'")
@@ -144,7 +145,7 @@ def train(
         configured_run(run_directory(root_dir), files, bindings, on_config_change, objects=objects) as trainer,
     ):
         trainer.train()
-    # Also where the budget was spent when the signal came: it asked the caller's program to end.
+    # Also if the budget was spent when the signal came, because the signal asked the caller's program to end.
     if trainer.signals.number == signal.SIGINT:
         raise KeyboardInterrupt
     if trainer.signals.number is not None:

@@ -158,9 +158,9 @@ def test_text_without_quotes_is_told_of_them(refused, tmp_path):
     ):
         words = refused(*train(tmp_path / "run", parameter))
         assert words.startswith(
-            f"alfish train: --gin_param={parameter}: line 1 has {word}, which is no value: text stands"
+            f"alfish train: --gin_param={parameter}: line 1 has {word}, which is no value: write text"
         )
-        assert f"('{word}'), a class or function behind @" in words and words.count("\n") == 1
+        assert f"('{word}'), and a class or function with @" in words and words.count("\n") == 1
         assert "line 1 has true, which is written True\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
 
 
@@ -412,7 +412,7 @@ def test_macros_and_includes_that_lead_nowhere_are_named(refused, tmp_path):
 
 
 def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused, tmp_path):
-    said = refused(*train(tmp_path / "run", "num_env_steps=100"))
+    said = refused(*train(tmp_path / "run", *TINY, "num_env_steps=100"))
     assert said == (
         "alfish train: --gin_param sets num_env_steps, and nothing refers to it as %num_env_steps; did you mean "
         "Trainer.num_env_steps?\n"
@@ -460,13 +460,13 @@ def test_a_missing_flag_is_asked_for(refused, name, flag):
 def test_a_root_dir_that_cannot_be_made_is_refused(refused, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     words = refused(*train(tmp_path / "file", *TINY))
-    assert f"--root_dir={tmp_path / 'file'} cannot be made: it is a file; name another" in words
+    assert f"--root_dir={tmp_path / 'file'} cannot be created: it is a file; name another" in words
     words = refused(*train(tmp_path / "file" / "run", *TINY))
-    assert "run cannot be made: Not a directory; name another directory" in words
+    assert "run cannot be created: Not a directory; name another directory" in words
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
-    assert "dangling cannot be made: File exists; name another" in refused(*train(tmp_path / "dangling", *TINY))
+    assert "dangling cannot be created: File exists; name another" in refused(*train(tmp_path / "dangling", *TINY))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
-    assert f"{tmp_path} may not be written to; name another" in refused(*train(tmp_path, *TINY))
+    assert f"{tmp_path} is not writable; name another" in refused(*train(tmp_path, *TINY))
 
 
 def test_a_root_dir_that_no_directory_can_be_is_refused(refused):
