@@ -1,7 +1,6 @@
-"""Rows of the stream that were made elsewhere: read once, and never written again."""
+"""Recorded episodes as a replay ring that is filled once and then read only."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn
@@ -9,7 +8,6 @@ from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 import gin
 import numpy as np
 import torch
-from absl import logging
 
 from alfish import nest
 from alfish.data import Experience, StepType
@@ -17,7 +15,8 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource
 from alfish.offline.reading import Reading
-from alfish.offline.rows import RowMaker
+from alfish.offline.rows import EpisodeEncoder
+from alfish.offline.selection import selected
 from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, spaces_of
 from alfish.parameters import PositiveInt, Range, Rate, UnitInterval, checked
 from alfish.replay import RingBuffer, RingView
@@ -25,8 +24,8 @@ from alfish.replay import RingBuffer, RingView
 PUSHED_ROWS = 4096  # of each column at a time
 
 
-class Stored(NamedTuple):
-    """Where an episode is kept: rows `position` to `position + length` of `column`, both included."""
+class StoredEpisode(NamedTuple):
+    """Place of an episode: rows `position` to `position + length` of `column`, both included."""
 
     id: str
     column: int
@@ -36,18 +35,18 @@ class Stored(NamedTuple):
 
 
 class EpisodeBuffer(RingBuffer):
-    """Episodes as a ring that is full for ever: windows are drawn from it as from replay's.
+    """A read-only ring of episodes. Windows are drawn from it as from a `RingBuffer`.
 
-    Episodes lie one behind another in the columns, the longest first, each on the column that is then the shortest. A
-    column is no environment that acted, so `env_id` is its number and no more.
+    The longest episode is placed first, and each one in the column that is then the shortest. `env_id` is the number
+    of the column, because no environment acted.
 
     Args:
-      episodes: validated; the list is emptied, so that memory moves from the episodes to the ring.
+      episodes: validated; the list is emptied while the ring is filled, so that memory does not hold both.
       spaces: of the episodes.
       num_columns, action_limit, device, directory, keeps_episodes, return_gamma: as for `OfflineBuffer`.
 
     Attributes:
-      episodes: where each one is kept, in the given order.
+      episodes: place of each episode, in the given order.
     """
 
     def __init__(
@@ -72,34 +71,37 @@ class EpisodeBuffer(RingBuffer):
             return_gamma=return_gamma,
         )
         self.episodes = _stored(episodes, columns)
-        self._fill(episodes, columns, RowMaker(spaces, action_limit))
+        self._fill(episodes, columns, EpisodeEncoder(spaces, action_limit))
 
     def push(self, experience: Experience) -> NoReturn:
-        """Raises TypeError: nothing is added to what was recorded."""
+        """Raises TypeError: the ring is read only."""
         raise TypeError("an OfflineBuffer is read only; push to a RingBuffer of its own")
 
     def clear(self) -> NoReturn:
-        """Raises TypeError: nothing of what was recorded is forgotten."""
+        """Raises TypeError: the ring is read only."""
         raise TypeError("an OfflineBuffer is read only")
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Where windows may start, as if all had two rows: no more come, and a column's last transitions count too."""
+        """Returns the range of starts for windows of two rows, whatever their length.
+
+        No more rows will come, so a column's last transitions count too; longer windows repeat its LAST row.
+        """
         return super().start_range(2, newest)
 
     def in_place(self, window_length: int) -> RingView | None:
-        """Not of windows of more than two rows, which go on behind the end of a column, where no rows lie."""
+        """Returns None for windows of more than two rows, because they may go past the end of a column."""
         return super().in_place(window_length) if window_length == 2 else None
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        """The rows at these places; behind the end of a column its LAST row repeats, which trains nothing."""
+        """Returns the rows at these places. Past the end of a column its LAST row repeats, which does not train."""
         return super()._read(column, np.minimum(position, self._ends[column] - 1))
 
-    def _fill(self, kept: list[Episode], columns: list[list[int]], maker: RowMaker) -> None:
-        """Pushes every column's rows, and PAD behind the shorter ones; takes the episodes out of `kept`."""
-        example = maker.rows(kept[0])
-        left: list[Episode | None] = list(kept)
-        kept.clear()  # so that memory moves from the episodes to the ring
-        streams = [_Stream(_taken(left, column)) for column in columns]
+    def _fill(self, episodes: list[Episode], columns: list[list[int]], encoder: EpisodeEncoder) -> None:
+        """Pushes the rows of all columns, with PAD rows after the shorter ones. Empties `episodes`."""
+        example = encoder.rows(episodes[0])
+        left: list[Episode | None] = list(episodes)
+        episodes.clear()  # an episode's memory is freed when its rows are in the ring
+        readers = [_RowReader(_taken(left, column)) for column in columns]
 
         def empty(count: int) -> Experience:
             rows = nest.map(lambda leaf: np.zeros((count, len(columns), *leaf.shape[1:]), leaf.dtype), example)
@@ -109,41 +111,42 @@ class EpisodeBuffer(RingBuffer):
 
         for start in range(0, self.length, PUSHED_ROWS):
             rows = empty(min(PUSHED_ROWS, self.length - start))
-            for b, stream in enumerate(streams):
-                stream.write(nest.at(rows, (slice(None), b)), maker)
+            for b, reader in enumerate(readers):
+                reader.read_into(nest.at(rows, (slice(None), b)), encoder)
             super().push(nest.map(torch.from_numpy, rows))
 
 
 @gin.configurable(module="alfish.offline")
 @checked
 class OfflineBuffer(EpisodeBuffer):
-    """Episodes of several sources as a ring, see `EpisodeBuffer`.
+    """A ring of the episodes of several sources, see `EpisodeBuffer`.
 
     Args:
-      sources: `scheme:where`, see `alfish.offline.sources`; or sources themselves.
-      length: rows kept, an episode of T transitions being T+1; episodes that come after do not fit, and are reported.
-        None: all.
-      policy: what to do with episodes that are not right: 'raise', 'drop_episode' or 'warn', see `Validator`.
-      env_id: of the environment that the data must fit; needed where a source declares no spaces.
-      spaces: the same for who has the spaces at hand.
-      top_share: of the episodes, those with the greatest returns are kept, at least one; 1: all.
-      holdout_fraction: of the episodes, spread over the sources' order, that go into `holdout` and are not trained on.
-      num_columns: at most.
-      action_limit: greatest magnitude of the Box actions that are trained on, in [-1, 1]: at the bounds themselves a
-        tanh policy has infinite log-probability. `prev_action` is what was executed.
-      device: where rows are kept, and windows come out.
-      directory: keep the rows in memory-mapped files there instead, on the CPU.
-      keeps_episodes: know where each row's episode begins and ends.
-      return_gamma: discount per environment step of the `return_to_go` that rows then come with; None: there are none.
+      sources: `scheme:where`, see `alfish.offline.sources`; or `EpisodeSource` objects.
+      length: maximum number of rows, T+1 for an episode of T transitions. The report names the episodes that do not
+        fit. None: no limit.
+      policy: what to do with faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
+      env_id: environment that the data must fit; needed if a source declares no spaces.
+      spaces: spaces that the data must fit, in place of `env_id`.
+      top_fraction: fraction of the episodes to keep, in (0, 1]: those with the greatest returns, at least one.
+      holdout_fraction: fraction of the episodes that `holdout` receives, in [0, 1). They are not trained on, and are
+        spread evenly over the sources' order.
+      num_columns: maximum number of columns.
+      action_limit: largest magnitude of trained Box actions, in (0, 1], because a tanh policy has infinite
+        log-probability at +-1. `prev_action` is the action that was executed.
+      device: of the rows and of the windows.
+      directory: for memory-mapped files of the rows, on the CPU; None: in memory.
+      keeps_episodes: whether the buffer knows where each row's episode begins and ends.
+      return_gamma: discount per environment step of `return_to_go`; None: rows have none.
 
     Attributes:
-      spaces: of the data, for comparison with an environment's.
-      report: the validator's.
-      episodes: where each one is kept, in the sources' order.
-      holdout: a buffer of the episodes held out; None: there are none.
+      spaces: of the data.
+      report: of the validator.
+      episodes: place of each episode, in the sources' order.
+      holdout: buffer of the episodes that are held out; None: there are none.
 
     Raises:
-      UsageError: a source cannot be read, or its episodes are not right (`policy`); nobody says what spaces it is of.
+      UsageError: a source cannot be read, its episodes are faulty (see `policy`), or its spaces are not known.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class OfflineBuffer(EpisodeBuffer):
         policy: Literal["raise", "drop_episode", "warn"] = "raise",
         env_id: Any = None,
         spaces: Spaces = NO_SPACES,
-        top_share: Rate = 1.0,
+        top_fraction: Rate = 1.0,
         holdout_fraction: Annotated[float, Range(0, 1, below=True)] = 0.0,
         num_columns: PositiveInt = 8,
         action_limit: Rate = 1 - 1e-5,
@@ -168,28 +171,27 @@ class OfflineBuffer(EpisodeBuffer):
                 f"{reading.report.name} does not declare the spaces that it was recorded in; name the environment with "
                 "OfflineBuffer.env_id"
             )
-        kept = _best(_fitting(reading, length), top_share)
-        kept, held = _split(kept, holdout_fraction, reading.report.name)
+        episodes, held_out = selected(reading, length, top_fraction, holdout_fraction)
         settings = reading.spaces, num_columns, action_limit, device
         asked: dict[str, Any] = {"keeps_episodes": keeps_episodes, "return_gamma": return_gamma}
         self.holdout: EpisodeBuffer | None = None
-        if held:
+        if held_out:
             held_directory = None if directory is None else Path(directory) / "holdout"
-            self.holdout = EpisodeBuffer(held, *settings, held_directory, **asked)
-        super().__init__(kept, *settings, directory, **asked)
+            self.holdout = EpisodeBuffer(held_out, *settings, held_directory, **asked)
+        super().__init__(episodes, *settings, directory, **asked)
         self.spaces, self.report = reading.spaces, reading.report
         self._fingerprint: str | None = None
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Raises where the data are not of an environment with these spaces.
+        """Checks that the data fit an environment with these spaces.
 
         Raises:
-          UsageError: names both.
+          UsageError: they do not; names both spaces.
         """
         check_fit(self.spaces, Spaces(observation_space, action_space), self.report.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """What tells that a resumed run reads the same data: the data themselves are in their files."""
+        """Returns a checksum of the data, by which a resumed run recognises them. Their rows are not saved."""
         if self._fingerprint is None:
             digest = hashlib.sha256()
             for episode in self.episodes:
@@ -201,10 +203,10 @@ class OfflineBuffer(EpisodeBuffer):
         return {"num_rows": self.num_rows, "num_columns": self.num_envs, "sha256": self._fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Checks that the data are what they were.
+        """Checks that these are the data of `state`.
 
         Raises:
-          UsageError: they are not.
+          UsageError: these are other data.
         """
         here = self.state_dict()
         if state != here:
@@ -215,64 +217,23 @@ class OfflineBuffer(EpisodeBuffer):
             )
 
 
-def _fitting(reading: Reading, length: int | None) -> list[Episode]:
-    """The first episodes that are no more than `length` rows together."""
-    kept: list[Episode] = []
-    left_out: list[str] = []
-    num_rows = 0
-    for episode in reading:
-        if left_out or (length is not None and num_rows + episode.length + 1 > length):
-            left_out.append(episode.id)
-        else:
-            kept.append(episode)
-            num_rows += episode.length + 1
-    for id in left_out:
-        reading.report.add("warning", f"it does not fit in OfflineBuffer.length = {length:,} rows, and is left out", id)
-    if not kept:
-        raise UsageError(
-            f"OfflineBuffer.length is {length}, and the first episode of {reading.report.name} has more rows; raise it"
-        )
-    for level in ("warning", "mended"):
-        if reading.report.found(level):
-            logging.warning("%s: %s", reading.report.name, reading.report.sentences(level))
-    return kept
-
-
-def _best(episodes: list[Episode], share: float) -> list[Episode]:
-    """The episodes with the greatest undiscounted returns, in their order."""
-    number = max(1, round(share * len(episodes)))
-    returns = np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])
-    return [episodes[i] for i in sorted(np.argsort(-returns, kind="stable")[:number])]
-
-
-def _split(episodes: list[Episode], share: float, name: str) -> tuple[list[Episode], list[Episode]]:
-    """The episodes to train on, and those held out, which stand at even distances."""
-    number = math.ceil(share * len(episodes))
-    if number and number >= len(episodes):
-        raise UsageError(
-            f"OfflineBuffer.holdout_fraction is {share}, and {name} has {len(episodes)} episodes to split; lower it"
-        )
-    held = {int((k + 0.5) * len(episodes) / number) for k in range(number)}
-    return [e for i, e in enumerate(episodes) if i not in held], [episodes[i] for i in sorted(held)]
-
-
 def _taken(left: list[Episode | None], column: list[int]) -> Iterator[Episode]:
-    """Episodes of a column, each of which its reader alone then holds."""
+    """Yields the episodes of a column and removes them from `left`, so that only the caller holds them."""
     for i in column:
         episode, left[i] = left[i], None
         assert episode is not None
         yield episode
 
 
-class _Stream:
-    """The rows of some episodes, taken a few at a time."""
+class _RowReader:
+    """Reads the rows of consecutive episodes, some at a time."""
 
     def __init__(self, episodes: Iterator[Episode]):
         self._episodes = episodes
-        self._left: list[np.ndarray] = []  # leaves of the rows that the next call begins with
+        self._left: list[np.ndarray] = []  # leaves of the rows that the next call reads first
 
-    def write(self, target: Nest, maker: RowMaker) -> None:
-        """The next rows into leaves `[count, ...]`; fewer where there are no more."""
+    def read_into(self, target: Nest, encoder: EpisodeEncoder) -> None:
+        """Writes the next rows into leaves `[count, ...]`; leaves the others as they are where no rows remain."""
         leaves = nest.leaves(target._replace(time_step=target.time_step._replace(env_id=None)))
         done, count = 0, len(leaves[0])
         while done < count:
@@ -280,7 +241,7 @@ class _Stream:
                 episode = next(self._episodes, None)
                 if episode is None:
                     return
-                rows = maker.rows(episode)
+                rows = encoder.rows(episode)
                 self._left = nest.leaves(rows._replace(time_step=rows.time_step._replace(env_id=None)))  # type: ignore[arg-type]
             taken = min(count - done, len(self._left[0]))
             for leaf, source in zip(leaves, self._left, strict=True):
@@ -290,14 +251,14 @@ class _Stream:
 
 
 def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
-    """Which of some items go into which column: the largest first, each into the column that holds least.
+    """Distributes items over columns: the largest item first, each into the column that holds least.
 
     Args:
       sizes: of the items; at least one.
-      num_columns: at most; none stays empty.
+      num_columns: maximum number of columns; no column stays empty.
 
     Returns:
-      Indices of the items of each column, in the order in which they were put there.
+      Indices of each column's items, in the order in which they were placed.
     """
     columns: list[list[int]] = [[] for _ in range(min(num_columns, len(sizes)))]
     filled = np.zeros(len(columns), np.int64)
@@ -308,14 +269,14 @@ def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
     return columns
 
 
-def _stored(kept: list[Episode], columns: list[list[int]]) -> list[Stored]:
-    """Where each episode is kept, in the order of the episodes."""
-    found: dict[int, Stored] = {}
+def _stored(episodes: list[Episode], columns: list[list[int]]) -> list[StoredEpisode]:
+    """Returns the place of each episode, in the order of the episodes."""
+    found: dict[int, StoredEpisode] = {}
     for column, members in enumerate(columns):
         position = 0
         for i in members:
-            episode = kept[i]
+            episode = episodes[i]
             return_ = float(episode.rewards.sum(dtype=np.float64))
-            found[i] = Stored(episode.id, column, position, episode.length, return_)
+            found[i] = StoredEpisode(episode.id, column, position, episode.length, return_)
             position += episode.length + 1
-    return [found[i] for i in range(len(kept))]
+    return [found[i] for i in range(len(episodes))]

@@ -18,7 +18,7 @@ from alfish.offline.episode import Episode, ends
 from alfish.offline.spaces import Spaces
 
 
-class RowMaker:
+class EpisodeEncoder:
     """Makes the stream's rows of episodes.
 
     Args:

@@ -7,12 +7,12 @@ from recorded import SPACES, assert_rows, record, without_final
 
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
-from alfish.offline.rows import RowMaker
+from alfish.offline.rows import EpisodeEncoder
 
 
 def rows_of(episodes):
     """The rows of one environment, as the stream has them."""
-    maker = RowMaker(SPACES, 1.0)
+    maker = EpisodeEncoder(SPACES, 1.0)
     parts = [maker.rows(episode) for episode in episodes]
     return {
         "time_step|step_type": np.concatenate([p.time_step.step_type for p in parts]),

@@ -193,7 +193,7 @@ def test_what_is_held_out_comes_with_returns_too():
 
 BOUND = """
 OfflineBuffer.holdout_fraction = 0.3
-OfflineBuffer.top_share = 0.9
+OfflineBuffer.top_fraction = 0.9
 OfflineBuffer.length = 40
 OfflineBuffer.env_id = @Stamped
 OfflineBuffer.policy = 'warn'

@@ -242,10 +242,10 @@ def test_settings_that_mean_nothing_are_refused(tmp_path, settings, complaint):
 
 def test_the_best_episodes_alone():
     episodes = record()
-    buffer = data(top_share=0.3)()
+    buffer = data(top_fraction=0.3)()
     returns = sorted((float(e.rewards.sum()) for e in episodes), reverse=True)[:3]
     assert sorted((e.return_ for e in buffer.episodes), reverse=True) == returns and buffer.holdout is None
-    assert len(data(top_share=0.01)().episodes) == 1
+    assert len(data(top_fraction=0.01)().episodes) == 1
 
 
 def test_episodes_held_out_are_whole_spread_and_never_trained_on(tmp_path):
@@ -286,7 +286,7 @@ def test_looking_at_what_is_held_out_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"top_share": 0}, {"top_share": 1.5}, {"holdout_fraction": 1}, {"holdout_fraction": -1}]
+    "settings", [{"top_fraction": 0}, {"top_fraction": 1.5}, {"holdout_fraction": 1}, {"holdout_fraction": -1}]
 )
 def test_shares_that_are_none_are_refused(settings):
     with pytest.raises(UsageError, match=f"OfflineBuffer.{next(iter(settings))} is .*; it is a number in"):
