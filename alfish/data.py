@@ -7,13 +7,13 @@ observation is the true final one, to bootstrap from. The row after LAST is FIRS
 Dims: T time, B environments, N samples; time comes first.
 """
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from alfish import nest
-from alfish.nest import Nest
+from alfish.nest import Array, Nest
 
 
 class StepType:
@@ -26,11 +26,6 @@ class StepType:
 
 
 IS_STEP = np.array([False, True, True, False])  # by step type: whether an environment's step arrived in the row
-
-
-# A numpy array on the host while rows are collected, a torch tensor from the batches on. Environments of tensors give
-# tensors throughout.
-Array: TypeAlias = Any
 
 
 class TimeStep(NamedTuple):

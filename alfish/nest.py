@@ -12,6 +12,10 @@ import torch
 
 Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, however deep; a leaf alone; or None
 
+# A numpy array on the host while rows are collected, a torch tensor from the batches on. Environments that compute in
+# torch give tensors throughout.
+Array: TypeAlias = Any
+
 flatten: Callable[..., tuple[list[Any], Any]] = optree.tree_flatten
 unflatten: Callable[..., Nest] = optree.tree_unflatten
 

@@ -25,11 +25,9 @@ NEWCOMER = ["data.py", "algorithms/rl_algorithm.py", "algorithms/actor_critic.py
 KNOWN = [
     "batches/replay.py: ReplayBatches has 27 attributes",
     "batches/replay.py: ReplayBatches.__init__ has 46 lines",
-    "environments/vector.py: VectorEnvironment has 26 attributes",
-    "training/trainer.py: Trainer has 704 lines",
-    "training/trainer.py: Trainer has 48 attributes",
+    "training/trainer.py: Trainer has 703 lines",
+    "training/trainer.py: Trainer has 47 attributes",
     "training/trainer.py: Trainer.__init__ has 104 lines",
-    "unrollers/sync.py: SyncUnroller has 336 lines",
 ]
 
 

@@ -20,7 +20,7 @@ from absl import flags
 
 from alfish.bin import help_texts
 from alfish.environments import Environment, VectorEnvironment, rendering
-from alfish.environments.vector import single_environments
+from alfish.environments.members import single_environments
 from alfish.errors import RunError, UsageError, first_line
 from alfish.formatting import significant
 

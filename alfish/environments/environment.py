@@ -10,9 +10,9 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from alfish import nest, specs
-from alfish.data import Array, TimeStep
+from alfish.data import TimeStep
 from alfish.errors import UsageError
-from alfish.nest import Nest
+from alfish.nest import Array, Nest
 
 
 class Environment(abc.ABC):

@@ -347,5 +347,5 @@ class EnvPoolEnvironment(VectorEnvironment):
     """EnvPool's environments, seeded when they are built."""
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None):
-        self._seeds = None
+        self._members.first_seeds = None
         return super().reset(None, rows)

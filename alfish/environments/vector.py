@@ -1,26 +1,21 @@
 """gymnasium's vector environments, in any autoreset mode, as the stream of time steps."""
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
+from alfish.environments.members import Members
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs import ActionUnits, ObservationUnits
-
-# Made of single environments, each with a seed of its own.
-ONE_BY_ONE = SyncVectorEnv, AsyncVectorEnv, SequentialVectorEnv
 
 
 class VectorEnvironment(Environment):
@@ -48,35 +43,30 @@ class VectorEnvironment(Environment):
             num_rewards,
             first_env_id,
         )
-        self.env = env
+        self.env, self._mode = env, mode
+        self._members = Members(env, seeds)
         self.resets_rows = mode == AutoresetMode.DISABLED
-        self.seeds_rows = self.resets_rows and isinstance(env.unwrapped, ONE_BY_ONE)
+        self.seeds_rows = self.resets_rows and self._members.have_seeds
         self.ragged = mode != AutoresetMode.NEXT_STEP and autoreset
         self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.ragged else None
         self.can_replace = self._sequential is not None
-        self.follows_progress = bool(_curricula(env))
-        self._mode, self._autoreset = mode, autoreset
-        self._seeds: Sequence[int] | None = list(seeds)
+        self.follows_progress = bool(self._members.curricula())
         self._units = ActionUnits(env.single_action_space)
         self._read = ObservationUnits(env.single_observation_space).from_environment
         copies = self._sequential is None  # else each batch is new
         self._read_step = ObservationUnits(env.single_observation_space, copies=copies).from_environment
         self._reads_executed = False
-        self._one_here: gymnasium.Env | None = None  # see `method`
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
         self._resets: tuple[np.ndarray, TimeStep] | None = None
         self._restart = False  # the next step is a reset of all, after a resume
-        self._abandoned = False
-        # Rows in which nothing ends are the common case, and share these.
-        self._mid = np.full(self.num_envs, StepType.MID, np.int32)
-        self._ones = np.ones(self.num_envs, np.float32)
         self._nothing_began = True  # no row of `_was_done` is set
+        # Rows in which nothing ends are the common case, and share step types and discounts.
+        self._quiet = np.full(self.num_envs, StepType.MID, np.int32), np.ones(self.num_envs, np.float32)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
-        seeds, self._seeds = (self._seeds if seeds is None else seeds), None
         options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
         try:
-            observation, self.infos = self.env.reset(seed=self._seed_argument(seeds), **options)
+            observation, self.infos = self.env.reset(seed=self._members.seed_argument(seeds), **options)
         except Exception as error:
             refuse_breach(error, self.name, "reset")
             raise
@@ -110,11 +100,12 @@ class VectorEnvironment(Environment):
             self._was_done = self._was_done | self.broken
         elif self._nothing_began and not something_ended:
             reward = np.array(reward, np.float32)
-            return TimeStep(self._mid, reward, self._ones, time_step, executed, self.env_id)
+            step_type, discount = self._quiet
+            return TimeStep(step_type, reward, discount, time_step, executed, self.env_id)
         first, done = self._was_done, terminated | truncated
         if self._mode == AutoresetMode.NEXT_STEP:
             self._was_done, self._nothing_began = done.copy(), not done.any()
-        elif self._autoreset:
+        elif self.ragged:
             time_step = self._split_resets(time_step, done)
         elif self._mode == AutoresetMode.SAME_STEP:
             time_step = self._final_observation(time_step, done)
@@ -147,19 +138,12 @@ class VectorEnvironment(Environment):
             self.env.gathers_infos = False
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        env: Any = self.env.unwrapped
-        if singles := single_environments(self.env):
-            env = singles[0]
-        elif isinstance(self.env, AsyncVectorEnv):  # whose environments are in other processes
-            self._one_here = env = self._one_here or self.env.env_fns[0]()
-        if not isinstance(env, gymnasium.Env):
-            return getattr(env, name, None)
-        return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+        return self._members.method(name)
 
     def set_progress(self, progress: float) -> None:
         if self._sequential is not None:
             self._sequential.progress = progress
-        for set_progress in _curricula(self.env):
+        for set_progress in self._members.curricula():
             set_progress(progress)
 
     def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
@@ -189,15 +173,12 @@ class VectorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Generators of the environments; all of their state where the vector environment has `get_state`.
-
-        Abandoned environments in other processes cannot be asked for theirs: they get new generators.
-        """
+        """Generators of the environments; all of their state where the vector environment has `get_state`."""
         state: dict[str, Any] = {"was_done": torch.from_numpy(self._was_done.copy())}
-        if hasattr(self.env, "get_state") and not self._abandoned:
+        if hasattr(self.env, "get_state") and not self._members.abandoned:
             state["env"] = self.env.get_state()
         else:
-            state["generators"] = [json.dumps(generator.bit_generator.state) for generator in self._generators()]
+            state["generators"] = self._members.generator_states()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -207,47 +188,15 @@ class VectorEnvironment(Environment):
             self._was_done = state["was_done"].numpy().copy()
             self._nothing_began = not self._was_done.any()
             return True
-        generators = self._generators()
-        for generator, saved in zip(generators, state.get("generators", ())):
-            generator.bit_generator.state = json.loads(saved)
-        if isinstance(self.env, AsyncVectorEnv):
-            self.env.set_attr("np_random", generators)  # those above are copies: the own ones are in the processes
+        self._members.set_generator_states(state.get("generators", ()))
         self._restart = True
         return False
 
     def abandon(self) -> None:
-        self._abandoned = True
+        self._members.abandoned = True
 
     def close(self) -> None:
-        if not isinstance(self.env, AsyncVectorEnv):
-            self.env.close()
-        elif self._abandoned and self.env._state != AsyncState.DEFAULT:
-            _end_processes(self.env)  # gymnasium would wait for the step under way
-        else:
-            try:
-                self.env.close()
-            except BaseException:  # also where a signal breaks it off
-                _end_processes(self.env)
-                raise
-        if self._one_here is not None:
-            self._one_here.close()
-
-    def _generators(self) -> list[np.random.Generator]:
-        """One an environment, or one for all in a vector environment of its own class (EnvPool does not use it)."""
-        if singles := single_environments(self.env):
-            return [env.unwrapped.np_random for env in singles]
-        if isinstance(self.env, AsyncVectorEnv):
-            if self._abandoned:
-                return [np.random.default_rng(int(seed)) for seed in np.random.randint(2**31, size=self.num_envs)]
-            return list(self.env.get_attr("np_random"))
-        generator = getattr(self.env.unwrapped, "np_random", None)
-        return [generator] if isinstance(generator, np.random.Generator) else []
-
-    def _seed_argument(self, seeds: Sequence[int | None] | None) -> Any:
-        """Lists for environments made one by one; a class of its own takes one number for all (gymnasium refuses)."""
-        if seeds is None or isinstance(self.env.unwrapped, ONE_BY_ONE):
-            return seeds
-        return seeds[0]
+        self._members.close()
 
     def _first(self, observation: Nest) -> TimeStep:
         return TimeStep(
@@ -305,11 +254,6 @@ class VectorEnvironment(Environment):
         return result
 
 
-def single_environments(env: VectorEnv) -> list[gymnasium.Env]:
-    """The environments that are stepped one after another in this process; empty: there are no such."""
-    return list(env.envs) if isinstance(env, SyncVectorEnv | SequentialVectorEnv) else []
-
-
 def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     """The mode that an environment publishes.
 
@@ -334,17 +278,6 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     return AutoresetMode(mode)
 
 
-def _end_processes(env: AsyncVectorEnv) -> None:
-    """Closes it in whatever state its processes are."""
-    env.closed = True
-    for process in env.processes:
-        process.kill()
-    for process, pipe in zip(env.processes, env.parent_pipes):
-        process.join()
-        if pipe is not None:
-            pipe.close()
-
-
 def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:
     """What gymnasium made of the infos of `num_envs` environments, as a batch of actions of the space."""
     if isinstance(space, spaces.Dict):
@@ -353,14 +286,6 @@ def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:
         filled = [one if one is not None else space.sample() for one in action]
         return tuple(np.stack([np.asarray(one[i]) for one in filled]) for i in range(len(space.spaces)))
     return np.asarray(action).reshape(num_envs, *(space.shape or ()))
-
-
-def _curricula(env: VectorEnv) -> list[Callable[[float], Any]]:
-    """The `set_progress` methods of the environments that have one, whatever wraps them."""
-    if singles := single_environments(env):
-        return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
-    method = getattr(env, "set_progress", None)
-    return [] if method is None else [method]
 
 
 def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:

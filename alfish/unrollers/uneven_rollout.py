@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from alfish import nest
-from alfish.data import Array, StepType, TimeStep
-from alfish.nest import Nest, as_array
+from alfish.data import StepType, TimeStep
+from alfish.nest import Array, Nest, as_array
 from alfish.unrollers.unroller import SHOWN_FIELDS, StepRecords
 
 
