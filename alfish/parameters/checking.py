@@ -1,12 +1,13 @@
-"""The decorator that checks the arguments of a class or function against their annotations.
+"""Check of the arguments of classes and functions against their annotations.
 
     @gin.configurable(module="alfish")
     @checked
     class PPO(RLAlgorithm):
         def __init__(self, ..., gamma: UnitInterval = 0.99, num_layers: PositiveInt = 2, mode: Literal["a", "b"] = "a"):
 
-`PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it is a number in [0, 1]", and so does the binding, when gin reads it.
-Defaults are not checked. Of values that are not plain, only classes in the place of objects are refused.
+`PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it is a number in [0, 1]", and reading the
+binding in a gin file raises the same. Defaults are not checked. Of values that are not plain, only classes in place of
+objects are refused.
 """
 
 import functools
@@ -21,13 +22,13 @@ T = TypeVar("T")
 
 
 def checked(thing: T) -> T:
-    """Decorator of classes and functions: checks the arguments of each call against their annotations.
+    """Decorates a class or function so that each call checks its arguments against their annotations.
 
-    A whole number that is given as a float (1e6) becomes an int where the annotation is an int, and 0 or 1 a bool where
-    it is a bool.
+    A whole number given as a float (1e6) becomes an int if the annotation is int. 0 and 1 become a bool if the
+    annotation is bool.
 
     Raises:
-      UsageError: when called: an argument is of another kind than its annotation, or not in its range.
+      UsageError: by the decorated call, if an argument is not of the annotated kind, or is outside its range.
     """
     if not inspect.isclass(thing):
         return _checked(thing, thing.__name__)  # type: ignore[attr-defined]
@@ -43,7 +44,7 @@ def _checked(function: Any, owner: str) -> Any:
         try:
             bound = signature.bind(*arguments, **keywords)
         except TypeError:
-            return function(*arguments, **keywords)  # which raises it, in Python's own words
+            return function(*arguments, **keywords)  # which raises Python's own TypeError
         annotations = hints(function)
         for name, value in bound.arguments.items():
             if name in annotations:
@@ -59,7 +60,7 @@ def _checked(function: Any, owner: str) -> Any:
 
 @functools.cache
 def hints(function: Any) -> dict[str, Any]:
-    """The annotations of a function's parameters; none, where they cannot be read."""
+    """Returns the annotations of a function's parameters; empty if they cannot be read."""
     try:
         found = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
@@ -70,7 +71,7 @@ def hints(function: Any) -> dict[str, Any]:
 
 
 def _whole(value: Any, kinds: list[Any]) -> Any:
-    """An int for a float where an int is declared, and a bool for 0 or 1 where a bool is."""
+    """Returns an int for a float if an int is declared, and a bool for 0 or 1 if a bool is declared."""
     kinds = list(map(bare, kinds))
     if bool in kinds and is_number(value):
         return bool(value)

@@ -1,8 +1,8 @@
-"""What a program passed to a Trainer, as the gin configuration that builds it again.
+"""Description of a Trainer that Python built, as the gin configuration that builds it again.
 
-A part is a class or function of a module, or a `functools.partial` of one. A partial's arguments hold for this part
-only, so each has a scope of its own: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. Parts that gin has no name for
-are named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
+A part is a class or function of a module, or a `functools.partial` of one. The arguments of a partial hold for this
+part only, so each part has its own scope: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part without a name in gin
+is named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
 """
 
 import functools
@@ -21,21 +21,21 @@ from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 from alfish.parameters.checking import checked
 
-CONFIG_FILE = "config.gin"  # in a run's directory: what it was asked for
+CONFIG_FILE = "config.gin"  # in a run's directory: the configuration as it was given
 PART = re.compile(r"^# part: ([\w.]+):([\w.]+)$", re.MULTILINE)
 HEADER = "# Made from a Trainer that was built in Python.\n"
 
-# Those that were registered here, by their names in gin: module and qualified name.
+# Module and qualified name of each part registered here, by its name in gin.
 _REGISTERED: dict[str, tuple[str, str]] = {}
 
 
 def as_gin(arguments: Mapping[str, Any]) -> str:
-    """The gin configuration that builds a Trainer again.
+    """Returns the gin configuration that builds a Trainer again.
 
-    What cannot be described stands as a reference to `undescribed`, which raises where the part is needed.
+    A part that cannot be described becomes a reference to `undescribed`, which raises when the part is needed.
 
     Args:
-      arguments: of the Trainer, by name; those that gin binds now are described as gin binds them.
+      arguments: of the Trainer, by name. Arguments that gin binds now are described by their bindings.
     """
     bound = gin.get_bindings("alfish.Trainer", resolve_references=False)
     in_force = gin.config_str()
@@ -49,7 +49,7 @@ def as_gin(arguments: Mapping[str, Any]) -> str:
 
 
 def header(text: str) -> str:
-    """The lines that name the registered parts in a text of gin's."""
+    """Returns the comment lines for the registered parts in a gin text."""
     return "".join(
         f"# part: {module}:{name}\n"
         for selector, (module, name) in sorted(_REGISTERED.items())
@@ -58,15 +58,15 @@ def header(text: str) -> str:
 
 
 def register(module: str, name: str) -> None:
-    """Gives gin a name for a class or function, unless it has one.
+    """Registers a class or function in gin, unless it is registered.
 
     Args:
       module: imported already.
       name: qualified, inside the module.
 
     Raises:
-      UsageError: the module defines no such class or function. What it has imported does not count, so that a
-        configuration of another person reaches no other module through it.
+      UsageError: the module defines no such class or function. Imported names do not count, so that the configuration
+        of another person reaches no other module through this one.
     """
     part: Any = sys.modules[module]
     for attribute in name.split("."):
@@ -82,17 +82,17 @@ def register(module: str, name: str) -> None:
 
 
 def registered() -> list[tuple[str, str]]:
-    """Module and qualified name of each part that was registered, for a process that reads the same configuration."""
+    """Returns module and qualified name of each registered part, for a process that reads the same configuration."""
     return list(_REGISTERED.values())
 
 
 @gin.configurable(module="alfish")
 @checked
 def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
-    """Stands for a part of a Trainer that a configuration cannot name.
+    """Replaces a part of a Trainer that a configuration cannot name.
 
     Args:
-      what: the part, and why.
+      what: the part, and the reason.
 
     Raises:
       UsageError: always.
@@ -107,8 +107,8 @@ class Writer:
     """Collects the bindings of parts as text.
 
     Attributes:
-      modules: that the text needs imported.
-      is_whole: whether everything could be described.
+      modules: modules that the text must import.
+      is_whole: True if everything could be described.
     """
 
     is_whole = True
@@ -120,16 +120,16 @@ class Writer:
         self._scopes: set[str] = set()
 
     def text(self, modules: set[str] | None = None) -> str:
-        """Parts, imports and bindings, a line each."""
+        """Returns parts, imports and bindings, one per line."""
         names = sorted((self.modules if modules is None else modules) - {"__main__"})
         parts = [f"# part: {module}:{name}" for module, name in sorted(self._parts)]
         return "".join(f"{line}\n" for line in [*parts, *(f"import {name}" for name in names), *self._lines])
 
     def bind(self, scope: str, selector: str, parameter: str, value: Any, name: str) -> None:
-        """Adds a binding, and those of the parts in its value.
+        """Adds a binding, and the bindings of the parts in its value.
 
         Args:
-          scope, selector, parameter: of gin; the scope may be ''.
+          scope, selector, parameter: of the binding; the scope may be ''.
           value: of the parameter.
           name: of the value in messages, as `Trainer.algorithm`.
         """
@@ -200,7 +200,7 @@ class Writer:
 
 
 def _is_importable(part: Any, module: str, qualname: str) -> bool:
-    """Whether a module has this class or function under its own name."""
+    """Returns True if the module has this class or function under its own name."""
     if module == "builtins":
         return False
     found: Any = sys.modules.get(module)

@@ -1,7 +1,7 @@
 """Names of gin-config that it does not promise to keep. No other module of alfish uses them.
 
-Each function looks its names up when it is called. So `import alfish` and Trainers that Python built work with a
-gin-config in which a name has moved; reading a configuration then raises `GinChanged`.
+Each function looks up its names when it is called. So `import alfish` and Trainers built in Python work with a
+gin-config in which a name has moved; only reading a configuration raises `GinChanged`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ Key = tuple[str, str]  # a scope ('a/b', or ''), and a selector
 
 
 class GinChanged(RunError):
-    """The installed gin-config has no such name."""
+    """The installed gin-config lacks a name that alfish uses."""
 
 
 def _name_of(name: str, module: str = "gin.config") -> Any:
@@ -101,10 +101,10 @@ def is_import(statement: Any) -> bool:
 
 @contextlib.contextmanager
 def parsing(find_include: Callable[[str], Any], note: Callable[[Key, str, Any], None]) -> Iterator[None]:
-    """Hands over, within the context, what gin parses.
+    """Reports, within the context, the included files and the bindings that gin parses.
 
     Args:
-      find_include: context manager for the name of an included file; it gives the path of the file, which is open
+      find_include: context manager that takes the name of an included file and yields its path; the file is parsed
         within it.
       note: called with each binding: key, parameter, value.
     """

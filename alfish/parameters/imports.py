@@ -1,4 +1,4 @@
-"""Imports of modules that a configuration names, and the policy for configurations that others may have written."""
+"""Imports of modules that a configuration names, and the import policy for configurations of other people."""
 
 import contextlib
 import importlib
@@ -13,8 +13,8 @@ from types import ModuleType
 
 from alfish.errors import UsageError, first_line
 
-# Whose own classes and functions a run's configuration may name even without a decorator of gin: parts of Trainers, and
-# nothing that writes files, imports modules or starts programs.
+# Packages whose classes and functions a run's configuration may name without a decorator of gin. They hold parts of
+# Trainers, and nothing that writes files, imports modules or starts programs.
 PART_PACKAGES = (
     *(
         "alfish.algorithms",
@@ -34,16 +34,16 @@ PART_PACKAGES = (
     *("alfish.schedules", "alfish.transforms", "torch.nn", "torch.optim", "gymnasium.wrappers"),
 )
 
-# Modules that may be imported beside alfish's own; None: any, because the user wrote the configuration.
+# Modules that may be imported besides alfish's own. None allows all, because the user wrote the configuration.
 _ALLOWED: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
 
 
 @contextlib.contextmanager
 def restricted(allowed: Sequence[str]) -> Iterator[None]:
-    """Restricts imports by configurations to alfish, modules that are already imported, and `allowed` ones.
+    """Restricts imports by configurations to alfish, modules imported already, and allowed modules.
 
     Args:
-      allowed: names of modules or packages, or one name; a package allows its submodules.
+      allowed: names of modules or packages, or one name. A package allows its submodules.
     """
     token = _ALLOWED.set((allowed,) if isinstance(allowed, str) else tuple(allowed))
     try:
@@ -53,33 +53,35 @@ def restricted(allowed: Sequence[str]) -> Iterator[None]:
 
 
 def is_restricted() -> bool:
-    """Whether the configuration in force is one that others may have written."""
+    """Returns True if another person may have written the configuration in force."""
     return _ALLOWED.get() is not None
 
 
 def admit(module: str, where: str) -> None:
-    """Checks that a configuration may import `module`, and makes it importable where it lies in the working directory.
+    """Checks that a configuration may import `module`, and makes a module in the working directory importable.
 
     Args:
-      module: its name, with dots.
+      module: its dotted name.
       where: the file or parameter that names it.
 
     Raises:
-      UsageError: the policy in force forbids the import; `where` is named, and the flag that allows it.
+      UsageError: the policy in force forbids the import. The message names `where`, and the flag that allows it.
     """
     allowed = _ALLOWED.get()
     if allowed is not None and module not in sys.modules and not _is_in(module, ("alfish", *allowed)):
         raise _refusal(module, where, "imports")
-    # At the end, so that a file there never stands in for an installed module, and only for a module that was named.
+    # Appended, so that a file in it never replaces an installed module; and only if the configuration names the module.
     if _lies_here(module) and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
 def admit_functions(module: str, where: str) -> None:
-    """Checks that a configuration may call any function of `module`: of alfish's environments, or allowed by the user.
+    """Checks that a configuration may call any function of `module`.
+
+    Functions of alfish's environments, and of modules that the user allows, may be called.
 
     Raises:
-      UsageError: the policy in force allows the module only as one that is imported already.
+      UsageError: the policy in force allows the module only because it is imported already.
     """
     allowed = _ALLOWED.get()
     if allowed is not None and not _is_in(module, ("alfish.environments", *allowed)):
@@ -87,10 +89,10 @@ def admit_functions(module: str, where: str) -> None:
 
 
 def import_named(module: str, where: str) -> ModuleType:
-    """Imports a module that a configuration names; `where` names it.
+    """Imports a module that a configuration names at `where`.
 
     Raises:
-      UsageError: the import is forbidden, there is no such module, or it raises an exception.
+      UsageError: the import is forbidden, the module does not exist, or it raises an exception.
     """
     admit(module, where)
     try:
@@ -106,14 +108,13 @@ def import_named(module: str, where: str) -> ModuleType:
 
 
 def import_part(module: str, name: str, where: str) -> None:
-    """Imports the module of a class or function that a configuration names, and that alfish did not register itself.
+    """Imports the module of a class or function that a configuration names, and that alfish has not registered.
 
-    Under the policy for configurations that others may have written, the classes and functions of Python's library, of
-    installed packages and of alfish's other modules are refused even where they are imported already, since some of
-    them run any program or write any file.
+    For configurations of other people, classes and functions of Python's library, of installed packages and of alfish's
+    other modules are refused even if they are imported already, because some of them run any program or write any file.
 
     Raises:
-      UsageError: as `import_named`; the policy in force forbids the name.
+      UsageError: as for `import_named`, or the policy in force forbids the name.
     """
     allowed = _ALLOWED.get()
     is_known = module in sys.modules or _is_in(module, ["alfish"])
@@ -128,7 +129,7 @@ def import_part(module: str, name: str, where: str) -> None:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a module's file is one of Python or of an installed package."""
+    """Returns True if a module's file belongs to Python or to an installed package."""
     return any(Path(file).is_relative_to(root) for root in set(sysconfig.get_paths().values()))
 
 

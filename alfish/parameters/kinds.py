@@ -1,4 +1,4 @@
-"""Kinds of values that annotations declare, and sentences for a value of another kind."""
+"""Kinds of values that annotations declare, and sentences for values of another kind."""
 
 import collections.abc
 import inspect
@@ -26,12 +26,12 @@ WORDS = {
     collections.abc.Mapping: "a dict",
     NoneType: "None",
 }
-# Whether a reference is of a kind; None: the value is no reference. gin's values have them.
+# Returns True if a reference is of a kind, and None for other values; `configuration.kinds` has it for gin's values.
 Refers = Callable[[Any, Any], "bool | None"]
 
 
 def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: None) -> str | None:
-    """What a parameter takes, where it does not take this value; None, where it does, or may."""
+    """Returns a sentence with what a parameter takes, or None if it takes, or may take, this value."""
     kinds = members(annotation)
     if not any(_fits(value, kind, refers) for kind in kinds):
         return wanted(value, kinds, refers)
@@ -41,19 +41,19 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
 
 
 def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | None:
-    """What the values of a schedule of progress are to be, where it begins or ends with another."""
+    """Returns a sentence if the first or the last value of a schedule is outside the parameter's range, else None."""
     for kind in kinds:
         for one in ranges_of(kind):
             for progress in (0.0, 1.0):
                 value = schedule(progress)
-                # A schedule may end where a range ends that has no end: a clip range that shrinks to 0.
+                # A schedule may reach the excluded end of a range: a clip range may shrink to 0.
                 if not is_number(value) or value not in one._replace(above=False, below=False):
                     return f"at progress {progress:g} it is {shown(value)}, and it is {_plain_words(kind)}"
     return None
 
 
 def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
-    """What fits these kinds, in words, where `value` does not."""
+    """Returns a sentence with what fits these kinds; `value` does not."""
     sequence = next((kind for kind in kinds if typing.get_origin(bare(kind)) in SEQUENCES), None)
     if sequence is None:
         return f"it is {_alternatives(kinds)}"
@@ -67,31 +67,31 @@ def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
 
 
 def members(annotation: Any) -> list[Any]:
-    """The kinds of a union; the annotation itself, where it is none."""
+    """Returns the kinds of a union, or the annotation itself if it is no union."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [one for member in typing.get_args(annotation) for one in members(member)]
     return [annotation]
 
 
 def elements(sequence: Any) -> list[Any]:
-    """The kinds of a sequence's entries."""
+    """Returns the kinds of a sequence's entries."""
     parts = [kind for one in typing.get_args(bare(sequence)) if one is not Ellipsis for kind in members(one)]
     return list(dict.fromkeys(parts))
 
 
 def values_of(mapping: Any) -> list[Any]:
-    """The kinds of a dict's values."""
+    """Returns the kinds of a dict's values."""
     return members(typing.get_args(mapping)[1]) if typing.get_args(mapping) else [Any]
 
 
 def is_fixed(sequence: Any) -> bool:
-    """Whether it is a tuple of a given length."""
+    """Returns True for a tuple of fixed length."""
     arguments = typing.get_args(sequence)
     return typing.get_origin(sequence) is tuple and bool(arguments) and Ellipsis not in arguments
 
 
 def bare(kind: Any) -> Any:
-    """The kind without its range."""
+    """Returns the kind without its range."""
     return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
 
 
@@ -108,7 +108,7 @@ def is_protocol_of_functions(kind: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """`repr`, in one line of bearable length."""
+    """Returns `repr(value)` in one line of at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -162,7 +162,7 @@ def _fits_mapping(value: Any, kind: Any, refers: Refers) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, of numpy and torch too."""
+    """Returns True for a real number, also of numpy and torch."""
     if isinstance(value, numbers.Number):
         return isinstance(value, numbers.Real)
     return hasattr(value, "__float__") and math.prod(getattr(value, "shape", ())) == 1
@@ -171,7 +171,7 @@ def is_number(value: Any) -> bool:
 def _is_in(value: Any, ranges: Iterable[Range], kind: type) -> bool:
     try:
         return all(value in one for one in ranges) and (kind is float or float(value).is_integer())
-    except OverflowError:  # an int too large for a float
+    except OverflowError:  # an int that is too large for a float
         return False
 
 

@@ -1,4 +1,4 @@
-"""Builds the parts of a run from the classes and factories that a user gave."""
+"""Building of a run's parts from the classes and factories that the user passed."""
 
 import os
 import re
@@ -11,27 +11,27 @@ from alfish.parameters import checking
 
 T = TypeVar("T")
 
-# Where calls of factories pass through: a TypeError raised here is about the call, not of the factory's own code.
+# Files through which a call of a factory passes. A TypeError raised in them is about the call, not about its code.
 _CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
 
 
 def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **keywords: Any) -> T:
-    """Calls a class or factory, and checks what it makes.
+    """Calls a class or factory, and checks the type of its result.
 
     Args:
-      factory: what the user gave.
-      kind: of what it makes.
-      name: of the parameter, for messages, as 'Trainer.algorithm'.
-      arguments, keywords: for the factory.
+      factory: passed by the user.
+      kind: type of its result.
+      name: of the parameter in messages, as 'Trainer.algorithm'.
+      arguments, keywords: of the call.
 
     Raises:
-      UsageError: it cannot be called so, or makes something else.
+      UsageError: the factory does not take these arguments, or returns an object of another type.
     """
     try:
         part = factory(*arguments, **keywords)
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        is_bound = unexpected is not None and unexpected[1] not in keywords  # by gin, which knows where
+        is_bound = unexpected is not None and unexpected[1] not in keywords  # by gin: `messages.complete`
         if is_bound or not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
             raise
         raise UsageError(f"{name} cannot be called as {_article(kind)} is: {first_line(error)}") from error
@@ -43,5 +43,5 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
 
 def _article(kind: type) -> str:
     name = kind.__name__
-    is_spelled = name[:2].isupper()  # as RLAlgorithm and MLP
+    is_spelled = name[:2].isupper()  # read letter by letter: RLAlgorithm, MLP
     return f"{'an' if name[0] in ('AEFHILMNORSX' if is_spelled else 'AEIOU') else 'a'} {name}"

@@ -6,10 +6,12 @@ from typing import Annotated, Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """The numbers from `low` to `high`.
+    """Range of numbers from `low` to `high`.
 
     Attributes:
-      low, high: ends, part of the range unless `above` or `below` excludes them; infinity is never part of it.
+      low, high: bounds. They belong to the range unless `above` or `below` is True. Infinity never belongs to it.
+      above: whether `low` is excluded.
+      below: whether `high` is excluded.
     """
 
     low: float = -math.inf
@@ -24,7 +26,7 @@ class Range(NamedTuple):
         return math.isfinite(number) and not is_low and not is_high
 
     def words(self, noun: str) -> str:
-        """What is in it: `noun` is 'number' or 'whole number'."""
+        """Returns a description of the range; `noun` is 'number' or 'whole number'."""
         if math.isinf(self.low) and math.isinf(self.high):
             return f"a {'finite ' * (noun == 'number')}{noun}"
         if math.isinf(self.high):
@@ -46,5 +48,5 @@ UnitInterval = Annotated[float, Range(0, 1)]
 OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
 Rate = Annotated[float, Range(0, 1, above=True)]
 PositiveInt = Annotated[int, Range(1)]
-LayerSize = Annotated[int, Range(1, 10**6)]  # features of a layer; more is a mistake, and would take all memory
+LayerSize = Annotated[int, Range(1, 10**6)]  # features of a layer; a larger layer would not fit into memory
 NonNegativeInt = Annotated[int, Range(0)]
