@@ -3,8 +3,6 @@
 All are `gymnasium.Env`s or vector environments; build them with `make_environment.env_id = @Stamped` and the like.
 """
 
-import math
-import time
 from typing import Annotated, Any, Literal
 
 import gin
@@ -14,7 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
+from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 
 
 @gin.configurable(module="alfish.environments.toy")
@@ -70,26 +68,6 @@ class OneState(gymnasium.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self._step += 1
         return np.ones(1, np.float32), 1.0, False, self._step >= self._length, {}
-
-
-@gin.configurable(module="alfish.environments.toy")
-@checked
-class TwoLengths(gymnasium.Env):
-    """Episodes of 10 or 500 actions with equal odds: their mean length is 255, unless short ones are counted first."""
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Box(0, 1, (1,), np.float32)
-        self.action_space = spaces.Discrete(2)
-        self._length, self._step = 0, 0
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self._length, self._step = (10 if self.np_random.random() < 0.5 else 500), 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self._step += 1
-        return np.zeros(1, np.float32), 1.0, self._step >= self._length, False, {}
 
 
 @gin.configurable(module="alfish.environments.toy")
@@ -189,26 +167,6 @@ class NestedBandit(gymnasium.Env):
         half = self._size // 2
         image[:, half * side : half * (side + 1)] = 255
         return {"image": image, "vector": np.array([2 * sign - 1, 0.0]), "digit": np.int64(digit + 2)}
-
-
-@gin.configurable(module="alfish.environments.toy")
-@checked
-class Delayed(gymnasium.Wrapper):
-    """Steps that take long, some much longer than others: log-normal, without work for the processor.
-
-    Args:
-      env: to wrap.
-      mean: seconds a step.
-      sigma: of the logarithm.
-    """
-
-    def __init__(self, env: gymnasium.Env, mean: NonNegativeFloat = 0.002, sigma: NonNegativeFloat = 0.5):
-        super().__init__(env)
-        self._mu, self._sigma = math.log(mean) - sigma**2 / 2, sigma
-
-    def step(self, action: Any) -> Any:
-        time.sleep(self.env.unwrapped.np_random.lognormal(self._mu, self._sigma))
-        return self.env.step(action)
 
 
 @gin.configurable(module="alfish.environments.toy")

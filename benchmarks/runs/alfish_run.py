@@ -15,7 +15,6 @@ from alfish.algorithms.td3 import TD3, DeterministicActor
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import matmul
 from alfish.environments import make_environment
-from alfish.environments.toy import Delayed
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam
 from alfish.networks import MLP, ActorCritic, QNetwork, Torso
@@ -23,6 +22,7 @@ from alfish.schedules import Linear
 from alfish.training.listeners import CheckpointSaver, Summaries
 from alfish.training.trainer import Listener, Report, Trainer
 from alfish.unrollers import AsyncUnroller, SyncUnroller
+from benchmarks.delayed import Delayed
 from benchmarks.runs import script
 
 # What a variant changes of the learner.

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
+from toys import TwoLengths
 
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
-from alfish.environments.toy import Bandit, NestedBandit, OneState, Recall, Stamped, TensorPointMass, TwoLengths
+from alfish.environments.toy import Bandit, NestedBandit, OneState, Recall, Stamped, TensorPointMass
 from alfish.errors import UsageError
 
 TOYS = [

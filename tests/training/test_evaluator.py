@@ -10,13 +10,14 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from toys import TwoLengths
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
-from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass, TwoLengths
+from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass
 from alfish.errors import UsageError
 from alfish.networks import ActorCritic, PolicyHead
 from alfish.specs import sample as sample_actions
