@@ -1,0 +1,32 @@
+"""Specs: nests (dict, tuple) whose leaves are gymnasium's Box, Discrete, MultiDiscrete and MultiBinary spaces.
+
+A spec describes the observations or actions of an algorithm, for one environment and without batch dimension. It
+differs from the environment's own space as the stream does:
+- observations: float64 becomes float32; Discrete and MultiDiscrete start at 0;
+- actions have canonical units. A bounded Box becomes one-dimensional float32 in [-1, 1]; any other Box keeps the
+  environment's units. Discrete and MultiDiscrete start at 0 and are int64. MultiBinary is flat.
+`ObservationUnits` and `ActionUnits` are the only converters between the two.
+"""
+
+from alfish.specs.checks import check_learnable, check_scalar_reward, outside
+from alfish.specs.leaves import action_spec, describe, observation_spec, reward_spec, sample, zeros
+from alfish.specs.spaces import batch_of_one, is_bounded, map_space, torch_dtype
+from alfish.specs.units import ActionUnits, ObservationUnits
+
+__all__ = [
+    "ActionUnits",
+    "ObservationUnits",
+    "action_spec",
+    "batch_of_one",
+    "check_learnable",
+    "check_scalar_reward",
+    "describe",
+    "is_bounded",
+    "map_space",
+    "observation_spec",
+    "outside",
+    "reward_spec",
+    "sample",
+    "torch_dtype",
+    "zeros",
+]

@@ -1,0 +1,85 @@
+"""Checks of spaces and of their elements."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.errors import UsageError
+from alfish.specs.spaces import LEAF_SPACES, map_space, shape_of
+
+
+def check_learnable(space: Any, name: str) -> None:
+    """Checks that alfish can learn from a space and all of its parts.
+
+    Args:
+      space: what an environment declares as a space.
+      name: 'observation' or 'action'.
+
+    Raises:
+      UsageError: it cannot; names the part.
+    """
+    leaves = nest.named_leaves(map_space(lambda leaf: leaf, space), name)
+    for path, leaf in leaves:
+        if not isinstance(leaf, spaces.Space):
+            given = f"the class {leaf.__name__}" if isinstance(leaf, type) else repr(leaf)
+            raise UsageError(f"the space of {path} is {given}; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))")
+        if not isinstance(leaf, LEAF_SPACES):
+            raise UsageError(
+                f"{path} is a {type(leaf).__name__} space, which alfish cannot learn from; wrap the environment so "
+                "that it is a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
+            )
+        if isinstance(leaf, spaces.Box) and (np.isnan(leaf.low).any() or np.isnan(leaf.high).any()):
+            raise UsageError(f"the space of {path} has bounds that are nan; where there is none, it is -inf or inf")
+        if 0 in shape_of(leaf):
+            raise UsageError(f"the space of {path} is {leaf}, which has no entries; leave it out, or give it some")
+    if not leaves:
+        raise UsageError(f"the space of {name} is {space}, which has no parts; it needs one Box or Discrete at least")
+
+
+def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
+    """Raises UsageError if rewards are vectors; `name` is the algorithm's."""
+    if reward_spec.shape:
+        raise UsageError(f"{name} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
+
+
+def outside(value: Any, space: spaces.Space, name: str) -> str | None:
+    """Returns a sentence that names the first part of a value outside its space; None if the value is in the space.
+
+    Args:
+      value: one element.
+      space: of any leaves.
+      name: of the value; the names of its parts begin with it.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = [(value[key], child, f"{name}.{key}") for key, child in space.items()]
+    elif isinstance(space, spaces.Tuple):
+        parts = [(value[i], child, f"{name}.{i}") for i, child in enumerate(space.spaces)]
+    else:
+        return None if value in space else _fault(np.asarray(value), space, name)
+    return next((fault for part in parts if (fault := outside(*part))), None)
+
+
+def _fault(value: np.ndarray, space: spaces.Space, name: str) -> str:
+    if value.shape != shape_of(space):
+        return f"{name} has the shape {value.shape}, and its space {shape_of(space)}"
+    low, high = _bounds(space)
+    wrong = np.argwhere(~((value >= low) & (value <= high)))  # nan included
+    if not len(wrong):
+        return f"{name} is of dtype {value.dtype}, and its space of {space.dtype}"
+    index = tuple(int(i) for i in wrong[0])
+    at = f"{name}[{', '.join(map(str, index))}]" if index else name
+    bounds = f"[{np.broadcast_to(low, value.shape)[index]}, {np.broadcast_to(high, value.shape)[index]}]"
+    others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"{at} is {value[index]}, outside {bounds}{others}"
+
+
+def _bounds(space: spaces.Space) -> tuple[Any, Any]:
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return 0, 1

@@ -1,0 +1,95 @@
+"""The specs of an environment's spaces, and values of a spec."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.nest import Nest
+from alfish.specs.checks import check_learnable
+from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype
+
+
+def observation_spec(space: spaces.Space) -> Nest:
+    """Returns the spec of an observation space.
+
+    Raises:
+      UsageError: a leaf is not one of `LEAF_SPACES`, as Text, Graph, Sequence; names its path.
+    """
+    check_learnable(space, "observation")
+    return map_space(observation_leaf, space)
+
+
+def action_spec(space: spaces.Space) -> Nest:
+    """Returns the canonical spec of an action space, see `alfish.specs`.
+
+    Raises:
+      UsageError: a leaf is not one of `LEAF_SPACES`; names its path.
+    """
+    check_learnable(space, "action")
+    return map_space(_action_leaf, space)
+
+
+def reward_spec(num_rewards: int | None = None) -> spaces.Box:
+    """Returns the spec of a scalar reward, or of a vector of `num_rewards`."""
+    return spaces.Box(-np.inf, np.inf, () if num_rewards is None else (num_rewards,), np.float32)
+
+
+def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cpu") -> Nest:
+    """Returns a nest of zeros, each leaf `[*leading, *shape]`."""
+    return nest.map(lambda leaf: torch.zeros((*leading, *shape_of(leaf)), dtype=torch_dtype(leaf), device=device), spec)
+
+
+def sample(spec: Nest, batch_size: int) -> Nest:
+    """Returns uniform random actions `[B, ...]` of a canonical action spec.
+
+    An entry of a Box without two bounds is drawn from an interval of length 2: [-1, 1], or the nearest one within the
+    bound that it has.
+    """
+
+    def draw(leaf: spaces.Space) -> torch.Tensor:
+        shape = (batch_size, *shape_of(leaf))
+        if isinstance(leaf, spaces.Box):
+            low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
+            bounded = np.isfinite(low) & np.isfinite(high)
+            start = np.where(np.isfinite(low), np.maximum(low, -1), np.minimum(high, 1) - 2)
+            low, high = np.where(bounded, low, start), np.where(bounded, high, start + 2)
+            # In float64, so that rounding does not leave the bounds.
+            return (torch.from_numpy(low) + torch.rand(shape) * torch.from_numpy(high - low)).to(torch.float32)
+        if isinstance(leaf, spaces.MultiBinary):
+            return torch.randint(2, shape, dtype=torch_dtype(leaf))
+        count: Any = leaf.n if isinstance(leaf, spaces.Discrete) else torch.from_numpy(leaf.nvec)  # type: ignore[attr-defined]
+        return (torch.rand(shape, dtype=torch.float64) * count).long()
+
+    return nest.map(draw, spec)
+
+
+def describe(spec: Nest) -> str:
+    """Returns one line for messages: `camera: Box(0, 255, (84, 84, 3), uint8), speed: Discrete(3)`."""
+    parts = [f"{path}: {leaf}" if path else str(leaf) for path, leaf in zip(nest.paths(spec), nest.leaves(spec))]
+    return ", ".join(parts)
+
+
+def observation_leaf(space: spaces.Space) -> spaces.Space:
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec)
+    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+        return spaces.Box(as_float32(space.low), as_float32(space.high), dtype=np.float32)
+    return space
+
+
+def _action_leaf(space: spaces.Space) -> spaces.Space:
+    if isinstance(space, spaces.Box):
+        size = int(np.prod(space.shape))
+        if space.is_bounded("both"):
+            return spaces.Box(-1.0, 1.0, (size,), np.float32)
+        return spaces.Box(as_float32(space.low.reshape(size)), as_float32(space.high.reshape(size)))
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec.reshape(-1))
+    return spaces.MultiBinary(int(np.prod(shape_of(space))))

@@ -1,0 +1,195 @@
+"""Conversion of observations and actions between an environment's units and the stream's."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.nest import Nest
+from alfish.specs.checks import check_learnable
+from alfish.specs.leaves import observation_leaf
+from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype
+
+
+class ObservationUnits:
+    """Converts batches of observations between an environment's units and the stream's.
+
+    Args:
+      space: observation space of one environment.
+      device: of torch tensors; None for numpy arrays.
+      copies: whether arrays of the stream are copies. They must be if they are kept and the environment writes its
+        observation's memory again. Tensors are copied only where the dtype changes.
+
+    Attributes:
+      from_environment: function from a batch of observations (leaves `[B, ...]`) to the stream's nest.
+    """
+
+    def __init__(self, space: spaces.Space, device: torch.device | None = None, copies: bool = True):
+        check_learnable(space, "observation")
+        self._starts = map_space(lambda leaf: _start(leaf, device), space)
+        self._space = space
+        self.from_environment: Callable[[Any], Nest] = _reader(space, device, copies)
+
+    def to_environment(self, observation: Nest) -> Nest:
+        """Returns the environment's observations; float64 has the precision of float32."""
+
+        def shift(leaf: spaces.Space, start: Any, value: Any) -> Any:
+            return value if start is None else value + start
+
+        return map_space(shift, self._space, self._starts, observation)
+
+
+def _reader(space: spaces.Space, device: torch.device | None, copies: bool) -> Callable[[Any], Nest]:
+    """Returns a function that converts observations; made once, because each step of an environment calls it."""
+    if isinstance(space, spaces.Dict):
+        readers = {key: _reader(child, device, copies) for key, child in space.items()}
+        return lambda observation: {key: read(observation[key]) for key, read in readers.items()}
+    if isinstance(space, spaces.Tuple):
+        parts = [_reader(child, device, copies) for child in space.spaces]
+        return lambda observation: tuple(read(part) for read, part in zip(parts, observation))
+    spec, start = observation_leaf(space), _start(space, device)
+    if device is not None:
+        dtype = torch_dtype(spec)
+        return lambda value: value.to(dtype) if start is None else value.to(dtype) - start
+    if start is not None:
+        return lambda value: np.asarray(value, spec.dtype) - start
+    return functools.partial(np.array if copies else np.asarray, dtype=spec.dtype)
+
+
+def _start(space: spaces.Space, device: torch.device | None) -> Any:
+    """Returns the first integer of a Discrete or MultiDiscrete leaf; None if it is 0, and for any other leaf."""
+    if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) or not np.any(space.start):
+        return None
+    start = np.asarray(space.start, np.int64)
+    return start if device is None else torch.from_numpy(start).to(device)
+
+
+class ActionUnits:
+    """Converts batches of actions between an algorithm's units and an environment's.
+
+    An action for a bounded Box is clipped to [-1, 1] and stretched to the bounds; for any other Box it is clipped to
+    the bounds that there are. For a Box of integers it is rounded, and each integer has an equal part of [-1, 1]. The
+    result of `stretch` is within the bounds, in their dtype.
+
+    Args:
+      space: action space of one environment.
+      device: of torch tensors; None for numpy arrays.
+    """
+
+    def __init__(self, space: spaces.Space, device: torch.device | None = None):
+        check_learnable(space, "action")
+        self._units = map_space(lambda leaf: _LeafUnits(leaf, device), space)
+        self._bare = self._units if isinstance(self._units, _LeafUnits) else None
+
+    def to_environment(self, action: Nest) -> Any:
+        """Converts a canonical action nest (leaves `[B, ...]`) to the environment's units."""
+        return self.stretch(self.executed(action))
+
+    def from_environment(self, action: Nest) -> Nest:
+        """Converts actions of the environment, within its bounds, to canonical ones."""
+        return nest.map(_LeafUnits.from_environment, self._units, action)
+
+    def stretch(self, executed: Nest) -> Any:
+        """Converts what `executed` returned to the environment's units; may return the same array."""
+        if self._bare is not None:  # the common case: the space is a leaf
+            return self._bare.stretch(executed)
+        return nest.map(_LeafUnits.stretch, self._units, executed)
+
+    def executed(self, action: Nest) -> Nest:
+        """Returns the action that is executed for a sampled action, in the algorithm's units."""
+        if self._bare is not None:
+            return self._bare.executed(action)
+        return nest.map(_LeafUnits.executed, self._units, action)
+
+
+class _LeafUnits:
+    """Converts actions of one leaf.
+
+        environment = clip(round(clip(algorithm) * scale + offset), low, high), reshaped
+
+    Operations that change nothing are left out.
+    Only integers are rounded. For them [-1, 1] is stretched by half an integer beyond the bounds, so that each integer,
+    the first and the last included, has an equal part of it.
+    """
+
+    def __init__(self, space: spaces.Space, device: torch.device | None):
+        # float32 represents neither float64 nor every integer.
+        working: Any = np.float32 if space.dtype in (np.float16, np.float32) else np.float64
+
+        def constant(array: Any, dtype: Any = working) -> Any:
+            array = np.asarray(array, dtype).reshape(-1)
+            return array if device is None else torch.from_numpy(array).to(device)
+
+        self._shape = shape_of(space)
+        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a 0-d Box is one too
+        self._reshapes = self._is_vector and len(self._shape) != 1
+        self._dtype: Any = space.dtype if device is None else torch_dtype(space)
+        self._rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
+        self._low: Any = None  # of the algorithm's action
+        self._high: Any = None
+        self._scale: Any = None
+        self._offset: Any = None
+        self._least: Any = None  # of the environment's action; None: rounding cannot leave its bounds
+        self._most: Any = None
+        if not isinstance(space, spaces.Box):
+            start = _start(space, device)
+            self._offset = None if start is None else start.reshape(-1)
+            return
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        if space.is_bounded("both"):
+            scale, offset = high / 2 - low / 2 + (0.5 if self._rounds else 0), high / 2 + low / 2
+            if np.any(scale != 1) or np.any(offset != 0):
+                self._scale, self._offset = constant(scale), constant(offset)
+            low, high = np.full(low.shape, -1.0), np.full(low.shape, 1.0)
+        ends = constant(as_float32(low), np.float32), constant(as_float32(high), np.float32)
+        least = constant(_as_float(space.low, working, np.inf))
+        most = constant(_as_float(space.high, working, -np.inf))
+        # Each operation is monotonic, so no action leads further than the ends do.
+        lowest, highest = (end if self._scale is None else end * self._scale + self._offset for end in ends)
+        if (lowest < least).any() or (highest > most).any():
+            self._least, self._most = least, most
+        if space.bounded_below.any() or space.bounded_above.any():
+            self._low, self._high = ends
+
+    def stretch(self, value: Any) -> Any:
+        if self._scale is not None:
+            value = value * self._scale
+        if self._offset is not None:
+            value = value + self._offset
+        if self._rounds:
+            value = value.round()
+        if self._least is not None:
+            value = value.clip(self._least, self._most)
+        if self._reshapes:
+            value = value.reshape(len(value), *self._shape)
+        if value.dtype == self._dtype:
+            return value
+        return value.to(self._dtype) if isinstance(value, torch.Tensor) else value.astype(self._dtype)
+
+    def from_environment(self, action: Any) -> Any:
+        value = action.reshape(len(action), -1) if self._is_vector else action
+        if self._offset is not None:
+            value = value - self._offset
+        if self._scale is not None:
+            value = value / (self._scale + (self._scale == 0))
+        return value
+
+    def executed(self, action: Any) -> Any:
+        if self._low is None:
+            return action
+        if isinstance(action, np.ndarray):
+            return np.minimum(np.maximum(action, self._low), self._high)  # which take half the time of `clip`
+        return action.clip(self._low, self._high)
+
+
+def _as_float(bound: np.ndarray, dtype: Any, towards: float) -> np.ndarray:
+    """Returns a bound as floats. An integer that `dtype` cannot represent is rounded in the direction of `towards`."""
+    result = bound.astype(dtype)
+    if not np.issubdtype(bound.dtype, np.integer):
+        return result
+    beyond = [(int(found) - int(exact)) * towards < 0 for found, exact in zip(result.flat, bound.flat)]
+    return np.where(np.reshape(beyond, bound.shape), np.nextafter(result, dtype(towards)), result)
