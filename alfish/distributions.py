@@ -1,11 +1,11 @@
 """Distributions over actions, as nests of their own parameters.
 
-Each is a NamedTuple whose fields are tensors `[..., A]`, so it travels through unrolls, replay and minibatches like any
-other record, and what a policy meant at rollout is known exactly in training. All have `sample`, `mode`,
-`log_prob(action)`, `entropy` and `kl(other)`, but for `SquashedNormal`, whose entropy has no formula. The last three
-are summed over the action's dimensions and have the leading shape `[...]`.
+Each is a NamedTuple of tensors `[..., A]`. Unrolls, replay and minibatches store it like any other record, so training
+has the exact distribution that drew an action. All have `sample`, `mode`, `log_prob(action)`, `entropy` and
+`kl(other)`; only `SquashedNormal` lacks the last two, because its entropy has no formula. `log_prob`, `entropy` and
+`kl` are sums over the action's entries, and have the shape `[...]`.
 
-No argument validation and no expand: these run once a vector step.
+Arguments are not validated, because these methods run in every vector step.
 """
 
 import math
@@ -18,20 +18,20 @@ from alfish import nest
 from alfish.nest import Nest
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-BOUND = 1 - 1e-6  # greatest magnitude at which a squashed normal's density is taken
+BOUND = 1 - 1e-6  # actions are clamped to this magnitude before a squashed normal's density is computed
 
 
 class Categorical(NamedTuple):
     """One of A choices; actions are `[...]` int64. Made by `Categorical.of(logits)`."""
 
-    log_p: torch.Tensor  # [..., A], normalised: every use needs it so
+    log_p: torch.Tensor  # [..., A], normalized log-probabilities
 
     @classmethod
     def of(cls, logits: torch.Tensor) -> "Categorical":
         return cls(logits.log_softmax(-1))
 
     def sample(self) -> torch.Tensor:
-        # argmax(p / e) with e ~ Exp(1) picks i with probability p_i, and costs a third of torch.multinomial.
+        # argmax(p / e) with e ~ Exp(1) is i with probability p_i, and takes a third of torch.multinomial's time.
         return (self.log_p.exp() / torch.empty_like(self.log_p).exponential_()).argmax(-1)
 
     def mode(self) -> torch.Tensor:
@@ -120,8 +120,8 @@ class DiagonalNormal(NamedTuple):
 class SquashedNormal(NamedTuple):
     """tanh of independent normals; actions are `[..., A]` float32 in (-1, 1).
 
-    A density from an action alone needs atanh, which is lost where tanh is flat: of a sample, `sample_with_log_prob`
-    gives the exact one.
+    `log_prob` of an action needs atanh, which is inexact where tanh is flat. `sample_with_log_prob` gives the exact
+    density of a sample.
     """
 
     mean: torch.Tensor  # [..., A], before tanh
@@ -131,11 +131,11 @@ class SquashedNormal(NamedTuple):
         return torch.tanh(self.mean + self.log_std.exp() * torch.randn_like(self.mean))
 
     def mode(self) -> torch.Tensor:
-        """tanh of the normal's mean: the median."""
+        """Returns tanh of the normal's mean, which is the median."""
         return torch.tanh(self.mean)
 
     def sample_with_log_prob(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """An action `[..., A]` that gradients flow through, and its log-density `[...]`.
+        """Returns a sample `[..., A]`, differentiable in the parameters, and its log-density `[...]`.
 
             log p(a) = sum_i log N(u_i) - log(1 - tanh(u_i)^2),   log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))
 
@@ -148,9 +148,9 @@ class SquashedNormal(NamedTuple):
         return torch.tanh(before), log_prob
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """The log-density `[...]` of an action `[..., A]`, taken at +-(1 - 1e-6) where it lies beyond.
+        """Returns the log-density `[...]` of an action `[..., A]`, clamped to +-(1 - 1e-6).
 
-        For ratios of two policies, in which what atanh loses is lost in both. The slope of tanh cancels out too.
+        It is meant for ratios of two policies, where the error of atanh and the slope of tanh cancel out.
         """
         inside = action.clamp(-BOUND, BOUND)
         right, left = (1 + inside).log(), (1 - inside).log()
@@ -190,7 +190,7 @@ def is_distribution(value: object) -> bool:
 
 
 def sum_of(terms) -> torch.Tensor:
-    """The sum of an iterable of tensors, without the 0 that `sum` starts from."""
+    """Returns the sum of tensors; unlike `sum`, it does not start from 0."""
     first, *rest = terms
     for term in rest:
         first = first + term

@@ -1,9 +1,9 @@
 """Networks: encoders of nested observations, torsos, policy and value heads.
 
-What sees time steps (torsos, `ActorCritic`, `QNetwork`, `CriticEnsemble.features`) takes them with the state of its
-memory, and gives back its output and the state carried on: `policy, state = network.policy(time_step, state)`. Rows are
-`[B]` or `[T, N]`; without memory any leading dims will do, and the state goes through untouched. What stands on
-features (MLPs, heads, critics) maps features alone. Sizes come from specs, so no conf repeats a shape.
+Torsos, `ActorCritic`, `QNetwork` and `CriticEnsemble.features` take time steps and the state of their memory. They
+return their output and the next state: `policy, state = network.policy(time_step, state)`. Rows are `[B]` or `[T, N]`.
+Without memory, any leading dimensions are accepted, and the state is returned unchanged. MLPs, heads and critics map
+features to outputs. Sizes come from specs, so no conf repeats a shape.
 """
 
 from alfish.networks.actor_critic import ActorCritic, PolicyValue

@@ -1,4 +1,4 @@
-"""Policy and value of an observation: what on-policy algorithms train."""
+"""Networks of on-policy algorithms: the policy and the value of an observation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,17 +26,17 @@ class PolicyValue(NamedTuple):
 @gin.configurable(module="alfish.networks")
 @checked
 class ActorCritic(nn.Module):
-    """An actor and a critic, on a torso each or on a shared one.
+    """An actor and a critic, each with a torso of its own or with a shared one.
 
-    Where torsos have memory, the state is the shared one's, or that of both, {'actor', 'critic'}.
+    With memory, the state is the shared torso's, or a dict of both torsos' states, {'actor', 'critic'}.
 
     Args:
       observation_spec: nest of spaces.
       action_spec: canonical action nest.
       reward_spec: its shape, () or (R,), is the shape of a value.
-      actor_torso, critic_torso: take the observation spec; scope them to tell them apart (`@actor/Torso`).
+      actor_torso, critic_torso: take the observation spec; gin scopes bind them separately (`@actor/Torso`).
       policy_head: takes the torso's output size and the action spec.
-      shared_torso: the critic stands on the actor's torso; critic_torso is not built.
+      shared_torso: whether the critic uses the actor's torso; critic_torso is then not built.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ActorCritic(nn.Module):
         return self.actor_torso.initial_state(batch_size)
 
     def policy(self, time_step: TimeStep, state: Nest) -> tuple[Distribution, Nest]:
-        """To act by; the critic's memory, if it has one of its own, goes along."""
+        """Returns the policy and the next state, the critic's included."""
         if not self._has_two_states:
             features, state = self.actor_torso(time_step, state)
             return self.policy_head(features), state
@@ -75,13 +75,13 @@ class ActorCritic(nn.Module):
         return self.policy_head(features), {"actor": actor, "critic": critic}
 
     def value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """`[...]`, or `[..., R]` for vector rewards; alone, because nothing goes on from the critic's state alone."""
+        """Returns the value `[...]`, or `[..., R]` for vector rewards, without a state: `policy` returns it."""
         if self.critic_torso is None:
             return self._value(self.actor_torso(time_step, state)[0])
         return self._value(self.critic_torso(time_step, state["critic"] if self._has_two_states else state)[0])
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[PolicyValue, Nest]:
-        """Both, and the state carried on."""
+        """Returns policy and value, and the next state."""
         if not self._has_two_states:
             features, after = self.actor_torso(time_step, state)
             critic_features = features if self.critic_torso is None else self.critic_torso(time_step, state)[0]

@@ -1,4 +1,4 @@
-"""Actors that name one action rather than a distribution of them."""
+"""Actors that return one action instead of a distribution."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,16 +17,16 @@ from alfish.parameters import NonNegativeFloat, PositiveInt, checked
 @gin.configurable(module="alfish.networks")
 @checked
 class DeterministicActor(nn.Module):
-    """An action `[..., A]` in (-1, 1).
+    """Maps observations to actions `[..., A]` in (-1, 1).
 
     Args:
       observation_spec: nest of spaces.
       action_size: A.
       encoder: takes the observation spec.
       mlp: takes the encoder's output size.
-      gain: of the final layer's orthogonal weights. The first Adam steps change every weight by the learning rate,
-        whatever the gradient's size. Far smaller initial weights are lost in that: all observations get one action, and
-        tanh saturates there before the critic has learned.
+      gain: of the final layer's orthogonal weights. The first steps of Adam change each weight by the learning rate,
+        whatever the gradient. They outweigh much smaller initial weights: all observations then get the same action,
+        and tanh saturates before the critic has learned.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, Range, che
 
 
 class EnsembleLinear(nn.Module):
-    """E linear layers in one product: `[E, N, in]`, or `[N, in]` for all, to `[E, N, out]`."""
+    """Maps `[E, N, in]`, or `[N, in]` for all, to `[E, N, out]` by E linear layers in one product."""
 
     def __init__(self, ensemble_size: int, input_size: int, output_size: int, gain: float = 2**0.5):
         super().__init__()
@@ -27,11 +27,11 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, output_size))
 
     def forward(self, x: torch.Tensor, num_members: int | None = None) -> torch.Tensor:
-        """Of the first `num_members` layers; None: of all."""
+        """Returns the outputs of the first `num_members` layers; None: of all."""
         weight, bias = self.weight[:num_members], self.bias[:num_members]
         if x.ndim == 2:
             x = x.expand(len(weight), *x.shape)
-        if weight.shape[-1] == 1:  # a batched product with a vector is five times slower
+        if weight.shape[-1] == 1:  # a batched product with a vector takes five times as long
             return (x * weight.mT).sum(-1, keepdim=True) + bias
         return torch.baddbmm(bias, x, weight)
 
@@ -51,21 +51,21 @@ class EnsembleLayerNorm(nn.Module):
 @gin.configurable(module="alfish.networks", denylist=["memory"])
 @checked
 class CriticEnsemble(nn.Module):
-    """E critics Q(observation, action), trained and evaluated as one batched product.
+    """E critics Q(observation, action), computed as batched products.
 
-    The encoder, and a memory of what it gives, are shared by the critics; what stands on them is not.
+    The critics share the encoder and the memory. Each has hidden layers of its own.
 
     Args:
       observation_spec: nest of spaces.
-      action_size: entries of the action that are inputs; 0: none is.
+      action_size: number of action entries that are inputs, 0 or more.
       num_outputs: 1, or one for each Discrete action.
       ensemble_size: E.
       layers: features of each hidden layer.
       activation: a name of `ACTIVATIONS`.
-      layer_norm: normalise before each activation (as RLPD and DroQ do).
-      dropout: share of hidden features dropped, after each linear layer (as DroQ does).
+      layer_norm: normalize before each activation (as RLPD and DroQ do).
+      dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
       encoder: takes the observation spec.
-      memory: takes the encoder's output size; None: without. The algorithm's to say: `SAC.memory`.
+      memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `SAC.memory`.
     """
 
     def __init__(
@@ -97,23 +97,23 @@ class CriticEnsemble(nn.Module):
         self.body = nn.Sequential(*modules, EnsembleLinear(ensemble_size, size, num_outputs, 1.0))
 
     def initial_state(self, batch_size: int) -> Nest:
-        """The memory's; None without one."""
+        """Returns the memory's initial state; None without memory."""
         return None if self.memory is None else self.memory.initial_state(batch_size)
 
     def features(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
-        """What the critics see of time steps, `[..., feature_size]`, and the state carried on."""
+        """Returns the critics' inputs, `[..., feature_size]`, and the next state."""
         features = self.encoder(time_step.observation)
         return (features, state) if self.memory is None else self.memory(features, state, time_step.step_type)
 
     def forward(
         self, features: torch.Tensor, action: torch.Tensor | None = None, num_members: int | None = None
     ) -> torch.Tensor:
-        """`[E, ...]`, or `[E, ..., num_outputs]` for several outputs; of as many critics as are asked.
+        """Returns action values `[E, ...]`, or `[E, ..., num_outputs]` for several outputs.
 
         Args:
           features: `[..., feature_size]`.
           action: `[..., action_size]`.
-          num_members: ask the first so many critics; None: all E.
+          num_members: number of critics to evaluate, from the first; None: all E.
         """
         x = features if action is None else torch.cat([features, action], -1)
         leading, x = x.shape[:-1], x.reshape(-1, x.shape[-1])

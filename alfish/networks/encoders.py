@@ -1,10 +1,9 @@
-"""Encoders: an observation nest in, one feature vector out.
+"""Encoders, which map an observation nest to one feature vector.
 
-The encoder of a leaf is chosen from its space: images go through a CNN, Discrete and MultiDiscrete become one-hot,
-everything else is flattened to float. An image is a Box of three dimensions whose two larger ones are at least 36, or
-any three-dimensional uint8 Box; its channels are its smallest end, first or last. Its size chooses the CNN: `NatureCNN`
-for 36 x 36 or more, `SmallCNN` for 3 x 3 or more; a smaller one is flattened. A bounded integer Box is scaled to [0, 1]
-by its space's high.
+The space of a leaf chooses its encoder. Images get a CNN, Discrete and MultiDiscrete leaves become one-hot, and other
+leaves are flattened to float. An image is a Box of three dimensions that is uint8 or has at least 36 x 36 pixels. Its
+size chooses the CNN: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3; smaller images are flattened. A bounded integer
+Box is divided by the high of its space, to [0, 1].
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from alfish.nest import Nest
 from alfish.networks.images import encoder_by_size, integer_scale, is_image
 from alfish.parameters import checked
 
-# Takes a leaf's space, and makes a module that has `output_size` and maps [*, *shape] to [*, output_size].
+# From a leaf's space to a module that has `output_size` and maps [*, *shape] to [*, output_size].
 LeafEncoder = Callable[..., Any]
 
 
@@ -37,7 +36,7 @@ class Encoder(nn.Module):
       image: encoder of image leaves; None: chosen by their size.
       vector: encoder of every other Box and MultiBinary leaf.
       discrete: encoder of Discrete and MultiDiscrete leaves.
-      leaves: encoders for single leaves by path (`{'camera.left': @ImpalaCNN}`), before any rule.
+      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`); these override the rules.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Encoder(nn.Module):
         self.encoders = nn.ModuleList(encoders)
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
 
-        # Rollout asks for one small batch at a time: a bare vector leaf goes through without a walk or a call.
+        # Rollout encodes small batches often, so a bare vector leaf is returned without any call.
         self._is_plain = isinstance(observation_spec, spaces.Box) and isinstance(self.encoders[0], Flat)
         self._is_plain = self._is_plain and observation_spec.dtype == np.float32 and len(observation_spec.shape) == 1
 

@@ -1,4 +1,4 @@
-"""Parameters side by side in one vector, so that what is done to all of them is one operation."""
+"""Parameters as views of one vector, so that one operation updates all of them."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def lay_side_by_side(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Moves parameters of one dtype into a vector, of which they become views, and returns it."""
+    """Moves parameters of one dtype into a vector, makes them views of it, and returns it."""
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     for parameter, view in zip(parameters, views(vector, parameters)):
         parameter.data = view
@@ -15,13 +15,13 @@ def lay_side_by_side(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
 
 
 def views(vector: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """Parts of a vector, in the parameters' shapes."""
+    """Returns views of consecutive parts of a vector, in the parameters' shapes."""
     parts = vector.split([parameter.numel() for parameter in parameters])
     return [part.view(parameter.shape) for part, parameter in zip(parts, parameters)]
 
 
 def vector_of(parameters: Sequence[nn.Parameter]) -> torch.Tensor | None:
-    """The vector of which the parameters are all of a stretch, in their order; None where there is no such one."""
+    """Returns the vector that the parameters, in their order, are contiguous views of; None if there is none."""
     if not parameters:
         return None
     first, end = parameters[0], parameters[0].storage_offset()

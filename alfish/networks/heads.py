@@ -1,4 +1,4 @@
-"""Heads: features in, a distribution over actions out."""
+"""Heads that map features to distributions over actions."""
 
 import functools
 
@@ -27,18 +27,18 @@ from alfish.specs import is_bounded
 @gin.configurable(module="alfish.networks")
 @checked
 class PolicyHead(nn.Module):
-    """One distribution for each leaf of the action: Categorical, MultiCategorical, Bernoulli or DiagonalNormal.
+    """Maps features to one distribution for each leaf of the action.
 
-    A normal's standard deviation does not depend on the observation, as in PPO's and A2C's papers.
+    These are Categorical, MultiCategorical, Bernoulli and DiagonalNormal. The standard deviation of a normal does not
+    depend on the observation, as in the papers of PPO and A2C.
 
     Args:
       input_size: features in.
       action_spec: canonical action nest.
-      gain: of the final layer's orthogonal weights; small, so that the first policy is close to uniform, or to mean 0.
+      gain: of the final layer's orthogonal weights; a small gain makes the first policy almost uniform, or of mean 0.
       initial_log_std: of normals, in the algorithm's units (half the width of a bounded Box is 1).
-      min_log_std: a floor of the log of normals' standard deviation, smooth, so that what reached it can leave it;
-        None: there is none.
-      learn_std: whether normals' standard deviation is learned; it stays as it is otherwise.
+      min_log_std: smooth lower bound of the normals' log standard deviation; None: no bound.
+      learn_std: whether the normals' standard deviation is learned.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PolicyHead(nn.Module):
         return Joint(nest.map(lambda _: next(remaining)(features), self._structure))
 
 
-# For data: without a floor, the likelihood of actions that are always the same would have no end.
+# For recorded data: without a lower bound on std the likelihood of constant actions is unbounded.
 FLOORED_HEAD = functools.partial(PolicyHead, min_log_std=-5.0)
 
 
@@ -117,6 +117,6 @@ class _NormalHead(nn.Module):
     def forward(self, features: torch.Tensor) -> DiagonalNormal:
         mean = self.linear(features)
         log_std: torch.Tensor = self.log_std
-        if self._min_log_std is not None:  # of the sum of the two deviations
+        if self._min_log_std is not None:  # log of the sum of both standard deviations
             log_std = self._min_log_std + F.softplus(log_std - self._min_log_std)
         return DiagonalNormal(mean, log_std.expand_as(mean))

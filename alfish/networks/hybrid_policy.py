@@ -1,7 +1,7 @@
-"""Policies over actions in two parts: all Box leaves of the action as one vector, and at most one Discrete leaf.
+"""Policies over actions in two parts: a vector of all Box leaves, and at most one Discrete leaf.
 
-The Box part is squashed into (-1, 1), so that critics can take it as an input. Of the Discrete part the probability of
-each choice is known, so that expectations over it are exact.
+The Box part is squashed into (-1, 1), and is an input of critics. Critics have one output for each choice of the
+Discrete part, so that expectations over the choices are exact.
 """
 
 import math
@@ -64,12 +64,12 @@ class HybridSpace:
             )
 
     def target_entropies(self, box: float | None, discrete: float | None, discrete_fraction: float) -> dict[str, float]:
-        """Returns the entropy that each part of a policy is drawn to, in nats, for the parts that there are.
+        """Returns the target entropy of each part that exists, in nats.
 
         Args:
           box: None: minus the number of Box entries.
-          discrete: None: `discrete_fraction` of the largest, log n.
-          discrete_fraction: see above.
+          discrete: None: `discrete_fraction` of the maximum, log n.
+          discrete_fraction: in [0, 1].
         """
         found: dict[str, float] = {}
         if self.box_size:
@@ -101,11 +101,11 @@ class Choice(NamedTuple):
     log_p: torch.Tensor | None  # [..., n]; None where the space has no Discrete leaf
 
     def expectation(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns `[...]` from `[...]`, or the mean over the Discrete choices of `[..., n]`."""
+        """Returns the expectation of q over the Discrete choices, `[...]` from `[..., n]`; q itself without choices."""
         return q if self.log_p is None else (self.log_p.exp() * q).sum(-1)
 
     def entropies(self) -> dict[str, torch.Tensor]:
-        """Returns the entropy of each part, `[...]` in nats: of Box an estimate from the sample, of Discrete exact."""
+        """Returns the entropy of each part, `[...]` in nats: estimated from the sample for Box, exact for Discrete."""
         found = {} if self.box is None else {"box": -self.log_density}
         if self.log_p is not None:
             found["discrete"] = -(self.log_p.exp() * self.log_p).sum(-1)
@@ -125,11 +125,12 @@ class HybridPolicy(NamedTuple):
         return HybridAction(self.box and self.box.mode(), self.discrete and self.discrete.mode())
 
     def log_prob(self, action: HybridAction) -> torch.Tensor:
-        """Returns `[...]`, of both parts together."""
+        """Returns the log-probability `[...]` of both parts together."""
         both = (self.box, action.box), (self.discrete, action.discrete)
         return sum_of(part.log_prob(leaf) for part, leaf in both if part is not None and leaf is not None)
 
     def choose(self) -> Choice:
+        """Returns a sample of the Box part, differentiable in the parameters, with the Discrete probabilities."""
         log_p = None if self.discrete is None else self.discrete.log_p
         if self.box is not None:
             return Choice(*self.box.sample_with_log_prob(), log_p)
@@ -140,13 +141,13 @@ class HybridPolicy(NamedTuple):
 @gin.configurable(module="alfish.networks")
 @checked
 class SquashedNormalHead(nn.Module):
-    """A tanh-squashed normal whose standard deviation depends on the features.
+    """Maps features to a tanh-squashed normal, whose standard deviation depends on the features.
 
     Args:
       input_size: features in.
       size: entries of the action.
       gain: of the linear layer's orthogonal weights.
-      min_log_std, max_log_std: the log of the standard deviation is clamped to these, before tanh.
+      min_log_std, max_log_std: bounds of the log standard deviation before tanh.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class SquashedNormalHead(nn.Module):
 
 
 class HybridHead(nn.Module):
-    """A HybridPolicy from features.
+    """Maps features to a HybridPolicy.
 
     Args:
       input_size: features in.

@@ -1,4 +1,4 @@
-"""Encoders of images: convolutions and a linear layer. Channels are the smallest end of an image, first or last."""
+"""Encoders of images: convolutions and a linear layer. The smaller of the first and last dimension is the channels."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def encoder_by_size(spec: spaces.Space) -> type["_ImageEncoder"] | None:
 
 
 class _ImageEncoder(nn.Module):
-    """Brings `[*, H, W, C]` or `[*, C, H, W]` of any dtype to `[N, C, H, W]` in [0, 1], and the features back."""
+    """Reshapes `[*, H, W, C]` or `[*, C, H, W]` to `[N, C, H, W]`, scales it to [0, 1], and encodes it."""
 
     body: nn.Module
 
@@ -81,7 +81,7 @@ class NatureCNN(_ImageEncoder):
 @gin.configurable(module="alfish.networks")
 @checked
 class SmallCNN(_ImageEncoder):
-    """Convolutions of 3 x 3, those behind the first of stride 2, and a linear layer, for images of few pixels.
+    """3 x 3 convolutions, of stride 2 after the first, and a linear layer, for small images.
 
     Args:
       spec: the image's space, of any size.
@@ -140,13 +140,13 @@ def _has_channels_last(spec: spaces.Space) -> bool:
 
 
 def _image_shape(spec: spaces.Space) -> tuple[int, ...]:
-    """Channels, height, width."""
+    """Returns channels, height and width."""
     assert spec.shape is not None
     return (spec.shape[2], *spec.shape[:2]) if _has_channels_last(spec) else tuple(spec.shape)
 
 
 def integer_scale(spec: spaces.Space) -> float:
-    """What brings an integer leaf to [0, 1]: 1 / its space's high; 1 for floats, bits and unbounded integers."""
+    """Returns the factor that scales an integer Box to [0, 1], 1 / high; 1 for other and unbounded spaces."""
     if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer):
         return 1.0
     high = float(np.max(spec.high))

@@ -1,11 +1,11 @@
-"""Memory: what a policy carries from step to step, and forgets where an episode begins.
+"""Recurrent networks, whose state is reset at the start of each episode.
 
-A memory takes features, the state carried into them and the step types, and gives back features and the state carried
-on: for one step (`[B, F]`, whose state the caller has reset), or for consecutive rows (`[T, N, F]` from the state
-carried into row 0), within which the state goes back to the initial one, zeros, at every FIRST row.
+A memory takes features, a state and step types, and returns features and the next state. Features are of one step,
+`[B, F]`, or of consecutive rows, `[T, N, F]`. The caller resets the state before one step. Within consecutive rows, the
+memory resets the state to zeros at each FIRST row.
 
-Two ways through consecutive rows give the same to float error. Row by row in plain operations, which a graph takes too;
-and in pieces between resets, all of them in one call of torch's fused kernel, where that is faster.
+There are two implementations for consecutive rows, equal up to float error: row by row in plain operations, which
+compiled graphs also use; and in pieces between resets, with one call of torch's fused kernel, where that is faster.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -25,16 +25,16 @@ MOST_ROWS_IN_A_GRAPH = 32
 
 
 class Pieces(NamedTuple):
-    """Columns of T rows cut before their FIRST rows; all are arrays of the P pieces, column after column."""
+    """Columns of T rows, cut before their FIRST rows; each field is an array over the P pieces, in column order."""
 
     column: np.ndarray
-    row: np.ndarray  # where it starts
+    row: np.ndarray  # first row
     length: np.ndarray
-    begins: np.ndarray  # bool, whether it starts with a FIRST row
+    begins: np.ndarray  # bool, whether the first row is FIRST
 
 
 def cut(step_type: torch.Tensor) -> Pieces:
-    """Where `[T, N]` rows are cut."""
+    """Returns the pieces of `[T, N]` rows."""
     first = (step_type == StepType.FIRST).cpu().numpy().T  # [N, T]
     starts = first.copy()
     starts[:, 0] = True
@@ -65,15 +65,15 @@ class _Memory(nn.Module):
                 nn.init.orthogonal_(gate)
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Zeros."""
+        """Returns zeros."""
         return self._nested([torch.zeros(batch_size, self.output_size) for _ in range(self.num_tensors)])
 
     def forward(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
-        """Features `[B, H]` or `[T, N, H]`, and the state after the last row.
+        """Returns features `[B, H]` or `[T, N, H]`, and the state after the last row.
 
         Args:
           features: `[B, F]` or `[T, N, F]`.
-          state: nest of `[B, H]` or `[N, H]`, carried into the first row.
+          state: nest of `[B, H]` or `[N, H]`, before the first row.
           step_type: `[B]` or `[T, N]` int32.
         """
         if features.ndim == 2:
@@ -83,7 +83,7 @@ class _Memory(nn.Module):
             pieces = cut(step_type)
             if features.is_cuda or self.pieces_pay(pieces, len(features)):
                 return self.in_pieces(features, state, pieces)
-        elif len(features) > MOST_ROWS_IN_A_GRAPH:  # tensors without values, of which a graph is being made
+        elif len(features) > MOST_ROWS_IN_A_GRAPH:  # tensors without values: a graph is being traced
             raise RuntimeError(
                 f"a memory over {len(features)} rows is a graph that takes minutes to compile; it may be of "
                 f"{MOST_ROWS_IN_A_GRAPH}"
@@ -91,19 +91,19 @@ class _Memory(nn.Module):
         return self.row_by_row(features, state, step_type)
 
     def step(self, projected: torch.Tensor, state: Nest) -> Nest:
-        """The state after one step, from its features times the input's weights, `[B, num_gates * H]`."""
+        """Returns the next state; `projected` `[B, num_gates * H]` is the features times the input weights."""
         raise NotImplementedError
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
-        """Whether `in_pieces` is the faster way on a CPU.
+        """Whether `in_pieces` is faster than `row_by_row` on a CPU.
 
-        It takes as many steps as the longest piece has rows, and a step costs up to twice the other way's, more where
-        features are many: measured over 8 to 128 rows, 8 to 64 columns, 32 to 256 features.
+        `in_pieces` takes one step for each row of the longest piece. Its steps take up to twice as long, and longer for
+        many features. Measured over 8 to 128 rows, 8 to 64 columns, 32 to 256 features.
         """
         return 2 * int(pieces.length.max()) <= num_rows and self.output_size <= 128
 
     def row_by_row(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
-        """`forward` of consecutive rows, each after the one before it."""
+        """Computes `forward` of consecutive rows, one row after another."""
         projected = F.linear(features, self.input_weight, self.input_bias)
         first = (step_type == StepType.FIRST).unsqueeze(-1)
         outputs = []
@@ -113,14 +113,14 @@ class _Memory(nn.Module):
         return torch.stack(outputs), state
 
     def in_pieces(self, features: torch.Tensor, state: Nest, pieces: Pieces) -> tuple[torch.Tensor, Nest]:
-        """`forward` of consecutive rows: pieces side by side, the longest first, which torch calls packed."""
+        """Computes `forward` of consecutive rows as one packed sequence, with the longest piece first."""
         num_rows, num_columns = features.shape[:2]
         order = np.argsort(-pieces.length, kind="stable")
         column, row, length, begins = (field[order] for field in pieces)
-        lasts = np.arange(length[0])[:, None] < length  # [longest, P], which pieces have so many rows
+        lasts = np.arange(length[0])[:, None] < length  # [longest, P], whether the piece has this row
         step, piece = np.nonzero(lasts)
         source = (row[piece] + step) * num_columns + column[piece]  # of each packed row
-        # A column's state afterwards is that of its last piece.
+        # The last state of a column is the last state of its last piece.
         final = np.empty(num_columns, np.int64)
         at_end = row + length == num_rows
         final[column[at_end]] = np.flatnonzero(at_end)
@@ -187,7 +187,7 @@ class LSTM(_Memory):
     def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
         super().__init__(input_size, size)
         with torch.no_grad():
-            self.input_bias[size : 2 * size] = 1.0  # remembers from the start (Jozefowicz et al., 2015)
+            self.input_bias[size : 2 * size] = 1.0  # keeps the cell at first (Jozefowicz et al., 2015)
 
     def step(self, projected: torch.Tensor, state: Nest) -> Nest:
         output, cell = state
@@ -198,5 +198,5 @@ class LSTM(_Memory):
         return torch.sigmoid(out) * torch.tanh(cell), cell
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
-        """Also where there is no reset: oneDNN then takes columns whole, in a half to a fifth of the time."""
+        """Also true without any reset, because oneDNN then takes a half to a fifth of the time for whole columns."""
         return int(pieces.length.min()) == num_rows or super().pieces_pay(pieces, num_rows)

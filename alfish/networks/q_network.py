@@ -17,7 +17,7 @@ from alfish.parameters import PositiveInt, checked
 @gin.configurable(module="alfish.networks")
 @checked
 class QNetwork(nn.Module):
-    """Q of every Discrete action, `[..., A]`.
+    """Maps time steps to Q of each Discrete action, `[..., A]`.
 
     Args:
       observation_spec: nest of spaces.
@@ -42,7 +42,7 @@ class QNetwork(nn.Module):
         return self.torso.initial_state(batch_size)
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
-        """Q, and the state carried on."""
+        """Returns Q and the next state."""
         features, state = self.torso(time_step, state)
         q = self.advantage(features)
         if self.value is not None:

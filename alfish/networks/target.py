@@ -1,4 +1,4 @@
-"""TargetNetwork networks: copies that follow slowly."""
+"""Target networks."""
 
 import copy
 from typing import Any
@@ -11,15 +11,16 @@ from alfish.networks.flat_parameters import lay_side_by_side, vector_of
 
 
 class TargetNetwork(nn.Module):
-    """A frozen copy of `online`: every `period` calls of `follow` it moves the share `rate` of the way towards it.
+    """A copy of a network that takes no gradient, and that `update` moves towards the network.
 
-    Parameters move; buffers are copied. The copy's parameters take no gradient. Both networks keep the parameters that
-    they have; where these lie in memory may change.
+        parameter <- parameter + rate (online parameter - parameter),   at every `period`-th call of `update`
+
+    Buffers are copied. Parameters stay the same objects in both networks; their memory may move.
 
     Args:
-      online: what to follow; its forward pass is `self.network`.
+      online: the network to copy; the copy is `self.network`.
       rate: in (0, 1]; 1 copies.
-      period: in updates.
+      period: in calls of `update`.
     """
 
     def __init__(self, online: nn.Module, rate: float = 1.0, period: int = 1):
@@ -33,44 +34,45 @@ class TargetNetwork(nn.Module):
         self._rate, self._period = rate, period
         self._num_calls = 0
         self._has_buffers = any(True for _ in online.buffers())
-        # To walk through modules takes longer than to move what is in them, so what was found is kept: the first
-        # parameter of each, where it lay, and all of them.
-        self._online: tuple[nn.Module, ...] = ()  # no part of this module, as an attribute alone would be
+        # Iterating over modules takes longer than moving their parameters. Their tensors are therefore cached, and the
+        # addresses of the first ones tell whether the cache is valid.
+        self._online: tuple[nn.Module, ...] = ()  # in a tuple, so that torch does not register it as a submodule
         self._firsts: list[nn.Parameter] = []
         self._addresses: list[int] = []
-        self._mine: list[torch.Tensor] = []
-        self._theirs: list[torch.Tensor] = []
+        self._target_tensors: list[torch.Tensor] = []
+        self._online_tensors: list[torch.Tensor] = []
 
     def forward(self, *arguments: Any) -> Any:
         return self.network(*arguments)
 
     def update(self, online: nn.Module) -> None:
-        self.__dict__["_num_calls"] += 1  # a module's `__setattr__` takes longer than all else that most calls do
+        """Moves the copy towards `online`, in every `period`-th call."""
+        self.__dict__["_num_calls"] += 1  # a module's `__setattr__` takes longer than the rest of most calls
         if self._num_calls % self._period == 0:
             self._move(online)
 
     @torch.no_grad()
     def _move(self, online: nn.Module) -> None:
-        self._look_at(online)
+        self._cache_parameters(online)
         if self._rate == 1:
-            torch._foreach_copy_(self._mine, self._theirs)
+            torch._foreach_copy_(self._target_tensors, self._online_tensors)
         else:
-            torch._foreach_lerp_(self._mine, self._theirs, self._rate)
+            torch._foreach_lerp_(self._target_tensors, self._online_tensors, self._rate)
         if self._has_buffers:
             for buffer, other in zip(self.network.buffers(), online.buffers()):
                 buffer.copy_(other)
 
-    def _look_at(self, online: nn.Module) -> None:
-        """Finds the parameters of both, each a vector where they lie side by side."""
+    def _cache_parameters(self, online: nn.Module) -> None:
+        """Caches the parameters of both networks, as one vector each if they are contiguous in memory."""
         if self._online == (online,) and [first.data_ptr() for first in self._firsts] == self._addresses:
             return
         mine, theirs = list(self.network.parameters()), list(online.parameters())
         self._online, self._firsts = (online,), [*mine[:1], *theirs[:1]]
         self._addresses = [first.data_ptr() for first in self._firsts]
         vectors = vector_of(mine), vector_of(theirs)
-        self._mine, self._theirs = [*mine], [*theirs]
+        self._target_tensors, self._online_tensors = [*mine], [*theirs]
         if vectors[0] is not None and vectors[1] is not None:
-            self._mine, self._theirs = [vectors[0]], [vectors[1]]
+            self._target_tensors, self._online_tensors = [vectors[0]], [vectors[1]]
 
     def get_extra_state(self) -> dict[str, int]:
         return {"num_calls": self._num_calls}

@@ -1,4 +1,4 @@
-"""Networks over windows of rows: which rows they run over, from which state, and where gradients flow."""
+"""Runs of networks over windows of rows, from the right state, with gradients where rows train."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,14 +13,14 @@ Network: TypeAlias = Callable[[TimeStep, Nest], tuple[Any, Nest]]  # (time step,
 
 
 def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Nest:
-    """Returns the state after the burn-in rows, without gradient; `state` where there are none.
+    """Returns the state after the burn-in rows, without gradient; `state` if there are none.
 
-    Training then does not start from a state that older parameters left. Source: Kapturowski et al., 2019.
+    The stored state is from older parameters; burn-in brings it up to date. Source: Kapturowski et al., 2019.
 
     Args:
-      network: whose state it is.
+      network: the network that the state belongs to.
       burn_in: `[K, N]`, or None.
-      state: nest of `[N, ...]`, carried into the first of these rows.
+      state: nest of `[N, ...]`, before the first burn-in row.
     """
     if burn_in is None:
         return state
@@ -29,10 +29,10 @@ def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Ne
 
 
 class Window:
-    """The rows of a window that train, and the rows that follow these, as inputs of several networks.
+    """The rows of a window that train, and rows 1 to L-1, which follow them, as inputs of networks.
 
-    Without memory row 0 trains, and rows 1 to L-1 follow: a network runs over either part by itself. With memory all
-    rows but the last train, and all but the first follow: a network runs over the whole window, from the stored state.
+    Without memory, row 0 trains, and a network runs over row 0 and over rows 1 to L-1 separately. With memory, all rows
+    but the last train, and a network runs over the whole window, from the stored state.
 
     Args:
       experience: `[L, N]`.
@@ -45,7 +45,7 @@ class Window:
             self._now, self._later = nest.split(experience.time_step, 1)
 
     def trained(self, network: Network) -> Any:
-        """Returns the output at rows that train, `[T', N, ...]`; T' is 1, or L - 1 with memory."""
+        """Returns the output at the rows that train, `[T', N, ...]`; T' is 1, or L - 1 with memory."""
         if self._every_row:
             return self._run(network, nest.at(self._experience.time_step, slice(0, -1)))
         return network(self._now, self._experience.state)[0]
@@ -58,7 +58,7 @@ class Window:
             return network(self._later, self._experience.state)[0]
 
     def both(self, network: Network) -> tuple[Any, Any]:
-        """Returns `trained` and `later`; with memory of one run."""
+        """Returns `trained` and `later`; with memory, from one run."""
         if not self._every_row:
             return self.trained(network), self.later(network)
         output = self._run(network, self._experience.time_step)
