@@ -72,7 +72,9 @@ class VectorEnvironment(Environment):
             raise
         self._was_done[:] = False
         self._nothing_began, self._restart = True, False
-        return self._first(self._read(observation))
+        first = self._first(self._read(observation))
+        self._check_shapes(first.observation)
+        return first
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
@@ -90,6 +92,12 @@ class VectorEnvironment(Environment):
         if self._sequential is not None:
             something_ended = self._sequential.something_ended
         else:
+            shapes = np.shape(reward)[:1], np.shape(terminated), np.shape(truncated)
+            if shapes != 3 * ((self.num_envs,),):
+                raise UsageError(
+                    f"{self.name}.step returned reward, terminated and truncated of shapes {np.shape(reward)}, "
+                    f"{shapes[1]} and {shapes[2]}; each begins with ({self.num_envs},), the number of environments"
+                )
             something_ended = bool((terminated | truncated).any())
         time_step = self._read_step(observation)
         if self.broken is not None:
@@ -197,6 +205,16 @@ class VectorEnvironment(Environment):
 
     def close(self) -> None:
         self._members.close()
+
+    def _check_shapes(self, observation: Nest) -> None:
+        """Raises UsageError where an observation that `reset` returned has another shape than its space."""
+        expected = nest.leaves(self.observation_spec)
+        for (name, leaf), spec in zip(nest.named_leaves(observation, "observation"), expected, strict=True):
+            if leaf.shape != (self.num_envs, *spec.shape):
+                raise UsageError(
+                    f"{self.name}.reset returned an {name} of shape {leaf.shape}; with {self.num_envs} environments "
+                    f"and the space {spec} it is {(self.num_envs, *spec.shape)}"
+                )
 
     def _first(self, observation: Nest) -> TimeStep:
         return TimeStep(

@@ -115,13 +115,14 @@ class Transforms(nn.Module):
             return time_step, state
         states = []
         for transform, before in zip(self._chain, state, strict=True):
-            time_step, after = transform(time_step, before)
+            found, after = transform(time_step, before)
+            time_step = _checked(found, transform)
             states.append(after)
         return time_step, tuple(states)
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
         for transform, before in zip(self._chain, state or (), strict=True):
-            time_step = transform.transform(time_step, before)
+            time_step = _checked(transform.transform(time_step, before), transform)
         return time_step
 
     def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
@@ -143,3 +144,14 @@ class Transforms(nn.Module):
             after = transform.transform(time_step, before)
             transform.observe(nest.at(time_step, slice(num_seen, None)))
             time_step = after
+
+
+def _checked(found: Any, transform: Transform) -> TimeStep:
+    """Returns what a transform returned; raises UsageError where that is no time step."""
+    if isinstance(found, TimeStep):
+        return found
+    kind = "None" if found is None else f"a {type(found).__name__}"
+    raise UsageError(
+        f"{type(transform).__name__}.transform returned {kind}; it returns the time step, as in return "
+        "time_step._replace(observation=...)"
+    )

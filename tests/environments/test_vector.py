@@ -309,6 +309,28 @@ def test_vector_rewards_keep_their_entries():
     assert column[1].discount.shape == ()
 
 
+def test_wrong_shapes_of_a_vector_environment_are_named():
+    class Misshapen(OwnVector):
+        observed, ended = 2, 2
+
+        def reset(self, **arguments):
+            observation, info = super().reset(**arguments)
+            return observation[: self.observed], info
+
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, terminated[: self.ended], truncated, info
+
+    environment = VectorEnvironment(Misshapen(), [0, 1])
+    environment.reset()
+    environment.env.ended = 1
+    with pytest.raises(UsageError, match=r"step returned reward, terminated and truncated of shapes \(2,\), \(1,\)"):
+        environment.step(np.zeros(2, np.int64))
+    environment.env.observed = 1
+    with pytest.raises(UsageError, match=r"reset returned an observation of shape \(1, .*; with 2 environments"):
+        environment.reset()
+
+
 def test_a_vector_environment_of_its_own_class_gets_one_seed():
     env = OwnVector()
     VectorEnvironment(env, [5, 6]).reset()

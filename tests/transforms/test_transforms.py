@@ -10,7 +10,7 @@ from gymnasium import spaces
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
-from alfish.transforms import ObservationNormalizer, RewardClip, RewardNormalizer, RewardScale, Transforms
+from alfish.transforms import ObservationNormalizer, RewardClip, RewardNormalizer, RewardScale, Transform, Transforms
 from alfish.transforms.normalizers import RunningMoments, _turns
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
@@ -380,6 +380,17 @@ def test_rows_observed_before_count_once(factories):
     (moments,) = (m for m in again.modules() if isinstance(m, RunningMoments))
     assert moments.count == expected.count > 0
     torch.testing.assert_close(moments.scale, expected.scale)
+
+
+def test_a_transform_that_returns_no_time_step_is_named():
+    class Forgets(Transform):
+        def transform(self, time_step, state):
+            time_step._replace(reward=time_step.reward * 2)
+
+    chain, rows = Transforms([Forgets], VECTOR, SCALAR), _rows(reward=torch.ones(3, 2))
+    for call in (chain, chain.transform):
+        with pytest.raises(UsageError, match=r"Forgets\.transform returned None; it returns the time step"):
+            call(rows, (None,))
 
 
 def test_no_transform_is_the_identity():
