@@ -102,7 +102,9 @@ ABLATIONS = [
     Goal(
         "dqn_lunarlander", (0, 1, 2, 3, 4), 150, False, settings=("ReplayBatches.window_length = 2",), variant="1-step"
     ),
-    Goal("dqn_bitflip", (0, 1, 2), -15, True, settings=("HindsightReplay.share = 0.0",), variant="without-hindsight"),
+    Goal(
+        "dqn_bitflip", (0, 1, 2), -15, True, settings=("HindsightReplay.fraction = 0.0",), variant="without-hindsight"
+    ),
     _bfloat16("sac_halfcheetah", 4500),
     _bfloat16("td3_halfcheetah", 4500),
 ]

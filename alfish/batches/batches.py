@@ -37,6 +37,7 @@ class Batches(abc.ABC):
     """A source of batches. The trainer calls `bind` once, `start` before a run, then `add` and `chunks` in iterations.
 
     Attributes:
+      algorithm, transforms: that it works for; known after `bind`.
       acts: whether it is fed by environments at all.
       outlasts_acting: whether there is still something to train on once acting has ended.
       warmup_env_steps: environment steps before any of them is trained on.
@@ -55,7 +56,7 @@ class Batches(abc.ABC):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         """Takes what it works with; raises UsageError where the settings do not fit one another."""
-        self._algorithm, self._transforms = algorithm, transforms
+        self.algorithm, self.transforms = algorithm, transforms
 
     def start(self, environment: Environment) -> None:
         """Reads what was recorded elsewhere, before the run's state is loaded. Default: there is nothing to read.
@@ -107,7 +108,7 @@ class Batches(abc.ABC):
           burn_in: how many rows at the start become `Experience.burn_in`.
         """
         with torch.no_grad():
-            seen = self._transforms.transform(experience.time_step, experience.transform_state)
+            seen = self.transforms.transform(experience.time_step, experience.transform_state)
             experience = experience._replace(time_step=seen)
             if burn_in:
                 warming, seen = nest.split(seen, burn_in)
@@ -116,9 +117,9 @@ class Batches(abc.ABC):
                 experience = Experience(
                     seen, action, info, experience.state, burn_in=warming, return_to_go=return_to_go
                 )
-            prepared = self._algorithm.preprocess_experience(experience)
+            prepared = self.algorithm.preprocess_experience(experience)
         if not isinstance(prepared, Experience):
-            raise return_error(prepared, "the experience", self._algorithm, "preprocess_experience")
+            raise return_error(prepared, "the experience", self.algorithm, "preprocess_experience")
         return prepared
 
 

@@ -71,11 +71,11 @@ class EpochBatches(Batches):
         self.updates_per_iteration *= rows / size
 
     def add(self, experience: Experience) -> None:
-        self._experience = nest.tensors(experience, self._algorithm.progress.device)
+        self._experience = nest.tensors(experience, self.algorithm.progress.device)
 
     def chunks(self, steps: int) -> Iterator[Minibatches]:
         for epoch in range(self._num_epochs):
-            if epoch == 0 or self._algorithm.unroll_use.preprocess_each_epoch:
+            if epoch == 0 or self.algorithm.unroll_use.preprocess_each_epoch:
                 batch = self._batch(self._prepare(self._experience))
             length, columns = batch.mask.shape
             size = columns if self._minibatch_size is None else self._minibatch_size // length
@@ -106,6 +106,6 @@ class EpochBatches(Batches):
         for name, leaf in nest.named_leaves(info, "info"):
             if getattr(leaf, "shape", ())[:2] not in ((length, num_envs), (length + 1, num_envs)):
                 raise UsageError(
-                    f"preprocess_experience of {type(self._algorithm).__name__} returned {name}, {kind_of(leaf)}; it "
+                    f"preprocess_experience of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; it "
                     f"begins with [{length}, {num_envs}], the rows that train"
                 )

@@ -9,7 +9,7 @@ import torch
 
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Minibatches
-from alfish.batches.sequence_sampler import SequenceSampler, WindowBatches, observe, recorded
+from alfish.batches.sequence_sampler import SequenceBatches, SequenceSampler
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
 from alfish.offline import OfflineBuffer
@@ -22,7 +22,7 @@ HOLDOUT_WINDOWS = 4096  # at most, spread over the episodes held out
 
 @gin.configurable(module="alfish")
 @checked
-class OfflineBatches(WindowBatches):
+class OfflineBatches(SequenceBatches):
     """Offline: trains on windows of recorded rows, and never acts. The run's clock counts updates.
 
     Running statistics of transforms are those of all rows, from the start.
@@ -51,8 +51,8 @@ class OfflineBatches(WindowBatches):
         sampler: Callable[[], Sampler] = Uniform,
         hindsight: Callable[[], HindsightReplay] | None = None,
     ):
-        self._make_buffer, self._batch_size, self._window_length = buffer, batch_size, window_length
-        self._burn_in, self._num_updates = burn_in, updates_per_iteration
+        super().__init__(window_length, burn_in)
+        self._make_buffer, self._batch_size, self._num_updates = buffer, batch_size, updates_per_iteration
         self._sampler, self._hindsight = sampler, hindsight
         self._windows: SequenceSampler | None = None  # see `start`
         self._held: SequenceSampler | None = None
@@ -60,20 +60,15 @@ class OfflineBatches(WindowBatches):
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
         self.updates_per_iteration = self._num_updates
-        self.rows_per_update = self._batch_size * (self._window_length - 1)
+        self.rows_per_update = self._batch_size * (self.window_length - 1)
 
     def start(self, environment: Environment) -> None:
         if self._windows is not None:
             return
-        buffer = recorded(self._make_buffer, self._hindsight, self._algorithm, environment)
-        num_rows = self._burn_in + self._window_length
-        parts = self._algorithm, self._transforms, num_rows
-        self._windows = SequenceSampler(buffer, self._sampler, self._hindsight, *parts)
-        self._windows.start(environment)
-        observe(self._transforms, buffer)
-        if buffer.holdout is not None:
-            self._held = SequenceSampler(buffer.holdout, Uniform, None, *parts)
-            self._held_starts = _spread(buffer.holdout, num_rows)
+        buffer, self._windows = self.recorded(self._make_buffer, self._sampler, self._hindsight, environment)
+        if (held := buffer.holdout) is not None:
+            self._held = SequenceSampler(held, Uniform, None, self.algorithm, self.transforms, self.num_rows)
+            self._held_starts = _spread(held, self.num_rows)
 
     def rest(self) -> int:
         return self._num_updates

@@ -9,7 +9,8 @@ import gin
 from alfish.algorithms.contract import return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Minibatches
-from alfish.batches.sequence_sampler import SequenceSampler, WindowBatches, observe, recorded
+from alfish.batches.sequence_sampler import SequenceBatches, SequenceSampler
+from alfish.batches.update_schedule import UpdateSchedule
 from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import UsageError
@@ -21,7 +22,7 @@ from alfish.transforms import Transforms
 
 @gin.configurable(module="alfish")
 @checked
-class ReplayBatches(WindowBatches):
+class ReplayBatches(SequenceBatches):
     """Off-policy: keeps rows in a ring, and trains on windows drawn from it, so many updates for each environment step.
 
     Over a run exactly floor(updates_per_env_step * (env_steps - warmup_env_steps)) updates are made, however long the
@@ -45,7 +46,7 @@ class ReplayBatches(WindowBatches):
       hindsight: relabels windows with other goals: `HindsightReplay`; None: does not.
       clear_after_use: forget all rows after an iteration that trained.
       offline: rows recorded elsewhere, `OfflineBuffer`; None: there are none.
-      offline_share: of each batch that is drawn from them, rounded to whole windows.
+      offline_fraction: of each batch that is drawn from them, rounded to whole windows.
       offline_sampler: which of their windows.
       offline_updates: made on them alone, before there is any acting.
       max_chunk_size: largest number of updates whose windows are drawn at once; priorities are news to the next ones.
@@ -70,7 +71,7 @@ class ReplayBatches(WindowBatches):
         hindsight: Callable[[], HindsightReplay] | None = None,
         clear_after_use: bool = False,
         offline: Callable[..., OfflineBuffer] | None = None,
-        offline_share: UnitInterval = 0.5,
+        offline_fraction: UnitInterval = 0.5,
         offline_sampler: Callable[[], Sampler] = Uniform,
         offline_updates: NonNegativeInt = 0,
         max_chunk_size: PositiveInt = 64,
@@ -78,30 +79,23 @@ class ReplayBatches(WindowBatches):
         directory: str | None = None,
         save: bool = True,
     ):
+        super().__init__(window_length, burn_in)
         if offline is None and offline_updates:
             raise UsageError(
                 f"ReplayBatches.offline_updates is {offline_updates}, and there are no data; bind "
                 "ReplayBatches.offline = @OfflineBuffer"
             )
-        self._num_recorded = 0 if offline is None else round(offline_share * batch_size)  # windows of a batch
-        if offline is not None and not 0 < self._num_recorded < batch_size:
-            raise UsageError(
-                f"ReplayBatches.offline_share is {offline_share}, {self._num_recorded} of {batch_size} windows; a "
-                "batch has some of both. To train on recorded data alone, bind Trainer.batches = @OfflineBatches"
-            )
         if capacity < warmup_env_steps:
             raise UsageError(
                 f"ReplayBatches.capacity is {capacity}, less than the {warmup_env_steps} steps of warm-up; raise it"
             )
-        self._capacity, self._batch_size, self._window_length = capacity, batch_size, window_length
-        self._state_period, self._burn_in = state_period, burn_in
-        self._ratio, self.warmup_env_steps = updates_per_env_step, warmup_env_steps
-        self._sampler, self._hindsight, self._clears = sampler, hindsight, clear_after_use
-        self._offline, self._offline_sampler, self._offline_updates = offline, offline_sampler, offline_updates
+        self._capacity, self._batch_size, self._state_period = capacity, batch_size, state_period
+        self._num_recorded = 0 if offline is None else _num_recorded(batch_size, offline_fraction)
+        self._schedule = UpdateSchedule(updates_per_env_step, warmup_env_steps, offline_updates)
+        self.warmup_env_steps = warmup_env_steps
+        self._sampler, self._hindsight, self.outlasts_acting = sampler, hindsight, not clear_after_use
+        self._offline, self._offline_sampler = offline, offline_sampler
         self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
-        self.outlasts_acting = not clear_after_use
-        self._num_updates = 0
-        self._origin: int | None = None  # on the run's clock, where this process resumed without rows
         self._recorded: SequenceSampler | None = None  # see `start`
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
@@ -112,7 +106,7 @@ class ReplayBatches(WindowBatches):
                 f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length {unroll_length}; a state is "
                 "known at an unroll's start alone, so it cannot be kept more often: raise the one, or lower the other"
             )
-        num_rows = self._burn_in + self._window_length
+        num_rows = self.num_rows
         # Where rows are missing before the first one, the next state is up to a period later.
         needed = num_envs * (num_rows + transforms.look_back + (state_period or 0))
         if self._capacity < needed:
@@ -120,19 +114,19 @@ class ReplayBatches(WindowBatches):
                 f"ReplayBatches.capacity is {self._capacity}, too little for one window of {num_rows} rows "
                 f"of each of {num_envs} environments; raise it"
             )
-        self._first_steps = max(self.warmup_env_steps, needed, self._batch_size - self._num_recorded)
+        self._schedule.first_env_steps = max(self.warmup_env_steps, needed, self._batch_size - self._num_recorded)
         if math.ceil(unroll_length) > self._capacity // num_envs:
             raise UsageError(
                 f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
                 f"{self._capacity // num_envs} rows of each of {num_envs} environments; raise it"
             )
-        if self._clears and unroll_length < num_rows + transforms.look_back:
+        if not self.outlasts_acting and unroll_length < num_rows + transforms.look_back:
             raise UsageError(
                 f"ReplayBatches.clear_after_use leaves the {unroll_length} rows of an unroll for windows of {num_rows} "
                 f"rows{', which look back' if transforms.look_back else ''}; raise Trainer.unroll_length"
             )
-        self.updates_per_iteration = self._ratio * unroll_length * num_envs
-        self.rows_per_update = self._batch_size * (self._window_length - 1)
+        self.updates_per_iteration = self._schedule.ratio * unroll_length * num_envs
+        self.rows_per_update = self._batch_size * (self.window_length - 1)
         device = self._device or algorithm.progress.device
         try:
             self.buffer = RingBuffer(
@@ -154,55 +148,49 @@ class ReplayBatches(WindowBatches):
     def start(self, environment: Environment) -> None:
         self._collected.start(environment)
         if self._offline is not None and self._recorded is None:
-            buffer = recorded(self._offline, self._hindsight, self._algorithm, environment)
-            parts = self._offline_sampler, self._hindsight, self._algorithm, self._transforms
-            self._recorded = SequenceSampler(buffer, *parts, self._burn_in + self._window_length)
-            self._recorded.start(environment)
-            observe(self._transforms, buffer)
+            _, self._recorded = self.recorded(self._offline, self._offline_sampler, self._hindsight, environment)
 
     def rest(self) -> int:
-        return min(self._max_chunk_size, max(0, self._offline_updates - self._num_updates))
+        return min(self._max_chunk_size, self._schedule.num_offline_due)
 
     def acts_at_random(self, env_steps: int) -> bool:
-        return env_steps < self.warmup_env_steps and not self._offline_updates
+        return env_steps < self.warmup_env_steps and not self._schedule.has_offline_updates
 
     def add(self, experience: Experience) -> None:
         try:
-            kept = {name: getattr(experience.info, name) for name in self._algorithm.replay_needs.info}
+            kept = {name: getattr(experience.info, name) for name in self.algorithm.replay_needs.info}
         except AttributeError as error:
             words = (
-                f"an info with the fields {', '.join(self._algorithm.replay_needs.info)}, which are in its replay_needs"
+                f"an info with the fields {', '.join(self.algorithm.replay_needs.info)}, which are in its replay_needs"
             )
-            raise return_error(experience.info, f"AlgStep with {words}", self._algorithm, "rollout_step") from error
+            raise return_error(experience.info, f"AlgStep with {words}", self.algorithm, "rollout_step") from error
         self.buffer.push(experience._replace(info=kept or None))
 
     def chunks(self, steps: int) -> Iterator[Minibatches]:
-        if self._num_updates < self._offline_updates:
-            count = self.rest()
+        schedule = self._schedule
+        if count := self.rest():
             assert self._recorded is not None
             yield self._chunk([(self._recorded, self._batch_size)], count)
-            self._num_updates += count
+            schedule.num_updates += count
             return
-        if steps < (self._offline_updates if self._origin is None else self._origin) + self._first_steps:
-            return  # too few rows, in a new run or in one that was resumed without them
-        due = self._owed(steps - self.warmup_env_steps) - self._num_updates
         parts = [(self._collected, self._batch_size - self._num_recorded)]
         parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
-        cleared = due > 0 and self._clears
+        due = schedule.num_due(steps)
+        clears = due > 0 and not self.outlasts_acting
         while due > 0:
             count = min(due, self._max_chunk_size)
             yield self._chunk(parts, count)
-            self._num_updates += count
+            schedule.num_updates += count
             due -= count
-        if cleared:
+        if clears:
             self.buffer.clear()
 
     def state_dict(self) -> dict[str, Any]:
         data = {} if self._recorded is None else {"offline": self._recorded.state_dict()}
-        return {"num_updates": self._num_updates, **data}
+        return {"num_updates": self._schedule.num_updates, **data}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._num_updates = state["num_updates"]
+        self._schedule.num_updates = state["num_updates"]
         if self._recorded is not None:
             self._recorded.load_state_dict(state["offline"])
 
@@ -226,11 +214,20 @@ class ReplayBatches(WindowBatches):
           How many environment steps to act before there is training again.
         """
         self.buffer.clear()  # of what came of a file that holds something else
-        if self._num_updates >= self._offline_updates:
-            self._origin = steps
-            self._num_updates = max(self._num_updates, self._owed(steps))
-        return self._first_steps
+        self._schedule.resume_without_rows(steps)
+        return self._schedule.first_env_steps
 
-    def _owed(self, steps: int) -> int:
-        """Updates in all, where replay has been trained on for so many steps of the clock, offline ones included."""
-        return self._offline_updates + max(0, math.floor(self._ratio * (steps - self._offline_updates) + 1e-9))
+
+def _num_recorded(batch_size: int, offline_fraction: float) -> int:
+    """Returns the windows of a batch that are recorded ones.
+
+    Raises:
+      UsageError: there are none, or no others.
+    """
+    count = round(offline_fraction * batch_size)
+    if not 0 < count < batch_size:
+        raise UsageError(
+            f"ReplayBatches.offline_fraction is {offline_fraction}, {count} of {batch_size} windows; a batch has some "
+            "of both. To train on recorded data alone, bind Trainer.batches = @OfflineBatches"
+        )
+    return count

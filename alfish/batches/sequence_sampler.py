@@ -118,12 +118,21 @@ class SequenceSampler:
         self.sampler.load_state_dict(state["sampler"])
 
 
-class WindowBatches(Batches):
-    """Off-policy: chunks of windows from one ring, or side by side from several."""
+class SequenceBatches(Batches):
+    """Off-policy: minibatches of windows from one ring, or side by side from several.
+
+    Args:
+      window_length: rows of a window that trains.
+      burn_in: rows before those of the window, which only bring memory's state up to date.
+
+    Attributes:
+      num_rows: of a window, burn-in included.
+    """
 
     on_policy = False
-    _burn_in: int
-    _window_length: int
+
+    def __init__(self, window_length: int, burn_in: int):
+        self.window_length, self.burn_in, self.num_rows = window_length, burn_in, burn_in + window_length
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
@@ -133,17 +142,45 @@ class WindowBatches(Batches):
                 f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "
                 "transform changes those that it trains on; leave the transform out, or set lower_bound to False"
             )
-        if algorithm.replay_needs.recurrent_state and self._window_length < 3:
+        if algorithm.replay_needs.recurrent_state and self.window_length < 3:
             raise UsageError(
-                f"{type(self).__name__}.window_length is {self._window_length}, of which one row trains, and the "
+                f"{type(self).__name__}.window_length is {self.window_length}, of which one row trains, and the "
                 f"memory of {type(algorithm).__name__} learns across rows that train: take 3 or more "
                 "(dqn_recall.gin has 16)"
             )
-        if self._burn_in and not algorithm.replay_needs.recurrent_state:
+        if self.burn_in and not algorithm.replay_needs.recurrent_state:
             raise UsageError(
-                f"{type(self).__name__}.burn_in is {self._burn_in}, and {type(algorithm).__name__} has no memory to "
+                f"{type(self).__name__}.burn_in is {self.burn_in}, and {type(algorithm).__name__} has no memory to "
                 "warm up; leave it out, or give its network a memory"
             )
+
+    def recorded(
+        self,
+        make_buffer: Callable[..., OfflineBuffer],
+        sampler: Callable[[], Sampler],
+        hindsight: Callable[[], HindsightReplay] | None,
+        environment: Environment,
+    ) -> tuple[OfflineBuffer, SequenceSampler]:
+        """Reads recorded data, and gives their rows to the transforms' statistics; returns them and their sampler.
+
+        Raises:
+          UsageError: they were not recorded in such an environment, or lack what the algorithm trains on.
+        """
+        algorithm, needs = self.algorithm, self.algorithm.replay_needs
+        if needs.info:
+            raise UsageError(
+                f"{type(algorithm).__name__} trains on {', '.join(needs.info)} of its own rollout_step, which recorded "
+                "data do not hold; train it on what it collects itself, or turn off the setting that needs this"
+            )
+        asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
+        if needs.return_gamma is not None:
+            asked["return_gamma"] = needs.return_gamma
+        buffer = make_buffer(**asked)
+        buffer.check_spaces(environment.observation_space, environment.action_space)
+        windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows)
+        windows.start(environment)
+        observe(self.transforms, buffer)
+        return buffer, windows
 
     def _chunk(self, parts: list[tuple[SequenceSampler, int]], num_updates: int) -> Minibatches:
         """Args:
@@ -172,8 +209,8 @@ class WindowBatches(Batches):
 
     def _seen(self, batch: Batch) -> Batch:
         """What the networks see of raw windows."""
-        experience = self._prepare(batch.experience, self._burn_in)
-        return batch._replace(experience=experience, mask=batch.mask[self._burn_in :])
+        experience = self._prepare(batch.experience, self.burn_in)
+        return batch._replace(experience=experience, mask=batch.mask[self.burn_in :])
 
 
 def _cut(start: SequenceIndex, num_parts: int) -> list[SequenceIndex]:
@@ -195,31 +232,6 @@ def _remember(
         if windows.sampler.uses_priorities:
             windows.update_priorities(nest.at(start, slice(len(own))), own)
         first += count
-
-
-def recorded(
-    make_buffer: Callable[..., OfflineBuffer],
-    hindsight: Any,
-    algorithm: RLAlgorithm,
-    environment: Environment,
-) -> OfflineBuffer:
-    """The data of a run, with what `hindsight` and the algorithm ask for.
-
-    Raises:
-      UsageError: they were not recorded in such an environment, or lack what the algorithm trains on.
-    """
-    name, needs = type(algorithm).__name__, algorithm.replay_needs
-    if needs.info:
-        raise UsageError(
-            f"{name} trains on {', '.join(needs.info)} of its own rollout_step, which recorded data do not "
-            "hold; train it on what it collects itself, or turn off the setting that needs this"
-        )
-    asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
-    if needs.return_gamma is not None:
-        asked["return_gamma"] = needs.return_gamma
-    buffer = make_buffer(**asked)
-    buffer.check_spaces(environment.observation_space, environment.action_space)
-    return buffer
 
 
 def observe(transforms: Transforms, buffer: RingBuffer) -> None:

@@ -48,7 +48,7 @@ class HindsightReplay:
     terminated because it reached the old goal, and does not reach the new one, keeps its LAST with discount 1: there
     one would have gone on. Other terminations stay. That row 0 itself is at the goal ends nothing.
 
-    Differs from the paper: goals are drawn anew for each window in place of k at storage, so `share` is its
+    Differs from the paper: goals are drawn anew for each window in place of k at storage, so `fraction` is its
     k / (k + 1), 0.8 for k = 4; with windows of more than 2 rows, all of them share a goal.
 
     Args:
@@ -57,7 +57,7 @@ class HindsightReplay:
         (gymnasium-robotics): arrays `[M, *goal]` in its own units, and M empty dicts, because replay keeps no infos.
       goal_key: of the observation's dict, what is wanted.
       achieved_key: of the observation's dict, what there is; of the same shape and dtype.
-      share: chance of another goal, for each window, in [0, 1].
+      fraction: chance of another goal, for each window, in [0, 1].
       strategy: 'future', 'final' or 'episode'.
       terminated_fn: takes the same, returns `[M]` bool, whether the environment terminates there; or the name of such a
         method; None: on no goal.
@@ -70,7 +70,7 @@ class HindsightReplay:
         reward_fn: GoalFunction | str = "compute_reward",
         goal_key: str = "desired_goal",
         achieved_key: str = "achieved_goal",
-        share: UnitInterval = 0.8,
+        fraction: UnitInterval = 0.8,
         strategy: Literal["future", "final", "episode"] = "future",
         terminated_fn: GoalFunction | str | None = None,
         check_period: PositiveInt = 100,
@@ -78,7 +78,7 @@ class HindsightReplay:
         self._reward_fn: Any = reward_fn
         self._terminated_fn: Any = terminated_fn
         self._goal_key, self._achieved_key = goal_key, achieved_key
-        self._share, self._strategy, self._check_period = share, strategy, check_period
+        self._fraction, self._strategy, self._check_period = fraction, strategy, check_period
         self._num_calls, self._has_warned = 0, False
 
     def bind(self, buffer: RingBuffer, observation_spec: Nest) -> None:
@@ -171,7 +171,7 @@ class HindsightReplay:
         self._num_calls += 1
         end = self._buffer.episode_end(column, position)
         # Tossed on the CPU, so that a seed means the same goals on every device.
-        chosen = (torch.rand(num_windows) < self._share).to(end.device) & (end > position)
+        chosen = (torch.rand(num_windows) < self._fraction).to(end.device) & (end > position)
         source = self._goal_position(column, position, end)
         row = torch.arange(len(step.reward), device=end.device).unsqueeze(1)
         relabelled = chosen & (position + row <= end)  # [L, N]
@@ -201,10 +201,10 @@ class HindsightReplay:
         if self._strategy == "final":
             return end
         first = position + 1 if self._strategy == "future" else self._buffer.episode_start(column, position)
-        share = torch.rand(len(position), dtype=torch.float64).to(
+        point = torch.rand(len(position), dtype=torch.float64).to(
             end.device
         )  # float64: exact in episodes of any length
-        return torch.minimum(first + (share * (end - first + 1)).long(), end)
+        return torch.minimum(first + (point * (end - first + 1)).long(), end)
 
     def _with_terminations(
         self, step: TimeStep, arrived: torch.Tensor, achieved: torch.Tensor, before: torch.Tensor

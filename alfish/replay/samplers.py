@@ -28,7 +28,8 @@ class Sampler(abc.ABC):
     """
 
     uses_priorities: ClassVar[bool] = False  # whether `update` must hear of what an update made of its windows
-    _buffer: RingBuffer  # after `bind`
+    buffer: RingBuffer  # after `bind`
+    window_length: int  # after `bind`
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         """Takes the ring that it serves.
@@ -41,9 +42,9 @@ class Sampler(abc.ABC):
           UsageError: it serves a ring already.
         """
         name = type(self).__name__
-        if hasattr(self, "_buffer"):
+        if hasattr(self, "buffer"):
             raise UsageError(f"{name} serves a replay already; make another {name} for this one")
-        self._buffer, self._window_length = buffer, window_length
+        self.buffer, self.window_length = buffer, window_length
 
     @abc.abstractmethod
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
@@ -85,20 +86,23 @@ class Uniform(Sampler):
     """Every window alike, with replacement; or a share of them from the newest rows.
 
     Args:
-      recent_share: of the windows, in [0, 1], to start among the newest rows. It holds over a run, and over any part of
-        it to within one window. Where none of the newest rows may start one, all rows are drawn from.
+      recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. It holds over a run, and
+        over any part of it to within one window. Where none of the newest rows may start a window, all rows are drawn
+        from.
       recent_rows: how many rows of all environments together are the newest; each has its part of them.
     """
 
-    def __init__(self, recent_share: UnitInterval = 0.0, recent_rows: PositiveInt | None = None):
-        if recent_share > 0 and recent_rows is None:
-            raise UsageError(f"Uniform.recent_share is {recent_share}; say with Uniform.recent_rows of which rows")
-        self._share, self._recent_rows = recent_share, recent_rows
+    def __init__(self, recent_fraction: UnitInterval = 0.0, recent_rows: PositiveInt | None = None):
+        if recent_fraction > 0 and recent_rows is None:
+            raise UsageError(
+                f"Uniform.recent_fraction is {recent_fraction}; set Uniform.recent_rows to the number of newest rows"
+            )
+        self._recent_fraction, self._recent_rows = recent_fraction, recent_rows
         self._num_drawn = 0  # windows, ever
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
-        if self._share == 0:
+        if self._recent_fraction == 0:
             return
         assert self._recent_rows is not None
         self._newest = self._recent_rows // buffer.num_envs
@@ -111,16 +115,16 @@ class Uniform(Sampler):
             )
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
-        if self._share == 0:
-            return self._buffer.draw(num_windows, self._window_length)
-        # Window k of the run is recent where the share of k + 1 windows holds one more than that of k.
-        due = np.floor(self._share * np.arange(self._num_drawn, self._num_drawn + num_windows + 1) + 1e-9)
-        recent = torch.from_numpy(np.diff(due) > 0).to(self._buffer.device)
-        column, position = (torch.empty(num_windows, dtype=torch.int64, device=self._buffer.device) for _ in range(2))
+        if self._recent_fraction == 0:
+            return self.buffer.draw(num_windows, self.window_length)
+        # Window k of the run is recent where the fraction of k + 1 windows holds one more than that of k.
+        due = np.floor(self._recent_fraction * np.arange(self._num_drawn, self._num_drawn + num_windows + 1) + 1e-9)
+        recent = torch.from_numpy(np.diff(due) > 0).to(self.buffer.device)
+        column, position = (torch.empty(num_windows, dtype=torch.int64, device=self.buffer.device) for _ in range(2))
         for chosen, newest in ((recent, self._newest), (~recent, None)):
             count = int(chosen.sum())
             if count:
-                column[chosen], position[chosen], _ = self._buffer.draw(count, self._window_length, newest)
+                column[chosen], position[chosen], _ = self.buffer.draw(count, self.window_length, newest)
         self._num_drawn += num_windows
         return SequenceIndex(column, position)
 
@@ -174,32 +178,32 @@ class Prioritized(Sampler):
         # Leaf column * length + position % length is that of a row; priorities of those that may not be drawn are 0.
         self._priority = np.zeros(num_leaves, np.float32)  # p
         self._tree = SumTree(num_leaves)  # p^alpha
-        self._alpha = self._share("alpha", self._alpha_schedule, 0.0)
+        self._alpha = self._exponent("alpha", self._alpha_schedule, 0.0)
         self._largest = np.float32(1)
         self._count = 0  # n
         # Positions of each column that the last draw could start at, as far as `RingBuffer.start_range` goes.
         self._low, self._high = np.zeros(buffer.num_envs, np.int64), np.zeros(buffer.num_envs, np.int64)
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
-        beta = self._share("beta", self._beta_schedule, progress)
-        alpha = self._share("alpha", self._alpha_schedule, progress)
+        beta = self._exponent("beta", self._beta_schedule, progress)
+        alpha = self._exponent("alpha", self._alpha_schedule, progress)
         if abs(alpha - self._alpha) >= ALPHA_STEP:
             self._alpha = alpha
             self._weigh(np.arange(len(self._priority)))
         self._catch_up()
         if self._count == 0:
-            raise no_window(self._window_length)
+            raise no_window(self.window_length)
         # torch's generator, which the trainer seeds and saves.
         leaf = self._tree.find(torch.rand(num_windows, dtype=torch.float64).numpy())
-        column, row = np.divmod(leaf, self._buffer.length)
+        column, row = np.divmod(leaf, self.buffer.length)
         low = self._low[column]
-        position = low + (row - low) % self._buffer.length
+        position = low + (row - low) % self.buffer.length
         weight = (self._tree.weights(leaf) * (self._count / self._tree.total)) ** -beta
         if self._normalize:
             of_batches = weight.reshape(num_batches, -1)  # a view
             of_batches /= of_batches.max(1, keepdims=True)
         window = column, position, weight.astype(np.float32)
-        return SequenceIndex(*(torch.from_numpy(leaf).to(self._buffer.device) for leaf in window))
+        return SequenceIndex(*(torch.from_numpy(leaf).to(self.buffer.device) for leaf in window))
 
     def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
         """Remembers the priorities of windows.
@@ -258,7 +262,7 @@ class Prioritized(Sampler):
                 f"replay is of {len(self._low)} and {len(self._priority)}; keep the capacity and the number of "
                 "environments"
             )
-        _check_held(self._buffer, self._window_length, state["high"].numpy())
+        _check_held(self.buffer, self.window_length, state["high"].numpy())
         self._priority[:] = state["priority"].numpy()
         self._low[:], self._high[:] = state["low"].numpy(), state["high"].numpy()
         self._largest, self._alpha = np.float32(state["largest"].item()), float(state["alpha"])
@@ -274,14 +278,14 @@ class Prioritized(Sampler):
         outside = np.ones(len(self._priority), bool)
         outside[self._leaf(*rows_between(self._low, self._high))] = False
         assert not self._priority[outside].any(), "a row that no window may start at has a priority"
-        low, count = self._buffer.start_range(self._window_length)
+        low, count = self.buffer.start_range(self.window_length)
         column, position = rows_between(np.maximum(low, self._low), np.minimum(low + count, self._high))
-        may_start = self._buffer.may_start(column, position)
+        may_start = self.buffer.may_start(column, position)
         assert np.array_equal(self._priority[self._leaf(column, position)] > 0, may_start)
 
     def _catch_up(self) -> None:
         """Takes the priorities of rows that are gone, and gives new rows the largest."""
-        low, count = self._buffer.start_range(self._window_length)
+        low, count = self.buffer.start_range(self.window_length)
         high = low + count
         if np.array_equal(low, self._low) and np.array_equal(high, self._high):
             return
@@ -291,14 +295,14 @@ class Prioritized(Sampler):
         # Where a range was empty, its end says nothing: nobody has looked at the rows before it.
         seen = np.where(self._low < self._high, self._high, 0)
         column, position = rows_between(np.maximum(seen, low), high)
-        new, may_start = self._leaf(column, position), self._buffer.may_start(column, position)
+        new, may_start = self._leaf(column, position), self.buffer.may_start(column, position)
         self._priority[new] = np.where(may_start, self._largest, 0)
         self._count += np.count_nonzero(may_start)
         self._weigh(np.concatenate([gone, new]))  # a new row may lie where one is gone
         self._low, self._high = low, high
 
     def _leaf(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        return column * self._buffer.length + position % self._buffer.length
+        return column * self.buffer.length + position % self.buffer.length
 
     def _weigh(self, leaf: np.ndarray) -> None:
         self._tree.set(leaf, self._weights(leaf))
@@ -309,7 +313,7 @@ class Prioritized(Sampler):
         return np.where(p > 0, p**self._alpha, 0)
 
     @staticmethod
-    def _share(name: str, schedule: Schedule, progress: float) -> float:
+    def _exponent(name: str, schedule: Schedule, progress: float) -> float:
         value = float(schedule(progress))
         if not 0 <= value <= 1:
             raise UsageError(f"Prioritized.{name} is {value} at progress {progress}; it is in [0, 1]")
@@ -330,7 +334,7 @@ class Epochs(Sampler):
         self._column = self._position = np.zeros(0, np.int64)  # what is left of the pass
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
-        low, count = self._buffer.start_range(self._window_length)
+        low, count = self.buffer.start_range(self.window_length)
         columns, positions, missing = [], [], num_windows
         while missing:
             if not len(self._column):
@@ -342,7 +346,7 @@ class Epochs(Sampler):
             positions.append(position[there])
             missing -= len(columns[-1])
         start = np.concatenate(columns), np.concatenate(positions)
-        return SequenceIndex(*(torch.from_numpy(leaf).to(self._buffer.device) for leaf in start))
+        return SequenceIndex(*(torch.from_numpy(leaf).to(self.buffer.device) for leaf in start))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"column": torch.from_numpy(self._column.copy()), "position": torch.from_numpy(self._position.copy())}
@@ -354,24 +358,24 @@ class Epochs(Sampler):
           UsageError: the ring does not hold its rows.
         """
         column, position = state["column"].numpy().copy(), state["position"].numpy().copy()
-        high = np.zeros(max(self._buffer.num_envs, column.max(initial=-1) + 1), np.int64)
+        high = np.zeros(max(self.buffer.num_envs, column.max(initial=-1) + 1), np.int64)
         np.maximum.at(high, column, position + 1)
-        _check_held(self._buffer, self._window_length, high)
+        _check_held(self.buffer, self.window_length, high)
         self._column, self._position = column, position
 
     def check_valid(self) -> None:
-        low, count = self._buffer.start_range(self._window_length)
+        low, count = self.buffer.start_range(self.window_length)
         there = self._position >= low[self._column]
         column, position = self._column[there], self._position[there]
-        assert (position < (low + count)[column]).all() and self._buffer.may_start(column, position).all()
+        assert (position < (low + count)[column]).all() and self.buffer.may_start(column, position).all()
         assert len(set(zip(column.tolist(), position.tolist()))) == len(column), "a window comes twice in a pass"
 
     def _begin(self, low: np.ndarray, high: np.ndarray) -> None:
         """Starts a pass over the rows that may start a window now."""
         column, position = rows_between(low, high)
-        may_start = np.flatnonzero(self._buffer.may_start(column, position))
+        may_start = np.flatnonzero(self.buffer.may_start(column, position))
         if not len(may_start):
-            raise no_window(self._window_length)
+            raise no_window(self.window_length)
         order = may_start[torch.randperm(len(may_start)).numpy()]
         self._column, self._position = column[order], position[order]
 

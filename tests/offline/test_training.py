@@ -107,7 +107,7 @@ def offline(root_dir, algorithm=Regressor, buffer=None, batches=None, **options)
 
 
 def hybrid(root_dir, algorithm=Regressor, buffer=None, batches=None, **options):
-    settings = {"capacity": 100, "batch_size": 8, "warmup_env_steps": 6, "offline_share": 0.25}
+    settings = {"capacity": 100, "batch_size": 8, "warmup_env_steps": 6, "offline_fraction": 0.25}
     made = functools.partial(ReplayBatches, **{"offline": buffer or data(), **settings, **(batches or {})})
     return make(root_dir, made, algorithm, **{"num_env_steps": 30, **options})
 
@@ -416,8 +416,8 @@ def test_a_hybrid_run_that_saved_no_rows_makes_no_updates_for_what_it_missed(tmp
 @pytest.mark.parametrize(
     ("batches", "complaint"),
     [
-        ({"offline_share": 0.01}, "0 of 8 windows"),
-        ({"offline_share": 1.0}, "8 of 8 windows; a batch has some of both"),
+        ({"offline_fraction": 0.01}, "0 of 8 windows"),
+        ({"offline_fraction": 1.0}, "8 of 8 windows; a batch has some of both"),
         ({"offline": None, "offline_updates": 5}, "there are no data; bind ReplayBatches.offline"),
     ],
 )

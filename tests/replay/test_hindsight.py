@@ -154,7 +154,7 @@ def test_every_row_that_may_give_the_goal_does_so_as_often(strategy):
     position = next(p for p, row in enumerate(history[0]) if row[5] == 2 and len(episode_of(history[0], p)) == 9)
     members = episode_of(history[0], position, len(history[0]) - 40)
     assert len(members) == 9
-    _, after = relabel(bound(buffer, share=1.0, strategy=strategy), buffer, repeated(buffer, 0, position, 6000), 2)
+    _, after = relabel(bound(buffer, fraction=1.0, strategy=strategy), buffer, repeated(buffer, 0, position, 6000), 2)
     steps, counts = after.experience.time_step.observation["desired_goal"][0, :, 2].unique(return_counts=True)
     assert steps.tolist() == (list(range(3, 9)) if strategy == "future" else list(range(9)))
     expected, freedom = 6000 / len(steps), len(steps) - 1
@@ -162,14 +162,14 @@ def test_every_row_that_may_give_the_goal_does_so_as_often(strategy):
     assert chi_square < freedom + 3 * (2 * freedom) ** 0.5
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_windows_are_tossed_one_by_one(share):
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_windows_are_tossed_one_by_one(fraction):
     torch.manual_seed(0)
     buffer, _ = stamped_ring()
-    _, after = relabel(bound(buffer, share=share), buffer, repeated(buffer, 1, 0, 4000), 2)
+    _, after = relabel(bound(buffer, fraction=fraction), buffer, repeated(buffer, 1, 0, 4000), 2)
     tossed = (after.experience.time_step.observation["desired_goal"][0, :, 2] != WANTED).float()
-    assert abs(tossed.mean() - share) < 0.025
-    assert share in (0, 1) or abs((tossed[1:] * tossed[:-1]).mean() - share**2) < 0.025
+    assert abs(tossed.mean() - fraction) < 0.025
+    assert fraction in (0, 1) or abs((tossed[1:] * tossed[:-1]).mean() - fraction**2) < 0.025
 
 
 def test_a_seed_means_the_same_goals():
@@ -186,7 +186,7 @@ def test_a_window_that_starts_at_last_keeps_its_goal():
     buffer, history = stamped_ring()
     at = next(p for p, row in enumerate(history[1]) if row[0] == LAST)
     for strategy in ("future", "final", "episode"):
-        before, after = relabel(bound(buffer, share=1.0, strategy=strategy), buffer, repeated(buffer, 1, at, 50), 4)
+        before, after = relabel(bound(buffer, fraction=1.0, strategy=strategy), buffer, repeated(buffer, 1, at, 50), 4)
         equal_but(before, after)
 
 
@@ -204,7 +204,7 @@ def test_goals_keep_their_dtype(dtype):
 def test_the_rings_rows_are_not_written():
     buffer, _ = stamped_ring()
     rows = [leaf.clone() for leaf in nest.leaves(buffer.state_dict()["rows"])]
-    hindsight = bound(buffer, share=1.0, terminated_fn=lambda achieved, goal: (achieved == goal).all(-1))
+    hindsight = bound(buffer, fraction=1.0, terminated_fn=lambda achieved, goal: (achieved == goal).all(-1))
     for _ in range(3):
         start = buffer.draw(300, 4)
         hindsight.relabel(buffer.windows(start, 4), start.column, start.position)
@@ -255,7 +255,7 @@ def columns_of(batch):
 
 
 def sparse_hindsight(buffer, **settings):
-    hindsight = HindsightReplay(**{"reward_fn": sparse, "share": 1.0, "strategy": "final", **settings})
+    hindsight = HindsightReplay(**{"reward_fn": sparse, "fraction": 1.0, "strategy": "final", **settings})
     space = spaces.Box(0, 9, (1,), np.float32)
     hindsight.bind(buffer, {"achieved_goal": space, "desired_goal": space})
     return hindsight
@@ -323,11 +323,13 @@ def warnings_of(caplog):
     return [record.getMessage() for record in caplog.records if record.name == "absl"]
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_reward_that_is_not_the_environments_is_warned_of_once(caplog, share):
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_a_reward_that_is_not_the_environments_is_warned_of_once(caplog, fraction):
     torch.manual_seed(0)
     buffer, _ = stamped_ring()
-    hindsight = bound(buffer, share=share, reward_fn=lambda a, g: reward_of(a, g) + (a[..., 2] == 2), check_period=1)
+    hindsight = bound(
+        buffer, fraction=fraction, reward_fn=lambda a, g: reward_of(a, g) + (a[..., 2] == 2), check_period=1
+    )
     start = repeated(buffer, 1, 1, 64)  # steps 1 to 4 of an episode
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -405,8 +407,8 @@ def test_a_ring_that_keeps_no_episodes_is_refused():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"share": 1.2}, "share is 1.2"),
-        ({"share": -0.1}, "share is -0.1"),
+        ({"fraction": 1.2}, "fraction is 1.2"),
+        ({"fraction": -0.1}, "fraction is -0.1"),
         ({"strategy": "random"}, "'random'; it is one of 'future', 'final', 'episode'"),
         ({"check_period": 0}, "check_period is 0"),
     ],
@@ -448,7 +450,7 @@ def test_recorded_episodes_are_relabelled_too():
     of = Spaces(spaces.Dict(SPEC), spaces.Discrete(2))
     buffer = OfflineBuffer([Arrays(episodes, of)], num_columns=2, keeps_episodes=True)
     start = buffer.draw(500, 4)
-    before, after = relabel(bound(buffer, share=1.0), buffer, start, 4)
+    before, after = relabel(bound(buffer, fraction=1.0), buffer, start, 4)
     step = after.experience.time_step
     achieved, goal = step.observation["achieved_goal"], step.observation["desired_goal"]
     number, at = achieved[0, :, 1], achieved[0, :, 2]
@@ -487,7 +489,7 @@ def test_bit_flip_goes_by_its_own_goals_through_the_ring(caplog):
         rows.append(nest.tensors(Experience(time_step, action, None, None)))
         time_step = env.step(action.numpy())
     buffer.push(nest.stack(rows))
-    hindsight = HindsightReplay(bit_flip_reward, terminated_fn=bit_flip_reached, share=1.0, check_period=1)
+    hindsight = HindsightReplay(bit_flip_reward, terminated_fn=bit_flip_reached, fraction=1.0, check_period=1)
     hindsight.bind(buffer, bit_flip_spec(6))
     start = buffer.draw(1000, 3)
     with caplog.at_level(logging.WARNING):
@@ -571,7 +573,7 @@ class Still(RLAlgorithm):
 
 def named(environment, **settings):
     """Windows of a replay of some rows of the environment, before and after hindsight."""
-    hindsight = functools.partial(HindsightReplay, share=1.0, **settings)
+    hindsight = functools.partial(HindsightReplay, fraction=1.0, **settings)
     batches = ReplayBatches(400, 8, 3, warmup_env_steps=40, hindsight=hindsight)
     transforms = Transforms((), environment.observation_spec, environment.reward_spec)
     algorithm = Still(environment.observation_spec, environment.action_spec, environment.reward_spec)

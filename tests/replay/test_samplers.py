@@ -106,7 +106,7 @@ def reloaded(recording, sampler, fresh, window_length=2):
 
 SAMPLERS = {
     "uniform": Uniform,
-    "uniform, some recent": lambda: Uniform(recent_share=0.3, recent_rows=36),
+    "uniform, some recent": lambda: Uniform(recent_fraction=0.3, recent_rows=36),
     "prioritized": Prioritized,
     "epochs": Epochs,
 }
@@ -670,7 +670,7 @@ def test_the_recent_share_holds_over_a_run_and_in_every_minibatch(share):
     assert abs(sum(is_recent) - len(is_recent) * share - num_others * chance) <= 5 * spread
     # Where they never do, the count is exact in any part of a run.
     sampler = bound(Uniform(share, recent_rows=60), recording.ring, 3)
-    sampler._buffer = OnlyAsked(recording.ring)
+    sampler.buffer = OnlyAsked(recording.ring)
     marks = []
     for count in [1, 2, 3, 7, 64, 1, 1, 500]:
         marks += sampler.draw(count, 0.0).position.tolist()
@@ -740,10 +740,10 @@ def test_recent_windows_start_where_a_state_is_stored():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"recent_share": 1.1}, "Uniform.recent_share is 1.1; it is a number in"),
-        ({"recent_share": -0.1}, "Uniform.recent_share is -0.1; it is a number in"),
-        ({"recent_share": 0.5}, "say with Uniform.recent_rows"),
-        ({"recent_share": 0.5, "recent_rows": 8}, "recent_rows is 8, 2 of each of 3 .* take 3; raise it to 9"),
+        ({"recent_fraction": 1.1}, "Uniform.recent_fraction is 1.1; it is a number in"),
+        ({"recent_fraction": -0.1}, "Uniform.recent_fraction is -0.1; it is a number in"),
+        ({"recent_fraction": 0.5}, "set Uniform.recent_rows"),
+        ({"recent_fraction": 0.5, "recent_rows": 8}, "recent_rows is 8, 2 of each of 3 .* take 3; raise it to 9"),
     ],
 )
 def test_what_makes_no_recent_windows_is_refused(settings, message):

@@ -1,0 +1,54 @@
+"""How many updates are due at a point of a run."""
+
+import math
+
+
+class UpdateSchedule:
+    """Counts the updates that are due for environment steps, whatever the unroll length and the minibatches at once.
+
+    After `clock` steps of the run's clock, floor(ratio * (clock - warm-up)) updates are due in all, and offline ones
+    before them. Those due before replay holds a batch wait until it does.
+
+    Args:
+      ratio: updates for each environment step; positive, may be below 1.
+      warmup_env_steps: environment steps for which no update is due.
+      offline_updates: made before the first environment step; the clock counts them as steps.
+
+    Attributes:
+      ratio: see above.
+      first_env_steps: environment steps until replay holds a batch and an update can be made.
+      num_updates: made in all.
+    """
+
+    def __init__(self, ratio: float, warmup_env_steps: int, offline_updates: int):
+        self.ratio, self._warmup_env_steps, self._offline_updates = ratio, warmup_env_steps, offline_updates
+        self.first_env_steps = warmup_env_steps
+        self.num_updates = 0
+        self._origin: int | None = None  # on the run's clock, where this process resumed without rows
+
+    @property
+    def has_offline_updates(self) -> bool:
+        """Whether any updates are made before the first environment step."""
+        return self._offline_updates > 0
+
+    @property
+    def num_offline_due(self) -> int:
+        """Offline updates that are still to be made."""
+        return max(0, self._offline_updates - self.num_updates)
+
+    def num_due(self, clock: int) -> int:
+        """Returns the number of updates to make at `clock`, when all offline updates are made."""
+        begin = self._offline_updates if self._origin is None else self._origin
+        if clock < begin + self.first_env_steps:
+            return 0  # too few rows, in a new run or in one that was resumed without them
+        return max(0, self._total(clock - self._warmup_env_steps) - self.num_updates)
+
+    def resume_without_rows(self, clock: int) -> None:
+        """Continues at `clock` with an empty replay: collects before training, and skips the updates due meanwhile."""
+        if not self.num_offline_due:
+            self._origin = clock
+            self.num_updates = max(self.num_updates, self._total(clock))
+
+    def _total(self, clock: int) -> int:
+        """Returns the updates due after `clock` steps without warm-up, offline ones included."""
+        return self._offline_updates + max(0, math.floor(self.ratio * (clock - self._offline_updates) + 1e-9))
