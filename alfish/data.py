@@ -1,8 +1,8 @@
-"""The stream of time steps and the records that rooms hand to one another.
+"""The stream of time steps, and the records that packages exchange.
 
-One grammar everywhere: a row's reward and discount belong to the action taken BEFORE it, so an episode of k actions has
-k + 1 rows, FIRST MID ... LAST. LAST with discount 0 is termination; LAST with discount 1 is truncation, and its
-observation is the true final one, to bootstrap from. The row after LAST is FIRST; the action at LAST is never trained.
+A row's reward and discount belong to the action taken BEFORE it, so an episode of k actions has k + 1 rows: FIRST, MID,
+..., LAST. LAST with discount 0 is termination. LAST with discount 1 is truncation: its observation is the true final
+one, and values are bootstrapped from it. The row after LAST is FIRST; the action at LAST is never trained.
 
 Dims: T time, B environments, N samples; time comes first.
 """
@@ -22,14 +22,14 @@ class StepType:
     FIRST = 0
     MID = 1
     LAST = 2
-    PAD = 3  # filler at the end of a column with fewer rows than its neighbours: nothing happened here
+    PAD = 3  # padding at the end of a column with fewer rows than its neighbours
 
 
-IS_STEP = np.array([False, True, True, False])  # by step type: whether an environment's step arrived in the row
+IS_STEP = np.array([False, True, True, False])  # by step type: whether the row is the result of an environment step
 
 
 class TimeStep(NamedTuple):
-    """What the environment says, `[B]` while acting and `[T, B]` while training."""
+    """A row of the environment's output, `[B]` while acting and `[T, B]` while training."""
 
     step_type: Array  # [B] int32
     reward: Array  # [B] float32, or [B, R]; 0 at FIRST
@@ -40,30 +40,30 @@ class TimeStep(NamedTuple):
 
 
 class AlgStep(NamedTuple):
-    """What `rollout_step`, `predict_step` and `train_step` return."""
+    """The result of `rollout_step`, `predict_step` and `train_step`."""
 
     output: Nest = None  # the action, in the algorithm's units: Box actions in [-1, 1]
     state: Nest = None  # carried to the next step; None without memory
-    info: Nest = None  # whatever training needs later
+    info: Nest = None  # data for training
 
 
 class Experience(NamedTuple):
     """Consecutive rows of B environments; every leaf `[T, B, ...]` except `state`."""
 
     time_step: TimeStep
-    action: Nest  # the sample itself, unclipped
+    action: Nest  # as sampled, before it is clipped
     info: Nest  # of rollout_step; preprocess_experience may replace it
     state: Nest  # [B, ...] the policy's state at row 0, reset where row 0 is FIRST; None without memory
-    policy_version: Array | None = None  # [B] int64, how often weights had been published when they were made
-    transform_state: Nest = None  # [B, ...] what transforms carried into row 0
-    # [K, B] rows before row 0 that memory runs over and that train nothing; `state` is then that of the first of these
+    policy_version: Array | None = None  # [B] int64, number of weight publications before the rows
+    transform_state: Nest = None  # [B, ...] state of the transforms before row 0
+    # [K, B] rows before row 0 that warm a memory up and do not train; `state` then belongs to the first of them
     burn_in: TimeStep | None = None
-    # [T, B] float32, what follows each row up to its episode's end, discounted, where replay keeps it; nan: not ended
+    # [T, B] float32, discounted sum of the rewards after each row, if replay keeps it; nan: the episode has not ended
     return_to_go: torch.Tensor | None = None
 
 
 class Batch(NamedTuple):
-    """What the learner reads: experience with a verdict on each row. From replay, also where each window came from."""
+    """A minibatch: experience, and a mask of the rows that train. From replay, also the place of each window."""
 
     experience: Experience
     mask: torch.Tensor  # [T', N] bool, the rows that train
@@ -73,19 +73,19 @@ class Batch(NamedTuple):
 
 
 class LossInfo(NamedTuple):
-    """What `calc_loss` returns. The learner masks, weighs and averages; the algorithm never does."""
+    """The result of `calc_loss`. The learner masks, weighs and averages it."""
 
-    loss: torch.Tensor | dict[str, torch.Tensor]  # [T', N] a parameter group; a bare tensor where there is one group
-    scalar: dict[str, torch.Tensor] | None = None  # a parameter group's additional 0-d loss
-    extra: dict[str, torch.Tensor] | None = None  # for summaries: [T', N] (averaged over trained rows) or 0-d
-    priority: torch.Tensor | None = None  # [T', N], how much a row deserves to be drawn again: |TD error|
+    loss: torch.Tensor | dict[str, torch.Tensor]  # [T', N] for each parameter group; a tensor if there is one group
+    scalar: dict[str, torch.Tensor] | None = None  # additional 0-d loss of a parameter group
+    extra: dict[str, torch.Tensor] | None = None  # for summaries: [T', N] (averaged over rows that train) or 0-d
+    priority: torch.Tensor | None = None  # [T', N], priority of drawing a row again: |TD error|
     stop: torch.Tensor | None = None  # 0-d bool: skip this update and the rest of the iteration
 
 
 def trainable(step_type: Any) -> Any:
-    """Which rows train: row t is FIRST or MID, and row t + 1 is MID or LAST.
+    """Returns the mask of rows that train: row t is FIRST or MID, and row t + 1 is MID or LAST.
 
-    The only place that says so, for the learner, the returns, and replay's valid starts and priorities.
+    The learner, the returns, and replay's starts and priorities all use this mask.
 
     Args:
       step_type: `[T, B]` int32, a tensor or a numpy array.
@@ -98,9 +98,9 @@ def trainable(step_type: Any) -> Any:
 
 
 def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Nest:
-    """The policy state to act from: `initial_state` where a row is FIRST, else `state`.
+    """Returns the policy state to act from: `initial_state` where a row is FIRST, else `state`.
 
-    The unrollers, the evaluator and memory networks call this before each step; an algorithm never does.
+    Unrollers, the evaluator and memory networks call this before each step; algorithms do not.
 
     Args:
       state: nest of `[B, ...]`, or None.

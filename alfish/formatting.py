@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers as text for people."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -7,7 +7,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A number with so many significant digits, or all those before the point: 0.9968, 480.2, 12845."""
+    """Returns a number with `digits` significant digits, and with all digits before the point: 0.9968, 480.2, 12845."""
     if 10 ** (digits - 1) <= abs(value) < 1e9:
         return f"{value:.0f}"
     return f"{value:.{digits}g}"

@@ -1,6 +1,6 @@
 """Nests: NamedTuples, dicts and tuples of leaves, mapped with optree. `None` is an absent subtree.
 
-Leaves are torch tensors unless a function says otherwise; acting on a CPU goes on in numpy arrays.
+Leaves are torch tensors or, while acting on a CPU, numpy arrays.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ unflatten: Callable[..., Nest] = optree.tree_unflatten
 
 
 def leaves(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """The leaves from left to right; of a dict in the order of its sorted keys."""
+    """Returns the leaves from left to right; those of a dict in the order of its sorted keys."""
     if type(nest) is torch.Tensor or type(nest) is np.ndarray:
         return [nest]
     if is_leaf is not None or not isinstance(nest, tuple):
         return optree.tree_leaves(nest, is_leaf=is_leaf)
-    found = []  # optree takes several times as long for a tuple of bare leaves, which most are
+    found = []  # most nests are tuples of bare leaves, for which optree takes several times as long
     for part in nest:
         if type(part) is torch.Tensor or type(part) is np.ndarray:
             found.append(part)
@@ -36,39 +36,38 @@ def leaves(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[Any
 
 
 def map(function: Callable[..., Any], nest: Nest, *others: Nest, is_leaf: Callable[[Any], bool] | None = None) -> Nest:
-    """The nest of `function(leaf, *leaves of the others at the same place)`."""
-    # A bare leaf is the common case, and the walk costs more than most functions.
+    """Returns the nest of `function(leaf, *leaves of the others at the same place)`."""
+    # A bare leaf is the common case, and optree takes longer than most functions.
     if type(nest) is torch.Tensor or type(nest) is np.ndarray:
         return function(nest, *others)
     return optree.tree_map(function, nest, *others, is_leaf=is_leaf)
 
 
 def paths(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
-    """Names of the leaves in the order of `leaves`: `observation.camera.0`; the only leaf of a bare leaf is ''."""
+    """Returns the names of the leaves in the order of `leaves`, as `observation.camera.0`; a bare leaf's is ''."""
     accessors, _, _ = optree.tree_flatten_with_accessor(nest, is_leaf=is_leaf)
     return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
 
 
 def named_leaves(nest: Nest, root: str) -> list[tuple[str, Any]]:
-    """The leaves with their names for messages: `('observation.camera.0', leaf)`; a bare leaf's is the root's."""
+    """Returns `(name, leaf)` pairs for messages, as `observation.camera.0`; a bare leaf has the root's name."""
     return [(f"{root}.{path}" if path else root, leaf) for path, leaf in zip(paths(nest), leaves(nest))]
 
 
 def keys(nest: Nest) -> list[tuple[Any, ...]]:
-    """Of the leaves in the order of `leaves`, the keys and positions that lead to each: `nest[0]['camera']`'s are
-    `(0, 'camera')`."""
+    """Returns the path of each leaf in the order of `leaves`: `(0, 'camera')` for `nest[0]['camera']`."""
     return optree.tree_paths(nest)
 
 
 def stack(nests: list[Nest], dim: int = 0) -> Nest:
-    """Nests of one structure, stacked leaf by leaf along a new dimension."""
+    """Stacks nests of one structure leaf by leaf along a new dimension."""
     return map(lambda *tensors: torch.stack(tensors, dim), *nests)
 
 
 def host_view(tensor: torch.Tensor) -> Any:
-    """The same memory as an array, which is read and written in a fraction of the time.
+    """Returns a numpy view of a tensor's memory, which is faster to read and to write.
 
-    The tensor itself where numpy cannot look at it: off the CPU, and in bfloat16.
+    Returns the tensor itself if numpy cannot view it: off the CPU, and in bfloat16.
     """
     if tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16:
         return tensor
@@ -107,40 +106,42 @@ def arange(count: int, like: Any) -> Any:
 
 
 def plain(nest: Nest) -> Nest:
-    """The same leaves in plain tuples and dicts, as checkpoints keep them."""
+    """Returns the leaves in plain tuples and dicts, as checkpoints keep them."""
     if isinstance(nest, dict):
         return {key: plain(child) for key, child in nest.items()}
     return tuple(plain(child) for child in nest) if isinstance(nest, tuple) else nest
 
 
 def like(example: Nest, nest: Nest) -> Nest:
-    """The leaves in the example's structure, which has as many; the inverse of `plain`."""
+    """Returns the leaves in the structure of an example with as many leaves; the inverse of `plain`."""
     return unflatten(flatten(example)[1], leaves(nest))
 
 
 def detach(nest: Nest) -> Nest:
+    """Detaches each leaf from the autograd graph."""
     return map(torch.Tensor.detach, nest)
 
 
 def to(nest: Nest, device: torch.device | str) -> Nest:
+    """Moves each leaf to a device."""
     return map(lambda tensor: tensor.to(device), nest)
 
 
 def at(nest: Nest, index: Any) -> Nest:
-    """Each leaf indexed: `at(rows, slice(0, 1))` is row 0, with its dimension kept."""
+    """Indexes each leaf: `at(rows, slice(0, 1))` is row 0, with its dimension kept."""
     return map(lambda tensor: tensor[index], nest)
 
 
 def split(nest: Nest, num_rows: int) -> tuple[Nest, Nest]:
-    """The first rows of leaves of equally many, and their other rows."""
+    """Splits leaves of equally many rows into the first `num_rows` rows and the other ones."""
     tensors, structure = flatten(nest)
-    sizes = [num_rows, tensors[0].shape[0] - num_rows]  # a tensor's len is five calls in Python
+    sizes = [num_rows, tensors[0].shape[0] - num_rows]  # a tensor's `len` is five Python calls
     heads, others = zip(*[tensor.split_with_sizes(sizes) for tensor in tensors])
     return unflatten(structure, heads), unflatten(structure, others)
 
 
 def merge_leading(nest: Nest) -> Nest:
-    """Leaves `[T, B, ...]` become `[1, T*B, ...]`: time-independent rows in one batch, still time first."""
+    """Reshapes leaves `[T, B, ...]` to `[1, T*B, ...]`: one batch of independent rows, still time first."""
     return map(lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), nest)
 
 
@@ -154,6 +155,6 @@ def where(condition: Any, chosen: Nest, other: Nest) -> Nest:
 
 
 def widened(rows: Any, like: Any) -> Any:
-    """A tensor or array with trailing dimensions of 1, so that it broadcasts from the left against `like`."""
+    """Appends dimensions of 1, so that `rows` broadcasts from the left against `like`."""
     missing = like.ndim - rows.ndim
     return rows.reshape(*rows.shape, *[1] * missing) if missing > 0 else rows

@@ -1,8 +1,7 @@
-"""Values that change with training progress, 0 at the start and 1 when the budget is spent.
+"""Values that change with training progress: 0 at the start, 1 when the budget is spent.
 
-Any scalar setting that takes a schedule also takes a plain number: `as_schedule` makes the number a constant one.
-Progress may be a float or a 0-d tensor, so that the same schedule serves on the host, in a worker, and in a compiled
-update.
+A parameter that takes a schedule also takes a number, which `as_schedule` converts to a constant schedule. Progress may
+be a float or a 0-d tensor, so that a schedule works on the host, in a worker, and in a compiled update.
 """
 
 import math
@@ -19,12 +18,15 @@ Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
 
 
 def as_schedule(value: "float | Schedule") -> Schedule:
+    """Returns a schedule; a number becomes a constant one."""
     return value if callable(value) else Constant(value)
 
 
 @gin.configurable(module="alfish")
 @checked
 class Constant:
+    """Returns the same value at any progress."""
+
     def __init__(self, value: FiniteFloat):
         self._value = value
 
@@ -38,7 +40,7 @@ class Constant:
 @gin.configurable(module="alfish")
 @checked
 class Linear:
-    """Goes straight from `start` to `end` while progress goes from `begin` to `finish`, and is flat outside."""
+    """Goes linearly from `start` to `end` while progress goes from `begin` to `finish`; constant before and after."""
 
     def __init__(
         self, start: FiniteFloat, end: FiniteFloat = 0.0, begin: UnitInterval = 0.0, finish: UnitInterval = 1.0
@@ -48,8 +50,8 @@ class Linear:
         self._start, self._end, self._begin, self._finish = start, end, begin, finish
 
     def __call__(self, progress: Any) -> Any:
-        share = _clip((progress - self._begin) / (self._finish - self._begin))
-        return self._start + (self._end - self._start) * share
+        fraction = _clip((progress - self._begin) / (self._finish - self._begin))
+        return self._start + (self._end - self._start) * fraction
 
     def __repr__(self) -> str:
         return f"Linear({self._start} -> {self._end})"
@@ -58,7 +60,7 @@ class Linear:
 @gin.configurable(module="alfish")
 @checked
 class Exponential:
-    """Goes from `start` to `end` by a constant factor; both positive."""
+    """Goes from `start` to `end` by a constant factor per unit of progress; both are positive."""
 
     def __init__(self, start: PositiveFloat, end: PositiveFloat):
         self._start, self._rate = start, math.log(end / start)
@@ -85,7 +87,10 @@ class Cosine:
 @gin.configurable(module="alfish")
 @checked
 class Steps:
-    """`values[i]` from progress `boundaries[i-1]` on: one more value than boundaries, which ascend within (0, 1)."""
+    """Returns `values[i]` from progress `boundaries[i-1]` on.
+
+    There is one value more than boundaries, which ascend within (0, 1).
+    """
 
     def __init__(self, values: Sequence[FiniteFloat], boundaries: Sequence[OpenUnitInterval]):
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):

@@ -1,9 +1,8 @@
-"""Data made elsewhere: read from files, checked, and kept as rows of the stream that nobody writes again.
+"""Recorded data: read from files, validated, and stored as read-only rows of the stream.
 
-A source yields episodes in the environment's own units (`episode`, `sources`), the validator reports on them and mends
-what can be mended (`validation`), and `OfflineBuffer` holds them as the same rows that replay does. Like
-`environments`, this room is a door: `terminated`, `truncated` and `next_observations` are known in here, and nowhere
-past it.
+A source yields episodes in the environment's units (`episode`, `sources`). The validator corrects them where that has
+one right answer, and reports every fault (`validation`). `OfflineBuffer` stores them as the rows that replay stores.
+Outside this package and `environments`, nothing uses `terminated`, `truncated` or `next_observations`.
 """
 
 from alfish.offline.buffer import OfflineBuffer

@@ -3,8 +3,8 @@
     data_set.json                             spaces, counts, where the data came from, the validator's report
     episodes/checkpoint-000000000000.pt, ...  whole episodes, in the stream's dtypes and the environment's units
 
-The numbers of those files count them. Each has a checksum and executes nothing when it is loaded (`checkpoint`). A
-directory appears under its name when it is whole.
+The files are numbered from 0. Each has a checksum, and loading it executes nothing (`checkpoint`). The directory gets
+its name when it is complete.
 """
 
 import functools
@@ -32,15 +32,15 @@ FORMAT_VERSION = 1
 
 
 class DataSetWriter(EpisodeWriter):
-    """Writes a data set in alfish's own layout, whose index keeps what `finish` is told of it.
+    """Writes a data set in alfish's own layout; its index stores the description that `finish` receives.
 
     Args:
-      directory: to make, or an empty one.
+      directory: new, or empty.
       spaces: of the episodes.
 
     Raises:
-      UsageError: the directory is not empty, or has no name of its own.
-      RunError: of each method, the disk fails.
+      UsageError: the directory is not empty, or has no name.
+      RunError: a file cannot be written; raised by each method.
     """
 
     def __init__(self, directory: str | Path, spaces: Spaces):
@@ -49,7 +49,7 @@ class DataSetWriter(EpisodeWriter):
             raise UsageError(f"{directory} is a file; choose another place for the data set")
         if self._directory.is_dir() and any(self._directory.iterdir()):
             raise UsageError(f"{directory} is not empty; choose another place for the data set, or move that one away")
-        if not self._directory.name:  # it is made beside its place, and moved there by its name
+        if not self._directory.name:  # because it is made beside its place and then renamed
             raise UsageError(f"{directory} cannot be replaced by a data set; name a new directory, as data/mine")
         super().__init__(str(self._directory), self._directory.with_name(f".{self._directory.name}.{os.getpid()}.tmp"))
         self._spaces = spaces
@@ -73,7 +73,7 @@ class DataSetWriter(EpisodeWriter):
 
 
 def packed_episodes(episodes: list[Episode]) -> dict[str, Any]:
-    """Episodes as tensors, one after the other, in a nest that a checkpoint takes."""
+    """Returns episodes as a nest of concatenated tensors for a checkpoint."""
 
     def joined(*leaves: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(leaves))
@@ -89,10 +89,10 @@ def packed_episodes(episodes: list[Episode]) -> dict[str, Any]:
 
 
 def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
-    """The inverse of `packed_episodes`.
+    """Yields the episodes that `packed_episodes` packed.
 
     Raises:
-      LookupError, TypeError, ValueError: it is not what `packed_episodes` returned.
+      LookupError, TypeError, ValueError: the state is no result of `packed_episodes`.
     """
 
     def array(name: str, tensor: Any) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""An episode as somebody recorded it: numpy, in the environment's own units and structure.
+"""A recorded episode: numpy arrays in the environment's units and structure.
 
-The one form between files and the stream. Every source yields it, the validator reads and mends it, `rows` makes the
-stream's rows of it.
+Every source yields episodes, the validator checks and corrects them, and `rows` converts them to rows of the stream.
 """
 
 import abc
@@ -16,9 +15,9 @@ from alfish.offline.spaces import NO_SPACES, Spaces
 
 
 class Episode(NamedTuple):
-    """T transitions. What sources yield may break any of this; what the validator yields does not."""
+    """T transitions. An episode of a source may break any of this; an episode of the validator does not."""
 
-    id: str  # names it for people: the source's number or name of it
+    id: str  # for people: the number or name in the source
     observations: Nest  # [T+1, ...] each leaf; row T is the final one
     actions: Nest  # [T, ...]
     rewards: np.ndarray  # [T], or [T, R]
@@ -27,25 +26,25 @@ class Episode(NamedTuple):
 
     @property
     def length(self) -> int:
-        """T, as the rewards say it."""
+        """T, the number of rewards."""
         return len(self.rewards)
 
 
 class Unreadable(NamedTuple):
-    """Stands in the place of an episode that the file does not give."""
+    """Takes the place of an episode that cannot be read."""
 
     id: str
     reason: str  # completes "it is not readable: ..."
 
 
 class EpisodeSource(abc.ABC):
-    """Episodes of one file, directory or data set, read when they are asked for.
+    """Episodes of one file, directory or data set, read on request.
 
     Attributes:
       name: as the user gave it.
       spaces: that the source declares; either may be None.
-      notes, warnings: what a reader should know about how the data were taken, and what may be wrong with them;
-        complete once all episodes were read.
+      notes, warnings: sentences about how the data were read, and about what may be wrong with them; complete after
+        all episodes were read.
     """
 
     def __init__(self, name: str, spaces: Spaces = NO_SPACES):
@@ -55,7 +54,7 @@ class EpisodeSource(abc.ABC):
 
     @abc.abstractmethod
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        """All of them, in the source's order; may be called again."""
+        """Yields all episodes in the source's order; may be called again."""
 
     def note(self, sentence: str) -> None:
         """Adds a sentence to `notes`, once."""
@@ -69,10 +68,10 @@ class EpisodeSource(abc.ABC):
 
 
 class Arrays(EpisodeSource):
-    """Episodes that are in memory already.
+    """Episodes in memory.
 
     Args:
-      episodes: in any number.
+      episodes: any number of them.
       spaces: of the environment that they come from.
       name: for messages.
     """
@@ -88,10 +87,10 @@ class Arrays(EpisodeSource):
 def without_final_observation(
     id: str, observations: Nest, actions: Nest, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
 ) -> Episode:
-    """An episode of T transitions whose final observation was not recorded: every array is `[T, ...]`.
+    """Returns an episode whose final observation was not recorded: every given array is `[T, ...]`.
 
-    Where it terminated, nothing is learned from the final observation, so the last one stands for it. Where it did
-    not, its value would be needed: the last transition is given up, and the observation it began with is the final one.
+    If the episode terminated, the final observation is not used in training, so the last observation is repeated. If it
+    did not, its value would be needed: the last transition is dropped, and its first observation becomes the final one.
     """
     if len(terminated) and terminated[-1]:
         repeated = nest.map(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observations)
@@ -104,7 +103,7 @@ def without_final_observation(
 
 
 def ends(length: int, terminated: Any, truncated: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The flags `[T]` of an episode that ends in its last step."""
+    """Returns the flags `[T]`, terminated and truncated, of an episode that ends in its last step."""
     flags = np.zeros((2, length), bool)
     if length:
         flags[:, -1] = bool(terminated), bool(truncated)

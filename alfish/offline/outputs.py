@@ -1,6 +1,6 @@
-"""Where data sets are written: a directory, in alfish's own layout, or a Minari data set, in HDF5.
+"""Outputs for data sets: a directory in alfish's own layout, or a Minari data set in HDF5.
 
-Whichever it is, an error leaves nothing behind, and a data set appears under its name when it is finished (`writer`).
+In both, an error leaves no files, and the data set gets its name when it is complete (`writer`).
 """
 
 import contextlib
@@ -22,20 +22,20 @@ from alfish.offline.sources.files import extra
 from alfish.offline.spaces import NO_SPACES, Spaces
 from alfish.offline.writer import EpisodeWriter
 
-MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # which Minari reads whenever it looks for data sets
-MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # on what might be told of a data set and is not
+MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # Minari reads it at each access
+MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # remarks on metadata that are left out
 
 
 def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | None = None) -> EpisodeWriter:
-    """What writes to `minari:namespace/name-v0`, or to a directory.
+    """Returns a writer for `minari:namespace/name-v0`, or for a directory.
 
     Args:
       output: as the user gave it.
-      spaces: of the episodes, both known where any are written.
-      env_spec: of their environment, which Minari keeps; see `rebuildable`.
+      spaces: of the episodes; both are needed to write any.
+      env_spec: of their environment, which Minari stores; see `rebuildable`.
 
     Raises:
-      UsageError: there is something already, or it is no place to write to; nothing has been touched.
+      UsageError: the output exists, or cannot be written to; nothing was changed.
     """
     scheme, colon, where = output.partition(":")
     if colon and scheme == "minari":
@@ -49,35 +49,35 @@ def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | Non
 
 
 def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
-    """The spec as a file can hold it; None where there is none, or gymnasium cannot make the environment from it."""
+    """Returns the spec if it can be stored in a file and gymnasium can make the environment from it, else None."""
     if env_spec is None or any(wrapper.kwargs is None for wrapper in env_spec.additional_wrappers):
         return None
     try:
         plain = EnvSpec.from_json(env_spec.to_json())
-    except (TypeError, ValueError):  # a class, or another object, is among its arguments
+    except (TypeError, ValueError):  # an argument is a class or another object
         return None
     try:
         gymnasium.make(plain, disable_env_checker=True).close()
-    except Exception as error:  # of whoever wrote the environment or a wrapper
+    except Exception as error:  # of the environment's or a wrapper's code
         logging.warning("The data set does not say how %s is made, which fails: %s", plain.id, first_line(error))
         return None
     return plain
 
 
 class MinariWriter(EpisodeWriter):
-    """Writes a Minari data set through Minari itself; images as they are, not as JPEG.
+    """Writes a Minari data set with Minari's own API. Images are not compressed as JPEG.
 
-    What `finish` is told of it is kept in the metadata's entry 'alfish'; of that, 'algorithm', and 'seeds' (one an
-    episode), are put where Minari has a place for them too.
+    The description that `finish` receives is stored in the metadata's entry 'alfish'. Its 'algorithm' and its 'seeds',
+    one for each episode, are also stored in Minari's own fields.
 
     Args:
-      dataset_id: `namespace/name-v0`; on this machine, where `MINARI_DATASETS_PATH` says, else in `~/.minari/datasets`.
+      dataset_id: `namespace/name-v0`, in the directory `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
       spaces: of the episodes.
-      env_spec: from which `recover_environment` makes their environment again; None: it cannot.
+      env_spec: for `recover_environment`; None: it cannot make the environment.
 
     Raises:
-      UsageError: Minari is not installed, this is no name for a data set, or there is one of this name.
-      RunError: of each method, the disk fails.
+      UsageError: Minari is not installed, or the id is no valid name or exists.
+      RunError: a file cannot be written; raised by each method.
     """
 
     def __init__(self, dataset_id: str, spaces: Spaces, env_spec: EnvSpec | None = None):
@@ -87,7 +87,7 @@ class MinariWriter(EpisodeWriter):
 
         try:
             parse_dataset_id(dataset_id)
-        except (ValueError, TypeError) as error:  # the latter where it has no version
+        except (ValueError, TypeError) as error:  # the latter if it has no version
             raise UsageError(
                 f"{dataset_id!r} is no name of a Minari data set; one looks like namespace/name-v0"
             ) from error
@@ -136,7 +136,7 @@ class MinariWriter(EpisodeWriter):
         os.replace(self._making / self._id, self._path)
 
     def _created(self, buffers: list[Any]) -> Any:
-        """The data set, in a directory that Minari does not list."""
+        """Creates the data set in a directory that Minari does not list."""
         import minari
 
         with _data_sets_in(self._making), warnings.catch_warnings():
@@ -155,7 +155,7 @@ class MinariWriter(EpisodeWriter):
 
 @contextlib.contextmanager
 def _data_sets_in(directory: Path) -> Iterator[None]:
-    """While this lasts, Minari makes data sets in that directory."""
+    """Makes Minari create data sets in that directory while the context lasts."""
     before = os.environ.get(MINARI_VARIABLE)
     os.environ[MINARI_VARIABLE] = str(directory)
     try:

@@ -1,4 +1,4 @@
-"""Sources, one after the other, through one validator."""
+"""Reading of several sources through one validator."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,16 +11,16 @@ from alfish.offline.validation import Validator
 
 
 class Reading:
-    """The valid episodes of several sources; iterated over once.
+    """Iterates once over the valid episodes of several sources.
 
     Args:
-      sources: `scheme:where`, or sources themselves.
-      environment: its spaces, which the data must fit; they also stand in for what a source does not declare.
+      sources: `scheme:where`, or `EpisodeSource` objects.
+      environment: spaces that the data must fit; they also replace those that a source does not declare.
       policy: 'raise', 'drop_episode' or 'warn', see `Validator`.
 
     Attributes:
-      spaces: of the data: the environment's, or the first that a source declares.
-      report: of what was read so far.
+      spaces: of the data: the environment's, or those of the first source that declares any.
+      report: of the episodes that were read.
 
     Raises:
       UsageError: a source cannot be opened; its spaces do not fit the environment's, or the other sources'.
@@ -46,9 +46,10 @@ class Reading:
             raise UsageError(f"{self.report.name}: {error}") from error
 
     def __iter__(self) -> Iterator[Episode]:
-        """
+        """Yields the valid episodes.
+
         Raises:
-          UsageError: at the end, see `Validator.finish`; or a file is damaged so that no episode of it is readable.
+          UsageError: a file is damaged so that no episode is readable; or at the end, see `Validator.finish`.
         """
         for source in self.sources:
             for item in source.episodes():

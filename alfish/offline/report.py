@@ -1,4 +1,4 @@
-"""What was found in data: counts, ranges, returns, and every complaint with the episodes that it is about."""
+"""A report on data: counts, ranges, returns, and each finding with its episodes."""
 
 import math
 from collections.abc import Iterable
@@ -11,36 +11,36 @@ from alfish.errors import printable
 LEVELS = ("error", "mended", "warning", "note")
 NUM_SHOWN = 5  # ids of episodes in one line
 NUM_BINS = 10
-MAX_WORDS = 600  # characters of a finding; the names in a file may be of any length
+MAX_WORDS = 600  # characters of a finding, because names in a file may have any length
 
 
 class Report:
-    """Collects while episodes go by; prints as one page.
+    """Collects findings while episodes are read; `str` gives one page.
 
     Attributes:
-      num_read: episodes that the sources gave, unreadable ones included.
-      num_kept: episodes that passed, an episode that was split counted once for each part.
-      num_transitions, num_terminated, num_truncated: of those that passed.
+      num_read: episodes of the sources, unreadable ones included.
+      num_kept: valid episodes; each part of a split episode counts.
+      num_transitions, num_terminated, num_truncated: of the valid episodes.
     """
 
     def __init__(self, name: str = "the data"):
         self.name = name
         self.num_read = self.num_kept = self.num_transitions = self.num_terminated = self.num_truncated = 0
         self._found: dict[tuple[str, str], list[str]] = {}
-        self._found_in: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # the range of a finding's values
+        self._found_in: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}  # range of a finding's values
         self._bad: set[str] = set()
         self._ranges: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self._returns: list[float] = []
         self._lengths: list[int] = []
 
     def add(self, level: str, what: str, episode_id: str | None = None, values: np.ndarray | None = None) -> None:
-        """Adds a finding; the same words about several episodes are one line.
+        """Adds a finding; findings with the same words are one line.
 
         Args:
           level: one of `LEVELS`.
-          what: completes "episode 7: ..."; a whole sentence where it is about no single episode.
-          episode_id: that it is about.
-          values: `[T, ...]`, that it is about; the range of all of them is shown.
+          what: completes "episode 7: ..."; or a sentence, if it concerns no single episode.
+          episode_id: of the episode that it concerns.
+          values: `[T, ...]`, whose range is shown.
         """
         assert level in LEVELS
         what = printable(what)
@@ -56,7 +56,7 @@ class Report:
             self._found_in[level, what] = _widened(self._found_in.get((level, what)), low, high)
 
     def count(self, length: int, return_: float, terminated: bool, ranges: Iterable[tuple[str, Any, Any]]) -> None:
-        """Counts an episode that passed; `ranges` are name, least and greatest values of its leaves."""
+        """Counts a valid episode; `ranges` has the name, the smallest and the largest values of each leaf."""
         self.num_kept += 1
         self.num_transitions += length
         self.num_terminated += terminated
@@ -67,31 +67,31 @@ class Report:
             self._ranges[name] = _widened(self._ranges.get(name), low, high)
 
     def found(self, level: str) -> dict[str, list[str]]:
-        """Findings of one level: words to ids of episodes."""
+        """Returns the findings of one level: from words to ids of episodes."""
         return {what: ids for (at, what), ids in self._found.items() if at == level}
 
     @property
     def num_bad(self) -> int:
-        """How many episodes have errors."""
+        """The number of episodes with errors."""
         return len(self._bad)
 
     def range_of(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """The least and greatest values of a leaf, entry by entry."""
+        """Returns the smallest and the largest value of each entry of a leaf."""
         return self._ranges.get(name)
 
     @property
     def returns(self) -> list[float]:
-        """The undiscounted return of each episode that passed."""
+        """The undiscounted return of each valid episode."""
         return self._returns
 
     def sentences(self, level: str, limit: int = 3) -> str:
-        """The first findings of a level as a clause: `observation is not finite (2 episodes: 3, 17)`."""
+        """Returns the first findings of a level as a clause: `observation is not finite (2 episodes: 3, 17)`."""
         parts = [self._said(level, what) + _about(ids) for what, ids in self.found(level).items()]
         more = f"; and {len(parts) - limit} more" if len(parts) > limit else ""
         return "; ".join(parts[:limit]) + more
 
     def as_dict(self) -> dict[str, Any]:
-        """All that was found, of JSON's types; a number that is not finite is None."""
+        """Returns the report in JSON's types; a number that is not finite is None."""
         return {
             "name": self.name,
             "num_read": self.num_read,
@@ -128,13 +128,13 @@ class Report:
         return "\n".join(lines)
 
     def _said(self, level: str, what: str) -> str:
-        """A finding's words, and the range of its values where it has any."""
+        """Returns a finding's words, and the range of its values if it has any."""
         found_in = self._found_in.get((level, what))
         return what if found_in is None else f"{what}: its values are {_span(*found_in)}"
 
 
 def _widened(before: tuple[np.ndarray, np.ndarray] | None, low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The range that holds both."""
+    """Returns the union of two ranges."""
     return (low, high) if before is None else (np.fmin(before[0], low), np.fmax(before[1], high))
 
 
@@ -156,7 +156,7 @@ def _span(low: np.ndarray, high: np.ndarray) -> str:
 
 
 def _few(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Least and greatest values of each entry where these are few, else of all of them."""
+    """Returns the range of each entry if there are few entries, else one range over all of them."""
     low, high = np.asarray(low), np.asarray(high)
     return (low, high) if low.size <= 8 else (np.fmin.reduce(low, None), np.fmax.reduce(high, None))
 

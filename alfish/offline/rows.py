@@ -1,7 +1,7 @@
-"""Episodes become rows of the stream, and rows become episodes again.
+"""Conversion of episodes to rows of the stream, and of rows to episodes.
 
-An episode of T transitions has T+1 rows. Row 0 is FIRST; row T is LAST with the final observation, discount 0 where it
-terminated and 1 where it was truncated, and its action is padding. Rewards stand on the row of arrival.
+An episode of T transitions has T+1 rows. Row 0 is FIRST. Row T is LAST and has the final observation, and discount 0
+if the episode terminated, 1 if it was truncated; its action is padding. The reward of step t is in row t+1.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from alfish.offline.spaces import Spaces
 
 
 class EpisodeEncoder:
-    """Makes the stream's rows of episodes.
+    """Converts episodes to rows.
 
     Args:
       spaces: of the environment, both known.
-      action_limit: the greatest magnitude of a trained Box action in [-1, 1], since a tanh policy has infinite
-        log-probability at the bounds; `prev_action` is what was executed. 1: as it is.
+      action_limit: largest magnitude of a trained Box action, in (0, 1], because a tanh policy has infinite
+        log-probability at +-1. `prev_action` is the action that was executed.
     """
 
     def __init__(self, spaces: Spaces, action_limit: float):
@@ -35,7 +35,7 @@ class EpisodeEncoder:
         self._limit = action_limit
 
     def rows(self, episode: Episode) -> Experience:
-        """An episode's rows: numpy arrays `[T+1, ...]`, without a dimension of environments; `env_id` is 0."""
+        """Returns an episode's rows: numpy arrays `[T+1, ...]` without a dimension of environments; `env_id` is 0."""
         length = episode.length
         step_type = np.full(length + 1, StepType.MID, np.int32)
         step_type[0], step_type[-1] = StepType.FIRST, StepType.LAST
@@ -43,7 +43,7 @@ class EpisodeEncoder:
         discount[-1] = not episode.terminated[-1]
         taken = self._units.executed(self._units.from_environment(episode.actions))
         taken = nest.map(lambda leaf, spec: np.asarray(leaf, spec.dtype), taken, self._action_spec)
-        fields: tuple[Any, ...] = (  # arrays, of which the type checker thinks as tensors
+        fields: tuple[Any, ...] = (  # arrays, which the type checker takes for tensors
             step_type,
             _shifted(np.asarray(episode.rewards, np.float32)),
             discount,
@@ -61,26 +61,26 @@ class EpisodeEncoder:
 
 
 def _shifted(values: np.ndarray) -> np.ndarray:
-    """Values `[T, ...]` on the rows of arrival, `[T+1, ...]`; zero on row 0."""
+    """Shifts values `[T, ...]` by one row to `[T+1, ...]`; row 0 is zero."""
     return np.concatenate([np.zeros_like(values[:1]), values])
 
 
 def episodes(
     name: str, step_type: np.ndarray, reward: np.ndarray, discount: np.ndarray, observation: Nest, actions: Nest
 ) -> Iterator[Episode]:
-    """The episodes in consecutive rows of one environment.
+    """Yields the episodes in consecutive rows of one environment.
 
-    The first may have lost its beginning: its oldest row takes the place of the first one. Rows that break off before a
-    LAST row, at the newest row or where an environment was built anew, are truncated at the last one.
+    The first episode may have lost its beginning; it then starts with its oldest row. An episode without a LAST row, at
+    the newest row or where an environment was rebuilt, is truncated at its last row.
 
     Args:
-      name: of the environment, which ids of episodes begin with.
-      step_type, reward, discount: `[N]` of each row (reward also `[N, R]`).
+      name: of the environment; ids of episodes begin with it.
+      step_type, reward, discount: `[N]` (reward also `[N, R]`).
       observation: `[N, ...]`.
       actions: `[N, ...]` taken at each row.
 
     Raises:
-      UsageError: a step type or a discount is none.
+      UsageError: a step type or a discount is invalid.
     """
     for what, wrong in (
         ("step type", step_type[~np.isin(step_type, (StepType.FIRST, StepType.MID, StepType.LAST))]),
@@ -105,5 +105,5 @@ def episodes(
 
 
 def _after_last(step_type: np.ndarray) -> np.ndarray:
-    """`[N]` bool: the row before is LAST, or there is none."""
+    """Returns a mask `[N]` of rows that follow a LAST row, or no row."""
     return np.concatenate([[True], step_type[:-1] == StepType.LAST])

@@ -1,4 +1,4 @@
-"""The spaces that data were recorded in: declared, compared with an environment's, and kept in a file."""
+"""Spaces of recorded data: compared with an environment's, and stored in files."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from alfish.errors import UsageError, printable
 
 
 class Spaces(NamedTuple):
-    """gymnasium's spaces of one environment; None: not known."""
+    """gymnasium's spaces of one environment; None if unknown."""
 
     observation: spaces.Space | None = None
     action: spaces.Space | None = None
@@ -26,20 +26,20 @@ MAX_WORDS = 500  # characters of a space in a message
 
 
 class TrainedSpaces(NamedTuple):
-    """Of the environment that a run was trained in, as its checkpoints store them."""
+    """Spaces of the environment that a run was trained in, as its checkpoints store them."""
 
     observation: spaces.Space
     action: spaces.Space
     reward: spaces.Box  # see `specs.reward_spec`
 
     def to_json(self) -> dict[str, Any]:
-        """JSON's types; see `spaces_of_checkpoint`."""
+        """Returns the spaces in JSON's types, see `spaces_of_checkpoint`."""
         shape = list(self.reward.shape)
         return {"observation": to_json(self.observation), "action": to_json(self.action), "reward_shape": shape}
 
 
 def spaces_of_checkpoint(state: Mapping[str, Any]) -> TrainedSpaces | None:
-    """The spaces of the environment that a run was trained in.
+    """Returns the spaces of the environment that a run was trained in.
 
     Args:
       state: of a checkpoint of the run, see `Trainer.state_dict`.
@@ -59,7 +59,7 @@ def spaces_of_checkpoint(state: Mapping[str, Any]) -> TrainedSpaces | None:
 
 
 def spaces_of(env_id: Any) -> Spaces:
-    """The spaces of the environment that `make_environment(env_id)` builds.
+    """Returns the spaces of the environment that `make_environment(env_id)` builds.
 
     Raises:
       UsageError: as `make_environment` does.
@@ -70,17 +70,17 @@ def spaces_of(env_id: Any) -> Spaces:
 
 
 def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the environment's") -> None:
-    """Raises where data could not be told from the environment's own without being converted.
+    """Checks that data can be used as the environment's without conversion.
 
-    Bounds of observations may differ, and float64 may be float32: neither is seen by an algorithm. Bounds of actions
-    are their units, so they may not.
+    Bounds of observations may differ, and float64 may be float32, because algorithms see neither. Bounds of actions may
+    not differ, because they define the units.
 
     Args:
-      data: the spaces of `name`; None fits anything.
-      environment: the spaces of `whose`; the same.
+      data: spaces of `name`; None fits all.
+      environment: spaces of `whose`; None fits all.
 
     Raises:
-      UsageError: names both spaces.
+      UsageError: the data do not fit; names both spaces.
     """
     for kind, there, here, fits in (
         ("observations", data.observation, environment.observation, _observations_fit),
@@ -94,7 +94,7 @@ def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the en
 
 
 def differences(data: Spaces, environment: Spaces) -> list[str]:
-    """What `check_fit` lets pass and a person should still know, both named."""
+    """Returns sentences on the differences that `check_fit` allows, each with both spaces."""
     return [
         f"the {kind} are declared as {_shown(there)}, the environment's are {_shown(here)}"
         for kind, there, here in zip(("observations", "actions"), data, environment)
@@ -103,13 +103,13 @@ def differences(data: Spaces, environment: Spaces) -> list[str]:
 
 
 def _shown(space: spaces.Space) -> str:
-    """A space for a message: short, however its parts are named."""
+    """Returns a space for a message, shortened."""
     words = printable(str(space))
     return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}..."
 
 
 def to_json(space: spaces.Space | None) -> Any:
-    """A space that alfish learns from as JSON's types, exactly; see `from_json`."""
+    """Returns a space that alfish can learn from in JSON's types, without loss; see `from_json`."""
     if space is None:
         return None
     if isinstance(space, spaces.Dict):
@@ -128,10 +128,10 @@ def to_json(space: spaces.Space | None) -> Any:
 
 
 def from_json(value: Any) -> spaces.Space | None:
-    """The inverse of `to_json`.
+    """Returns the space that `to_json` converted.
 
     Raises:
-      KeyError, TypeError, ValueError: it is not what `to_json` returned, or it has more than `MAX_SIZE` numbers.
+      KeyError, TypeError, ValueError: the value is no result of `to_json`, or has more than `MAX_SIZE` numbers.
     """
     if value is None:
         return None
@@ -161,7 +161,7 @@ def from_json(value: Any) -> spaces.Space | None:
 
 
 def _size(value: Any) -> int:
-    """The numbers that all Boxes in a space of JSON's types have: one number may stand for all bounds of a Box."""
+    """Returns the numbers in all Boxes of a space in JSON's types; one number there may declare all bounds of a Box."""
     if value["type"] == "Box":
         return math.prod(value["shape"])
     parts = value.get("spaces", ())
@@ -169,11 +169,11 @@ def _size(value: Any) -> int:
 
 
 def _number(dtype: np.dtype) -> Any:
-    return float if dtype.kind == "f" else int  # JSON has no infinity, so floats are text there
+    return float if dtype.kind == "f" else int  # floats are text in JSON, which has no infinity
 
 
 def _bound_to_json(bound: np.ndarray) -> Any:
-    """A bound as JSON's types; one number where all are the same: an image's bounds are as large as the image."""
+    """Returns a bound in JSON's types; one number if all are equal, because an image's bounds are as large as it."""
     if bound.size and (bound == bound.flat[0]).all():
         bound = bound.flat[0].reshape(())
     return bound.astype(str).tolist() if bound.dtype.kind == "f" else bound.astype(int).tolist()

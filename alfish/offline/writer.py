@@ -1,4 +1,4 @@
-"""What every writer of a data set does: gather whole episodes, write them some megabytes at a time, tidy up."""
+"""The base of data set writers: collects episodes, writes some megabytes at a time, and cleans up after errors."""
 
 import abc
 import contextlib
@@ -11,24 +11,24 @@ from alfish import nest
 from alfish.errors import RunError
 from alfish.offline.episode import Episode
 
-SHARD_BYTES = 32 * 2**20  # of observations and actions, after which they are written
+SHARD_BYTES = 32 * 2**20  # of observations and actions that are written together
 
 
 class EpisodeWriter(abc.ABC):
-    """Writes a data set; a context that leaves nothing behind where it ends with an error.
+    """Writes a data set; a context that removes all files if it ends with an error.
 
     Args:
       name: of the data set, for messages.
-      making: the directory that it is made in, from which `_put_in_place` moves it.
+      making: directory in which the data set is made; `_put_in_place` moves it.
 
     Raises:
-      RunError: of each method, the disk fails.
+      RunError: a file cannot be written; raised by each method.
     """
 
     def __init__(self, name: str, making: Path):
         self._name, self._making = name, making
         self._waiting: list[Episode] = []
-        self._num_bytes = 0  # of those that wait
+        self._num_bytes = 0  # of the waiting episodes
 
     def __enter__(self) -> "EpisodeWriter":
         with self._named_errors():
@@ -39,17 +39,17 @@ class EpisodeWriter(abc.ABC):
         shutil.rmtree(self._making, ignore_errors=True)
 
     def add(self, episode: Episode) -> None:
-        """Takes an episode that the validator has passed."""
+        """Adds an episode that the validator returned."""
         self._waiting.append(episode)
         self._num_bytes += sum(leaf.nbytes for leaf in nest.leaves((episode.observations, episode.actions)))
         if self._num_bytes >= SHARD_BYTES:
             self._write_waiting()
 
     def finish(self, about: dict[str, Any]) -> None:
-        """Puts the data set in its place.
+        """Writes the remaining episodes and moves the data set to its place.
 
         Args:
-          about: how it came about, of JSON's types, kept with it.
+          about: description of its origin in JSON's types, stored with it.
         """
         if self._waiting:
             self._write_waiting()
@@ -58,11 +58,11 @@ class EpisodeWriter(abc.ABC):
 
     @abc.abstractmethod
     def _write(self, episodes: list[Episode]) -> None:
-        """Writes episodes, at least one, behind those before."""
+        """Appends episodes, at least one."""
 
     @abc.abstractmethod
     def _put_in_place(self, about: dict[str, Any]) -> None:
-        """Writes what is said of the data set, and moves it to where it is read."""
+        """Writes the description of the data set, and moves it to its final directory."""
 
     def _write_waiting(self) -> None:
         with self._named_errors():

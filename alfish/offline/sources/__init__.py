@@ -1,4 +1,4 @@
-"""Where episodes come from: a file for each format, named by a scheme, as in `minari:mujoco/hopper/expert-v0`."""
+"""Sources of episodes: one module for each format, named by a scheme, as in `minari:mujoco/hopper/expert-v0`."""
 
 import contextlib
 import difflib
@@ -16,7 +16,7 @@ from alfish.offline.spaces import NO_SPACES, Spaces
 
 class Scheme(NamedTuple):
     module: str  # in this folder
-    source: str  # the class, constructed with what follows the colon and the environment's spaces
+    source: str  # the class; its arguments are the text after the colon and the environment's spaces
     example: str
 
 
@@ -33,18 +33,18 @@ SCHEMES = {
 }
 SCHEME_OF_SUFFIX = {".npz": "npz", ".pkl": "sb3", ".hdf5": "d4rl", ".h5": "d3rlpy"}
 
-MAX_NAME, MAX_SENTENCE = 500, 2000  # characters; a file may name its parts as it likes
+MAX_NAME, MAX_SENTENCE = 500, 2000  # characters; names in a file may have any length
 
 
 def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
-    """The source that `scheme:where` names, opened far enough to know its spaces.
+    """Opens the source that `scheme:where` names, and reads its spaces.
 
     Args:
-      name: a scheme, a colon, and a path or the data set's name.
-      environment: its spaces, which formats in an algorithm's units cannot be read without.
+      name: a scheme, a colon, and a path or the name of a data set.
+      environment: spaces of the environment; formats that store actions in an algorithm's units need them.
 
     Raises:
-      UsageError: there is no such scheme (with close matches) or file, an extra is missing, or it is another format.
+      UsageError: the scheme (with close matches) or file does not exist, an extra is missing, or the format is another.
     """
     scheme, colon, where = name.partition(":")
     if not colon or scheme not in SCHEMES:
@@ -56,14 +56,14 @@ def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
 
 
 class _Opened(EpisodeSource):
-    """A source that says in one sentence, which names the file, whatever goes wrong while it is opened or read.
+    """A source whose errors are single sentences that name the file.
 
     Args:
       name: as the user gave it.
-      opened: constructs the source.
+      opened: function that constructs the source.
 
     Raises:
-      UsageError: here and while episodes are read; what was raised is its cause.
+      UsageError: the source cannot be opened or, later, read; the original error is its cause.
     """
 
     def __init__(self, name: str, opened: Callable[[], EpisodeSource]):
@@ -82,7 +82,7 @@ class _Opened(EpisodeSource):
 
 @contextlib.contextmanager
 def _faults_named(name: str) -> Iterator[None]:
-    """Turns what a source raises into a UsageError that names it."""
+    """Converts the errors of a source to a UsageError that names it."""
     where = name.partition(":")[2]
     shown = printable(name)[:MAX_NAME]
     try:

@@ -1,8 +1,8 @@
 """The replay buffer in a checkpoint of ALF: `ckpt-N-replay_buffer`, or one file that holds everything.
 
-Each environment is a ring: the row of position p lies at p modulo the length. An episode whose beginning was
-overwritten counts from its oldest row. What the algorithm stored with its actions (`rollout_info`) is dropped. No
-spaces are declared.
+Each environment has a ring: the row of position p lies at p modulo the length. An episode whose beginning was
+overwritten starts with its oldest row. What the algorithm stored with its actions (`rollout_info`) is not read. The
+format declares no spaces.
 """
 
 import pickle
@@ -27,14 +27,14 @@ FIELDS = ("step_type", "reward", "discount", "observation")
 
 
 class ALFSource(EpisodeSource):
-    """Episodes of `alf:checkpoint`.
+    """Reads the episodes of `alf:checkpoint`.
 
     Args:
       where: the file.
       environment: not used.
 
     Raises:
-      UsageError: there is no such file, it is damaged, or it holds no replay buffer, or several.
+      UsageError: the file does not exist, is damaged, or holds no replay buffer or several.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -64,7 +64,7 @@ class ALFSource(EpisodeSource):
                     "expected; copy it again"
                 )
         self._rows, self._length = stored, shape[1]
-        is_full = self._size == self._length  # its position may be counted anew in each round
+        is_full = self._size == self._length  # its position may restart at 0 in each round
         if not ((self._size >= 0) & (self._size <= self._length) & (self._pos >= self._size * ~is_full)).all():
             raise UsageError(
                 f"{where} is damaged: rings of {self._length} rows hold {self._size.tolist()}, written up to row "
@@ -86,7 +86,7 @@ class ALFSource(EpisodeSource):
 
 
 def _load(path: Path) -> Any:
-    """The file, without executing anything of it. Tensors stay on the disk until they are read."""
+    """Loads the file without executing anything of it. Tensors stay on the disk until they are read."""
     with open(path, "rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     if not is_zip:
@@ -109,7 +109,7 @@ def _load(path: Path) -> Any:
 
 
 def _counts(value: Any, name: str) -> np.ndarray:
-    """A tensor of whole numbers, `[N]`."""
+    """Returns a tensor of integers as `[N]` int64."""
     counts = check_tensor(value, name).numpy().reshape(-1)
     if counts.dtype.kind not in "iu":
         raise UsageError(f"{name} is of dtype {counts.dtype}, and whole numbers are expected; copy it again")
@@ -117,13 +117,13 @@ def _counts(value: Any, name: str) -> np.ndarray:
 
 
 def _numpy_numbers() -> list[Any]:
-    """What makes a numpy number, which the single file has as its `global_step`."""
+    """Returns the names that construct a numpy number, such as `global_step` in the single file."""
     numbers = [(numpy_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     return [(DType, "numpy.dtype"), *numbers]
 
 
 def _replay(checkpoint: Any, where: str) -> dict[str, torch.Tensor]:
-    """The entries of a checkpoint's only replay buffer, by what their names end in."""
+    """Returns the entries of a checkpoint's only replay buffer by the last part of their names."""
     entries = checkpoint.get("algorithm", checkpoint) if isinstance(checkpoint, dict) else {}
     found: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in entries.items():
@@ -143,7 +143,7 @@ def _replay(checkpoint: Any, where: str) -> dict[str, torch.Tensor]:
 
 
 def _nest_below(entries: dict[str, torch.Tensor], path: tuple[str, ...]) -> Nest:
-    """The leaves whose names begin with `path`, as the nest that they name; None: there is none."""
+    """Returns the nest of the leaves whose names begin with `path`; None if there is none."""
     tree: dict[str, Any] = {}
     for key, value in entries.items():
         parts = tuple(key.replace("|", ".").split("."))
@@ -160,7 +160,7 @@ def _nest_below(entries: dict[str, torch.Tensor], path: tuple[str, ...]) -> Nest
 
 
 def _with_tuples(tree: Any) -> Nest:
-    """The nest with a tuple in the place of each dict whose keys are 0, 1, 2, ...."""
+    """Returns the nest with a tuple in place of each dict whose keys are 0, 1, 2, ...."""
     if not isinstance(tree, dict):
         return tree
     children = {key: _with_tuples(child) for key, child in tree.items()}

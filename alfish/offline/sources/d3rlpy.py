@@ -1,7 +1,7 @@
-"""d3rlpy's HDF5: what `dump` of its buffers and data sets writes, and the table of its first version.
+"""d3rlpy's HDF5 files: those that `dump` of a buffer or data set writes, and the tables of its first version.
 
-Needs the extra 'hdf5'. The final observation is not stored: where an episode terminated, the last observation stands
-for it; where it was cut, its last step is given up. No spaces are declared.
+Needs the extra 'hdf5'. The format has no final observations. If an episode terminated, its last observation is
+repeated; if it was cut, its last step is dropped. The format declares no spaces.
 """
 
 import itertools
@@ -35,14 +35,14 @@ OLD_COLUMNS = ("observations", "actions", "rewards", "terminals")
 
 
 class D3rlpySource(EpisodeSource):
-    """Episodes of `d3rlpy:file.h5`.
+    """Reads the episodes of `d3rlpy:file.h5`.
 
     Args:
       where: the file.
       environment: not used.
 
     Raises:
-      UsageError: there is no such file, or it is another format.
+      UsageError: the file does not exist, or has another format.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -121,7 +121,7 @@ def _columns(file: Any) -> list[str]:
 
 
 def _column(file: Any, name: str, i: int) -> Nest:
-    """What a column holds of episode `i`: an array, or a tuple of them."""
+    """Returns the column of episode `i`: an array, or a tuple of arrays."""
     if f"{name}_{i}" in file or f"{name}_{i}_0" not in file:
         return _read(file[f"{name}_{i}"])
     count = next(j for j in itertools.count(1) if f"{name}_{i}_{j}" not in file)
@@ -129,7 +129,7 @@ def _column(file: Any, name: str, i: int) -> Nest:
 
 
 def _read(stored: Any) -> np.ndarray:
-    """A data set of numbers, in memory."""
+    """Reads a data set of numbers into memory."""
     if getattr(stored, "dtype", np.dtype(object)).kind not in flat.NUMBERS:
         raise TypeError(f"{stored.name} holds no numbers")
     check_memory(stored.nbytes, stored.name)
@@ -137,6 +137,6 @@ def _read(stored: Any) -> np.ndarray:
 
 
 def _action(values: np.ndarray) -> np.ndarray:
-    """The actions `[T, ...]` as their space has them: a discrete one is stored as an array of one."""
+    """Returns actions `[T, ...]` as in their space; the format stores a discrete action as an array of one."""
     is_discrete = values.dtype.kind in "iu" and values.ndim == 2 and values.shape[1] == 1
     return values[:, 0] if is_discrete else values

@@ -1,6 +1,6 @@
-"""D4RL's HDF5: one table of transitions, `terminals` and `timeouts`, sometimes `next_observations`.
+"""D4RL's HDF5 files: one table of transitions with `terminals`, `timeouts` and sometimes `next_observations`.
 
-Needs the extra 'hdf5'. Observations may be a group of several arrays. No spaces are declared.
+Needs the extra 'hdf5'. Observations may be a group of several arrays. The format declares no spaces.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ NEEDED = ("observations", "actions", "rewards", "terminals")
 
 
 class D4RLSource(EpisodeSource):
-    """Episodes of `d4rl:file.hdf5`.
+    """Reads the episodes of `d4rl:file.hdf5`.
 
     Args:
       where: the file.
       environment: not used.
 
     Raises:
-      UsageError: there is no such file, or it is another format.
+      UsageError: the file does not exist, or has another format.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):

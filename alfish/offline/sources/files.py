@@ -1,4 +1,4 @@
-"""What every format's reader asks of files: that they are there, whole, and of the kind they are said to be."""
+"""Checks of files that all formats share: the file exists, is complete, and has the expected kind."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ from alfish.nest import Nest
 from alfish.offline.sources.limits import check_expansion, check_memory
 
 BLOCK_ROWS = 65_536  # read at a time
-HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, as the place may be
+HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, depending on the place
 JSON_EXPANSION = 20  # bytes in memory for each byte of text
 MAX_WORDS = 200  # characters of a library's own words in a message
 SPECIAL = {
@@ -31,15 +31,15 @@ SPECIAL = {
 
 
 def said(error: BaseException) -> str:
-    """What a library says of a file, in one line and not too long, without what the file might tell the terminal."""
+    """Returns a library's error message in one line, shortened and without control characters."""
     return printable(str(error).strip() or type(error).__name__)[:MAX_WORDS]
 
 
 def existing_file(path: str, what: str) -> Path:
-    """The path of a file.
+    """Returns the path of a file.
 
     Raises:
-      UsageError: it is not there, or a directory (with the files in it).
+      UsageError: it does not exist, is empty, or is a directory (names the files in it).
     """
     found = Path(path).expanduser()
     if found.is_dir():
@@ -57,10 +57,10 @@ def existing_file(path: str, what: str) -> Path:
 
 
 def check_regular(path: Path) -> None:
-    """Raises where a path, its links followed, leads to what is no file: reading a pipe or a device might never end.
+    """Checks that a path is a regular file, because reading a pipe or a device might never end. Links are followed.
 
     Raises:
-      UsageError: says what it is.
+      UsageError: it is not; says what it is.
     """
     kind = next((word for word, is_one in SPECIAL.items() if is_one(path)), None)
     if kind is not None or not path.is_file():
@@ -71,10 +71,10 @@ def check_regular(path: Path) -> None:
 
 
 def existing_directory(path: str, what: str) -> Path:
-    """The path of a directory.
+    """Returns the path of a directory.
 
     Raises:
-      UsageError: it is not there, or a file.
+      UsageError: it does not exist, or is a file.
     """
     found = Path(path).expanduser()
     if found.is_file():
@@ -85,10 +85,10 @@ def existing_directory(path: str, what: str) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON holds.
+    """Returns the content of a JSON file.
 
     Raises:
-      UsageError: it is no regular file, or larger than the memory at hand.
+      UsageError: it is no regular file, or larger than the available memory.
       OSError, ValueError, RecursionError: it cannot be read, or is no JSON.
     """
     check_regular(path)
@@ -97,10 +97,10 @@ def read_json(path: Path) -> Any:
 
 
 def extra(module: str, name: str, what: str) -> Any:
-    """An optional module.
+    """Imports an optional module.
 
     Raises:
-      UsageError: it is not installed; says how to install it.
+      UsageError: it is not installed; gives the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -109,15 +109,15 @@ def extra(module: str, name: str, what: str) -> Any:
 
 
 def open_hdf5(path: Path, what: str, is_checked: bool = False) -> Any:
-    """An h5py File to read, all of whose content lies in the file itself.
+    """Opens an h5py File for reading and checks that all of its content lies in the file itself.
 
     Args:
       path: of the file.
-      what: it should be, for messages.
-      is_checked: it was opened here before; looking at every part takes as long as reading small ones.
+      what: name of the expected format, for messages.
+      is_checked: whether it was checked before, because a check takes as long as reading small files.
 
     Raises:
-      UsageError: it is no HDF5 file, or a part of one; it refers to other files, or declares far more than it holds.
+      UsageError: the file is not HDF5, is cut off, refers to other files, or declares far more than it stores.
     """
     h5py = extra("h5py", "hdf5", what)
     check_regular(path)
@@ -143,16 +143,15 @@ def open_hdf5(path: Path, what: str, is_checked: bool = False) -> Any:
 
 
 def _declared(h5py: Any, file: Any, path: Path) -> int:
-    """The bytes that the data sets of a file take in memory.
+    """Returns the bytes of a file's data sets in memory.
 
     Raises:
-      UsageError: something in it lies in another file; or it is linked from several places, which may multiply it
-        without end.
+      UsageError: a part lies in another file, or is linked from several places, which may multiply it without end.
     """
 
     declared = 0
 
-    # The library calls these, which cannot raise through it: what they return ends the visit.
+    # The library calls these functions. They cannot raise through it; a returned value ends the visit.
     def foreign_link(name: bytes, link: Any) -> str | None:
         if link.type == h5py.h5l.TYPE_SOFT:
             return f"{_text(name)} is a link to another part"
@@ -171,7 +170,7 @@ def _declared(h5py: Any, file: Any, path: Path) -> int:
         if settings.get_external_count():
             return f"{_text(name)} is stored in another file"
         chunk = settings.get_chunk() if settings.get_layout() == h5py.h5d.CHUNKED else ()
-        # Rows without numbers count too, and a chunk is read as a whole.
+        # Rows without numbers count too, and HDF5 reads whole chunks.
         numbers = max(math.prod(max(1, size) for size in stored.shape or ()), math.prod(chunk))
         declared += numbers * stored.dtype.itemsize
         return None
@@ -191,7 +190,7 @@ def _text(name: bytes) -> str:
 
 @contextlib.contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Turns what h5py raises of a file that opens, and is damaged inside, into a UsageError."""
+    """Converts h5py's errors at a file that is damaged inside to a UsageError."""
     try:
         yield
     except UsageError:
@@ -201,10 +200,10 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def check_zip(path: Path) -> None:
-    """Raises where a zip file declares more than it can hold, or has no table of contents.
+    """Checks that a zip file has a table of contents and does not declare more than it can hold.
 
     Raises:
-      UsageError: says so.
+      UsageError: it has none, or does.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -220,14 +219,14 @@ def check_zip(path: Path) -> None:
 
 
 def check_tensor(value: Any, name: str) -> torch.Tensor:
-    """The tensor, whose numbers are all in memory.
+    """Returns a tensor of a file after checking that its numbers are all in memory, once and in order.
 
     Args:
-      value: that a file holds.
-      name: of it and of its file.
+      value: from a file.
+      name: of the value and its file.
 
     Raises:
-      UsageError: it is no tensor, or one whose shape repeats or leaves out what it holds.
+      UsageError: the value is no tensor, or no contiguous one.
     """
     if not isinstance(value, torch.Tensor):
         raise UsageError(f"{name} is a {type(value).__name__}, and a tensor is expected; write the file again")
@@ -237,7 +236,7 @@ def check_tensor(value: Any, name: str) -> torch.Tensor:
 
 
 def hdf5_nest(node: Any) -> Nest:
-    """A data set, or a nest of those in a group: a dict, or a tuple where its names are `_index_0`, `_index_1`."""
+    """Returns a data set, or the nest of a group: a dict, or a tuple if the names are `_index_0`, `_index_1`, ...."""
     if hasattr(node, "shape"):
         return node
     if len(node) and all(key.startswith("_index_") for key in node):
@@ -246,10 +245,10 @@ def hdf5_nest(node: Any) -> Nest:
 
 
 def read_rows(stored: Nest, rows: slice) -> Nest:
-    """Rows of a nest of arrays, in memory.
+    """Reads rows of a nest of arrays into memory.
 
     Raises:
-      UsageError: they are larger than it.
+      UsageError: they do not fit.
     """
     check_memory(
         sum((rows.stop - rows.start) * math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in nest.leaves(stored)),
@@ -259,7 +258,7 @@ def read_rows(stored: Nest, rows: slice) -> Nest:
 
 
 def blocks(ends: Sequence[int] | np.ndarray, start: int = 0, size: int = BLOCK_ROWS) -> Iterator[list[slice]]:
-    """Consecutive episodes in groups of about `size` rows, so that each group is one read.
+    """Yields consecutive episodes in groups of about `size` rows, each of which is one read.
 
     Args:
       ends: the row after the last one of each episode, ascending.
@@ -277,18 +276,18 @@ def blocks(ends: Sequence[int] | np.ndarray, start: int = 0, size: int = BLOCK_R
 
 
 def inside(rows: slice, block: Sequence[slice]) -> slice:
-    """`rows` counted from the first row of its block."""
+    """Returns `rows` relative to the first row of its block."""
     return slice(rows.start - block[0].start, rows.stop - block[0].start)
 
 
 def missing(present: Iterable[str], needed: Iterable[str]) -> list[str]:
-    """Those of `needed` that are not present, in their order."""
+    """Returns the names in `needed` that are not present, in order."""
     present = set(present)
     return [name for name in needed if name not in present]
 
 
 def _beside(path: Path) -> str:
-    """A clause on how far a path exists, and what lies beside it."""
+    """Returns a clause that names the files beside a path, or the directory that is missing."""
     parent = path.parent
     if not parent.is_dir():
         return f" ({parent} is not there either)"

@@ -1,4 +1,4 @@
-"""Transitions in one long table, episode after episode, as D4RL and many others keep them."""
+"""Tables of transitions, episode after episode, as in D4RL and many other formats."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -13,29 +13,29 @@ from alfish.offline.sources.files import BLOCK_ROWS, HDF5_DAMAGE, blocks, inside
 from alfish.offline.sources.limits import check_memory
 
 NUMBERS = "fiub"  # kinds of dtypes
-SAME = 1e-6  # two observations that differ by no more are one
+SAME = 1e-6  # largest difference between two equal observations
 
 
 class Table(NamedTuple):
-    """N transitions. Leaves are arrays, or what gives an array when it is sliced."""
+    """N transitions. Leaves are arrays, or objects that return an array when they are sliced."""
 
     observations: Nest  # [N, ...]
     actions: Nest  # [N, ...]
     rewards: Any  # [N]
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray | None  # [N] bool; None: not recorded
-    next_observations: Nest = None  # [N, ...], the true one where an episode ends; None: not recorded
+    next_observations: Nest = None  # [N, ...], with the true final ones; None: not recorded
 
 
 def flags(stored: Any, label: str) -> np.ndarray:
-    """Flags of 0 and 1, as truth values `[N]`.
+    """Returns flags of 0 and 1 as `[N]` bool.
 
     Args:
       stored: `[N]` or `[N, 1]`, of any dtype of numbers.
-      label: names them and their file in messages.
+      label: name of the flags and their file, for messages.
 
     Raises:
-      UsageError: they have another shape, or hold other numbers.
+      UsageError: they have another shape or other values.
     """
     check_rows(stored, label)
     if stored.shape[1:] not in ((), (1,)):
@@ -49,11 +49,11 @@ def flags(stored: Any, label: str) -> np.ndarray:
 
 
 def check_shapes(table: Table, name: str) -> None:
-    """Raises where a table's arrays do not fit together.
+    """Checks that the arrays of a table fit together.
 
     Raises:
-      UsageError: one holds no numbers, has no rows or another number of them, or the next observations are not like
-        the observations.
+      UsageError: an array has no numbers or another number of rows, or the next observations have another form than the
+        observations.
     """
     named = [leaf for field, values in zip(table._fields, table) for leaf in nest.named_leaves(values, field)]
     for label, leaf in named:
@@ -98,10 +98,10 @@ def check_rows(values: Any, label: str) -> None:
 
 
 def cut(table: Table) -> tuple[np.ndarray, int]:
-    """Where episodes end: at a flag, at the end of the table, and where the next row does not go on from this one.
+    """Finds the ends of episodes: flags, the end of the table, and rows whose next observation is not in the next row.
 
     Returns:
-      `[E]` int64, the row after each episode's last one; and how many of them no flag marks.
+      `[E]` int64, the row after each episode's last one; and the number of ends without a flag.
     """
     count = len(table.rewards)
     flagged = marked(table)
@@ -112,7 +112,7 @@ def cut(table: Table) -> tuple[np.ndarray, int]:
             after = read_rows(table.observations, slice(rows.start + 1, rows.stop + 1))
             arrived = read_rows(table.next_observations, rows)
             for one, other in zip(nest.leaves(after), nest.leaves(arrived)):
-                # NaN differs from NaN here, and is the validator's to report, not a cut.
+                # A difference from NaN is no cut; the validator reports it.
                 apart = np.abs(one.astype(np.float64) - other) > SAME
                 broken[rows] |= apart.reshape(len(apart), -1).any(1)
     broken[-1:] = True
@@ -120,12 +120,12 @@ def cut(table: Table) -> tuple[np.ndarray, int]:
 
 
 def marked(table: Table) -> np.ndarray:
-    """`[N]` bool: a flag says that an episode ends at this row."""
+    """Returns a mask `[N]` of rows at which a flag ends an episode."""
     return table.terminated if table.truncated is None else table.terminated | table.truncated
 
 
 def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
-    """The table's episodes, each with its final observation where that was recorded."""
+    """Yields the episodes of a table, each with its final observation if that was recorded."""
     number = 0
     for block in blocks(ends):
         rows = slice(block[0].start, block[-1].stop)
@@ -158,7 +158,7 @@ def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
 
 
 def notes(table: Table, num_unmarked: int) -> Iterator[str]:
-    """Sentences for a reader on how a table was cut."""
+    """Yields sentences on how a table was cut into episodes."""
     if table.next_observations is None:
         yield (
             "final observations were not recorded: the last step of an episode that did not terminate is given up, and "
@@ -172,10 +172,10 @@ def notes(table: Table, num_unmarked: int) -> Iterator[str]:
 
 
 def warnings(table: Table, flag: str) -> Iterator[str]:
-    """Sentences on what of a table is wrong if episodes timed out.
+    """Yields sentences on what is wrong with a table if episodes timed out.
 
     Args:
-      flag: the name by which this format has time-outs.
+      flag: name of the time-out flag in this format.
     """
     if table.truncated is None and table.next_observations is None:
         yield f"no time-outs were recorded: transitions across resets are trained on; give {flag}"

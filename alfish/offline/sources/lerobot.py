@@ -1,8 +1,8 @@
-"""LeRobot's directories of parquet: `meta/info.json`, `data/chunk-*/*.parquet`, a row a frame.
+"""LeRobot's directories: `meta/info.json` and `data/chunk-*/*.parquet`, one row for each frame.
 
-Needs the extra 'arrow'. There is no observation after an episode's last frame: that frame is the final observation, its
-action and its reward are dropped, and the episode is truncated. Films are not read. Several `observation.*` columns are
-a dict of what follows the dot; one alone is the observation itself. No spaces are declared.
+Needs the extra 'arrow'. An episode has no observation after its last frame. That frame becomes the final observation,
+its action and reward are dropped, and the episode is truncated. Films are not read. Several `observation.*` columns
+become a dict with the names after the dot; a single one becomes the observation. The format declares no spaces.
 """
 
 import math
@@ -26,14 +26,14 @@ IMAGES = ("video", "image")
 
 
 class LeRobotSource(EpisodeSource):
-    """Episodes of `lerobot:directory`.
+    """Reads the episodes of `lerobot:directory`.
 
     Args:
       where: the data set's directory, which holds `meta` and `data`.
       environment: not used.
 
     Raises:
-      UsageError: there is no such directory, or it lacks a part.
+      UsageError: the directory does not exist, or lacks a part.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -72,12 +72,12 @@ class LeRobotSource(EpisodeSource):
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         columns = [*self._observations, "action", "episode_index", *(["next.reward"] if self._has_rewards else [])]
-        unread = Table({}, 0)  # the rows of the episode that the next file may go on with
+        unread = Table({}, 0)  # rows of the episode that may continue in the next file
         for path in self._files:
             try:
                 table = self._read(path, columns)
             except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-                if unread.length:  # what follows the gap does not follow on this
+                if unread.length:  # rows after a lost file do not continue these
                     yield self._episode(unread)
                     unread = Table({}, 0)
                 readable = len(self._files) - 1
@@ -126,13 +126,13 @@ class LeRobotSource(EpisodeSource):
 
 
 class Table:
-    """Rows of several columns."""
+    """Rows with several columns."""
 
     def __init__(self, columns: dict[str, np.ndarray], length: int):
         self.columns, self.length = columns, length
 
     def then(self, other: "Table") -> "Table":
-        """A table of these rows, and of the other's behind them."""
+        """Returns these rows followed by the other's."""
         if not self.length:
             return other
         return Table(
@@ -140,12 +140,12 @@ class Table:
         )
 
     def part(self, start: int, stop: int) -> "Table":
-        """A table of the rows from `start` to before `stop`."""
+        """Returns the rows from `start` to before `stop`."""
         return Table(nest.at(self.columns, slice(start, stop)), stop - start)
 
 
 def _array(column: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """`[N, *shape]` of a column of numbers, or of lists of them however deep."""
+    """Returns a column of numbers, or of nested lists of them, as `[N, *shape]`."""
     count, column = len(column), column.combine_chunks()
     if column.null_count:
         raise ValueError(f"{column.null_count} values are missing")

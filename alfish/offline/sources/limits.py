@@ -1,4 +1,4 @@
-"""How much of what a file declares is believed, before memory is allocated for it."""
+"""Limits on the sizes that a file declares, checked before memory is allocated."""
 
 import contextlib
 import itertools
@@ -8,22 +8,22 @@ from typing import Any
 
 from alfish.errors import UsageError
 
-SMALL = 64 * 2**20  # bytes that any file may declare
-MAX_EXPANSION = 250  # of more than that, the bytes declared for each byte stored; compressed frames reach some 100
+SMALL = 64 * 2**20  # bytes; any file may declare as many
+MAX_EXPANSION = 250  # declared bytes for each stored byte beyond SMALL; compressed frames reach about 100
 MAX_PARTS = 1000  # of a nest
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
 def check_expansion(declared: int, stored: int, name: str) -> None:
-    """Raises where a file declares far more than it stores: it is damaged, or made to exhaust memory.
+    """Checks that a file does not declare far more content than it stores.
 
     Args:
-      declared: bytes that its content takes in memory.
+      declared: bytes of its content in memory.
       stored: bytes of the file.
       name: of the file.
 
     Raises:
-      UsageError: says both.
+      UsageError: it does; gives both sizes.
     """
     if declared > max(SMALL, MAX_EXPANSION * stored):
         raise UsageError(
@@ -33,14 +33,14 @@ def check_expansion(declared: int, stored: int, name: str) -> None:
 
 
 def check_memory(num_bytes: int, name: str) -> None:
-    """Raises where something to be read is larger than the memory at hand.
+    """Checks that data fit in the available memory.
 
     Args:
-      num_bytes: that it takes in memory.
-      name: of the file, and of the part where it is one.
+      num_bytes: of the data in memory.
+      name: of the file, or of its part.
 
     Raises:
-      UsageError: says both.
+      UsageError: they do not; gives both sizes.
     """
     at_hand = memory_at_hand()
     if num_bytes > at_hand:
@@ -51,7 +51,7 @@ def check_memory(num_bytes: int, name: str) -> None:
 
 
 def check_nest(values: Any, name: str) -> None:
-    """Raises where a nest has more parts than data have: parts that it shares may multiply it without end.
+    """Checks that a nest has no more parts than data have; shared parts may multiply without end.
 
     Args:
       values: of dicts, tuples and lists.
@@ -71,7 +71,7 @@ def check_nest(values: Any, name: str) -> None:
 
 
 def memory_at_hand() -> int:
-    """Bytes that may be allocated: the machine's available memory, within the limit of this process's container."""
+    """Returns the bytes that can be allocated: the machine's available memory, limited by the container's."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):  # other systems have no such file
         line = next(line for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
@@ -82,7 +82,7 @@ def memory_at_hand() -> int:
 
 
 def _size(num_bytes: int) -> str:
-    """A number of bytes as people read it."""
+    """Returns a number of bytes with a unit."""
     value, unit = float(num_bytes), "bytes"
     for larger in ("KB", "MB", "GB", "TB"):
         if value < 1000:

@@ -1,6 +1,7 @@
-"""Minari, the data sets of gymnasium's makers; read through its API, which knows HDF5 and Arrow.
+"""Minari's data sets, read through its API.
 
-Needs the extra 'minari', and 'arrow' for sets in Arrow or Parquet. Maps one to one: T+1 observations, T of the rest.
+Needs the extra 'minari', and 'arrow' for data sets in Arrow or Parquet. Its episodes have the same form: T+1
+observations, and T actions, rewards and flags.
 """
 
 import contextlib
@@ -20,20 +21,20 @@ from alfish.offline.sources.files import check_regular, extra, open_hdf5, read_j
 from alfish.offline.sources.limits import check_expansion, check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
-# What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
 METADATA, EPISODE = "metadata.json", re.compile(r"episode_(\d+)")
+# What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
 DAMAGE = (OSError, KeyError, ValueError, AssertionError, IndexError, TypeError, RecursionError)
 
 
 class MinariSource(EpisodeSource):
-    """Episodes of `minari:namespace/name-v0`, a data set on this machine.
+    """Reads the episodes of `minari:namespace/name-v0`, a data set on this machine.
 
     Args:
       where: the data set's id.
       environment: not used.
 
     Raises:
-      UsageError: it is not on this machine (with close matches), or damaged.
+      UsageError: the data set is not on this machine (names close matches), or is damaged.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -79,7 +80,7 @@ class MinariSource(EpisodeSource):
         indices = [i for i in map(int, self._dataset.episode_indices) if i not in missing]
         done = 0
         try:
-            # All from one generator, which opens the file once.
+            # One generator for all, because it opens the file once.
             for episode in self._dataset.iterate_episodes(indices):
                 yield _episode(episode)
                 done += 1
@@ -96,10 +97,10 @@ class MinariSource(EpisodeSource):
 
 
 def _held(data: Path, data_format: str) -> set[int]:
-    """The numbers of the episodes that are there.
+    """Returns the numbers of the episodes in the files.
 
     Raises:
-      UsageError: the files refer to others, or declare more than they hold.
+      UsageError: the files refer to other files, or declare more than they store.
     """
     if data_format == "hdf5":  # one file, which opens as a whole or not at all
         with open_hdf5(data / "main_data.hdf5", "a Minari data set") as file:
@@ -116,7 +117,7 @@ def _held(data: Path, data_format: str) -> set[int]:
 
 
 def _declared(path: Path, data_format: str) -> int:
-    """The bytes that the rows of a file take in memory, which may be stored in a thousandth of that."""
+    """Returns the bytes of a file's rows in memory; compressed, they may take a thousandth of that."""
     if data_format == "parquet":
         with extra("pyarrow.parquet", "arrow", "a Minari data set").ParquetFile(path) as file:
             return file.metadata.num_rows * sum(map(_row_bytes, file.schema_arrow.types))
@@ -130,7 +131,7 @@ def _declared(path: Path, data_format: str) -> int:
 
 
 def _row_bytes(kind: Any) -> int:
-    """The bytes that a row of an Arrow type takes; of one that varies, those that say where it lies."""
+    """Returns the bytes of a row of an Arrow type; of a type of variable length, those of its offset."""
     if getattr(kind, "num_fields", 0):
         size = sum(_row_bytes(kind.field(i).type) for i in range(kind.num_fields))
         return size * getattr(kind, "list_size", 1)

@@ -1,8 +1,8 @@
-"""Named arrays in one .npz file: the simplest door in.
+"""Named arrays in one .npz file: the simplest format.
 
-Either whole episodes, one after the other:
+The arrays are either whole episodes, one after the other:
 
-    lengths         [E] the transitions of each episode
+    lengths         [E] number of transitions of each episode
     observations    [sum of (length + 1), ...]
     actions         [sum of lengths, ...]
     rewards         [sum of lengths]
@@ -14,7 +14,7 @@ or a table of N transitions:
     observations, actions, rewards, terminated, truncated    [N, ...]; truncated may be left out
     next_observations                                        [N, ...]; may be left out, see D4RL
 
-A nest is several arrays: `observations/camera`, `observations/speed` are a dict.
+A nest consists of several arrays: `observations/camera` and `observations/speed` become a dict.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ NESTS = ("observations", "actions", "next_observations")
 
 
 class NpzSource(EpisodeSource):
-    """Episodes of `npz:file.npz`.
+    """Reads the episodes of `npz:file.npz`.
 
     Args:
       where: the file.
       environment: not used.
 
     Raises:
-      UsageError: there is no such file, it is damaged, or names are missing or not known.
+      UsageError: the file does not exist or is damaged, or names are missing or unknown.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -85,7 +85,7 @@ class NpzSource(EpisodeSource):
         if parts["next_observations"] is not None:
             raise UsageError(f"{self.name} has lengths and next_observations; with lengths, observations hold them")
         self._check_lengths(lengths)
-        count = sum(map(int, lengths))  # which numpy would let overflow
+        count = sum(map(int, lengths))  # numpy's sum would overflow
         needed = {"observations": count + len(lengths), "actions": count, "rewards": count}
         for name, expected in needed.items():
             for label, leaf in nest.named_leaves(parts[name], name):
@@ -119,7 +119,7 @@ class NpzSource(EpisodeSource):
             raise UsageError(f"{self.name}: lengths holds {lengths.min()}, and a number of transitions is 0 or more")
 
     def _flags(self, values: Any, name: str, number: int, rows: slice, num_episodes: int, count: int) -> np.ndarray:
-        """An episode's flags `[T]`, of a file that has one an episode or one a transition."""
+        """Returns an episode's flags `[T]`; the file has one for each episode, or one for each transition."""
         length = rows.stop - rows.start
         if values is None:
             return np.zeros(length, bool)

@@ -12,14 +12,14 @@ from alfish.runs.checkpoint import Checkpoints
 
 
 class OwnSource(EpisodeSource):
-    """Episodes of `alfish:directory`.
+    """Reads the episodes of `alfish:directory`.
 
     Args:
       where: the directory.
       environment: not used.
 
     Raises:
-      UsageError: there is no such directory, or it is damaged.
+      UsageError: the directory does not exist, or is damaged.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -71,7 +71,7 @@ class OwnSource(EpisodeSource):
         return found
 
     def _unreadable(self, number: int, first: int, count: int, words: str) -> Iterator[Unreadable]:
-        """The episodes of a file, each by its number; where the file cannot have held so many, all in one."""
+        """Yields each episode of a file by number, or one item for all if the file cannot hold `count` episodes."""
         path = self._directory / f"checkpoint-{number:012d}.pt"
         named = words if str(self._directory) in words else f"{path}: {words}"
         what = f"{named}; {len(self._num_episodes) - 1} other files of the data set are there"

@@ -25,14 +25,14 @@ from alfish.specs import ActionUnits, ObservationUnits
 
 
 class RunSource(EpisodeSource):
-    """Episodes of `run:root_dir`.
+    """Reads the episodes of `run:root_dir`.
 
     Args:
-      where: a run of `alfish train` that keeps a replay.
-      environment: spaces that stand in for those of a run that did not store its own.
+      where: directory of an off-policy run of `alfish train`.
+      environment: spaces, if the run did not store its own.
 
     Raises:
-      UsageError: there is no such run, it has no replay, or the spaces are not known.
+      UsageError: the run does not exist, has no replay, or its spaces are unknown.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -73,17 +73,17 @@ class RunSource(EpisodeSource):
                 )
             assert self.spaces.observation is not None and self.spaces.action is not None
             observation = ObservationUnits(self.spaces.observation).to_environment(step.observation)
-            # What was executed stands on the row of arrival; the sample itself may be out of bounds.
+            # The executed action is in the row of arrival. The sampled action may be out of bounds.
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
             actions = ActionUnits(self.spaces.action).stretch(executed)
             yield from rows.episodes(str(column), step.step_type, step.reward, step.discount, observation, actions)
 
 
 def _check_state(state: Any) -> None:
-    """Raises where this is no replay's state, or one of more rows than it has.
+    """Checks that this is the state of a replay, with as many rows as it declares.
 
     Raises:
-      UsageError, LookupError, TypeError, ValueError: says what it is.
+      UsageError, LookupError, TypeError, ValueError: it is not.
     """
     pos, start, startable = (check_tensor(state[name], name) for name in ("pos", "start", "startable"))
     length, num_columns = operator.index(state["length"]), len(pos)

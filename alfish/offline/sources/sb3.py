@@ -1,7 +1,7 @@
 """Stable-Baselines3's replay buffers, as `model.save_replay_buffer` pickles them.
 
-The pickle is read without executing anything of it (`pickles`), and without Stable-Baselines3. Each of its environments
-is a column, unrolled from the oldest row. Box actions stand there in [-1, 1], and are stretched to the space's bounds.
+The pickle is read without Stable-Baselines3, and nothing of it is executed (`pickles`). Each environment is a column,
+read from its oldest row. The file has Box actions in [-1, 1], which are stretched to the space's bounds.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ SPACES = (
     "dict.Dict",
     "tuple.Tuple",
 )
-# What a saved buffer refers to, each read as an inert object. The generators are the spaces' own.
+# Classes that a saved buffer refers to, each read as an inert object. The generators belong to the spaces.
 INERT = (
     "stable_baselines3.common.buffers.ReplayBuffer",
     "stable_baselines3.common.buffers.DictReplayBuffer",
@@ -53,14 +53,14 @@ NEEDED = ("observations", "actions", "rewards", "dones", "pos", "full", "observa
 
 
 class SB3Source(EpisodeSource):
-    """Episodes of `sb3:file.pkl`.
+    """Reads the episodes of `sb3:file.pkl`.
 
     Args:
       where: the file.
       environment: not used.
 
     Raises:
-      UsageError: there is no such file, or it is anything but a replay buffer.
+      UsageError: the file does not exist, or is no replay buffer.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -95,10 +95,10 @@ class SB3Source(EpisodeSource):
         return bool(self._fields["handle_timeout_termination"]) and self._fields["timeouts"] is not None
 
     def _check_arrays(self) -> tuple[int, int]:
-        """Rows and columns that all arrays have.
+        """Returns the numbers of rows and columns, which all arrays share.
 
         Raises:
-          UsageError: one is something else than rows of numbers in each column.
+          UsageError: an array has another form.
         """
         for name in ARRAYS:
             check_nest(self._fields[name], f"{self.name}: {name}")
@@ -117,7 +117,7 @@ class SB3Source(EpisodeSource):
         return expected
 
     def _rows_by_age(self) -> np.ndarray:
-        """The rows that were written, the oldest first."""
+        """Returns the rows that were written, from the oldest."""
         pos, is_full = self._fields["pos"], self._fields["full"]
         if not isinstance(pos, (int, np.integer)) or not 0 <= pos <= self._num_rows:
             raise UsageError(f"{self.name}: pos is {shown(pos)}, and a row of {self._num_rows:,} is expected")
@@ -126,7 +126,7 @@ class SB3Source(EpisodeSource):
         if not is_full:
             return np.arange(pos)
         order = np.arange(pos, pos + self._num_rows) % self._num_rows
-        # The newest row's next observation lies in the place of the oldest row's.
+        # The newest row's next observation has overwritten the oldest row's observation.
         return order[1:] if self._fields["next_observations"] is None else order
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
@@ -158,7 +158,7 @@ class SB3Source(EpisodeSource):
             return specs.map_space(lambda leaf, part: rows(part).reshape(-1, *leaf.shape), space, column)
 
         observations, actions = of(declared.observation, fields["observations"]), of(declared.action, fields["actions"])
-        if isinstance(declared.action, spaces.Box):  # which stable-baselines3 keeps in [-1, 1], as alfish does
+        if isinstance(declared.action, spaces.Box):  # Stable-Baselines3 stores them in [-1, 1], as alfish does
             stretched = specs.ActionUnits(declared.action).to_environment(actions.reshape(len(actions), -1))
             actions = stretched.astype(declared.action.dtype)
         following = fields["next_observations"]
@@ -175,13 +175,13 @@ class SB3Source(EpisodeSource):
 
 
 class _Size:
-    """Counts the parts of a space, and the numbers in its bounds: parts that are shared may be without end."""
+    """Counts the parts of a space and the numbers in its bounds, because shared parts may multiply without end."""
 
     def __init__(self) -> None:
         self._parts = self._numbers = 0
 
     def add(self, where: str, numbers: int = 0) -> None:
-        """Counts a part, or numbers of it.
+        """Counts a part, or its numbers.
 
         Raises:
           UsageError: there are too many; names `where`.
@@ -194,7 +194,7 @@ class _Size:
 
 
 def _space(said: Any, where: str, size: _Size) -> spaces.Space:
-    """The space that an inert object describes; `size` counts its parts."""
+    """Returns the space that an inert object describes; `size` counts its parts."""
     kind, of = (said.kind, said.attributes) if isinstance(said, Inert) else (type(said).__name__, {})
     size.add(where)
     try:
@@ -221,7 +221,7 @@ def _space(said: Any, where: str, size: _Size) -> spaces.Space:
 
 
 def _numbers(values: Any) -> np.ndarray:
-    """An array of numbers of its own."""
+    """Returns a copy of an array of numbers."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in flat.NUMBERS:
         raise TypeError("its bounds are no arrays of numbers")
     return values.copy()
