@@ -27,7 +27,7 @@ Q_NETWORK = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=SMALL
 ALGORITHMS = {
     "dqn": functools.partial(DQN, q_network=Q_NETWORK, gamma=0.9, epsilon=Linear(1.0, 0.05), target_period=20),
     "sac": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, gamma=0.9, target_rate=0.05, initial_alpha=0.1,
-                             box_target_entropy=-3.0, discrete_entropy_share=0.1),
+                             box_target_entropy=-3.0, discrete_entropy_fraction=0.1),
     "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=CRITIC, gamma=0.9,
                              target_rate=0.05),
 }  # fmt: skip
