@@ -22,11 +22,12 @@ _HOME = {
     "Evaluator": "alfish.training.evaluator",
     "Experience": "alfish.data",
     "Learner": "alfish.learner.learner",
-    "Listener": "alfish.training.listeners",
+    "Listener": "alfish.training.listener",
     "LossInfo": "alfish.data",
     "Policy": "alfish.training.policy",
     "RLAlgorithm": "alfish.algorithms.rl_algorithm",
-    "Report": "alfish.training.listeners",
+    "Report": "alfish.training.listener",
+    "Run": "alfish.training.listener",
     "StepType": "alfish.data",
     "StopAt": "alfish.training.listeners",
     "StopWithoutProgress": "alfish.training.listeners",
@@ -54,8 +55,9 @@ if TYPE_CHECKING:
     from alfish.learner.learner import Learner as Learner
     from alfish.training.evaluator import Evaluator as Evaluator
     from alfish.training.evaluator import make_evaluator as make_evaluator
-    from alfish.training.listeners import Listener as Listener
-    from alfish.training.listeners import Report as Report
+    from alfish.training.listener import Listener as Listener
+    from alfish.training.listener import Report as Report
+    from alfish.training.listener import Run as Run
     from alfish.training.listeners import StopAt as StopAt
     from alfish.training.listeners import StopWithoutProgress as StopWithoutProgress
     from alfish.training.policy import Policy as Policy

@@ -29,10 +29,10 @@ import torch
 from torch import nn
 
 import alfish
-from alfish import Listener
 from alfish.bin.confs import describe
 from alfish.configuration.locating import confs_directory
 from alfish.offline import DataSetWriter, Episode, Spaces
+from alfish.training.listener import Listener, Report, Run
 from benchmarks.tables import read_rows, write_rows
 
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "fingerprints.csv"
@@ -47,13 +47,13 @@ EPISODE_LENGTH = 50
 class Fingerprint(Listener):
     """Writes the sums at the run's beginning and end into its directory."""
 
-    def start(self, trainer: Any) -> None:
-        self._initial = digest(trainer.algorithm)
+    def start(self, run: Run) -> None:
+        self._initial = digest(run.algorithm)
 
-    def after_iteration(self, trainer: Any, report: Any) -> None:
+    def after_iteration(self, run: Run, report: Report) -> None:
         if report.finished:
-            sums = {"updates": str(report.updates), "initial": self._initial, "trained": digest(trainer.algorithm)}
-            (trainer.root_dir / SUMS).write_text(json.dumps(sums))
+            sums = {"updates": str(report.updates), "initial": self._initial, "trained": digest(run.algorithm)}
+            (run.directory.path / SUMS).write_text(json.dumps(sums))
 
 
 def digest(module: nn.Module) -> str:

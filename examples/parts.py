@@ -11,8 +11,7 @@ from alfish.data import TimeStep
 from alfish.metrics import Metric
 from alfish.metrics.rows import StepBatch
 from alfish.nest import Nest
-from alfish.training.listeners import Listener, Report
-from alfish.training.trainer import Trainer
+from alfish.training.listener import Listener, Report, Run
 from alfish.transforms import Transform
 
 
@@ -58,7 +57,7 @@ class Announce(Listener):
     def __init__(self, length: float = 100.0):
         self._length, self._said = length, False
 
-    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+    def after_iteration(self, run: Run, report: Report) -> None:
         if not self._said and report.scalars.get("metrics/average_episode_length", 0) >= self._length:
             self._said = True
-            trainer.log(f"Episodes are {self._length:.0f} steps long after {report.env_steps:,} steps")
+            run.log(f"Episodes are {self._length:.0f} steps long after {report.env_steps:,} steps")

@@ -104,7 +104,7 @@ def make(root_dir, recipe, numpy_policy=None, compile=False):
     )
     trainer.start()
     iterations = trainer.iterate()
-    while trainer.updates < 4:
+    while trainer.clock.updates < 4:
         next(iterations)
     return trainer
 
@@ -149,7 +149,7 @@ COMPILED_CEILINGS = {"ppo": (1, 440), "dqn": (1, 127), "sac": (1, 168), "td3": (
 def test_compiled_updates_make_no_more_graphs_nor_calls(tmp_path, recipe):
     trainer = make(tmp_path, recipe, compile=True)
     learner, iterations = trainer.learner, trainer.iterate()
-    while trainer.updates < 16:
+    while trainer.clock.updates < 16:
         next(iterations)
     calls = of_an_update(trainer)[2]
     for _ in range(8):

@@ -39,7 +39,7 @@ def main(flag_values: flags.FlagValues) -> int:
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         which = help_texts.checkpoint(flag_values.checkpoint)
         if not trainer.batches.acts:
-            which, _ = trainer.checkpoints.load(which)
+            which, _ = trainer.directory.checkpoints.load(which)
         env_steps = trainer.load_policy(which)
         done = f"{env_steps:,} env steps" if trainer.batches.acts else f"{which:,} updates"
         evaluator = trainer.evaluator(flag_values.num_episodes, flag_values.num_envs, flag_values.max_length)

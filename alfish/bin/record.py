@@ -141,8 +141,8 @@ def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
     Raises:
       UsageError: there is no such checkpoint.
     """
-    steps, state = trainer.checkpoints.load(which)
-    path = trainer.root_dir / "checkpoints" / f"checkpoint-{steps:012d}.pt"
+    steps, state = trainer.directory.checkpoints.load(which)
+    path = trainer.directory.path / "checkpoints" / f"checkpoint-{steps:012d}.pt"
     return {
         "alfish_version": alfish.__version__,
         "algorithm": type(trainer.algorithm).__name__,

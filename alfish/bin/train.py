@@ -17,7 +17,6 @@ that a listener stopped, remove `done`. A checkpoint of another run or of anothe
 """
 
 import contextlib
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,23 +105,22 @@ def _train(trainer: "Trainer") -> int:
     try:
         report = trainer.train()
     except DiskError as error:
-        newest = trainer.checkpoints.steps()[-1:]
+        newest = trainer.directory.checkpoints.steps()[-1:]
         at = f"continues from the checkpoint at {newest[0]:,} steps" if newest else "begins again"
         raise RunError(f"{error}; once it can be written to, the same command {at}") from error
     if trainer.interrupted_by is not None:
-        name = signal.Signals(trainer.interrupted_by).name
-        trainer.log(f"{name}: stopped at {trainer.steps:,} steps; the same command continues")
+        trainer.log(f"{trainer.signals.name}: stopped at {trainer.clock.value:,} steps; the same command continues")
         return 128 + trainer.interrupted_by
     if report is None:
-        print(f"{trainer.root_dir} is done: {_end_of(trainer)}", file=sys.stderr)
+        print(f"{trainer.directory.path} is done: {_end_of(trainer)}", file=sys.stderr)
     return 0
 
 
 def _end_of(trainer: "Trainer") -> str:
     """Returns the reason why a run is finished, and how to continue it."""
-    if trainer.stopped is not None:
-        return f"{trainer.stopped}; remove {trainer.root_dir / 'done'} to go on"
-    name, budget = trainer.budget
-    if trainer.progress < 1:
+    if trainer.clock.stop_reason is not None:
+        return f"{trainer.clock.stop_reason}; remove {trainer.directory.path / 'done'} to go on"
+    name, budget, _ = trainer.clock.budget
+    if trainer.clock.progress < 1:
         return f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to go on"
     return f"Trainer.{name} = {budget:,} is spent; raise it to go on"

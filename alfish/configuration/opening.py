@@ -17,8 +17,9 @@ from alfish.parameters.description import CONFIG_FILE
 from alfish.runs import random_state
 from alfish.runs.checkpoint import Checkpoints
 from alfish.specs import action_spec, observation_spec
+from alfish.training.parts import device_named
 from alfish.training.policy import Policy, load_networks, make_networks
-from alfish.training.trainer import Trainer, device_named
+from alfish.training.trainer import Trainer
 
 
 @contextlib.contextmanager

@@ -34,8 +34,8 @@ def configured_trainer(root_dir: str | Path, found: Reading, objects: Mapping[st
     with messages.complete(found):
         trainer = Trainer(root_dir)
     refuse_unread(found)
-    trainer.config = {CONFIG_FILE: text, reading.OPERATIVE_FILE: reading.operative_text()}
-    trainer.config_hash = differences.digest(text)
+    trainer.directory.config = {CONFIG_FILE: text, reading.OPERATIVE_FILE: reading.operative_text()}
+    trainer.directory.config_hash = differences.digest(text)
     return trainer
 
 
@@ -80,7 +80,7 @@ def configured_run(
                 with contextlib.suppress(OSError):
                     root_dir.rmdir()
             raise
-        trainer.accepts_config_change = on_config_change == "new"
+        trainer.directory.accepts_config_change = on_config_change == "new"
         with messages.complete(found):
             yield trainer
 

@@ -99,6 +99,9 @@ class Checkpoints:
       keep_period: steps between milestones; 0 keeps none.
       origin: written into each file; a file of another run is refused.
 
+    Attributes:
+      directory, origin: the arguments.
+
     Raises:
       UsageError: if `keep_last` or `keep_period` is out of range.
     """
@@ -110,12 +113,18 @@ class Checkpoints:
         keep_period: int = 0,
         origin: Origin = UNKNOWN,
     ):
+        self.directory, self.origin = Path(directory), origin
+        self.keep(keep_last, keep_period)
+
+    def keep(self, keep_last: int, keep_period: int = 0) -> None:
+        """Changes which checkpoints are kept; see the class.
+
+        Raises:
+          UsageError: if an argument is out of range.
+        """
         if keep_last < 1 or keep_period < 0:
             raise UsageError(f"keep_last={keep_last} must be at least 1 and keep_period={keep_period} at least 0.")
-        self._directory = Path(directory)
-        self._keep_last = keep_last
-        self._keep_period = keep_period
-        self.origin = origin
+        self._keep_last, self._keep_period = keep_last, keep_period
 
     def save(self, step: int, state: Nest, best: bool = False, keep: Iterable[int] = ()) -> Path:
         """Writes `state` and prunes the others; returns the file.
@@ -139,7 +148,7 @@ class Checkpoints:
             raise ValueError(f"A checkpoint's steps must be at least 0, got {step}.")
         _check_loadable(state)
         path = self._path(step)
-        make_directory(self._directory)
+        make_directory(self.directory)
         with writing(path):
             self._remove_leftovers()
         with open_atomically(path) as file:
@@ -168,9 +177,9 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Of the checkpoints, ascending; unfinished files are not among them."""
-        if not self._directory.is_dir():
+        if not self.directory.is_dir():
             return []
-        matches = (_NAME.fullmatch(entry.name) for entry in self._directory.iterdir())
+        matches = (_NAME.fullmatch(entry.name) for entry in self.directory.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def load(
@@ -200,7 +209,7 @@ class Checkpoints:
         if which == "best":
             step = self.best()
             if step is None:
-                raise UsageError(f"No checkpoint in {self._directory} is marked as the best; load 'latest' instead.")
+                raise UsageError(f"No checkpoint in {self.directory} is marked as the best; load 'latest' instead.")
         elif isinstance(which, str):
             raise UsageError(f"Which checkpoint is {which!r}? Say 'latest', 'best' or its steps.")
         else:
@@ -230,7 +239,7 @@ class Checkpoints:
     ) -> tuple[int, Nest]:
         steps = self.steps()
         if not steps:
-            raise UsageError(f"There is no checkpoint in {self._directory}; check the path, or train first.")
+            raise UsageError(f"There is no checkpoint in {self.directory}; check the path, or train first.")
         broken: list[BrokenCheckpoint] = []
         for step in sorted(steps, key=lambda step: (step in first, step), reverse=True):
             try:
@@ -242,7 +251,7 @@ class Checkpoints:
                 logging.warning("%s; FALLING BACK to %s.", fault, self._path(step).name)
             return step, state
         raise UsageError(
-            f"None of the {len(steps)} checkpoints in {self._directory} is readable ({broken[0]}); restore the files "
+            f"None of the {len(steps)} checkpoints in {self.directory} is readable ({broken[0]}); restore the files "
             "from a copy, or move the directory away to start from scratch."
         )
 
@@ -287,12 +296,12 @@ class Checkpoints:
         for step in steps:
             if step not in kept:
                 self._path(step).unlink(missing_ok=True)
-        for path in sorted(self._directory.glob(f"checkpoint-*.pt{SUPERSEDED}"))[:-NUM_SUPERSEDED]:
+        for path in sorted(self.directory.glob(f"checkpoint-*.pt{SUPERSEDED}"))[:-NUM_SUPERSEDED]:
             path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
         """Removes what killed writers left. Here, by the only writer: a reader could hit a file in the making."""
-        for path in self._directory.glob(".*.tmp"):
+        for path in self.directory.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
     def best(self) -> int | None:
@@ -311,14 +320,14 @@ class Checkpoints:
         steps = self.steps()
         if step not in steps:
             available = f"there are {steps}" if steps else "there is none"
-            raise UsageError(f"There is no checkpoint at {step} steps in {self._directory}; {available}.")
+            raise UsageError(f"There is no checkpoint at {step} steps in {self.directory}; {available}.")
 
     def _path(self, step: int) -> Path:
-        return self._directory / f"checkpoint-{step:012d}.pt"
+        return self.directory / f"checkpoint-{step:012d}.pt"
 
     @property
     def _best_path(self) -> Path:
-        return self._directory / "best.json"
+        return self.directory / "best.json"
 
 
 def run_id(root_dir: str | os.PathLike) -> str | None:

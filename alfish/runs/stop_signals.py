@@ -50,6 +50,11 @@ class StopSignals:
         self._rescues = False  # the watching thread has taken over
         self._before: dict[int, Any] = {}
 
+    @property
+    def name(self) -> str:
+        """Name of the first signal received, such as SIGTERM; '' where there was none."""
+        return signal.Signals(self.number).name if self.number is not None else ""
+
     def check(self) -> None:
         """Raises Interrupted if a signal was received."""
         if self.number is not None:

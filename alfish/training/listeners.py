@@ -2,61 +2,22 @@
 
 import math
 import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import gin
 
 from alfish.errors import UsageError
 from alfish.formatting import significant
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
-from alfish.runs.checkpoint import Checkpoints
+from alfish.parameters.kinds import shown
 from alfish.runs.files import make_directory, write_atomically
 from alfish.runs.writers import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
-from alfish.training.evaluator import Evaluation, Evaluator
-
-if TYPE_CHECKING:
-    from alfish.training.trainer import Trainer
-
+from alfish.training.evaluator import Evaluator
+from alfish.training.listener import Listener, Report, Run
 
 # What the trainer's own scalars begin with; see `Trainer`.
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
-
-
-@dataclass
-class Report:
-    """What one iteration did. Listeners read it in order, and may add to it for those after them."""
-
-    steps: int  # the run's clock; see `Trainer`
-    env_steps: int
-    iterations: int
-    updates: int
-    wall_seconds: float
-    progress: float  # of the budget, in [0, 1]
-    finished: bool  # no iteration follows: the run is at its end, or was interrupted
-    scalars: dict[str, float] = field(default_factory=dict)  # empty unless a summary was due
-    # Where scalars stand that do not stand at `steps`, by what their names begin with: an evaluation stands at the step
-    # at which it was due, so that those of several seeds stand side by side.
-    nominal_steps: dict[str, int] = field(default_factory=dict)
-    evaluation: Evaluation | None = None
-
-
-class Listener:
-    """Consumes the trainer's reports. Every method may be left out."""
-
-    def start(self, trainer: "Trainer") -> None:
-        """Before the first iteration, after a resume: whatever is built is built here."""
-
-    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        """After every iteration, the last one included (`report.finished`)."""
-
-    def close(self) -> None:
-        """At the end, also after an error, if `start` came to its end. Other parts are closed whatever it raises."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @gin.configurable(module="alfish.training.listeners")
@@ -89,30 +50,30 @@ class Evaluate(Listener):
         self._next = period
         self._last: tuple[int, int] | None = None  # steps and updates of the last evaluation
 
-    def start(self, trainer: "Trainer") -> None:
-        names = [listener._name for listener in trainer.listeners if isinstance(listener, Evaluate)]
+    def start(self, run: Run) -> None:
+        names = [listener._name for listener in run.listeners if isinstance(listener, Evaluate)]
         if names.count(self._name) > 1:
             raise UsageError(
                 f"{names.count(self._name)} Evaluate listeners are called {self._name!r}, and would overwrite each "
                 "other's files; give each an Evaluate.name of its own"
             )
-        self._evaluator = trainer.evaluator(self._num_episodes, self._num_envs)
+        self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
 
-    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        due = self._period and report.steps >= self._next
-        if trainer.interrupted_by is not None or (not due and not trainer.finished):  # what is due comes after a resume
+    def after_iteration(self, run: Run, report: Report) -> None:
+        due = self._period and report.clock >= self._next
+        if run.interrupted_by is not None or (not due and not run.clock.finished):  # what is due comes after a resume
             return
-        policy = report.steps, report.updates
+        policy = report.clock, report.updates
         if policy == self._last:  # a listener stopped the run because of what it returned
             return
         assert self._evaluator is not None
-        with trainer.signals.breaking():
+        with run.signals.breaking():
             evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         self._last = policy
-        nominal = self._nominal_steps(trainer, report)
+        nominal = self._nominal_clock(run, report)
         if self._period:
-            self._next = (report.steps // self._period + 1) * self._period
-        directory = trainer.root_dir / "eval"
+            self._next = (report.clock // self._period + 1) * self._period
+        directory = run.directory.path / "eval"
         make_directory(directory)
         write_atomically(directory / f"{self._name}-{nominal:012d}.csv", evaluation.to_csv())
         report.evaluation = evaluation
@@ -120,17 +81,15 @@ class Evaluate(Listener):
         for name in ("mean", "std", "min", "max"):
             report.scalars[f"{self._name}/{name}_return"] = summary[name]
         report.scalars[f"{self._name}/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
-        report.nominal_steps[self._name] = nominal
+        report.nominal_clock[self._name] = nominal
         mean, low, high = (significant(summary[name]) for name in ("mean", "ci_low", "ci_high"))
-        trainer.log(
-            f"Evaluation at {nominal:,} steps: return {mean} [{low}, {high}] over {self._num_episodes} episodes"
-        )
+        run.log(f"Evaluation at {nominal:,} steps: return {mean} [{low}, {high}] over {self._num_episodes} episodes")
 
-    def _nominal_steps(self, trainer: "Trainer", report: Report) -> int:
-        name, budget = trainer.budget
+    def _nominal_clock(self, run: Run, report: Report) -> int:
+        name, budget, _ = run.clock.budget
         if name == "num_env_steps" and report.env_steps >= budget:
             return int(budget)
-        return report.steps if trainer.finished else report.steps // self._period * self._period
+        return report.clock if run.clock.finished else report.clock // self._period * self._period
 
     def close(self) -> None:
         if self._evaluator is not None:
@@ -170,26 +129,26 @@ class CheckpointSaver(Listener):
         self._next = period
         self._best: float | None = None
 
-    def start(self, trainer: "Trainer") -> None:
-        directory = trainer.root_dir / "checkpoints"
-        trainer.checkpoints = Checkpoints(directory, self._keep_last, self._keep_period, trainer.checkpoints.origin)
-        if (trainer.checkpoints.best() or 0) > trainer.steps:
+    def start(self, run: Run) -> None:
+        checkpoints = run.directory.checkpoints
+        checkpoints.keep(self._keep_last, self._keep_period)
+        if (checkpoints.best() or 0) > run.clock.value:
             self._best = None  # the run continues from before it, and will supersede it
 
-    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        due = bool(self._period) and report.steps >= self._next
+    def after_iteration(self, run: Run, report: Report) -> None:
+        due = bool(self._period) and report.clock >= self._next
         evaluation = report.evaluation
         is_best = False
         if self._keep_best and evaluation is not None and math.isfinite(evaluation.mean):
             is_best = self._best is None or evaluation.mean >= self._best
             self._best = evaluation.mean if is_best else self._best
-        if trainer.interrupted_by is not None and trainer.is_saved:
+        if run.interrupted_by is not None and run.is_saved:
             return
         due = due or report.finished
         if due and self._period:
-            self._next = (report.steps // self._period + 1) * self._period
+            self._next = (report.clock // self._period + 1) * self._period
         if due or is_best:
-            trainer.save(best=is_best, rows=due)
+            run.save(best=is_best, rows=due)
 
     def state_dict(self) -> dict[str, Any]:
         return {"next": self._next, "best": self._best}
@@ -206,29 +165,29 @@ class Summaries(Listener):
     def __init__(self) -> None:
         self._writer: Writer = NullWriter()
 
-    def start(self, trainer: "Trainer") -> None:
-        resumed = trainer.steps  # 0 too: a run killed before its first checkpoint has left rows behind
+    def start(self, run: Run) -> None:
+        resumed = run.clock.value  # 0 too: a run killed before its first checkpoint has left rows behind
         self._writer = MultiWriter(
             [
-                TensorBoardWriter(trainer.root_dir / "tensorboard", resumed + 1),
-                CSVWriter(trainer.root_dir / "metrics.csv", resumed),
+                TensorBoardWriter(run.directory.path / "tensorboard", resumed + 1),
+                CSVWriter(run.directory.path / "metrics.csv", resumed),
             ]
         )
         self._config_written = False
 
-    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
+    def after_iteration(self, run: Run, report: Report) -> None:
         if not self._config_written:
             self._config_written = True
-            for name, text in trainer.config.items():
-                self._writer.text(name, f"```\n{text}\n```", report.steps)
+            for name, text in run.directory.config.items():
+                self._writer.text(name, f"```\n{text}\n```", report.clock)
         others = dict(report.scalars)
         counters = report.env_steps, report.iterations, report.updates, report.wall_seconds
-        nominal = {prefix: steps for prefix, steps in report.nominal_steps.items() if steps != report.steps}
+        nominal = {prefix: steps for prefix, steps in report.nominal_clock.items() if steps != report.clock}
         for prefix, steps in sorted(nominal.items(), key=lambda item: item[1]):
             own = {name: others.pop(name) for name in report.scalars if name.startswith(f"{prefix}/")}
             self._writer.scalars(own, steps, *counters)
         if others:
-            self._writer.scalars(others, report.steps, *counters)
+            self._writer.scalars(others, report.clock, *counters)
 
     def close(self) -> None:
         self._writer.close()
@@ -244,23 +203,22 @@ class Progress(Listener):
         self._console: ConsoleProgress | None = None
         self._values: dict[str, float] = {}
 
-    def start(self, trainer: "Trainer") -> None:
-        name, budget = trainer.budget
+    def start(self, run: Run) -> None:
+        name, budget, _ = run.clock.budget
         unit = name.removeprefix("num_").replace("_", " ").replace("wall seconds", "seconds")
         self._console = ConsoleProgress(budget, unit, sys.stderr, self._period_seconds)
-        self._console.update(trainer.progress * budget, trainer.steps, {})
+        self._console.update(run.clock.progress * budget, run.clock.value, {})
 
-    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
+    def after_iteration(self, run: Run, report: Report) -> None:
         shown = {"return": "metrics/average_return", "loss": "train/loss", "lag": "unroller/lag_mean"}
         self._values |= {name: report.scalars[key] for name, key in shown.items() if key in report.scalars}
         assert self._console is not None
-        self._console.update(report.progress * trainer.budget[1], report.steps, self._values)
+        self._console.update(report.progress * run.clock.budget.size, report.clock, self._values)
 
-    def line(self, text: str) -> None:
-        if self._console is None:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            self._console.line(text)
+    def show(self, line: str) -> bool:
+        if self._console is not None:
+            self._console.line(line)
+        return self._console is not None
 
     def close(self) -> None:
         if self._console is not None:
@@ -273,10 +231,10 @@ class _Watcher(Listener):
     def __init__(self, scalar: str):
         self._scalar = scalar
 
-    def start(self, trainer: "Trainer") -> None:
+    def start(self, run: Run) -> None:
         """Raises UsageError where nothing before it reports what it watches."""
         name = type(self).__name__
-        before = trainer.listeners[: trainer.listeners.index(self)]
+        before = run.listeners[: run.listeners.index(self)]
         evaluations = [listener._name for listener in before if isinstance(listener, Evaluate)]
         if self._scalar.rpartition("/")[0] not in (*evaluations, *TRAINER_SCALARS):
             others = ", ".join(f"{prefix}/..." for prefix in (*evaluations, *TRAINER_SCALARS))
@@ -285,9 +243,9 @@ class _Watcher(Listener):
                 f"@Evaluate(), which reports evaluation/mean_return, before it, or watch one of {others}"
             )
 
-    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
+    def after_iteration(self, run: Run, report: Report) -> None:
         if self._scalar in report.scalars and (reason := self.reason(report.scalars[self._scalar])):
-            trainer.stop(reason)
+            run.stop(reason)
 
     def reason(self, value: float) -> str | None:
         """Why the run is to stop now; None: it goes on."""
@@ -353,6 +311,29 @@ class StopWithoutProgress(_Watcher):
         self._best, self._num_without = state["best"], state["num_without"]
 
 
-def default_listeners() -> list[Listener]:
-    """Evaluation, checkpoints, summaries and the progress bar."""
-    return [Evaluate(), CheckpointSaver(), Summaries(), Progress()]
+def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[Listener]) -> list[Listener]:
+    """Returns the listeners of a run.
+
+    Args:
+      listeners: None: evaluation, checkpoints, summaries and the progress bar.
+      extra: come after them.
+
+    Raises:
+      UsageError: one is not a Listener.
+    """
+    if listeners is None:
+        listeners = [Evaluate(), CheckpointSaver(), Summaries(), Progress()]
+    together = [*listeners, *extra]
+    for listener in together:
+        if not isinstance(listener, Listener):
+            raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
+    return together
+
+
+def named(listeners: Sequence[Listener]) -> Iterator[tuple[str, Listener]]:
+    """Yields each listener by its class's name, the second one of a class as `Evaluate 2`."""
+    counts: dict[str, int] = {}
+    for listener in listeners:
+        name = type(listener).__name__
+        counts[name] = counts.get(name, 0) + 1
+        yield (name if counts[name] == 1 else f"{name} {counts[name]}"), listener

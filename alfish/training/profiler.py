@@ -1,11 +1,9 @@
 """Where a run's time goes, part by part, and what to do about it."""
 
-import contextlib
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import gin
 import torch
@@ -13,22 +11,53 @@ import torch
 from alfish import specs
 from alfish.data import StepType
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, checked
-from alfish.training.listeners import Listener, Report
+from alfish.runs.timer import LOOP
+from alfish.training.listener import LISTENERS, Listener, Report, Run
+from alfish.training.loop import COLLECT, UPDATE
+from alfish.training.trainer import Trainer
+from alfish.unrollers.unroller import ENVIRONMENT, POLICY
 
-if TYPE_CHECKING:
-    from alfish.training.trainer import Trainer
-
-LOOP, ENVIRONMENT, POLICY, UNROLL = "the loop", "environment", "policy", "unroll, the rest"
-WORKERS = "waiting for workers, and taking over their rows"
-STORE, SAMPLE, UPDATE, METRICS = "batches: taking rows in", "batches: putting batches together", "updates", "metrics"
+WORKERS = "waiting for workers, and taking over their rows"  # COLLECT, where others collect
 SHARES = {
     "worker_wait_share": "waiting for the trainer",
     "worker_env_share": "environments",
     "worker_policy_share": "policy",
     "worker_copy_share": "copying",
 }
-LISTENERS = "evaluation, checkpoints, summaries"
 LONG_UPDATE = 1000  # microseconds, from which threads can share out what a compiled update does
+
+
+class Measured(NamedTuple):
+    """What a run has done, and the time that it took.
+
+    Attributes:
+      seconds: of the whole.
+      clock: steps of the run's clock.
+      updates: of parameters.
+      by_part: seconds of each part.
+      calls: of each part.
+    """
+
+    seconds: float
+    clock: int
+    updates: int
+    by_part: dict[str, float]
+    calls: dict[str, int]
+
+    def since(self, before: "Measured") -> "Measured":
+        """Returns the difference from an earlier measurement."""
+        by_part = {part: value - before.by_part.get(part, 0.0) for part, value in self.by_part.items()}
+        calls = {part: value - before.calls.get(part, 0) for part, value in self.calls.items()}
+        updates = self.updates - before.updates
+        return Measured(self.seconds - before.seconds, self.clock - before.clock, updates, by_part, calls)
+
+    def share(self, part: str) -> float:
+        """Returns the fraction of the time that a part takes."""
+        return self.by_part.get(part, 0.0) / self.seconds
+
+    def per_call(self, part: str) -> float:
+        """Returns the microseconds of one call of a part."""
+        return 1e6 * self.by_part.get(part, 0.0) / max(1, self.calls.get(part, 0))
 
 
 @gin.configurable(module="alfish")
@@ -47,146 +76,104 @@ class Profile(Listener):
 
     def __init__(self, warmup_updates: NonNegativeInt = 16, trace_seconds: NonNegativeFloat = 0.5):
         self._warmup_updates, self._trace_seconds = warmup_updates, trace_seconds
-        self._seconds: dict[str, float] = defaultdict(float)
-        self._calls: dict[str, int] = defaultdict(int)
-        self._stack: list[list[float]] = []  # of the parts under way, the seconds of their callees
-        self._began: float | None = None  # when counting began
-        self._total = 0.0
-        self._before = (0, 0)  # steps and updates then
         self._trace: Any = None
         self._trace_began = 0.0
         self._traced = trace_seconds == 0
-        self._steps = self._updates = 0
-        self._shares: dict[str, float] = {}  # of workers' time, by what for
+        self._before: Measured | None = None  # when counting began
+        self._measured: Measured | None = None  # since then
+        self._worker_shares: dict[str, float] = {}  # of workers' time, by scalar
 
-    def start(self, trainer: "Trainer") -> None:
-        self._trainer = trainer
-        if trainer.unroller.drains:
-            self._time(trainer.unroller, "unroll", WORKERS)
-        else:
-            self._time(trainer.environment, "step", ENVIRONMENT)
-            self._time(trainer.environment, "reset", ENVIRONMENT)
-            self._time(trainer.unroller, "act", POLICY)
-            self._time(trainer.unroller, "unroll", UNROLL)
-        self._time(trainer.metrics, "update", METRICS)
-        self._time(trainer.batches, "add", STORE)
-        self._time(trainer.learner, "_update", UPDATE)
-        chunks = trainer.batches.chunks
+    def start(self, run: Run) -> None:
+        self._run = run
+        run.unroller.time(run.timer)
 
-        def timed(steps: int) -> Iterator[Any]:
-            iterator = chunks(steps)
-            while True:
-                with self._part(SAMPLE):
-                    chunk = next(iterator, None)
-                if chunk is None:
-                    return
-                yield chunk
-
-        trainer.batches.chunks = timed  # type: ignore[method-assign]
-        for listener in trainer.listeners:
-            if listener is not self:
-                self._time(listener, "after_iteration", LISTENERS)
-
-    def after_iteration(self, trainer: "Trainer", report: Report) -> None:
-        now = time.perf_counter()
-        if self._trace is not None and (now - self._trace_began >= self._trace_seconds or report.finished):
+    def after_iteration(self, run: Run, report: Report) -> None:
+        now = self._now(report)
+        if self._trace is not None and (now.seconds - self._trace_began >= self._trace_seconds or report.finished):
             self._trace.__exit__(None, None, None)
-            self._trace.export_chrome_trace(str(trainer.root_dir / "trace.json"))
+            self._trace.export_chrome_trace(str(run.directory.path / "trace.json"))
             self._trace, self._traced = None, True
         elif self._trace is None and not self._traced and report.updates >= self._warmup_updates:
             self._trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self._trace.__enter__()
             self._trace_began = time.perf_counter()
-        if self._began is not None:
-            self._shares |= {
-                name: report.scalars[f"unroller/{name}"] for name in SHARES if report.scalars.get(f"unroller/{name}")
-            }
-            self._total = now - self._began
-            self._steps, self._updates = report.steps - self._before[0], report.updates - self._before[1]
+        if self._before is not None:
+            shares = {name: report.scalars.get(f"unroller/{name}", 0.0) for name in SHARES}
+            self._worker_shares |= {name: share for name, share in shares.items() if share}
+            self._measured = now.since(self._before)
         elif self._traced and report.updates >= self._warmup_updates:
-            self._began, self._before = time.perf_counter(), (report.steps, report.updates)
+            self._before = self._now(report)
 
     def close(self) -> None:
         if self._trace is not None:
             self._trace.__exit__(None, None, None)
             self._trace = None
-        if self._steps:
-            self._trainer.log(self.table())
+        if self._measured is not None and self._measured.clock:
+            self._run.log(self.table())
 
     def table(self) -> str:
-        """Where the time went, and what to change."""
-        seconds = dict(self._seconds)
-        seconds[LOOP] = self._total - sum(seconds.values())
+        """Returns where the time went, and what to change."""
+        measured = self._measured
+        assert measured is not None
         lines = [
-            f"{self._steps / self._total:,.0f} steps/s, {self._updates / self._total:,.0f} updates/s over "
-            f"{self._total:.1f} s",
+            f"{measured.clock / measured.seconds:,.0f} steps/s, {measured.updates / measured.seconds:,.0f} updates/s "
+            f"over {measured.seconds:.1f} s",
             f"  {'share':>6}  {'us a step':>10}  {'us a call':>10}  part",
         ]
-        for part, value in sorted(seconds.items(), key=lambda item: -item[1]):
-            share, each = value / self._total, 1e6 * value / self._steps
-            call = f"{1e6 * value / self._calls[part]:10,.1f}" if self._calls[part] else " " * 10
-            lines.append(f"  {share:6.1%}  {each:10,.1f}  {call}  {part}")
-        if self._shares:
-            parts = ", ".join(f"{share:.0%} {SHARES[name]}" for name, share in self._shares.items())
+        for part, value in sorted(measured.by_part.items(), key=lambda item: -item[1]):
+            each = 1e6 * value / measured.clock
+            call = f"{measured.per_call(part):10,.1f}" if measured.calls.get(part) else " " * 10
+            lines.append(f"  {measured.share(part):6.1%}  {each:10,.1f}  {call}  {part}")
+        if self._worker_shares:
+            parts = ", ".join(f"{share:.0%} {SHARES[name]}" for name, share in self._worker_shares.items())
             lines.append(f"  workers: {parts}")
-        return "\n".join([*lines, *(f"  - {advice}" for advice in self._advice(seconds))])
+        idle = self._worker_shares.get("worker_wait_share", 0.0) if self._worker_shares else None
+        return "\n".join([*lines, *(f"  - {line}" for line in advice(measured, self._run, idle))])
 
-    def _advice(self, seconds: dict[str, float]) -> Iterator[str]:
-        share = defaultdict(float, {part: value / self._total for part, value in seconds.items()})
-        each = self._per_call(ENVIRONMENT, seconds) / self._trainer.environment.num_envs
-        idle = self._shares.get("worker_wait_share", 0.0)
-        if share[WORKERS] > 0.2 and idle < 0.2:
-            yield (
-                "workers are the slower side: more of them (AsyncUnroller.num_workers) where there are cores for them, "
-                "or more environments in each"
-            )
-        elif self._shares and idle > 0.5:
-            yield "training is the slower side, and workers wait for it: fewer of them would do"
-        if share[UPDATE] > 0.4 and self._trainer.device.type == "cpu":
-            if self._trainer.learner.is_plain:
-                yield "most of it is updates: Learner.compile = True makes one graph of each; longer runs do so anyway"
-            elif self._per_call(UPDATE, seconds) > LONG_UPDATE and torch.get_num_threads() < (os.cpu_count() or 1):
-                yield "most of it is updates: more of Trainer.num_threads share them out, on an idle machine alone"
-        if share[ENVIRONMENT] > 0.4 and each > 50:
-            yield (
-                f"most of it is the environment, {each:,.0f} us a step: make_environment.vectorization = 'async', with "
-                "more environments, steps them side by side"
-            )
-        if share[POLICY] > 0.3 and self._trainer.environment.num_envs < 8:
-            yield "acting is dear: make_environment.num_envs shares one call of the policy between environments"
-        if share[LISTENERS] > 0.1:
-            yield "listeners take their share: raise Evaluate.period, CheckpointSaver.period or Trainer.summary_period"
-
-    def _per_call(self, part: str, seconds: dict[str, float]) -> float:
-        return 1e6 * seconds.get(part, 0) / max(1, self._calls[part])
-
-    def _time(self, owner: Any, name: str, part: str) -> None:
-        function: Callable[..., Any] = getattr(owner, name)
-
-        def timed(*arguments: Any, **keywords: Any) -> Any:
-            with self._part(part):
-                return function(*arguments, **keywords)
-
-        setattr(owner, name, timed)
-
-    @contextlib.contextmanager
-    def _part(self, part: str) -> Iterator[None]:
-        callees = [0.0]
-        self._stack.append(callees)
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - began
-            self._stack.pop()
-            if self._stack:
-                self._stack[-1][0] += spent
-            if self._began is not None:
-                self._seconds[part] += spent - callees[0]
-                self._calls[part] += 1
+    def _now(self, report: Report) -> Measured:
+        timer = self._run.timer
+        seconds = timer.begin(LISTENERS)
+        by_part, calls = dict(timer.seconds), dict(timer.calls)
+        calls[UPDATE], calls[LOOP] = report.updates, 0
+        if self._run.unroller.drains:
+            by_part[WORKERS], calls[WORKERS] = by_part.pop(COLLECT, 0.0), calls.pop(COLLECT, 0)
+        return Measured(seconds, report.clock, report.updates, by_part, calls)
 
 
-def throughput_limits(trainer: "Trainer", seconds: float = 3.0) -> str:
+def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> Iterator[str]:
+    """Yields what would make a run faster.
+
+    Args:
+      measured: of the run.
+      run: whose settings are considered.
+      worker_idle: the fraction of time that workers wait; None: there are none.
+    """
+    num_envs = run.environment.num_envs
+    env_step = measured.per_call(ENVIRONMENT) / num_envs
+    if measured.share(WORKERS) > 0.2 and (worker_idle or 0.0) < 0.2:
+        yield (
+            "workers are the slower side: more of them (AsyncUnroller.num_workers) where there are cores for them, "
+            "or more environments in each"
+        )
+    elif worker_idle is not None and worker_idle > 0.5:
+        yield "training is the slower side, and workers wait for it: fewer of them would do"
+    if measured.share(UPDATE) > 0.4 and run.device.type == "cpu":
+        if run.learner.is_plain:
+            yield "most of it is updates: Learner.compile = True makes one graph of each; longer runs do so anyway"
+        elif measured.per_call(UPDATE) > LONG_UPDATE and torch.get_num_threads() < (os.cpu_count() or 1):
+            yield "most of it is updates: more of Trainer.num_threads share them out, on an idle machine alone"
+    if measured.share(ENVIRONMENT) > 0.4 and env_step > 50:
+        yield (
+            f"most of it is the environment, {env_step:,.0f} us a step: make_environment.vectorization = 'async', with "
+            "more environments, steps them side by side"
+        )
+    if measured.share(POLICY) > 0.3 and num_envs < 8:
+        yield "acting is dear: make_environment.num_envs shares one call of the policy between environments"
+    if measured.share(LISTENERS) > 0.1:
+        yield "listeners take their share: raise Evaluate.period, CheckpointSaver.period or Trainer.summary_period"
+
+
+def throughput_limits(trainer: Trainer, seconds: float = 3.0) -> str:
     """How fast this run could be if parts of it cost nothing: environments alone, and collecting without training.
 
     Args:

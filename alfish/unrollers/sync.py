@@ -14,12 +14,13 @@ from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.nest import Nest, as_array, as_tensor
 from alfish.parameters import NonNegativeInt, checked
+from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
 from alfish.unrollers.collector import run_episodes
 from alfish.unrollers.nonfinite import check_finite
 from alfish.unrollers.policy_runner import PolicyRunner
 from alfish.unrollers.uneven_rollout import UnevenRollout
-from alfish.unrollers.unroller import SHOWN_FIELDS, StepRecords, Unroller
+from alfish.unrollers.unroller import ENVIRONMENT, POLICY, SHOWN_FIELDS, StepRecords, Unroller
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -156,6 +157,11 @@ class SyncUnroller(Unroller):
             found = run_episodes(self, num_episodes)
         self._begin_anew()  # the episodes under way have lost their beginnings
         return [self._as_experience(*nest.tensors(episode)) for episode in found]
+
+    def time(self, timer: Timer) -> None:
+        for name in ("step", "reset"):
+            setattr(self.environment, name, timer.around(ENVIRONMENT, getattr(self.environment, name)))
+        setattr(self, "act", timer.around(POLICY, self.act))  # noqa: B010, mypy takes no method for a variable
 
     def state_dict(self) -> dict[str, Any]:
         return {

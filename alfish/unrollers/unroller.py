@@ -12,8 +12,11 @@ from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
 
+# Parts of an unroll, see `alfish.runs.timer.Timer`.
+ENVIRONMENT, POLICY = "environment", "policy"
 # The fields of `StepRecords` that metrics may ask for, and those of `TimeStep` that they are.
 SHOWN_FIELDS = {"observation": "observation", "action": "prev_action"}
 
@@ -105,6 +108,9 @@ class Unroller(abc.ABC):
     def ignore_infos(self) -> None:
         """Notes that no metric reads infos. Default: the environment does not gather them."""
         self.environment.ignore_infos()
+
+    def time(self, timer: Timer) -> None:
+        """Counts `ENVIRONMENT` and `POLICY` as parts of their own from now on. Default: they are not told apart."""
 
     def stats(self) -> dict[str, float]:
         """Scalars for summaries, since the call before. Default: none."""

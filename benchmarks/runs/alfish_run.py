@@ -19,8 +19,9 @@ from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam
 from alfish.networks import MLP, ActorCritic, QNetwork, Torso
 from alfish.schedules import Linear
+from alfish.training.listener import Listener, Report, Run
 from alfish.training.listeners import CheckpointSaver, Summaries
-from alfish.training.trainer import Listener, Report, Trainer
+from alfish.training.trainer import Trainer
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 from benchmarks.delayed import Delayed
 from benchmarks.runs import script
@@ -41,7 +42,7 @@ class Clock(Listener):
 
     first: script.Reading | None = None
 
-    def after_iteration(self, trainer: Trainer, report: Report) -> None:
+    def after_iteration(self, run: Run, report: Report) -> None:
         if report.updates >= 8 and self.first is None:
             self.first = script.read(report.env_steps, report.updates)
         if report.finished:

@@ -8,8 +8,8 @@ import torch
 import alfish
 from alfish.configuration import reading
 from alfish.configuration.runs import configured_trainer
+from alfish.training.listener import Listener, Report, Run
 from alfish.training.listeners import Evaluate
-from alfish.training.trainer import Listener, Report, Trainer
 from benchmarks.runs import threshold
 from benchmarks.runs.threshold import EVALUATION_SEED, TASKS, Race
 
@@ -20,13 +20,13 @@ class Threshold(Listener):
     def __init__(self, race: Race):
         self._race = race
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, run: Run) -> None:
         with self._race.stopped_clock():
             num_episodes = self._race.task.num_episodes
-            self._evaluator = trainer.evaluator(num_episodes, num_envs=num_episodes)
+            self._evaluator = run.evaluator(num_episodes, num_envs=num_episodes)
 
-    def after_iteration(self, trainer: Trainer, report: Report) -> None:
-        if self._race.is_over(report.env_steps, report.updates, trainer.finished, self._mean) and not report.finished:
+    def after_iteration(self, run: Run, report: Report) -> None:
+        if self._race.is_over(report.env_steps, report.updates, run.clock.finished, self._mean) and not report.finished:
             signal.raise_signal(signal.SIGTERM)  # the trainer stops after one more iteration
 
     def close(self) -> None:

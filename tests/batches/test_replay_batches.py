@@ -100,7 +100,7 @@ def test_the_update_ratio_is_exact_after_every_iteration(tmp_path, ratio, unroll
     for report in run(trainer):
         num_iterations += 1
         assert report.updates == max(0, math.floor(Fraction(ratio) * (report.env_steps - 11)))
-        assert trainer.updates == len(trainer.algorithm.batches)
+        assert trainer.clock.updates == len(trainer.algorithm.batches)
     assert report.env_steps >= 100
     # Vector steps: 0.5 is one every other iteration. Each episode of 20 actions has one more row.
     vector_steps = num_iterations * unroll_length
@@ -122,7 +122,7 @@ def test_what_it_says_of_an_iteration_is_what_it_yields(tmp_path, ratio, window_
     updates = [report.updates for report in run(trainer) if report.env_steps >= 12]
     assert trainer.batches.updates_per_iteration == ratio * unroll_length * num_envs
     assert abs(updates[-1] - updates[0] - (len(updates) - 1) * trainer.batches.updates_per_iteration) <= 1
-    [chunk] = trainer.batches.chunks(trainer.env_steps + 8)
+    [chunk] = trainer.batches.chunks(trainer.clock.env_steps + 8)
     assert {batch.mask.numel() for batch in minibatches(chunk)} == {trainer.batches.rows_per_update}
     assert trainer.batches.rows_per_update == 4 * (window_length - 1)
 
@@ -259,7 +259,7 @@ def test_the_trainer_says_whether_updates_are_graphs(tmp_path, compile):
             return super().calc_loss(experience, info)
 
     trainer = make(tmp_path, algorithm=Leaving, learner=functools.partial(Learner, compile=compile))
-    told = [(trainer.updates, trainer.batches.for_graph) for _ in run(trainer)]
+    told = [(trainer.clock.updates, trainer.batches.for_graph) for _ in run(trainer)]
     assert told[0] == (0, compile is True) and told[-1][0] > 50 and not told[-1][1]
     assert trainer.learner.is_plain
 
@@ -276,7 +276,7 @@ def test_training_goes_on_at_the_same_pace_after_interaction_has_ended(tmp_path)
     updates = [report.updates for report in reports]
     increments = {after - before for before, after in zip(updates[len(acting) :], updates[len(acting) + 1 :])}
     assert increments == {9} and len(idle) > 20  # 1.5 x 3 x 2, as before
-    assert updates[-1] >= 300 and trainer.finished
+    assert updates[-1] >= 300 and trainer.clock.finished
     assert updates[len(acting)] == math.floor(1.5 * 50)
 
 
@@ -288,10 +288,10 @@ def test_summaries_evaluations_and_checkpoints_go_on_after_interaction_has_ended
     )  # fmt: skip
     trainer.train()
     # 0.5 updates a step after 10: the budget is spent at step 230, of which 60 were taken.
-    assert trainer.env_steps == 60 and trainer.steps == 230
-    assert trainer.checkpoints.steps() == [40, 80, 120, 160, 200, 230]
+    assert trainer.clock.env_steps == 60 and trainer.clock.value == 230
+    assert trainer.directory.checkpoints.steps() == [40, 80, 120, 160, 200, 230]
     evaluated = [int(path.stem.removeprefix("evaluation-")) for path in sorted((tmp_path / "eval").iterdir())]
-    assert evaluated == trainer.checkpoints.steps()
+    assert evaluated == trainer.directory.checkpoints.steps()
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     assert [int(row["steps"]) for row in rows] == [*range(20, 221, 20), 230]
     assert [int(row["env_steps"]) for row in rows] == [min(60, int(row["steps"])) for row in rows]
@@ -338,7 +338,7 @@ def test_random_boxes_are_uniform_between_their_bounds(tmp_path):
     action = actions_in(trainer.batches.buffer)[0].flatten()
     assert action.min() >= -1 and action.max() <= 1 and abs(action.mean()) < 0.04
     assert abs(action.std() - 3**-0.5) < 0.02
-    assert trainer.updates == 0
+    assert trainer.clock.updates == 0
 
 
 # On what.

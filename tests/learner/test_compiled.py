@@ -879,7 +879,7 @@ def runs_from_replay(root, sampler=Uniform, device="cpu", **settings):
             device=device,
         )
         trainer.train()
-        runs.append((trainer.updates, trainer.algorithm.state_dict()))
+        runs.append((trainer.clock.updates, trainer.algorithm.state_dict()))
     return runs, trainer
 
 

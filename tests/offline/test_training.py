@@ -132,7 +132,8 @@ def test_an_offline_run_makes_its_updates_and_never_touches_the_environment(tmp_
     for name in ("step", "reset"):
         monkeypatch.setattr(trainer.environment, name, touched, raising=False)
     trainer.train()
-    assert trainer.updates == 20 and trainer.env_steps == 0 and trainer.steps == 20 and trainer.iterations == 4
+    clock = trainer.clock
+    assert (clock.value, clock.env_steps, clock.updates, clock.iterations) == (20, 0, 20, 4)
     assert json.loads((tmp_path / "done").read_text()) == {"env_steps": 0, "iterations": 4, "updates": 20}
     seen = torch.cat(trainer.algorithm.seen, 1)  # [2, 80, 3]
     assert seen.shape == (2, 80, 3) and is_recorded(seen).all()
@@ -145,7 +146,7 @@ def test_its_clock_counts_updates_and_it_evaluates_and_saves_by_it(tmp_path):
     listeners = [Evaluate(10, num_episodes=2), CheckpointSaver(10, keep_last=9, keep_best=False), Summaries()]
     trainer = offline(tmp_path, listeners=listeners, num_updates=30, summary_period=10)
     trainer.train()
-    assert trainer.checkpoints.steps() == [10, 20, 30]
+    assert trainer.directory.checkpoints.steps() == [10, 20, 30]
     evaluated = sorted(int(path.stem.removeprefix("evaluation-")) for path in (tmp_path / "eval").iterdir())
     assert evaluated == [10, 20, 30]
     rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
@@ -162,7 +163,7 @@ def test_an_offline_run_resumes_to_the_bit(tmp_path, sampler):
     first.train()
     second = resumed()
     second.train()
-    assert second.updates == 20 and len(second.algorithm.seen) == 10
+    assert second.clock.updates == 20 and len(second.algorithm.seen) == 10
     assert torch.equal(parameters(straight), parameters(second))
 
 
@@ -359,7 +360,7 @@ def test_every_minibatch_has_its_share_however_little_was_collected(tmp_path):
     trainer = hybrid(tmp_path, batches={"updates_per_env_step": 2, "max_chunk_size": 3}, unroll_length=4)
     list(run(trainer))
     shares = {int(is_recorded(seen[0]).sum()) for seen in trainer.algorithm.seen}
-    assert shares == {2} and len(trainer.algorithm.seen) == trainer.updates > 40
+    assert shares == {2} and len(trainer.algorithm.seen) == trainer.clock.updates > 40
     for seen in trainer.algorithm.seen:
         first, second = seen.unbind(0)
         assert torch.equal(first[:, :2], second[:, :2]) and torch.equal(first[:, 2] + 1, second[:, 2])
@@ -372,10 +373,10 @@ def test_offline_updates_come_first_and_are_added_to_the_ratio(tmp_path, num_env
         environment=functools.partial(make_environment, Collecting, num_envs=num_envs), num_env_steps=40,
     )  # fmt: skip
     reports = list(run(trainer))
-    assert [(r.updates, r.env_steps, r.steps) for r in reports[:3]] == [(4, 0, 4), (8, 0, 8), (10, 0, 10)]
+    assert [(r.updates, r.env_steps, r.clock) for r in reports[:3]] == [(4, 0, 4), (8, 0, 8), (10, 0, 10)]
     assert all(is_recorded(seen).all() for seen in trainer.algorithm.seen[:10])
     for report in reports[3:]:
-        assert report.steps == report.env_steps + 10
+        assert report.clock == report.env_steps + 10
         assert report.updates == 10 + max(0, math.floor(0.5 * (report.env_steps - 6)))
     assert {int(is_recorded(seen[0]).sum()) for seen in trainer.algorithm.seen[10:]} == {2}
 
@@ -401,7 +402,7 @@ def test_a_hybrid_run_resumes_to_the_bit(tmp_path, stopped_at):
     resumed(num_updates=stopped_at, listeners=listeners).train()
     second = resumed(num_updates=30)
     second.train()
-    assert second.updates == 30 and len(second.algorithm.seen) == 30 - stopped_at
+    assert second.clock.updates == 30 and len(second.algorithm.seen) == 30 - stopped_at
     assert torch.equal(parameters(straight), parameters(second))
 
 
@@ -436,7 +437,7 @@ def test_rows_are_forgotten_after_they_were_trained_on(tmp_path):
             assert trainer.batches.buffer.num_rows == 0
             steps = torch.cat(collected, 1).reshape(-1, 3)
             assert len({tuple(row.tolist()) for row in steps}) <= 8
-    assert trainer.updates == trainer.env_steps - 6
+    assert trainer.clock.updates == trainer.clock.env_steps - 6
 
 
 def test_clearing_that_would_leave_no_window_is_refused(tmp_path):
@@ -484,7 +485,7 @@ def test_priorities_of_the_loss_come_back_to_the_rows_they_are_of(tmp_path, kind
     asked = [(ring, count) for ring, count in rings if ring.sampler.uses_priorities]
     assert len(asked) == (2 if kind == "both" else 1)
     for windows, count in asked:
-        assert sum(len(priority) for _, priority in windows.sampler.updates) == count * trainer.updates
+        assert sum(len(priority) for _, priority in windows.sampler.updates) == count * trainer.clock.updates
         for start, priority in windows.sampler.updates:
             steps = windows.at(start).experience.time_step.observation[0, :, 2]
             assert torch.equal(priority, steps + 1)

@@ -25,7 +25,8 @@ from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.parameters import description, imports
-from alfish.training.listeners import CheckpointSaver, Listener
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
 

@@ -21,7 +21,8 @@ from alfish.networks import MLP, ActorCritic, Torso
 from alfish.runs import stop_signals
 from alfish.runs.checkpoint import Checkpoints
 from alfish.runs.stop_signals import Interrupted, StopSignals
-from alfish.training.listeners import CheckpointSaver, Evaluate, Listener
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
 
 FOREVER = 10_000  # seconds, which no test waits for

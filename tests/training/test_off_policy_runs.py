@@ -30,7 +30,8 @@ from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, QNetwork, Torso
 from alfish.replay import Prioritized, Uniform
 from alfish.runs.checkpoint import Checkpoints
 from alfish.schedules import Linear
-from alfish.training.listeners import CheckpointSaver, Evaluate, Listener
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer, RewardClip, RewardNormalizer, RewardScale
 
@@ -124,7 +125,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path):
         torch.manual_seed(90 + k)  # nothing outside matters
         runs.append(make(tmp_path / f"run-{k}", name, seed=seed))
         runs[-1].train()
-    assert runs[0].updates > 20
+    assert runs[0].clock.updates > 20
     assert_same(tensors_of(runs[0]), tensors_of(runs[1]))
     assert not torch.equal(parameters_of(runs[0]), parameters_of(runs[2]))
 
@@ -157,7 +158,7 @@ def test_a_run_resumed_with_its_replay_has_the_bits_of_one_that_never_stopped(tm
     stop = SETTINGS[name][-1]
     evaluates = {"listeners": [Evaluate(10, num_episodes=2), CheckpointSaver(0)]} if name == "td3_saved_state" else {}
     cut = stop_after(make(tmp_path / "cut", name, replay, **evaluates), stop)
-    assert 0 < cut.updates < whole.updates
+    assert 0 < cut.clock.updates < whole.clock.updates
     if "episode_boundary" in name:
         assert (cut.unroller.time_step.step_type == StepType.LAST).all()
     torch.manual_seed(99)  # another process would have other random states
@@ -173,7 +174,8 @@ def test_and_so_in_another_process_with_evaluations_in_between(tmp_path):
 import sys
 sys.path[:0] = sys.argv[2:4]
 import test_off_policy_runs as runs
-from alfish.training.listeners import CheckpointSaver, Evaluate, Listener
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver, Evaluate
 name = sys.argv[4]
 listeners = [Evaluate(10, num_episodes=2), CheckpointSaver(0)]
 runs.stop_after(runs.make(sys.argv[1], name, listeners=listeners), runs.SETTINGS[name][-1])
@@ -194,7 +196,7 @@ def test_a_run_resumes_while_it_trains_on_without_acting(tmp_path):
     whole = make(tmp_path / "whole", name, **options)
     whole.train()
     cut = stop_after(make(tmp_path / "cut", name, **options), 13)
-    assert cut.env_steps >= 40 and 0 < cut.updates < whole.updates
+    assert cut.clock.env_steps >= 40 and 0 < cut.clock.updates < whole.clock.updates
     resumed = make(tmp_path / "cut", name, **options)
     resumed.train()
     assert_same(tensors_of(whole), tensors_of(resumed))
@@ -204,14 +206,16 @@ def test_without_its_rows_a_run_whose_acting_had_ended_acts_again_before_it_trai
     name, replay = "sac_saved_state", {"save": False}
     options = {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 150}
     cut = stop_after(make(tmp_path, name, replay, **options), 20)
-    assert cut.env_steps >= 40 and cut.state_dict()["counters"]["idle_steps"] > 20
+    assert cut.clock.env_steps >= 40 and cut.state_dict()["counters"]["idle_steps"] > 20
     resumed = make(tmp_path, name, replay, **options)
     resumed.start()
     for report in resumed.iterate():
-        if report.env_steps < cut.env_steps + 20:
-            assert report.updates == cut.updates
+        if report.env_steps < cut.clock.env_steps + 20:
+            assert report.updates == cut.clock.updates
     resumed.close()
-    assert cut.env_steps + 20 <= resumed.env_steps < cut.env_steps + 30 and resumed.updates >= 150
+    assert (
+        cut.clock.env_steps + 20 <= resumed.clock.env_steps < cut.clock.env_steps + 30 and resumed.clock.updates >= 150
+    )
 
 
 def test_rows_in_files_resume_to_the_same_bits(tmp_path):
@@ -221,7 +225,7 @@ def test_rows_in_files_resume_to_the_same_bits(tmp_path):
     for _ in range(2):
         replay = {"directory": str(tmp_path / "rows")}
         run = make(tmp_path / "cut", name, replay=replay)
-        if run.checkpoints.steps():
+        if run.directory.checkpoints.steps():
             run.train()
         else:
             stop_after(run, SETTINGS[name][-1])
@@ -239,20 +243,20 @@ def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, 
     assert bool(stored) == (how == "removed")
     for path in stored:
         path.unlink()
-    resumed = make(tmp_path, name, replay, num_iterations=None, num_env_steps=cut.env_steps + 60)
+    resumed = make(tmp_path, name, replay, num_iterations=None, num_env_steps=cut.clock.env_steps + 60)
     resumed.start()
     assert "Its replay was not saved: acting before training on" in capsys.readouterr().err
     assert "Its replay was not saved" in (tmp_path / "log.txt").read_text()
-    assert resumed.batches.buffer.num_rows == 0 and resumed.updates == cut.updates
+    assert resumed.batches.buffer.num_rows == 0 and resumed.clock.updates == cut.clock.updates
     at_random = []
     unroll = resumed.unroller.unroll
     resumed.unroller.unroll = lambda length, random=False: (at_random.append(random), unroll(length, random))[1]
     for report in resumed.iterate():
-        collected = report.env_steps - cut.env_steps
+        collected = report.env_steps - cut.clock.env_steps
         due = max(0, collected - 20)  # a warm-up's worth of rows first; none made up for
-        assert report.updates == cut.updates + (due if collected >= batch_size else 0)
-        assert resumed.iterations > cut.iterations
-    assert report.updates > cut.updates and not any(at_random)  # by then it knows better than to act at random
+        assert report.updates == cut.clock.updates + (due if collected >= batch_size else 0)
+        assert resumed.clock.iterations > cut.clock.iterations
+    assert report.updates > cut.clock.updates and not any(at_random)  # by then it knows better than to act at random
     resumed.close()
 
 
@@ -260,8 +264,8 @@ def test_a_checkpoint_never_stands_without_its_rows(tmp_path):
     name = "sac_saved_state"
     trainer = make(tmp_path, name, listeners=[CheckpointSaver(7, keep_last=2)])
     trainer.train()
-    assert trainer.checkpoints.steps()[-1] == trainer.env_steps
-    assert set(trainer.checkpoints.steps()) <= set(trainer.replay_checkpoints.steps())
+    assert trainer.directory.checkpoints.steps()[-1] == trainer.clock.env_steps
+    assert set(trainer.directory.checkpoints.steps()) <= set(trainer.directory.replay_checkpoints.steps())
 
 
 class Improving(Listener):
@@ -287,16 +291,19 @@ def test_a_better_evaluation_between_two_periods_is_saved_without_rows_and_not_c
         if report.iterations == 9:
             break
     cut.close()  # as after a kill
-    period, best = cut.checkpoints.steps()  # only one is to be kept, and yet that with its rows is
-    assert cut.replay_checkpoints.steps()[-1] == period and best == cut.checkpoints.best() == report.steps
+    period, best = cut.directory.checkpoints.steps()  # only one is to be kept, and yet that with its rows is
+    assert (
+        cut.directory.replay_checkpoints.steps()[-1] == period
+        and best == cut.directory.checkpoints.best() == report.clock
+    )
     assert make(tmp_path / "cut", name).load_policy("best") == best
 
     resumed = make(tmp_path / "cut", name, listeners=listeners())
     resumed.start()
-    assert resumed.steps == period and resumed.batches.buffer.num_rows > 0
+    assert resumed.clock.value == period and resumed.batches.buffer.num_rows > 0
     assert f"The checkpoint at {best} steps is newer, but was saved without the rows" in capsys.readouterr().err
     resumed.train()
-    assert resumed.checkpoints.best() == resumed.steps
+    assert resumed.directory.checkpoints.best() == resumed.clock.value
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
@@ -309,19 +316,19 @@ def test_where_no_checkpoint_has_its_rows_the_newest_is_continued_from(tmp_path)
         if report.iterations == 8:
             break
     trainer.close()
-    assert trainer.replay_checkpoints.steps() == []
+    assert trainer.directory.replay_checkpoints.steps() == []
     resumed = make(tmp_path, "sac_saved_state")
     resumed.start()
-    assert resumed.iterations == 8 and resumed.batches.buffer.num_rows == 0
+    assert resumed.clock.iterations == 8 and resumed.batches.buffer.num_rows == 0
     resumed.close()
 
 
 def test_a_replay_file_of_other_content_is_named_and_nothing_of_it_is_trained_on(tmp_path, capsys):
     cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
-    _, stored = cut.replay_checkpoints.load()
+    _, stored = cut.directory.replay_checkpoints.load()
     (path,) = (tmp_path / "replay").glob("*.pt")
     for wrong in ({"pos": torch.tensor([-5, 3])}, {"pos": torch.tensor([7, 7])}, {"rows": "rows"}):
-        cut.replay_checkpoints.save(cut.steps, stored | wrong)
+        cut.directory.replay_checkpoints.save(cut.clock.value, stored | wrong)
         resumed = make(tmp_path, "dqn_episode_boundary")
         resumed.start()
         assert f"Its replay is lost (Checkpoint {path} does not hold" in capsys.readouterr().err, wrong
@@ -340,9 +347,9 @@ def anonymous_bytes():
 def test_a_replay_is_restored_without_twice_its_memory(tmp_path, monkeypatch):
     """Each leaf is copied from the file when its turn comes; before that, nothing of the rows is in memory."""
     cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
-    _, stored = cut.replay_checkpoints.load()
+    _, stored = cut.directory.replay_checkpoints.load()
     size = 64 * 2**20
-    cut.replay_checkpoints.save(cut.steps, stored | {"rows": (*stored["rows"], torch.ones(size // 4))})
+    cut.directory.replay_checkpoints.save(cut.clock.value, stored | {"rows": (*stored["rows"], torch.ones(size // 4))})
     seen = []
     monkeypatch.setattr(ReplayBatches, "load_stored", lambda self, stored: seen.append(anonymous_bytes()))
     resumed = make(tmp_path, "dqn_episode_boundary")
@@ -395,7 +402,7 @@ def test_after_an_error_the_rows_are_saved_with_the_weights(tmp_path):
         trainer.train()
     resumed = make(tmp_path, "sac_saved_state", listeners=[])
     resumed.start()
-    assert resumed.iterations == 9 and resumed.batches.buffer.num_rows == trainer.batches.buffer.num_rows > 0
+    assert resumed.clock.iterations == 9 and resumed.batches.buffer.num_rows == trainer.batches.buffer.num_rows > 0
     resumed.close()
 
 
@@ -454,7 +461,7 @@ def test_a_run_whose_replay_file_is_damaged_goes_on_without_its_rows(tmp_path, c
     resumed.train()
     said = capsys.readouterr().err
     assert "Its replay is lost" in said and "checksum does not match" in said and "acting before training on" in said
-    assert resumed.finished and resumed.updates > updates
+    assert resumed.clock.finished and resumed.clock.updates > updates
 
 
 class Killed(BaseException):
@@ -466,11 +473,11 @@ def test_a_run_that_is_killed_between_its_two_files_twice_still_has_the_rows_of_
         raise Killed
 
     cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 4)
-    (step,) = cut.checkpoints.steps()
+    (step,) = cut.directory.checkpoints.steps()
     for num_iterations in (5, 6):
         run = make(tmp_path, "dqn_episode_boundary")
         run.start()
-        run.checkpoints.save = die
+        run.directory.checkpoints.save = die
         for report in run.iterate():
             if report.iterations == num_iterations:
                 break
@@ -533,9 +540,9 @@ def test_a_summary_that_falls_on_an_iteration_without_updates_is_made_up_for(tmp
     options = {"unroll_length": 0.5, "num_iterations": 100, "summary_period": 3, "listeners": [Read()]}
     trainer = make(tmp_path, "dqn_episode_boundary", ratio, **options)
     trainer.train()
-    assert trainer.updates > 12
-    assert sum("train/loss" in found for found in scalars) == trainer.updates
-    assert sum("time/train_ms" in found for found in scalars) > trainer.updates
+    assert trainer.clock.updates > 12
+    assert sum("train/loss" in found for found in scalars) == trainer.clock.updates
+    assert sum("time/train_ms" in found for found in scalars) > trainer.clock.updates
 
 
 def test_a_budget_that_ends_before_training_begins_is_told(tmp_path, capsys):

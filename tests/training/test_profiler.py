@@ -12,9 +12,13 @@ from alfish.algorithms.sac import SAC
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
+from alfish.runs.timer import LOOP
+from alfish.training.listener import LISTENERS
 from alfish.training.listeners import CheckpointSaver, Evaluate
-from alfish.training.profiler import LISTENERS, LOOP, SAMPLE, STORE, UPDATE, Profile
+from alfish.training.loop import METRICS, SAMPLE, STORE, UPDATE
+from alfish.training.profiler import Measured, Profile, advice
 from alfish.training.trainer import Trainer
+from alfish.unrollers.unroller import ENVIRONMENT, POLICY
 
 
 def train(root_dir, listeners, algorithm=SAC, **options):
@@ -48,11 +52,11 @@ def test_the_table_tells_where_all_of_the_time_went(tmp_path, profiled):
     listeners = [Evaluate(200, 1), CheckpointSaver(), on_policy]
     for trainer, profile in [profiled, (train(tmp_path, listeners, PPO, num_env_steps=400), on_policy)]:
         table = profile.table()
-        assert all(line in (trainer.root_dir / "log.txt").read_text() for line in table.splitlines())
+        assert all(line in (trainer.directory.path / "log.txt").read_text() for line in table.splitlines())
         shares = [float(share) for share in re.findall(r"^ +(-?[0-9.]+)%", table, re.MULTILINE)]
         assert sum(shares) == pytest.approx(100, abs=0.5) and min(shares) >= 0
         assert shares == sorted(shares, reverse=True)
-        for part in (LOOP, LISTENERS, SAMPLE, STORE, UPDATE, "environment", "policy", "metrics"):
+        for part in (LOOP, LISTENERS, SAMPLE, STORE, UPDATE, ENVIRONMENT, POLICY, METRICS):
             assert f"  {part}\n" in table + "\n"
 
 
@@ -71,11 +75,15 @@ def test_the_trace_is_one_that_viewers_open(tmp_path, capsys):
     assert capsys.readouterr().err.count("share") == 1
 
 
+def measured(**seconds):
+    """One second of a run, of which parts took these seconds in one call each."""
+    return Measured(1.0, 10, 1, seconds, dict.fromkeys(seconds, 1))
+
+
 def test_it_advises_to_compile_where_updates_are_most_of_it(profiled):
-    _, profile = profiled
-    seconds = dict.fromkeys((UPDATE, LOOP), 0.5 * profile._total)
-    assert any("Learner.compile = True" in advice for advice in profile._advice(seconds))
-    assert not list(profile._advice({LOOP: profile._total}))
+    run, _ = profiled
+    assert any("Learner.compile = True" in line for line in advice(measured(**{UPDATE: 0.5, LOOP: 0.5}), run))
+    assert not list(advice(measured(**{LOOP: 1.0}), run))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +93,10 @@ def test_it_advises_to_compile_where_updates_are_most_of_it(profiled):
 def test_it_advises_threads_where_compiled_updates_are_long(
     profiled, monkeypatch, is_plain, milliseconds, cores, is_advised
 ):
-    trainer, profile = profiled
-    monkeypatch.setattr(type(trainer.learner), "is_plain", is_plain)
+    run, _ = profiled
+    monkeypatch.setattr(type(run.learner), "is_plain", is_plain)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    seconds = profile._calls[UPDATE] * milliseconds / 1000
-    monkeypatch.setattr(profile, "_total", seconds)
-    assert any("Trainer.num_threads" in advice for advice in profile._advice({UPDATE: seconds})) == is_advised
+    seconds = milliseconds / 1000
+    long = Measured(seconds, 10, 1, {UPDATE: seconds}, {UPDATE: 1})
+    assert any("Trainer.num_threads" in line for line in advice(long, run)) == is_advised

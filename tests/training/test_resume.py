@@ -154,7 +154,7 @@ def test_elsewhere_a_resumed_run_goes_on_with_new_episodes(tmp_path):
     assert resumed.train().iterations == 8
     results = resumed.metrics.results()
     assert results["episodes"] > episodes and results["average_episode_length"] == 4  # no stump is an episode
-    assert results["environment_steps"] == resumed.env_steps
+    assert results["environment_steps"] == resumed.clock.env_steps
 
 
 def test_the_thread_count_of_the_run_is_restored(tmp_path):
@@ -182,7 +182,7 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_and_says_so(
         if report.iterations == 4:
             break
     cut.close()
-    older, newest = cut.checkpoints.steps()
+    older, newest = cut.directory.checkpoints.steps()
     path = tmp_path / "cut" / "checkpoints" / f"checkpoint-{newest:012d}.pt"
     path.write_bytes(path.read_bytes()[:1000])
     resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
@@ -366,7 +366,12 @@ def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, capsys, number):
         wait_for_a_checkpoint(tmp_path)
         os.kill(os.getpid(), number)
 
-    endless = ["CheckpointSaver.period=500", "Trainer.num_env_steps=100_000_000", "Learner.compile=False"]
+    endless = [
+        "CheckpointSaver.period=500",
+        "Trainer.num_env_steps=100_000_000",
+        "Learner.compile=False",
+        "Trainer.wall_seconds=60",
+    ]
     threading.Thread(target=send).start()
     assert main(command(tmp_path, *TINY, *endless)) == 128 + number
     errors = capsys.readouterr().err

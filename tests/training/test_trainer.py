@@ -37,8 +37,10 @@ from alfish.runs.checkpoint import Checkpoints
 from alfish.runs.files import DiskError
 from alfish.schedules import Linear
 from alfish.training.evaluator import Evaluation
+from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate, Progress, StopAt, StopWithoutProgress, Summaries
-from alfish.training.trainer import Listener, Trainer, _Modes
+from alfish.training.loop import ModeSwitch
+from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 from alfish.unrollers import SyncUnroller
 
@@ -137,8 +139,9 @@ def test_extra_listeners_and_metrics_stand_beside_the_defaults(tmp_path):
 def test_a_time_limit_may_stand_beside_a_budget(tmp_path, wall_seconds, iterations):
     trainer = make(tmp_path, num_iterations=3, wall_seconds=wall_seconds, listeners=[recorder := Recorder(), *saving()])
     report = trainer.train()
-    assert report.iterations == iterations and report.finished and trainer.finished
-    assert report.progress == iterations / 3 and trainer.budget == ("num_iterations", 3)  # schedules follow the budget
+    assert report.iterations == iterations and report.finished and trainer.clock.finished
+    assert report.progress == iterations / 3  # schedules follow the budget
+    assert trainer.clock.budget[:2] == ("num_iterations", 3)
     assert [r.finished for r in recorder.reports] == [False] * (iterations - 1) + [True]
     again = make(tmp_path, num_iterations=3, wall_seconds=wall_seconds, listeners=saving())
     assert again.train() is None  # the limit holds over all resumes
@@ -155,7 +158,7 @@ def test_reset_rows_are_no_environment_steps(tmp_path, length):
     for report in recorder.reports:
         rows = np.arange(1, 8 * report.iterations + 1)
         assert report.env_steps == 3 * int((rows % (length + 1) != 0).sum())
-    assert trainer.metrics.results()["environment_steps"] == trainer.env_steps
+    assert trainer.metrics.results()["environment_steps"] == trainer.clock.env_steps
 
 
 def test_rows_that_fill_up_an_unroll_are_no_steps(tmp_path):
@@ -209,7 +212,7 @@ def test_and_so_many_it_makes(tmp_path, name):
     budget, num_updates = BUDGETS[name]
     trainer = make(tmp_path, OneState, {"length": 1000}, **budget)
     trainer.train()
-    assert (trainer.updates, trainer.env_steps) == (num_updates, 4 * num_updates)
+    assert (trainer.clock.updates, trainer.clock.env_steps) == (num_updates, 4 * num_updates)
 
 
 READS_INFOS = [
@@ -241,18 +244,19 @@ def test_a_listener_ends_a_run_and_every_listener_is_told_once(tmp_path, capsys)
     for recorder in (before, after):
         assert [(r.iterations, r.finished) for r in recorder.reports] == [(1, False), (2, False), (2, True)]
     assert [bool(r.evaluation) for r in before.reports] == [True, True, False]  # the policy is the one evaluated
-    assert report.finished and trainer.finished and trainer.stopped == "solved" and trainer.interrupted_by is None
-    assert Checkpoints(tmp_path / "checkpoints").steps()[-1] == report.steps
+    assert report.finished and trainer.clock.finished and trainer.interrupted_by is None
+    assert trainer.clock.stop_reason == "solved"
+    assert Checkpoints(tmp_path / "checkpoints").steps()[-1] == report.clock
     done = json.loads((tmp_path / "done").read_text())
     assert done == {"env_steps": report.env_steps, "iterations": 2, "updates": report.updates, "reason": "solved"}
-    assert f"Stopped at {report.steps} steps: solved\n" in capsys.readouterr().err
+    assert f"Stopped at {report.clock} steps: solved\n" in capsys.readouterr().err
 
     # The same run again does nothing, with a larger budget too, until the mark is removed.
     again = make(tmp_path, num_iterations=60, listeners=[CheckpointSaver(0), recorder := Recorder()])
-    assert again.train() is None and again.stopped == "solved" and recorder.reports == []
+    assert again.train() is None and again.clock.stop_reason == "solved" and recorder.reports == []
     (tmp_path / "done").unlink()
     on = make(tmp_path, num_iterations=3, listeners=[CheckpointSaver(0), recorder := Recorder()])
-    assert on.train().iterations == 3 and on.stopped is None
+    assert on.train().iterations == 3 and on.clock.stop_reason is None
     assert "reason" not in json.loads((tmp_path / "done").read_text())
 
 
@@ -292,7 +296,7 @@ def stopped_at(tmp_path, values, stopper, num_iterations=8, name="run"):
     returns = Returns(*values)
     trainer = make(tmp_path / name, num_iterations=num_iterations, listeners=[evaluate, returns, stopper, *saving()])
     trainer.train()
-    return trainer.iterations, trainer.stopped
+    return trainer.clock.iterations, trainer.clock.stop_reason
 
 
 def test_a_run_stops_at_a_return(tmp_path):
@@ -326,7 +330,7 @@ def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
         make(tmp_path, listeners=[Evaluate(), StopAt(1, "test/mean_return")]).train()
     trainer = make(tmp_path, listeners=[StopAt(1, "metrics/average_return")], summary_period=1)
     trainer.train()
-    assert trainer.stopped.startswith("metrics/average_return is ")
+    assert trainer.clock.stop_reason.startswith("metrics/average_return is ")
 
 
 # Signals.
@@ -339,7 +343,7 @@ def test_a_signal_in_a_listener_ends_the_run_with_one_finished_report(tmp_path, 
     trainer = make(tmp_path, num_iterations=50, listeners=[CheckpointSaver(0), recorder])
     report = trainer.train()
     assert [r.finished for r in recorder.reports] == [False, False, True]
-    assert trainer.interrupted_by == number and report.finished and not trainer.finished
+    assert trainer.interrupted_by == number and report.finished and not trainer.clock.finished
     assert not (tmp_path / "done").exists() and recorder.closed == 1
     assert Checkpoints(tmp_path / "checkpoints").steps() == [report.env_steps]
     assert signal.getsignal(number) == before
@@ -462,7 +466,7 @@ def test_a_finished_run_is_marked_and_a_rerun_does_nothing(tmp_path):
     trainer = make(tmp_path, listeners=saving())
     trainer.train()
     done = json.loads((tmp_path / "done").read_text())
-    assert done == {"env_steps": trainer.env_steps, "iterations": 3, "updates": 12}
+    assert done == {"env_steps": trainer.clock.env_steps, "iterations": 3, "updates": 12}
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     again = make(tmp_path, listeners=[*saving(), recorder := Recorder()])
     assert again.train() is None
@@ -529,8 +533,8 @@ def test_metric_windows_and_counters_continue_after_a_resume(tmp_path):
     second = make(tmp_path, listeners=[*saving(), Recorder()], **options)
     second.start()
     assert second.metrics.results() == before
-    assert (second.env_steps, second.iterations, second.updates) == (first.env_steps, 4, 16)
-    assert second.wall_seconds == pytest.approx(first.wall_seconds)
+    assert (second.clock.env_steps, second.clock.iterations, second.clock.updates) == (first.clock.env_steps, 4, 16)
+    assert second.clock.wall_seconds == pytest.approx(first.clock.wall_seconds)
     second.close()
 
 
@@ -694,7 +698,7 @@ def test_checkpoints_come_at_their_period_and_at_the_end(tmp_path):
     recorder = Recorder()
     trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=7, listeners=[CheckpointSaver(40), recorder])
     save = trainer.save
-    trainer.save = lambda **options: (saved.append(trainer.env_steps), save(**options))[1]
+    trainer.save = lambda **options: (saved.append(trainer.clock.env_steps), save(**options))[1]
     trainer.train()
     assert [r.env_steps for r in recorder.reports] == [16, 32, 48, 64, 80, 96, 112]
     assert saved == [48, 80, 112]
@@ -708,8 +712,8 @@ def test_evaluations_come_at_their_period_and_at_the_end_and_are_kept_by_episode
     trainer.train()
     evaluated = [r.env_steps for r in recorder.reports if r.evaluation]
     assert evaluated == sorted(set(evaluated)) and len(evaluated) == 3
-    assert evaluated[-1] == trainer.env_steps and 40 < evaluated[0] < 80 < evaluated[1]
-    nominal = [40, 80, trainer.env_steps]  # at which evaluations of all seeds stand
+    assert evaluated[-1] == trainer.clock.env_steps and 40 < evaluated[0] < 80 < evaluated[1]
+    nominal = [40, 80, trainer.clock.env_steps]  # at which evaluations of all seeds stand
     assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == [
         f"evaluation-{steps:012d}.csv" for steps in nominal
     ]
@@ -725,7 +729,7 @@ def test_evaluations_come_at_their_period_and_at_the_end_and_are_kept_by_episode
 def test_the_last_evaluation_stands_at_a_budget_of_steps(tmp_path):
     trainer = make(tmp_path, num_env_steps=75, listeners=[Evaluate(30, 1), Summaries()], summary_period=25)
     trainer.train()
-    assert trainer.steps > 75
+    assert trainer.clock.value > 75
     assert sorted(int(path.stem.removeprefix("evaluation-")) for path in (tmp_path / "eval").iterdir()) == [30, 60, 75]
     rows = rows_of(tmp_path / "metrics.csv")
     steps = [int(row["steps"]) for row in rows]
@@ -824,7 +828,7 @@ def test_every_promised_summary_is_written(tmp_path):
 
     listeners = [Evaluate(1, 2), CheckpointSaver(0), Summaries()]
     trainer = make(tmp_path, OneState, {"length": 5}, summary_period=1, listeners=listeners)
-    trainer.config = {"config.gin": "Trainer.seed = 0"}
+    trainer.directory.config = {"config.gin": "Trainer.seed = 0"}
     trainer.train()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -869,7 +873,7 @@ def test_a_policy_can_be_taken_out_and_loaded_back(tmp_path):
     observation = np.ones(3, np.float32)
     expected = trainer.policy().act(observation)
     fresh = make(tmp_path, "Pendulum-v1", transforms=[ObservationNormalizer], seed=3)
-    assert fresh.load_policy() == trainer.env_steps == fresh.policy().env_steps
+    assert fresh.load_policy() == trainer.clock.env_steps == fresh.policy().env_steps
     assert fresh.policy().act(observation) == expected
 
 
@@ -967,12 +971,12 @@ def test_modules_train_while_there_is_training_and_do_not_while_acting(tmp_path,
 
 def test_modes_are_switched_everywhere():
     algorithm = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Dropout(0.5)))
-    modes = _Modes(algorithm)
+    modes = ModeSwitch(algorithm)
     for training in (False, True, True, False):
         modes.switch(training)
         assert [module.training for module in algorithm.modules()] == [training] * 4
     algorithm.append(Frozen(1))
-    modes = _Modes(algorithm)
+    modes = ModeSwitch(algorithm)
     for training in (True, False):
         modes.switch(training)
         assert [module.training for module in algorithm.modules()] == [training] * 4 + [False] * 3
@@ -987,7 +991,7 @@ def test_an_unroll_is_trained_on_once_where_no_ratio_corrects_for_more(tmp_path,
     trainer = make(tmp_path, algorithm=made, batches=EpochBatches, num_iterations=1)
     assert trainer.batches.updates_per_iteration == updates
     trainer.train()
-    assert trainer.updates == updates
+    assert trainer.clock.updates == updates
 
 
 class RatioOfOnesOwn(A2C):
@@ -1063,10 +1067,10 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path):
     means = [math.nan, 1.0, math.inf, 5.0]
     trainer = make(tmp_path, listeners=[FakeEvaluation(means), CheckpointSaver(0)], num_iterations=4)
     trainer.train()
-    assert trainer.checkpoints.load("best")[1]["counters"]["iterations"] == 4
+    assert trainer.directory.checkpoints.load("best")[1]["counters"]["iterations"] == 4
     trainer = make(tmp_path / "other", listeners=[FakeEvaluation(means[:3]), CheckpointSaver(0)], num_iterations=3)
     trainer.train()
-    assert trainer.checkpoints.load("best")[1]["counters"]["iterations"] == 2
+    assert trainer.directory.checkpoints.load("best")[1]["counters"]["iterations"] == 2
 
 
 def test_a_directory_is_trained_in_by_one_run_at_a_time(tmp_path):
@@ -1081,7 +1085,7 @@ def test_a_directory_is_trained_in_by_one_run_at_a_time(tmp_path):
 def test_a_run_from_the_command_line_that_saves_nothing_says_so(tmp_path, capsys):
     for k, listeners in enumerate(([], [CheckpointSaver(0)])):
         trainer = make(tmp_path / str(k), listeners=listeners)
-        trainer.config = {"config.gin": ""}
+        trainer.directory.config = {"config.gin": ""}
         trainer.train()
         assert ("Nothing of this run will be saved" in capsys.readouterr().err) == (k == 0)
 
@@ -1118,7 +1122,7 @@ def test_what_stands_in_the_place_of_a_runs_own_files_is_named_before_anything_i
         make_another(tmp_path / name)
         with pytest.raises(UsageError) as caught:  # a pipe is not waited for either
             trainer = make(tmp_path)
-            trainer.config = {"config.gin": ""}
+            trainer.directory.config = {"config.gin": ""}
             trainer.train()
         words = str(caught.value).split("\n  In call to")[0]  # gin adds the chain of constructors
         assert (
@@ -1200,11 +1204,11 @@ def test_times_and_rates_are_averages_since_the_last_summary(tmp_path, monkeypat
     options = {"env_kwargs": {"length": 1000}, "num_envs": 1, "num_iterations": 8, "summary_period": 32}
     trainer = make(tmp_path, OneState, listeners=[recorder], **options)
     clock = [0.0]
-    monkeypatch.setattr("alfish.training.trainer.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("alfish.runs.timer.time.perf_counter", lambda: clock[0])
     unroll, train = trainer.unroller.unroll, trainer.learner.train
 
     def slow_unroll(*arguments):
-        clock[0] += trainer.iterations + 0.5
+        clock[0] += trainer.clock.iterations + 0.5
         return unroll(*arguments)
 
     def slow_train(*arguments):

@@ -248,8 +248,8 @@ def test_in_lockstep_the_same_seed_gives_the_same_bits(root):
 
 def test_updates_are_as_many_as_the_environment_steps_ask_for(root):
     trainer = trained(0, mode="free")
-    assert trainer.env_steps > 100
-    assert trainer.updates == trainer.env_steps - 40
+    assert trainer.clock.env_steps > 100
+    assert trainer.clock.updates == trainer.clock.env_steps - 40
 
 
 def test_lockstep_lags_by_one_iteration_and_free_by_no_more_than_the_slots(made):
@@ -1032,7 +1032,7 @@ def test_a_run_that_an_error_ended_goes_on_with_other_seeds(root):
     )
     with pytest.raises(RunError, match="broken on purpose"):
         trainer.train()
-    _, saved = trainer.checkpoints.load("latest")
+    _, saved = trainer.directory.checkpoints.load("latest")
     assert saved["unroller"]["generation"] == 0
 
 
@@ -1087,7 +1087,8 @@ def test_a_run_goes_on_with_another_unroller(root, kinds):
     first.save()
     second = trainer(kinds[1], 8)
     second.train()
-    assert second.iterations == 8 and second.env_steps > first.env_steps and second.unroller.policy_version == 8
+    assert second.clock.iterations == second.unroller.policy_version == 8
+    assert second.clock.env_steps > first.clock.env_steps
 
 
 def test_first_episodes_can_be_staggered(made):
@@ -1146,6 +1147,6 @@ def test_metrics_count_every_step_once(root):
     )
     trainer.train()
     results = trainer.metrics.results()
-    assert results["environment_steps"] == trainer.env_steps
+    assert results["environment_steps"] == trainer.clock.env_steps
     assert results["average_episode_length"] == pytest.approx((3 + 5 + 1 + 8) / 4, abs=0.5)
     assert results["average_return"] == pytest.approx((6 + 15 + 1 + 36) / 4, abs=3)

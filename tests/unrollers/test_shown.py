@@ -103,7 +103,7 @@ def test_workers_show_the_same(algorithm, tmp_path):
     )
     trainer.train()
     trainer.metrics.results()
-    assert metric.num_checked == trainer.env_steps > 40
+    assert metric.num_checked == trainer.clock.env_steps > 40
 
 
 def test_nothing_is_kept_for_metrics_that_do_not_ask():

@@ -110,13 +110,13 @@ def test_the_score_is_the_same_while_workers_die(tmp_path):
         killer = Killer(trainer.unroller._workers, SECONDS / 2)
         for _ in trainer.iterate():
             killer()
-            if time.monotonic() > killer.until and trainer.env_steps >= 60_000:
+            if time.monotonic() > killer.until and trainer.clock.env_steps >= 60_000:
                 break
         result = evaluator.evaluate(20, seed=10_000)
     finally:
         trainer.close()
         evaluator.close()
-    print(f"{killer.kills} kills, {trainer.env_steps} env steps, return {result.mean}")
+    print(f"{killer.kills} kills, {trainer.clock.env_steps} env steps, return {result.mean}")
     assert killer.kills >= SECONDS / 20
     assert result.mean >= 475
     assert all(torch.isfinite(parameter).all() for parameter in trainer.algorithm.parameters())

@@ -1,0 +1,54 @@
+"""The seconds that each part of a run takes."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LOOP = "the loop"
+
+
+class Timer:
+    """Measures the parts of a run, which follow one another. The time of a part does not include parts inside it.
+
+    Attributes:
+      seconds: by part.
+      calls: by part, how often it began.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._part, self._began = LOOP, time.perf_counter()
+
+    def begin(self, part: str) -> float:
+        """Ends the part under way and begins another; returns the present time in seconds."""
+        self.calls[part] += 1
+        return self._switch(part)
+
+    def around(self, part: str, function: Callable[P, T]) -> Callable[P, T]:
+        """Returns the function as a part inside the part that calls it."""
+
+        def timed(*arguments: P.args, **keywords: P.kwargs) -> T:
+            outer = self._part
+            self.begin(part)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self._switch(outer)
+
+        return timed
+
+    def each(self, part: str, items: Iterable[T]) -> Iterator[T]:
+        """Returns the items, the making of each as a part inside the part that asks for it."""
+        iterator = iter(items)
+        return iter(self.around(part, lambda: next(iterator, None)), None)  # type: ignore[return-value]
+
+    def _switch(self, part: str) -> float:
+        now = time.perf_counter()
+        self.seconds[self._part] += now - self._began
+        self._part, self._began = part, now
+        return now

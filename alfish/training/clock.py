@@ -1,0 +1,115 @@
+"""How far a run is, and when it is finished."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from alfish.errors import UsageError
+
+# Each budget, and the counter of the clock that is compared with it.
+BUDGETS = {
+    "num_env_steps": "env_steps",
+    "num_iterations": "iterations",
+    "num_updates": "updates",
+    "wall_seconds": "wall_seconds",
+}
+
+
+class Budget(NamedTuple):
+    """When a run is finished.
+
+    Attributes:
+      name: one of `BUDGETS`.
+      size: in the unit of that counter.
+      wall_limit: seconds of training after which the run is finished in any case.
+    """
+
+    name: str
+    size: float
+    wall_limit: float = math.inf
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "Budget":
+        """Returns the budget among the arguments of a trainer.
+
+        Raises:
+          UsageError: none was given, or more than one beside wall_seconds.
+        """
+        chosen = {name: arguments[name] for name in BUDGETS if arguments[name] is not None}
+        said = " and ".join(f"Trainer.{name} = {value}" for name, value in chosen.items()) or "none"
+        wall_limit = chosen.pop("wall_seconds", math.inf)
+        if not chosen and wall_limit < math.inf:
+            return cls("wall_seconds", wall_limit, wall_limit)
+        if len(chosen) != 1:
+            raise UsageError(
+                f"Trainer takes exactly one budget of {', '.join(BUDGETS)}, beside which wall_seconds may stand; "
+                f"given: {said}"
+            )
+        return cls(*next(iter(chosen.items())), wall_limit)
+
+
+class Clock:
+    """Counts what a run has done, over all resumes.
+
+    Args:
+      budget: of the run.
+
+    Attributes:
+      budget: the argument.
+      env_steps: environment steps, all environments together.
+      iterations, updates: finished ones.
+      wall_seconds: of iterations; listeners are not counted.
+      idle: the part of `value` that passed without acting.
+      stop_reason: the argument of `stop`; None: it was not called.
+    """
+
+    def __init__(self, budget: Budget):
+        self.budget = budget
+        self.env_steps = self.iterations = self.updates = self.idle = 0
+        self.wall_seconds = 0.0
+        self.stop_reason: str | None = None
+
+    @property
+    def value(self) -> int:
+        """What periods are counted in and files are named by.
+
+        Environment steps; the steps for which training has gone on since acting ended; and, of recorded data that were
+        trained on without acting, updates.
+        """
+        return self.env_steps + self.idle
+
+    @property
+    def progress(self) -> float:
+        """The spent fraction of the budget, in [0, 1]."""
+        return min(1.0, self.spent / self.budget.size)
+
+    @property
+    def spent(self) -> float:
+        """The counter that is compared with the budget."""
+        return getattr(self, BUDGETS[self.budget.name])
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent, or `stop` was called."""
+        is_spent = self.spent >= self.budget.size or self.wall_seconds >= self.budget.wall_limit
+        return self.stop_reason is not None or is_spent
+
+    def stop(self, reason: str) -> None:
+        """Finishes the run; see `Trainer.stop`."""
+        if not isinstance(reason, str) or not reason.strip():
+            raise UsageError(f"Trainer.stop takes a reason in words, such as 'solved', and was given {reason!r}")
+        if self.stop_reason is None:
+            self.stop_reason = reason.strip()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "env_steps": self.env_steps,
+            "iterations": self.iterations,
+            "wall_seconds": self.wall_seconds,
+            "idle_steps": self.idle,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues; `updates` is the learner's to load."""
+        self.env_steps, self.iterations = state["env_steps"], state["iterations"]
+        self.wall_seconds, self.idle = state["wall_seconds"], state["idle_steps"]

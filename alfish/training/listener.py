@@ -1,0 +1,119 @@
+"""What a listener receives: a report after each iteration, and the run that it is of."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.environments import Environment
+from alfish.learner.learner import Learner
+from alfish.runs.stop_signals import StopSignals
+from alfish.runs.timer import Timer
+from alfish.training.clock import Clock
+from alfish.training.evaluator import Evaluation, Evaluator
+from alfish.training.run_directory import RunDirectory
+from alfish.unrollers import Unroller
+
+LISTENERS = "evaluation, checkpoints, summaries"  # the part of a run, see `Timer`
+
+
+@dataclass
+class Report:
+    """What one iteration did. Listeners receive it in order, and may add to it for those after them.
+
+    Attributes:
+      clock: its value; see `Clock.value`.
+      env_steps, iterations, updates, wall_seconds: the other counters of `Clock`.
+      progress: spent fraction of the budget, in [0, 1].
+      finished: no iteration follows: the run is finished, or was interrupted.
+      scalars: by name; empty unless a summary was due.
+      nominal_clock: where scalars stand that do not stand at `clock`, by what their names begin with. An evaluation
+        stands at the multiple of its period at which it was due, so that those of several seeds stand side by side.
+      evaluation: None where there was none.
+    """
+
+    clock: int
+    env_steps: int
+    iterations: int
+    updates: int
+    wall_seconds: float
+    progress: float
+    finished: bool
+    scalars: dict[str, float] = field(default_factory=dict)
+    nominal_clock: dict[str, int] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+
+    @classmethod
+    def of(cls, clock: Clock, finished: bool) -> "Report":
+        counters = clock.value, clock.env_steps, clock.iterations, clock.updates, clock.wall_seconds
+        return cls(*counters, clock.progress, finished)
+
+
+class Run(Protocol):
+    """What listeners use of a `Trainer`.
+
+    Attributes:
+      clock: how far the run is.
+      directory: where it writes.
+      listeners: all of them, in the order in which they receive reports.
+      signals: SIGTERM and SIGINT. A listener that waits for others does so `with run.signals.breaking()`.
+      timer: of the parts of an iteration.
+      environment, algorithm, unroller, learner, device: what a run is made with.
+    """
+
+    clock: Clock
+    directory: RunDirectory
+    listeners: list["Listener"]
+    signals: StopSignals
+    timer: Timer
+    environment: Environment
+    algorithm: RLAlgorithm
+    unroller: Unroller
+    learner: Learner
+    device: torch.device
+
+    @property
+    def interrupted_by(self) -> int | None:
+        """The signal that ends the run before it is finished."""
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether there was no iteration since the newest checkpoint."""
+
+    def evaluator(
+        self, num_episodes: int, num_envs: int = 8, max_length: int | None = None, **options: Any
+    ) -> Evaluator:
+        """Returns an evaluator of the policy in training, with environments of its own."""
+
+    def save(self, best: bool = False, rows: bool = True) -> Path:
+        """Writes a checkpoint."""
+
+    def stop(self, reason: str) -> None:
+        """Finishes the run."""
+
+    def log(self, text: str) -> None:
+        """Prints a line, and writes it to `log.txt`."""
+
+
+class Listener:
+    """Receives the reports of a run. Every method may be left out."""
+
+    def start(self, run: Run) -> None:
+        """Builds what is needed, before the first iteration and after a resume."""
+
+    def after_iteration(self, run: Run, report: Report) -> None:
+        """Receives the report of each iteration, the last one included (`report.finished`)."""
+
+    def show(self, line: str) -> bool:
+        """Prints a line of the log; returns False where the listener does not print."""
+        return False
+
+    def close(self) -> None:
+        """Frees what `start` has built, also after an error. Not called where `start` raised."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -1,0 +1,314 @@
+"""The iterations of a run: collect, store, update, count."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from alfish import nest
+from alfish.batches import ReplayBatches
+from alfish.data import IS_STEP, Experience
+from alfish.errors import UsageError, first_line
+from alfish.offline.spaces import TrainedSpaces
+from alfish.runs.random_state import rng_state, set_rng_state
+from alfish.runs.stop_signals import Interrupted, StopSignals
+from alfish.runs.timer import LOOP, Timer
+from alfish.training.clock import Clock
+from alfish.training.listener import Report
+from alfish.training.parts import Parts
+from alfish.training.policy import load_networks
+from alfish.training.run_directory import RunDirectory
+
+# Parts of an iteration; see `Timer`.
+COLLECT, METRICS, STORE = "unroll, the rest", "metrics", "batches: taking rows in"
+SAMPLE, UPDATE = "batches: putting batches together", "updates"
+
+
+class Loop:
+    """Makes the iterations of a run, one at a time.
+
+    Args:
+      parts: of the run.
+      clock: counts what is done.
+      timer: of the parts of an iteration.
+      signals: may break off collecting.
+      log: receives lines for the user.
+      interaction_env_steps: environment steps after which acting ends; None: it never does.
+      summary_period: clock steps between two summaries.
+
+    Attributes:
+      is_updating: whether parameters are being changed, so that they must not be saved.
+
+    Raises:
+      UsageError: acting would end although the parts need it.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        clock: Clock,
+        timer: Timer,
+        signals: StopSignals,
+        log: Callable[[str], Any],
+        interaction_env_steps: int | None,
+        summary_period: int,
+    ):
+        if interaction_env_steps is not None:
+            _check_acting_may_end(parts, clock)
+        self._parts, self._clock, self._timer, self._signals = parts, clock, timer, signals
+        parts.unroller.log = parts.learner.log = self._log = log
+        parts.unroller.check_signals = signals.check
+        self.is_updating = False
+        self._device = parts.algorithm.progress.device
+        self._progress = nest.host_view(parts.algorithm.progress)
+        self._modes = ModeSwitch(parts.algorithm)
+        self._interaction_env_steps = interaction_env_steps
+        self._owed_steps = 0.0  # vector steps, where unroll_length is not a whole number
+        self._summary_period = self._next_summary = summary_period
+        self._owes_summary = False  # of updates: a summary was due in an iteration without updates
+        self._collect_seconds = 0.0  # of this process
+        self._at_summary = self._totals()  # those of the last summary, or of the beginning of this process
+
+    def iteration(self) -> Report:
+        """Collects rows, trains on what the batches make of them, and counts."""
+        clock, timer = self._clock, self._timer
+        began = timer.begin(COLLECT)
+        self._progress[...] = clock.progress
+        experience = self._advance()
+        collected = timer.begin(UPDATE)
+        is_due = clock.value >= self._next_summary
+        learned = self._update(is_due)
+        timer.begin(LOOP)
+        if experience is not None and self._parts.observes:
+            self._observe(experience)
+        self.is_updating = False
+        clock.iterations += 1
+        self._parts.unroller.publish()
+        ended = timer.begin(LOOP)
+        clock.wall_seconds += ended - began
+        self._collect_seconds += collected - began
+        report = self.report()
+        report.scalars = {f"train/{name}": value for name, value in learned.items()}
+        if is_due or report.finished:
+            report.scalars |= self._summary()
+        return report
+
+    def report(self) -> Report:
+        """Returns a report of the clock, without scalars."""
+        return Report.of(self._clock, self._clock.finished or self._signals.number is not None)
+
+    def iterate(self) -> Iterator[Report]:
+        """Yields a report for each iteration: one unroll and the updates on it; the last one says `finished`."""
+        finished = self._clock.finished
+        while not finished:
+            # After `stop` nothing more is trained: the policy of the last report is the final one.
+            ends = self._clock.stop_reason is not None or self._signals.number is not None
+            try:
+                report = self.report() if ends else self.iteration()
+            except Interrupted:
+                report = self._broken_off("broke off")
+            except Exception as error:
+                # A signal to all processes may have ended those of environments before it was received here.
+                if self._signals.number is None or not self._signals.breakable:
+                    raise
+                report = self._broken_off(f"an error ({first_line(error)}) ended")
+            # A signal that comes while listeners work is seen by the next report, so that one always says `finished`.
+            finished = report.finished
+            yield report
+
+    def resume(self, directory: RunDirectory, load: Callable[[dict[str, Any]], None]) -> None:
+        """Continues from the newest checkpoint of a directory, if there is one.
+
+        Args:
+          directory: of the run.
+          load: called with the checkpoint's state.
+
+        Raises:
+          UsageError: no checkpoint can be continued from.
+        """
+        batches, clock = self._parts.batches, self._clock
+        needs_rows = batches.stored() is not None
+        found = directory.load_newest(load, needs_rows)
+        if found is None:
+            return
+        checkpoints = directory.checkpoints
+        if found != clock.value:
+            raise UsageError(
+                f"The checkpoint at {found} steps in {checkpoints.directory} was saved at {clock.value} and has been "
+                "renamed; rename it back, or move it away"
+            )
+        if (reason := directory.stop_reason()) is not None:
+            clock.stop(reason)
+        if clock.finished:
+            return
+        self._log(f"Resuming from {checkpoints.directory} at {found:,} steps")
+        if needs_rows and found in directory.with_rows() and found < (newest := checkpoints.steps()[-1]):
+            self._log(f"The checkpoint at {newest:,} steps is newer, but was saved without the rows of replay")
+        loss = directory.load_rows(found, batches.load_stored)
+        if loss is not None and isinstance(batches, ReplayBatches):
+            num_steps = batches.resume_without_rows(clock.value)
+            if self._interaction_env_steps is not None:  # acting may have ended, and without rows nothing trains
+                self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
+            self._log(f"Its replay {loss}: acting before training on")
+
+    def state_dict(self) -> dict[str, Any]:
+        parts = self._parts
+        spaces = parts.environment.observation_space, parts.environment.action_space, parts.environment.reward_spec
+        return {
+            "algorithm": parts.algorithm.state_dict(),
+            "transforms": parts.transforms.state_dict(),
+            "unroller": parts.unroller.state_dict(),
+            "rng": rng_state(),
+            "spaces": TrainedSpaces(*spaces).to_json(),
+            "learner": parts.learner.state_dict(),
+            "batches": parts.batches.state_dict(),
+            "metrics": parts.metrics.state_dict(),
+            "counters": {
+                **self._clock.state_dict(),
+                "next_summary": self._next_summary,
+                "owes_summary": self._owes_summary,
+                "owed_steps": self._owed_steps,
+            },
+            "num_threads": torch.get_num_threads(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], name: str | Path) -> None:
+        """Continues from `state`.
+
+        Args:
+          state: as `state_dict` returns it.
+          name: of the run, for messages.
+        """
+        parts = self._parts
+        load_networks(parts.algorithm, parts.transforms, state, name)
+        parts.learner.load_state_dict(state["learner"])
+        if state["unroller"] is not None:  # as older versions left it after an error
+            parts.unroller.load_state_dict(state["unroller"])
+        parts.batches.load_state_dict(state["batches"])
+        parts.metrics.load_state_dict(state["metrics"])
+        counters = state["counters"]
+        self._clock.load_state_dict(counters)
+        self._clock.updates = parts.learner.updates
+        self._next_summary, self._owed_steps = counters["next_summary"], counters["owed_steps"]
+        self._owes_summary = counters.get("owes_summary", False)  # older versions had none
+        self._at_summary = self._totals()
+        torch.set_num_threads(state["num_threads"])
+        set_rng_state(state["rng"])
+
+    def _broken_off(self, what: str) -> Report:
+        """Returns the report of an iteration whose unroll did not come to an end after a signal."""
+        self._signals.breakable = False
+        self._parts.unroller.break_off()
+        self._log(f"{self._signals.name}: {what} the collection of rows; those of the unfinished iteration are lost")
+        return self.report()
+
+    def _advance(self) -> Experience | None:
+        """Moves the clock on, by an unroll or without acting; returns the unroll's rows."""
+        batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
+        rest = batches.rest()
+        owed_steps = self._owed_steps + (0 if rest else unroller.unroll_length)
+        length = int(owed_steps)
+        experience = None
+        if rest:
+            clock.idle += rest
+        elif self._interaction_env_steps is not None and clock.env_steps >= self._interaction_env_steps:
+            clock.idle += length * unroller.num_envs
+        elif length or unroller.drains:
+            experience = self._collect(length)
+        self._owed_steps = owed_steps - length
+        return experience
+
+    def _collect(self, length: int) -> Experience:
+        """Makes an unroll, counts its steps, and stores its rows."""
+        batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
+        self._modes.switch(training=False)
+        self._signals.breakable = True
+        experience = unroller.unroll(length, batches.acts_at_random(clock.env_steps))
+        self._signals.breakable = False
+        self._timer.begin(METRICS)
+        records = unroller.records
+        assert records is not None
+        seen, taken = records.observation, records.action
+        self._parts.metrics.update(records.step_type, records.reward, records.infos, observation=seen, action=taken)
+        clock.env_steps += int(np.count_nonzero(IS_STEP.take(records.step_type)))
+        self._timer.begin(STORE)
+        batches.add(experience)
+        return experience
+
+    def _update(self, summary_is_due: bool) -> dict[str, float]:
+        """Makes the updates that are due; returns their scalars where a summary is."""
+        batches, learner = self._parts.batches, self._parts.learner
+        self._owes_summary = self._owes_summary or summary_is_due
+        self._modes.switch(training=True)
+        self.is_updating = True
+        batches.for_graph = not learner.is_plain  # plain, too, once it has fallen back
+        minibatches = self._timer.each(SAMPLE, batches.chunks(self._clock.value))
+        learned = learner.train(minibatches, self._owes_summary)
+        self._clock.updates = learner.updates
+        if learned:
+            self._owes_summary = False
+        return learned
+
+    def _observe(self, experience: Experience) -> None:
+        """Lets the algorithm and the transforms see the rows that were trained on."""
+        algorithm, transforms = self._parts.algorithm, self._parts.transforms
+        experience = nest.tensors(experience, self._device)
+        with torch.no_grad():
+            algorithm.after_iteration(experience)
+        # On-policy, row 0 was the extra row of the unroll before; statistics count it once.
+        num_seen = 1 if algorithm.on_policy else 0
+        transforms.observe(experience.time_step, experience.transform_state, num_seen)
+
+    def _summary(self) -> dict[str, float]:
+        """Scalars since the last summary, but for those of updates."""
+        batches, learner, clock = self._parts.batches, self._parts.learner, self._clock
+        self._next_summary = (clock.value // self._summary_period + 1) * self._summary_period
+        scalars: dict[str, float] = {}
+        if (held := batches.holdout()) is not None:
+            scalars |= {f"holdout/{name}": value for name, value in learner.evaluate(held).items()}
+        scalars |= {f"metrics/{name}": value for name, value in self._parts.metrics.results().items()}
+        scalars |= {f"unroller/{name}": value for name, value in self._parts.unroller.stats().items()}
+        now = self._totals()
+        env_steps, iterations, wall, collecting = (new - old for new, old in zip(now, self._at_summary))
+        self._at_summary = now
+        scalars["time/unroll_ms"] = 1000 * collecting / iterations
+        scalars["time/train_ms"] = 1000 * (wall - collecting) / iterations
+        scalars["time/env_steps_per_second"] = env_steps / wall
+        return scalars
+
+    def _totals(self) -> tuple[float, ...]:
+        """Counters and seconds of which rates are measured."""
+        return self._clock.env_steps, self._clock.iterations, self._clock.wall_seconds, self._collect_seconds
+
+
+class ModeSwitch:
+    """Switches an algorithm between acting and training, in less than the 0.1 ms that `nn.Module.train` takes."""
+
+    def __init__(self, algorithm: nn.Module):
+        self._algorithm = algorithm
+        modules = list(algorithm.modules())
+        self._is_plain = all(type(module).train is nn.Module.train for module in modules)
+        self._attributes = [module.__dict__ for module in modules]
+
+    def switch(self, training: bool) -> None:
+        if not self._is_plain:
+            self._algorithm.train(training)
+            return
+        for attributes in self._attributes:
+            attributes["training"] = training
+
+
+def _check_acting_may_end(parts: Parts, clock: Clock) -> None:
+    if clock.budget.name == "num_env_steps":
+        raise UsageError(
+            "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
+            "num_updates, num_iterations or wall_seconds"
+        )
+    if not parts.batches.outlasts_acting:
+        raise UsageError(
+            f"Trainer.interaction_env_steps ends acting, and {type(parts.batches).__name__} as it is set keeps no "
+            "rows to train on after that; leave it out, or train off-policy from a replay that is not cleared"
+        )

@@ -1,0 +1,204 @@
+"""The parts of a run, built from what a user gave, and checked against one another."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.batches import Batches, EpochBatches, ReplayBatches
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.learner.learner import Learner
+from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
+from alfish.parameters.parts import build
+from alfish.specs import describe
+from alfish.training.clock import Budget
+from alfish.training.evaluator import Evaluator, make_evaluator
+from alfish.training.policy import make_networks
+from alfish.transforms import Transforms
+from alfish.unrollers import SyncUnroller, Unroller
+
+# torch ends the process where it is asked for very many threads.
+MAX_THREADS = 1024
+# With a budget of seconds, compilation starts to pay from here.
+LONG_RUN_SECONDS = 300
+
+
+class Parts(NamedTuple):
+    """What a run trains, and with what."""
+
+    environment: Environment
+    algorithm: RLAlgorithm
+    transforms: Transforms
+    batches: Batches
+    unroller: Unroller
+    learner: Learner
+    metrics: Metrics
+
+    @property
+    def observes(self) -> bool:
+        """Whether the algorithm or a transform reads the rows of an iteration."""
+        overrides = type(self.algorithm).after_iteration is not RLAlgorithm.after_iteration
+        return overrides or bool(self.transforms)
+
+
+class Environments:
+    """Builds the environments of a run.
+
+    Args:
+      make: factory; takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
+      make_for_evaluation: the same, with the same spaces; None: `make`.
+      seed: of the run.
+      max_evaluation_length: actions after which an episode of an evaluation is truncated.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Environment],
+        make_for_evaluation: Callable[..., Environment] | None,
+        seed: int,
+        max_evaluation_length: int,
+    ):
+        self.make, self.seed, self.max_evaluation_length = make, seed, max_evaluation_length
+        self._make_for_evaluation = make_for_evaluation
+
+    def new(self) -> Environment:
+        """Returns an environment to train in."""
+        return build(self.make, Environment, "Trainer.environment", seed=self.seed)
+
+    def evaluator(
+        self, parts: Parts, num_episodes: int, num_envs: int, max_length: int | None, **environment_arguments: Any
+    ) -> Evaluator:
+        """Returns an evaluator; see `Trainer.evaluator`.
+
+        Raises:
+          UsageError: the environments for evaluation have other spaces than those for training.
+        """
+        factory = self._make_for_evaluation or self.make
+        limit = self.max_evaluation_length if max_length is None else max_length
+        networks = parts.algorithm, parts.transforms
+        evaluator = make_evaluator(factory, *networks, num_episodes, num_envs, limit, **environment_arguments)
+        for name in ("observation_spec", "action_spec", "reward_spec") if self._make_for_evaluation else ():
+            evaluated, trained = getattr(evaluator.environment, name), getattr(parts.environment, name)
+            if evaluated != trained:
+                evaluator.close()
+                raise UsageError(
+                    f"Trainer.evaluation_environment: its {name} is {describe(evaluated)}, and the policy trains on "
+                    f"{describe(trained)}; make them equal"
+                )
+        return evaluator
+
+
+def make_parts(
+    environments: Environments,
+    budget: Budget,
+    device: torch.device,
+    algorithm: Callable[..., RLAlgorithm],
+    transforms: Sequence[Callable[..., Any]],
+    batches: Callable[[], Batches] | None,
+    unroller: Callable[..., Unroller],
+    learner: Callable[[RLAlgorithm], Learner],
+    metrics: Sequence[Metric] | None,
+    extra_metrics: Sequence[Metric],
+    unroll_length: float,
+) -> Parts:
+    """Seeds all generators and builds the parts of a run; see `Trainer` for the arguments.
+
+    Raises:
+      UsageError: a factory makes something else than it should, or parts do not fit one another.
+    """
+    _seed_all(environments.seed)
+    environment = environments.new()
+    specs = environment.observation_spec, environment.action_spec, environment.reward_spec
+    networks = make_networks(algorithm, transforms, *specs, device)
+    source = _make_batches(batches, networks[0])
+    collector = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
+    if not source.acts:
+        _check_offline(source, collector, budget)
+    collector.bind(environments.make, unroll_length, environments.seed)
+    if not collector.unroll_length:
+        raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
+    source.bind(*networks, collector.unroll_length, collector.num_columns)
+    trained = build(learner, Learner, "Trainer.learner", networks[0])
+    metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
+    measured = Metrics([*metrics, *extra_metrics], collector.num_envs)
+    collector.shown = measured.reads
+    if not measured.reads_infos:
+        collector.ignore_infos()
+    iterations = _iterations(budget, collector, source)
+    trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
+    return Parts(environment, *networks, source, collector, trained, measured)
+
+
+def use_device(name: str, num_threads: int) -> torch.device:
+    """Sets torch's number of threads; returns the device of `Trainer.device`.
+
+    Raises:
+      UsageError: there is no such device.
+    """
+    torch.set_num_threads(num_threads)
+    return device_named(name)
+
+
+def device_named(name: str) -> torch.device:
+    """Returns the device of `Trainer.device`.
+
+    Raises:
+      UsageError: there is no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"Trainer.device is {name!r}; it is auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"Trainer.device is {name!r}, which alfish does not use; it is auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("Trainer.device is 'cuda', but torch finds no GPU here; use --device=cpu")
+    return device
+
+
+def _make_batches(batches: Callable[[], Batches] | None, algorithm: RLAlgorithm) -> Batches:
+    name, on_policy = type(algorithm).__name__, algorithm.on_policy
+    if batches is None:
+        batches = EpochBatches if on_policy else ReplayBatches
+    made = build(batches, Batches, "Trainer.batches")
+    if made.on_policy != on_policy:
+        kind, fitting = ("on-policy", "EpochBatches") if on_policy else ("off-policy", "ReplayBatches")
+        raise UsageError(
+            f"{name} is {kind}, and Trainer.batches is {type(made).__name__}; bind Trainer.batches = @{fitting}"
+        )
+    return made
+
+
+def _check_offline(batches: Batches, unroller: Unroller, budget: Budget) -> None:
+    name = type(batches).__name__
+    if budget.name == "num_env_steps":
+        raise UsageError(
+            f"Trainer.num_env_steps is a budget of environment steps, and {name} takes none; bind "
+            "Trainer.num_env_steps = None, and Trainer.num_updates in its place"
+        )
+    if not isinstance(unroller, SyncUnroller):
+        raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")
+
+
+def _iterations(budget: Budget, unroller: Unroller, batches: Batches) -> float:
+    """Returns the number of iterations that a budget is expected to last."""
+    if budget.name == "num_env_steps":
+        return budget.size / (unroller.unroll_length * unroller.num_columns)
+    if budget.name == "num_updates":
+        return budget.size / batches.updates_per_iteration
+    if budget.name == "wall_seconds":
+        return math.inf if budget.size >= LONG_RUN_SECONDS else 0.0
+    return budget.size
+
+
+def _seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,173 @@
+"""A run's directory: its lock, log, configuration, identity and checkpoints."""
+
+import json
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from alfish.errors import RunError, UsageError
+from alfish.nest import Nest
+from alfish.parameters.description import CONFIG_FILE, as_gin
+from alfish.runs import files
+from alfish.runs.checkpoint import RUN_FILE, BrokenCheckpoint, Checkpoints, Origin, new_run_id, run_id
+from alfish.runs.files import DiskError, write_atomically
+from alfish.runs.provenance import append
+from alfish.runs.run_log import RunLog
+from alfish.training.clock import Clock
+
+# What a run writes into its directory, beside the texts of its configuration.
+FILES = ("metrics.csv", "log.txt", "provenance.json", RUN_FILE, "done")
+DIRECTORIES = ("checkpoints", "replay", "eval", "tensorboard")
+
+
+class RunDirectory:
+    """The files of one run.
+
+    Args:
+      path: of the directory; `open` makes it.
+      arguments: of the trainer, by name.
+
+    Attributes:
+      path: the argument.
+      checkpoints: of everything but the rows of replay.
+      replay_checkpoints: of the rows of replay.
+      config: texts to save with the run, by file name; the command line puts the gin configuration here.
+      config_hash: of the configuration without its budget; None: not known. A checkpoint of another configuration is
+        not continued from, unless `accepts_config_change`.
+    """
+
+    def __init__(self, path: str | Path, arguments: Mapping[str, Any]):
+        self.path = Path(path)
+        origin = Origin(run_id(self.path))
+        self.checkpoints = Checkpoints(self.path / "checkpoints", origin=origin)
+        self.replay_checkpoints = Checkpoints(self.path / "replay", keep_last=2, origin=origin)
+        self.config: dict[str, str] = {}
+        self.config_hash: str | None = None
+        self.accepts_config_change = False
+        self._arguments = arguments
+        self._described: dict[str, str] | None = None
+        self._log = RunLog(self.path / "log.txt")
+        self._unlock: Callable[[], Any] = lambda: None
+
+    def open(self) -> None:
+        """Makes the directory, locks it, and begins to write its log.
+
+        Raises:
+          UsageError: another run is writing here, or something of another kind stands in the place of a file.
+        """
+        files.make_directory(self.path)
+        unlock = files.lock(self.path, self)
+        if unlock is None:
+            raise UsageError(
+                f"{self.path} is being trained in already, by this program or another; choose another directory"
+            )
+        self._unlock = unlock
+        files.check_places(self.path, (*FILES, *self.config), DIRECTORIES)
+        self._log.open()
+        weakref.finalize(self, self._log.close)
+
+    def close(self) -> None:
+        """Ends the recording of warnings, and frees the directory for another run."""
+        self._log.close()
+        self._unlock()
+
+    def log(self, text: str) -> str:
+        """Writes a line to `log.txt`, once the directory is open; returns it, with the reason where that failed."""
+        try:
+            self._log.write(text)
+        except DiskError as error:  # the line is still to be shown
+            return f"{text} [{error}]"
+        return text
+
+    def log_error(self, error: BaseException) -> None:
+        """Writes to `log.txt` what standard error will show of an error."""
+        is_sentence = isinstance(error, (UsageError, RunError))
+        self._log.copy(f"{error}" if is_sentence else "".join(traceback.format_exception(error)).rstrip())
+
+    def saved_config(self) -> dict[str, str]:
+        """Returns `config`; for a trainer that was built in Python, the configuration that builds it again."""
+        if not self.config and self._described is None:
+            self._described = {CONFIG_FILE: as_gin(self._arguments)}
+        return self.config or self._described or {}
+
+    def write_config(self, provenance: Mapping[str, Any]) -> None:
+        """Adds an entry to `provenance.json`, and writes the configuration."""
+        append(self.path / "provenance.json", dict(provenance))
+        for name, text in self.saved_config().items():
+            write_atomically(self.path / name, text)
+
+    def save(self, clock: int, state: Nest, rows: Nest | None, best: bool) -> Path:
+        """Writes a checkpoint; returns its file.
+
+        Args:
+          clock: of the run; names the file.
+          state: of everything but the rows of replay.
+          rows: of replay; None: not to be saved.
+          best: whether the checkpoint is of the best policy so far.
+        """
+        if rows is not None:
+            # First, and without pruning the rows of the newest checkpoint that has any: it is never without its rows.
+            self.replay_checkpoints.save(clock, rows, keep=self.with_rows()[-1:])
+        return self.checkpoints.save(clock, state, best, keep=self.with_rows())
+
+    def with_rows(self) -> list[int]:
+        """Returns the checkpoints whose rows of replay were saved, ascending."""
+        rows = self.replay_checkpoints.steps()
+        return [clock for clock in self.checkpoints.steps() if clock in rows]
+
+    def load_newest(self, load: Callable[[Any], Any], needs_rows: bool) -> int | None:
+        """Loads the newest checkpoint; returns the clock that it is named for, or None if there is none.
+
+        Args:
+          load: called with the state.
+          needs_rows: whether checkpoints without their rows of replay come after all others.
+        """
+        run = run_id(self.path)
+        self._set_origin(run)
+        if not self.checkpoints.steps():
+            return None
+        config = None if self.accepts_config_change else self.config_hash
+        clock, _ = self.checkpoints.load("latest", load, config, first=self.with_rows() if needs_rows else ())
+        self._set_origin(run or self.checkpoints.header(clock).run)
+        return clock
+
+    def load_rows(self, clock: int, load: Callable[[Any], Any]) -> str | None:
+        """Loads the rows of replay that belong to a checkpoint; returns why there are none, or None."""
+        if clock not in self.replay_checkpoints.steps():
+            return "was not saved"
+        try:
+            self.replay_checkpoints.load(clock, load, mmap=True)
+        except BrokenCheckpoint as error:
+            return f"is lost ({error})"
+        return None
+
+    def begin(self) -> None:
+        """Gives the run its id, and removes the mark of its end."""
+        if run_id(self.path) is None:
+            self._set_origin(self.checkpoints.origin.run or new_run_id())
+            write_atomically(self.path / RUN_FILE, f"{self.checkpoints.origin.run}\n")
+        (self.path / "done").unlink(missing_ok=True)
+
+    def mark_done(self, clock: Clock) -> None:
+        """Marks the run as finished."""
+        content: dict[str, Any] = {
+            "env_steps": clock.env_steps,
+            "iterations": clock.iterations,
+            "updates": clock.updates,
+        }
+        if clock.stop_reason is not None:
+            content["reason"] = clock.stop_reason
+        write_atomically(self.path / "done", json.dumps(content) + "\n")
+
+    def stop_reason(self) -> str | None:
+        """Returns the reason for which the run was stopped before; None: it was not, or its budget was spent."""
+        try:
+            content = json.loads((self.path / "done").read_text())
+        except (FileNotFoundError, ValueError):  # what is not JSON was not written here
+            return None
+        return content.get("reason") if isinstance(content, dict) else None
+
+    def _set_origin(self, run: str | None) -> None:
+        self.checkpoints.origin = self.replay_checkpoints.origin = Origin(run, self.config_hash)
