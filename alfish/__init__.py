@@ -26,6 +26,7 @@ _HOME = {
     "LossInfo": "alfish.data",
     "Policy": "alfish.training.policy",
     "RLAlgorithm": "alfish.algorithms.rl_algorithm",
+    "ReplayNeeds": "alfish.algorithms.rl_algorithm",
     "Report": "alfish.training.listener",
     "Run": "alfish.training.listener",
     "StepType": "alfish.data",
@@ -35,6 +36,7 @@ _HOME = {
     "TimeStep": "alfish.data",
     "Trainer": "alfish.training.trainer",
     "Transforms": "alfish.transforms",
+    "UnrollUse": "alfish.algorithms.rl_algorithm",
     "load": "alfish.configuration.opening",
     "make_environment": "alfish.environments",
     "make_evaluator": "alfish.training.evaluator",
@@ -43,7 +45,9 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 if TYPE_CHECKING:
+    from alfish.algorithms.rl_algorithm import ReplayNeeds as ReplayNeeds
     from alfish.algorithms.rl_algorithm import RLAlgorithm as RLAlgorithm
+    from alfish.algorithms.rl_algorithm import UnrollUse as UnrollUse
     from alfish.configuration.opening import load as load
     from alfish.configuration.runs import train as train
     from alfish.data import AlgStep as AlgStep

@@ -77,7 +77,8 @@ class LossInfo(NamedTuple):
 
     loss: torch.Tensor | dict[str, torch.Tensor]  # [T', N] for each parameter group; a tensor if there is one group
     scalar: dict[str, torch.Tensor] | None = None  # additional 0-d loss of a parameter group
-    extra: dict[str, torch.Tensor] | None = None  # for summaries: [T', N] (averaged over rows that train) or 0-d
+    # For summaries: [T', N] (averaged over rows that train) or 0-d. The learner detaches these, and the priority.
+    extra: dict[str, torch.Tensor] | None = None
     priority: torch.Tensor | None = None  # [T', N], priority of drawing a row again: |TD error|
     stop: torch.Tensor | None = None  # 0-d bool: skip this update and the rest of the iteration
 
