@@ -1,4 +1,4 @@
-"""What an unroller and the evaluator need of an environment."""
+"""The interface of environments to unrollers and the evaluator."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -18,27 +18,29 @@ from alfish.nest import Array, Nest
 class Environment(abc.ABC):
     """B environments that step together.
 
-    Where finished environments reset themselves in the next step (gymnasium's NEXT_STEP), every step is one row of
-    all: `step` returns LAST rows, and the next `step` FIRST rows. Elsewhere (`ragged`) an environment that finishes
-    makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row that follows it.
+    In gymnasium's mode NEXT_STEP a finished environment resets itself in the next step. Each step then makes one row
+    per environment: `step` returns the LAST row, and the next `step` the FIRST row. In the other modes (`ragged`) a
+    finished environment makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row after
+    it.
 
-    Leaves are numpy arrays on the host, or for environments that compute in torch, tensors on their device; `convert`
-    makes such leaves of others. What is returned is not written later.
+    Leaves are numpy arrays on the host. Environments that compute in torch take and return tensors on their device.
+    `convert` makes such leaves of arrays or tensors. Returned leaves are never written later.
 
     Attributes:
       num_envs: B.
       observation_space, action_space: gymnasium's, of one environment.
       observation_spec, action_spec, reward_spec: see `alfish.specs`.
-      ragged: see above.
-      resets_rows: whether `reset` takes a mask of rows.
-      seeds_rows: whether it also takes a seed a row, so that evaluation may seed every episode.
-      name: of the task, for people: the id or the class that was asked for.
-      env_spec: gymnasium's specification of one environment, without training wrappers; None where there is none.
+      env_id: `[B]` int32, global ids.
+      ragged: True if a finished environment makes two rows in one step.
+      resets_rows: True if `reset` takes a mask of rows.
+      seeds_rows: True if `reset` also takes one seed per row; evaluation then seeds each episode.
+      name: the name of the task in messages: an id or a class.
+      env_spec: gymnasium's specification of one environment, without training wrappers; None if there is none.
       infos: gymnasium's info dict of the last reset or step.
-      follows_progress: whether `set_progress` does something: a curriculum.
-      broken: `[B]` bool, the environments that raised in the last step and were built anew: their episodes ended with
-        the rows acted from, and the rows returned are FIRST. None: none was. See `tolerate_errors`.
-      can_replace: whether there is `replace`.
+      follows_progress: True if the environments have a curriculum, which `set_progress` advances.
+      broken: `[B]` bool, environments that raised in the last step and were rebuilt; None if there are none. Their
+        episodes ended with the rows acted from, and their returned rows are FIRST. See `tolerate_errors`.
+      can_replace: True if `replace` is implemented.
     """
 
     ragged = False
@@ -69,95 +71,113 @@ class Environment(abc.ABC):
 
     @property
     def lacks_limit(self) -> bool:
-        """Whether the specification says that an episode may last for ever. Without a specification: False."""
+        """True if the specification has no time limit. Without a specification: False."""
         spec = self.env_spec
         limits = () if spec is None else (spec.max_episode_steps, spec.kwargs.get("max_num_frames_per_episode"))
         return spec is not None and not any(limits)  # Atari's emulator counts frames
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
-        """FIRST rows of every environment.
+        """Returns FIRST rows `[B]`.
 
         Args:
-          seeds: one an environment; None: at the first call those of the constructor, later ones unseeded.
-          rows: `[B]` bool, reset only these; the others' rows are what they were. Where `resets_rows`.
+          seeds: one per environment. None: the first call uses the constructor's seeds, later calls use none.
+          rows: `[B]` bool, the environments to reset, the others' rows are unchanged; None: all. Needs `resets_rows`.
         """
 
     @abc.abstractmethod
     def step(self, action: Nest) -> TimeStep:
-        """Acts and returns the rows that arrive. `action` is a nest of `[B, ...]` in the algorithm's units."""
+        """Executes actions and returns the rows `[B]` that arrive.
+
+        Args:
+          action: leaves `[B, ...]`, in the algorithm's units.
+        """
 
     def convert(self, rows: Nest) -> Nest:
-        """Leaves of arrays or tensors as this environment takes and returns them. Default: arrays on the host."""
+        """Returns the leaves, arrays or tensors, as this environment takes and returns them.
+
+        Default: arrays on the host.
+        """
         if type(rows) is np.ndarray:  # the common case
             return rows
         return nest.as_array(rows) if type(rows) is torch.Tensor else nest.arrays(rows)
 
     def ignore_infos(self) -> None:
-        """Nobody reads `infos`, which may be empty from here on. Default: nothing changes."""
+        """Allows `infos` to stay empty from now on. Default: does nothing."""
 
     def read_executed_actions(self) -> None:
-        """From here on, `prev_action` is what the environment says in its info `executed_action`, in the action space's
-        own form: someone else acts, a human or an expert. Where it says nothing, it is the action that was handed in.
+        """Makes `prev_action` the info `executed_action` from now on, where the environment reports one.
+
+        The info has the action space's own form. A human, an expert or another controller executes such actions.
 
         Raises:
-          UsageError: these environments cannot say it.
+          UsageError: these environments have no such infos.
         """
         raise UsageError(f"{type(self).__name__} has no infos that could say which action was executed")
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """A method of the environments' own class or of a wrapper, for calls that read no episode's state.
+        """Returns a method of the environments' class or of a wrapper, or None if none has this name.
 
-        Default: None, there is none of this name.
+        The method must read no state of an episode. Default: None.
         """
         return None
 
     def set_progress(self, progress: float) -> None:
-        """Where training is, in [0, 1], for environments that ask for it. Where `follows_progress`."""
+        """Sets the progress of training, in [0, 1]. Needs `follows_progress`."""
 
     def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
-        """From here on, an environment that raises is reported (its index and the error) and built anew.
+        """Rebuilds environments that raise from now on, in place of raising their errors.
 
-        Default: its error is raised, as before.
+        Default: errors are still raised.
+
+        Args:
+          report: receives the index of the environment and its error.
         """
 
     def replace(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-        """Builds the environments of these rows (`[B]` bool) anew.
+        """Rebuilds some environments.
 
         Args:
           time_step: the last one returned.
+          rows: `[B]` bool, the environments to rebuild.
 
         Returns:
-          The same with FIRST rows in their places.
+          The time step with their FIRST rows.
         """
         raise NotImplementedError
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-        """Truncates the episodes of these rows (`[B]` bool); the next step resets them. Default: they go on.
+        """Truncates some episodes; the next step resets their environments. Default: truncates none.
 
         Args:
           time_step: the last one returned.
+          rows: `[B]` bool, the environments whose episodes end.
 
         Returns:
-          The same with LAST rows in their places, where an episode was under way.
+          The time step, in which their MID rows are LAST.
         """
         return time_step
 
     def take_resets(self) -> tuple[Array, TimeStep] | None:
-        """The FIRST rows that follow the LAST rows of this step: a mask `[B]` bool and rows `[B]`. Where `ragged`."""
+        """Returns the FIRST rows that follow this step's LAST rows: a mask `[B]` bool and rows `[B]`.
+
+        None if no episode ended, or the environments are not `ragged`.
+        """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs to continue: random number generators at least. Default: nothing."""
+        """Returns the state of the random generators, and of the episodes where it can be saved. Default: empty."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Continues from `state`. Whether episodes under way continue too; if not, the next `step` resets them all."""
+        """Restores a state. Returns True if episodes continue; if False, the next `step` resets all environments."""
         return False
 
     def abandon(self) -> None:
-        """Notes that a step may be under way that never ends: from here on, there are only `state_dict`, which asks the
-        environments for nothing, and `close`. Default: nothing changes."""
+        """Marks a step that may never end. Default: does nothing.
+
+        After this only `state_dict`, which then does not call the environments, and `close` may be called.
+        """
 
     def close(self) -> None:
-        """Frees what the environments hold."""
+        """Closes the environments."""

@@ -1,4 +1,4 @@
-"""The single environments that a vector environment of gymnasium is made of: seeds, generators, methods, processes."""
+"""The members of a vector environment, i.e. its single environments: seeds, generators, methods, processes."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from alfish.environments.sequential import SequentialVectorEnv
 
-# Made of single environments, each with a seed of its own.
+# Vector environments whose members take one seed each.
 ONE_BY_ONE = SyncVectorEnv, AsyncVectorEnv, SequentialVectorEnv
 
 
@@ -20,11 +20,11 @@ class Members:
 
     Args:
       env: the vector environment.
-      seeds: one a member, for the first reset.
+      seeds: one per member, for the first reset.
 
     Attributes:
-      first_seeds: the seeds, until the first reset has used them.
-      abandoned: whether a step may be under way that never ends.
+      first_seeds: the seeds of the first reset; None after it.
+      abandoned: True if a step may never end.
     """
 
     def __init__(self, env: VectorEnv, seeds: Sequence[int]):
@@ -35,29 +35,29 @@ class Members:
 
     @property
     def have_seeds(self) -> bool:
-        """Whether each member takes a seed of its own."""
+        """True if each member takes a seed of its own."""
         return isinstance(self._env.unwrapped, ONE_BY_ONE)
 
     def seed_argument(self, seeds: Sequence[int | None] | None) -> Any:
-        """The argument `seed` of the vector environment's next reset.
+        """Returns the argument `seed` of the vector environment's next reset.
 
-        A list for members of one class; a vector environment of its own class takes one number for all.
+        It is a list if each member takes a seed, else one number for the whole vector environment.
 
         Args:
-          seeds: one a member; None: `first_seeds`.
+          seeds: one per member; None: `first_seeds`.
         """
         seeds, self.first_seeds = (self.first_seeds if seeds is None else seeds), None
         return seeds if seeds is None or self.have_seeds else seeds[0]
 
     def curricula(self) -> list[Callable[[float], Any]]:
-        """The `set_progress` methods of the members that have one, whatever wraps them."""
+        """Returns the members' methods `set_progress`, also those of wrapped members."""
         if singles := single_environments(self._env):
             return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
         method = getattr(self._env, "set_progress", None)
         return [] if method is None else [method]
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """A method of the members' class or of a wrapper; None: there is none of this name."""
+        """Returns a method of the members' class or of a wrapper, or None if none has this name."""
         env: Any = self._env.unwrapped
         if singles := single_environments(self._env):
             env = singles[0]
@@ -68,21 +68,22 @@ class Members:
         return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
     def generator_states(self) -> list[str]:
-        """The state of each generator, as text.
+        """Returns the state of each random generator as JSON.
 
-        Abandoned members in other processes cannot be asked for theirs: they get new generators.
+        Abandoned members in other processes do not answer, so new generators take the places of theirs.
         """
         return [json.dumps(generator.bit_generator.state) for generator in self._generators()]
 
     def set_generator_states(self, states: Sequence[str]) -> None:
+        """Restores `generator_states`."""
         generators = self._generators()
         for generator, state in zip(generators, states):
             generator.bit_generator.state = json.loads(state)
         if isinstance(self._env, AsyncVectorEnv):
-            self._env.set_attr("np_random", generators)  # those above are copies: the own ones are in the processes
+            self._env.set_attr("np_random", generators)  # these are copies: the members are in other processes
 
     def close(self) -> None:
-        """Closes the vector environment, also where a step is under way."""
+        """Closes the vector environment, also during a step."""
         if not isinstance(self._env, AsyncVectorEnv):
             self._env.close()
         elif self.abandoned and self._env._state != AsyncState.DEFAULT:
@@ -97,7 +98,7 @@ class Members:
             self._one_here.close()
 
     def _generators(self) -> list[np.random.Generator]:
-        """One a member, or one for all in a vector environment of its own class (EnvPool does not use it)."""
+        """Returns one generator per member, or the only one of a vector class of its own."""
         if singles := single_environments(self._env):
             return [env.unwrapped.np_random for env in singles]
         if isinstance(self._env, AsyncVectorEnv):
@@ -109,12 +110,12 @@ class Members:
 
 
 def single_environments(env: VectorEnv) -> list[gymnasium.Env]:
-    """The environments that are stepped one after another in this process; empty: there are none."""
+    """Returns the members of a vector environment that steps them one after another in this process, else none."""
     return list(env.envs) if isinstance(env, SyncVectorEnv | SequentialVectorEnv) else []
 
 
 def _end_processes(env: AsyncVectorEnv) -> None:
-    """Closes it in whatever state its processes are."""
+    """Closes a vector environment by ending its processes."""
     env.closed = True
     for process in env.processes:
         process.kill()

@@ -1,4 +1,4 @@
-"""A vector environment that steps others one after another, with little around it."""
+"""A vector environment that steps single environments one after another with little overhead."""
 
 import contextlib
 import traceback
@@ -13,8 +13,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from alfish.errors import UsageError, first_line
 
-# Code that calls single environments and takes apart what they return: an error that is raised here, and not in the
-# environment itself, says that they do not do as gymnasium asks.
+# Code that calls single environments and reads their results. An error raised here, and not in the environment's own
+# code, shows that the environment breaks gymnasium's interface.
 _GYMNASIUM, _NUMPY = Path(gymnasium.__file__).parent, Path(np.__file__).parent
 _CALLERS = {_GYMNASIUM / "wrappers", _GYMNASIUM / "core.py", _GYMNASIUM / "vector"}
 _CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__), Path(__file__).with_name("make.py")}
@@ -23,20 +23,20 @@ _CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__), Path(__fil
 class SequentialVectorEnv(VectorEnv):
     """Steps environments one after another, in half the time of gymnasium's `SyncVectorEnv`.
 
-    Each step and reset makes a new batch of observations. Rewards may be numbers or arrays of one element. Infos are
-    gathered into one dict only while `gathers_infos`, which takes longer than stepping some environments.
+    Each step and reset makes a new batch of observations. Rewards may be numbers or arrays of one element.
 
     Args:
-      env_fns: make the environments, which have equal spaces.
+      env_fns: constructors of environments with equal spaces.
       autoreset_mode: NEXT_STEP or DISABLED.
 
     Attributes:
       envs: the environments.
-      report: told of the index and the error of an environment that raised, which is then built anew; None: errors are
+      gathers_infos: True if steps return infos; merging infos takes longer than a step of some environments.
+      report: receives the index and the error of an environment that raised, which is then rebuilt; None: errors are
         raised.
-      replaced: indices of the environments that were built anew in the last step; it returned their first observations.
-      progress: what an environment that is built anew is told by its `set_progress`; None: nothing.
-      something_ended: whether an episode did in the last step.
+      replaced: indices of the environments that were rebuilt in the last step, which returned their first observations.
+      progress: argument of `set_progress` of rebuilt environments; None: it is not called.
+      something_ended: True if an episode ended in the last step.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
@@ -59,19 +59,19 @@ class SequentialVectorEnv(VectorEnv):
         self.report: Callable[[int, BaseException], None] | None = None
         self.replaced: list[int] = []
         self.progress: float | None = None
-        self.something_ended = True  # so that the first step is looked at as those after an end are
+        self.something_ended = True  # the first step is checked like a step after an end
         self._observations: list[Any] = [None] * self.num_envs  # the last ones
         example = create_empty_array(self.single_observation_space, 1)
-        # Of observations that are one array; None: they are nests.
+        # Shape and dtype of observations that are one array; None if they are nests.
         self._form = (example.shape[1:], example.dtype) if isinstance(example, np.ndarray) else None
-        self._waits = np.zeros(self.num_envs, bool)  # for a reset, since its episode has ended
+        self._waits = np.zeros(self.num_envs, bool)  # for a reset: the episode has ended
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets all environments, or those of `options["reset_mask"]` (`[B]` bool).
 
         Args:
-          seed: a list of one seed or None an environment; None: no environment is seeded.
-          options: each environment receives the others.
+          seed: a list with a seed or None per environment; None: no environment is seeded.
+          options: all other entries are passed to each environment.
         """
         rows = np.ones(self.num_envs, bool)
         if options is not None and "reset_mask" in options:
@@ -94,7 +94,7 @@ class SequentialVectorEnv(VectorEnv):
         reward: Any = 0.0
         if self.replaced:
             self.replaced = []
-        # The array last: its iterator ends with an error that takes as long as a step of some environments, if asked.
+        # The array is last: the end of its iterator is a slow exception, which zip then never reaches.
         for env, begins, action in zip(self.envs, all_begins, actions):
             try:
                 if begins:
@@ -125,7 +125,7 @@ class SequentialVectorEnv(VectorEnv):
             batch = self._batch(observations)
         self._observations = observations
         self.something_ended = any(terminations) or any(truncations)
-        if not was_quiet or self.something_ended:  # else nobody waits for a reset
+        if not was_quiet or self.something_ended:  # else no environment waits for a reset
             check_ends(terminations, truncations)
             self._waits = np.array(terminations, bool) | np.array(truncations, bool)
         ends = np.array(terminations, bool), np.array(truncations, bool)
@@ -139,10 +139,10 @@ class SequentialVectorEnv(VectorEnv):
             env.close()
 
     def replace(self, rows: np.ndarray) -> Any:
-        """Builds the environments of these rows (`[B]` bool) anew.
+        """Rebuilds the environments of these rows (`[B]` bool).
 
         Returns:
-          The batch of their first observations, and of the others' last ones.
+          A batch of their first observations and the others' last observations.
         """
         for i in np.flatnonzero(rows):
             self._observations[i], _ = self._build_anew(int(i))
@@ -150,7 +150,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._batch(self._observations)
 
     def break_off(self, rows: np.ndarray) -> None:
-        """The next step resets the environments of these rows."""
+        """Makes the next step reset the environments of these rows (`[B]` bool)."""
         self._waits = self._waits | rows
 
     def _replace(self, i: int, error: BaseException) -> tuple[Any, dict[str, Any]]:
@@ -160,7 +160,11 @@ class SequentialVectorEnv(VectorEnv):
         return self._build_anew(i)
 
     def _replace_misfits(self, observations: list[Any]) -> list[int]:
-        """Builds anew what returned an observation that is not of its space; puts first observations in the places."""
+        """Rebuilds environments whose observations do not fit the space, and replaces these by first observations.
+
+        Returns:
+          The indices of the rebuilt environments.
+        """
         found = []
         for i, observation in enumerate(observations):
             try:
@@ -171,13 +175,13 @@ class SequentialVectorEnv(VectorEnv):
         return found
 
     def _build_anew(self, i: int) -> tuple[Any, dict[str, Any]]:
-        with contextlib.suppress(Exception):  # what is broken may not close either
+        with contextlib.suppress(Exception):  # a broken environment may also fail to close
             self.envs[i].close()
         env = self._env_fns[i]()
         self.envs = [*self.envs[:i], env, *self.envs[i + 1 :]]
         if self.progress is not None and env.has_wrapper_attr("set_progress"):
             env.get_wrapper_attr("set_progress")(self.progress)
-        # numpy's own generator, which whoever started this process has seeded.
+        # numpy's global generator is seeded where the process starts.
         return env.reset(seed=int(np.random.randint(2**31)))
 
     def _batch(self, observations: list[Any]) -> Any:
@@ -197,11 +201,11 @@ class SequentialVectorEnv(VectorEnv):
 
 
 def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Infos of B environments in gymnasium's format for vector environments.
+    """Merges the infos of B environments into gymnasium's format for vector environments.
 
-    Each key has an array `[B, ...]` of its values, 0 or None where an environment did not report it, and `_key`, `[B]`
-    bool, says which did. The dtype is that of the first value; of what is neither a number nor an array, object.
-    Infos within infos are gathered alike.
+    A key's value is an array `[B, ...]`, with 0 or None for environments that did not report it. `_key` is the mask
+    `[B]` bool of those that did. The first value decides the dtype, which is object for values that are neither numbers
+    nor arrays. Nested infos are merged alike.
     """
     result: dict[str, Any] = {}
     for i, info in enumerate(infos):
@@ -210,7 +214,7 @@ def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int) -> None:
-    """Puts the info of environment i into `result`."""
+    """Adds the info of environment i to `result`."""
     for key, value in info.items():
         if isinstance(value, dict):
             _gather(result.setdefault(key, {}), value, i, num_envs)
@@ -225,7 +229,7 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
 
 
 def _empty_column(value: Any, num_envs: int) -> np.ndarray:
-    """`[B, ...]`, for values like this one."""
+    """Returns an array `[B, ...]` for values like this one."""
     if isinstance(value, np.ndarray):
         return np.zeros((num_envs, *value.shape), value.dtype)
     kind = type(value)
@@ -235,7 +239,7 @@ def _empty_column(value: Any, num_envs: int) -> np.ndarray:
 
 
 def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
-    """Raises UsageError where one is not a bool: text would be true, and None an episode without an end."""
+    """Raises UsageError if a flag is not a bool: text would count as true, and None would never end an episode."""
     for name, ends in (("terminated", terminations), ("truncated", truncations)):
         for end in ends:
             if np.shape(end) != () or end not in (False, True):
@@ -243,7 +247,7 @@ def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
 
 
 def refuse_vector(reward: Any) -> None:
-    """Raises UsageError where a reward is a vector."""
+    """Raises UsageError if a reward is a vector."""
     if np.size(reward) > 1:
         raise UsageError(
             f"the environment rewards each step with {np.size(reward)} numbers, and alfish trains on one; wrap it so "
@@ -252,11 +256,11 @@ def refuse_vector(reward: Any) -> None:
 
 
 def refuse_breach(error: Exception, name: str, method: str) -> None:
-    """Raises UsageError where environments were called, or returned something, otherwise than gymnasium asks for.
+    """Raises UsageError if an error comes from a breach of gymnasium's interface.
 
     Args:
-      error: raised by `step` or `reset` of a vector environment. Errors of the environments' own code are left alone.
-      name: of the environments.
+      error: raised by `step` or `reset` of a vector environment. Errors of the environments' own code pass.
+      name: name of the environments.
       method: 'step', 'reset' or 'construction'.
     """
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]

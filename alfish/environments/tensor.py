@@ -1,4 +1,4 @@
-"""Vector environments that return torch tensors, on any device, as the stream of time steps; nothing is copied."""
+"""Vector environments that return torch tensors, as the stream of time steps. Nothing is copied."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,13 +19,13 @@ from alfish.specs import ActionUnits, ObservationUnits
 class TensorEnvironment(Environment):
     """A `gymnasium.vector.VectorEnv` whose observations, rewards and flags are torch tensors `[B, ...]`.
 
-    It must return new tensors at each step, or never write again to those it returned: none is copied. Modes:
-    NEXT_STEP, and SAME_STEP with `infos['final_obs']` as a batch like the observation.
+    The environment must not write to tensors that it has returned, since none is copied. The autoreset mode is
+    NEXT_STEP, or SAME_STEP with `infos['final_obs']` as a batch like the observation.
 
     Args:
-      env: publishes `metadata['autoreset_mode']`; `env.device` is its device (default: cpu).
-      seed: for the first reset.
-      first_env_id: the global id of environment 0.
+      env: has `metadata['autoreset_mode']`, and a `device` (default: cpu).
+      seed: seed of the first reset.
+      first_env_id: global id of environment 0.
 
     Attributes:
       device: of all leaves.
@@ -91,7 +91,7 @@ class TensorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """All of the environment's state where it has `get_state`, else nothing."""
+        """Returns the environment's state if it has `get_state`, else an empty dict."""
         if self._abandoned or not hasattr(self.env, "get_state"):
             return {}
         return {"env": self.env.get_state(), "was_done": self._was_done}

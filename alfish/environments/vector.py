@@ -22,14 +22,14 @@ class VectorEnvironment(Environment):
     """A `gymnasium.vector.VectorEnv` whose observations are numpy arrays.
 
     Args:
-      env: any vector environment that publishes `metadata['autoreset_mode']`. A vector reward is declared by
-        `env.reward_space`, a Box of shape (R,).
-      seeds: one an environment, for the first reset. A vector environment of its own class takes the first seed only.
-      first_env_id: the global id of environment 0.
-      autoreset: False: under DISABLED, leave resets to the caller (`reset(seeds, rows)`), as evaluation does.
+      env: any vector environment that has `metadata['autoreset_mode']`. `env.reward_space`, a Box of shape (R,),
+        declares vector rewards.
+      seeds: one per environment, for the first reset. A vector class of its own takes only the first seed.
+      first_env_id: global id of environment 0.
+      autoreset: False: under DISABLED, the caller resets environments (`reset(seeds, rows)`), as evaluation does.
 
     Raises:
-      UsageError: if the mode is not published, or a space cannot be learned from.
+      UsageError: the autoreset mode is missing, or a space cannot be learned from.
     """
 
     def __init__(self, env: VectorEnv, seeds: Sequence[int], first_env_id: int = 0, autoreset: bool = True):
@@ -53,12 +53,12 @@ class VectorEnvironment(Environment):
         self.follows_progress = bool(self._members.curricula())
         self._units = ActionUnits(env.single_action_space)
         self._read = ObservationUnits(env.single_observation_space).from_environment
-        copies = self._sequential is None  # else each batch is new
+        copies = self._sequential is None  # a sequential environment makes a new batch at each step
         self._read_step = ObservationUnits(env.single_observation_space, copies=copies).from_environment
         self._reads_executed = False
-        self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: rows that reset in the next step
+        self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: these reset in the next step
         self._resets: tuple[np.ndarray, TimeStep] | None = None
-        self._restart = False  # the next step is a reset of all, after a resume
+        self._restart = False  # after a resume the next step resets all
         self._nothing_began = True  # no row of `_was_done` is set
         # Rows in which nothing ends are the common case, and share step types and discounts.
         self._quiet = np.full(self.num_envs, StepType.MID, np.int32), np.ones(self.num_envs, np.float32)
@@ -80,7 +80,7 @@ class VectorEnvironment(Environment):
         if self._restart:
             return self.reset()
         executed = self._units.executed(action)
-        # An environment may write its action; what was executed is kept.
+        # An environment may write to its action, so it receives a copy.
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         try:
             observation, reward, terminated, truncated, self.infos = self.env.step(handed)
@@ -128,7 +128,7 @@ class VectorEnvironment(Environment):
         self._reads_executed = True
 
     def _reported(self, executed: Nest) -> Nest:
-        """The actions of `infos` in the algorithm's units, in the places of those handed in."""
+        """Replaces actions by those that the infos report, in the algorithm's units."""
         if "executed_action" not in self.infos:
             return executed
         spoke = np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs)
@@ -164,7 +164,7 @@ class VectorEnvironment(Environment):
         self._was_done = self._was_done & ~rows
         self._nothing_began = not self._was_done.any()
         first = self._first(observations)
-        # Not in place: rows that were handed out may share memory with these.
+        # Not in place, since returned rows may share memory with these.
         return nest.map(lambda new, old: np.where(nest.widened(rows, new), new, old), first, time_step)
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
@@ -181,7 +181,7 @@ class VectorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Generators of the environments; all of their state where the vector environment has `get_state`."""
+        """Returns the vector environment's state if it has `get_state`, else the environments' random generators."""
         state: dict[str, Any] = {"was_done": torch.from_numpy(self._was_done.copy())}
         if hasattr(self.env, "get_state") and not self._members.abandoned:
             state["env"] = self.env.get_state()
@@ -246,7 +246,7 @@ class VectorEnvironment(Environment):
         )
 
     def _split_resets(self, observation: Nest, done: np.ndarray) -> Nest:
-        """Keeps the FIRST rows for `take_resets`; returns the observations of the LAST and MID rows."""
+        """Stores the FIRST rows for `take_resets`, and returns the observations of the LAST and MID rows."""
         if self._mode == AutoresetMode.DISABLED:
             after, _ = self.env.reset(options={"reset_mask": done.copy()})  # infos stay those of the step
             first, final = self._read(after), observation
@@ -256,7 +256,7 @@ class VectorEnvironment(Environment):
         return final
 
     def _final_observation(self, observation: Nest, done: np.ndarray) -> Nest:
-        """SAME_STEP: the observations with the finished environments' final ones in their places."""
+        """Returns SAME_STEP observations, with the true final ones of finished environments."""
         if "final_obs" not in self.infos:
             raise UsageError(
                 "the environment resets in the same step but gives no infos['final_obs'], so truncated episodes cannot "
@@ -273,11 +273,11 @@ class VectorEnvironment(Environment):
 
 
 def autoreset_mode(env: VectorEnv) -> AutoresetMode:
-    """The mode that an environment publishes.
+    """Returns the autoreset mode in an environment's metadata.
 
     Raises:
-      UsageError: it publishes none, or lacks another attribute of `gymnasium.vector.VectorEnv`. Vector environments
-        made for gymnasium before 1.0, such as SuperSuit's, have neither.
+      UsageError: there is none, or another attribute of `gymnasium.vector.VectorEnv` is missing. Vector environments
+        for gymnasium before 1.0, such as SuperSuit's, have neither.
     """
     name = type(env.unwrapped).__name__
     parts = ("num_envs", "single_observation_space", "single_action_space")
@@ -297,7 +297,7 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
 
 
 def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:
-    """What gymnasium made of the infos of `num_envs` environments, as a batch of actions of the space."""
+    """Returns the actions in gymnasium's vector info as a batch `[num_envs, ...]` of the space."""
     if isinstance(space, spaces.Dict):
         return {key: _as_structured(action[key], child, num_envs) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -307,7 +307,7 @@ def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:
 
 
 def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The array in memory of its own."""
+    """Returns an array that shares no memory with another."""
     return array.copy() if array is other or np.may_share_memory(array, other) else array
 
 
