@@ -16,9 +16,9 @@ class Stepper(Protocol):
     """Steps environments with a policy.
 
     Attributes:
-      environment: that is stepped.
+      environment: the environments.
       time_step: the row to act from, `[B]`.
-      start_state: what a policy begins an episode with, and what transforms carry to the row to act from.
+      start_state: the policy's state at an episode's start, and the transforms' state before the row to act from.
     """
 
     environment: Environment
@@ -28,25 +28,25 @@ class Stepper(Protocol):
     def start_state(self) -> tuple[Nest, Nest]: ...
 
     def act(self) -> tuple[AlgStep, Nest]:
-        """The policy's step from `time_step`, and what the transforms carry on."""
+        """Returns the policy's step from `time_step` and the transforms' next state."""
 
     def advance(self, step: AlgStep, transform_state: Nest) -> None:
-        """Executes the action; the row that arrives becomes `time_step`."""
+        """Executes an action; the row that arrives becomes `time_step`."""
 
 
 def run_episodes(stepper: Stepper, num_episodes: int) -> list[tuple[Nest, Nest]]:
-    """Acts until as many episodes are whole as were asked for; they are counted when they start.
+    """Runs the first `num_episodes` episodes that start, each to its end.
 
     Args:
-      stepper: whose next rows are FIRST.
+      stepper: its next rows are FIRST.
       num_episodes: at least 1.
 
     Returns:
-      Of each episode, in the order in which they started: `start_state` at its FIRST row, leaves `[1, ...]`, and its
+      One pair per episode, in the order of their starts: `start_state` at the FIRST row, leaves `[1, ...]`, and the
       rows (time step, action, info), leaves `[T+1, 1, ...]`.
 
     Raises:
-      RunError: an environment was built anew.
+      RunError: an environment was rebuilt.
     """
     environment = stepper.environment
     episodes = StartedEpisodes(environment.num_envs, num_episodes)
@@ -55,7 +55,7 @@ def run_episodes(stepper: Stepper, num_episodes: int) -> list[tuple[Nest, Nest]]
         step, transform_state = stepper.act()
         record = step.output, step.info
         episodes.add(as_array(stepper.time_step.step_type), (stepper.time_step, *record), start)
-        if episodes.complete:  # at LAST rows from which nobody needs to act
+        if episodes.complete:  # the LAST rows need no action
             break
         stepper.advance(step, transform_state)
         if environment.broken is not None:

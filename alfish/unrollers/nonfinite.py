@@ -1,7 +1,7 @@
-"""Values that are not finite, in rows of an unroll or in those of one step.
+"""Search for values that are not finite in the rows of an unroll or of one step.
 
-One sum is enough to tell that there are none: any nan or infinity makes it so. A sum that overflows is not finite
-either, so then the values themselves are looked at.
+A finite sum shows that all values are finite, since any nan or infinity remains in the sum. A sum of finite values may
+overflow, so after a sum that is not finite the values themselves are tested.
 """
 
 import math
@@ -17,7 +17,7 @@ from alfish.nest import as_tensor
 
 
 def check_finite(time_step: TimeStep) -> None:
-    """Looks through an unroll's rewards, discounts and observations.
+    """Tests an unroll's rewards, discounts and observations.
 
     Args:
       time_step: leaves `[T, B, ...]`, arrays or tensors.
@@ -43,10 +43,10 @@ def check_finite(time_step: TimeStep) -> None:
 
 
 def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
-    """`[B]` bool: whose reward or observation is not finite; None: nobody's.
+    """`[B]` bool mask of rows whose reward or observation is not finite; None if there are none.
 
     Args:
-      time_step: of one step, leaves `[B, ...]`, arrays.
+      time_step: one step, arrays `[B, ...]`.
     """
     leaves: list[Any] = [time_step.reward, *nest.leaves(time_step.observation)]
     if _sum_is_finite(leaves):
@@ -57,7 +57,7 @@ def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
 
 
 def _sum_is_finite(leaves: list[Any]) -> bool:
-    """Whether the sum of all floats in the leaves, arrays or tensors, is finite."""
+    """True if the sum of all floats in the leaves, arrays or tensors, is finite."""
     total: Any = 0
     for leaf in leaves:
         if leaf.dtype.kind == "f" if type(leaf) is np.ndarray else leaf.is_floating_point():

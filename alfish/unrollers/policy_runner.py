@@ -1,4 +1,4 @@
-"""From a raw row to an action: transforms, memory's reset, `rollout_step`; where possible as a numpy program."""
+"""The way from a raw row to an action: transforms, memory's reset, `rollout_step`; if possible as a numpy program."""
 
 from typing import Any
 
@@ -24,14 +24,14 @@ class PolicyRunner:
     """Acts from raw rows, one call a vector step.
 
     Args:
-      algorithm: whose `rollout_step` acts.
-      transforms: what it sees of a raw row.
-      initial_state: of the policy, `[B, ...]`, at an episode's start.
+      algorithm: its `rollout_step` acts.
+      transforms: applied to raw rows first.
+      initial_state: the policy's state at an episode's start, `[B, ...]`.
       numpy_policy: calls after which it acts through numpy; None: never.
 
     Attributes:
-      num_calls, gave_up: calls so far, and whether it went back to torch; saved with the run, so that a resumed one
-        acts by the same bits.
+      num_calls: number of calls so far.
+      gave_up: True if it acts through torch again. Both are saved with the run, so that a resumed run has equal bits.
     """
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, initial_state: Nest, numpy_policy: int | None):
@@ -39,21 +39,21 @@ class PolicyRunner:
         self._device = algorithm.progress.device
         self._numpy_after = numpy_policy if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
-        self._has_looked = False  # at what rollout_step returns
-        self._has_looked_at_random = False  # at what random_action returns
+        self._has_looked = False  # checked the result of rollout_step
+        self._has_looked_at_random = False  # checked the result of random_action
         self.num_calls = 0
         self.gave_up = False
 
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
-        """An action for each of B rows, and the transforms' state after them; no gradient.
+        """Returns actions for B rows and the transforms' next state, without gradient.
 
-        Leaves, in and out, are arrays or tensors: arrays come out where it acts through numpy.
+        Leaves are arrays or tensors. The result has arrays if it acts through numpy.
         """
         row = time_step, transform_state, state, self._initial_state
         if self._numpy_after is not None and not self.gave_up and self.num_calls >= self._numpy_after:
             if self._program is None:
                 self._translate(row)
-            # A hook that is not pure may depend on what tracing took for constant.
+            # A hook that is not pure may depend on a value that tracing took for a constant.
             elif is_checked(self.num_calls - self._numpy_after):
                 self._compare(row)
         self.num_calls += 1
@@ -61,7 +61,7 @@ class PolicyRunner:
 
     @torch.no_grad()
     def random_action(self, time_step: TimeStep, transform_state: Nest) -> Nest:
-        """The algorithm's `random_action` for each of B rows, tensors on its device."""
+        """Returns the algorithm's `random_action` for B rows, tensors on its device."""
         seen, _ = self._transforms(*nest.map(self._here, (time_step, transform_state)))
         algorithm = self._algorithm
         action = algorithm.random_action(seen)
@@ -71,7 +71,7 @@ class PolicyRunner:
         return nest.to(action, self._device)
 
     def refresh(self) -> None:
-        """Takes up parameters and buffers that may have changed; to be called before it acts with them."""
+        """Reads parameters and buffers that may have changed. Call it before acting with them."""
         if self._program is None:
             return
         if [tensor.data_ptr() for tensor in self._sources] != self._addresses:
@@ -79,13 +79,13 @@ class PolicyRunner:
         self._program.prepare(self._arrays)
 
     def _share_memory(self) -> None:
-        """Takes the parameters and buffers where they are: a learner puts parameters together when it is built."""
+        """Makes arrays that share memory with parameters and buffers. A learner moves parameters when it is built."""
         self._addresses = [tensor.data_ptr() for tensor in self._sources]
         self._arrays = [tensor.detach().numpy() for tensor in self._sources]
 
     def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
         assert self._program is not None
-        # Most policies read one or two leaves; to flatten the row takes longer than some of their products.
+        # Most policies read one or two leaves; flattening the row takes longer than some matrix products.
         leaves = []
         for path in self._used:
             leaf: Any = row
@@ -104,7 +104,7 @@ class PolicyRunner:
         return self._policy(time_step, transform_state, state, initial_state)
 
     def _look(self, *row: Any) -> tuple[AlgStep, Nest]:
-        """`_policy`, found to return what it should, and to write into nothing that it is given."""
+        """Calls `_policy` and checks that it returns what it should and does not write to its arguments."""
         given = nest.leaves(row)
         before = [leaf._version for leaf in given]
         step, transform_state = self._policy(*row)
@@ -165,7 +165,7 @@ class PolicyRunner:
         self._compare(row)
 
     def _compare(self, row: tuple) -> None:
-        """Goes back to torch where the program does not do what the policy does."""
+        """Compares the program with the policy; if they differ, it acts through torch from then on."""
         with random_state.preserved():
             expected = nest.leaves(self._act(*row))
         with random_state.preserved():

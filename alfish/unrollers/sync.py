@@ -1,4 +1,4 @@
-"""The unroller that steps in this process: the bit-reproducible reference for all others."""
+"""The unroller that steps environments in this process: the bit-reproducible reference for all others."""
 
 from typing import Any
 
@@ -26,17 +26,17 @@ from alfish.unrollers.unroller import ENVIRONMENT, POLICY, SHOWN_FIELDS, StepRec
 @gin.configurable(module="alfish.unrollers")
 @checked
 class SyncUnroller(Unroller):
-    """Steps the environment that it is given.
+    """Steps an environment in this process.
 
     Args:
       environment, algorithm, transforms: see `Unroller`.
       numpy_policy: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
         (`compiler.numpy_program`): the same to float error, and several times faster for small networks. None: never.
-      overwrite_policy_output: off-policy, what is stored as an action is what the environment says was executed (its
-        info `executed_action`), by a human, an expert or another controller.
+      overwrite_policy_output: stores the info `executed_action` as the action, where a human, an expert or another
+        controller acts. Off-policy only.
 
     Attributes:
-      time_step: the row to act from, the next unroll's row 0, once `start` was called.
+      time_step: the row to act from, which is row 0 of the next unroll; None before `start`.
     """
 
     def __init__(
@@ -57,39 +57,39 @@ class SyncUnroller(Unroller):
         self._check_finite = quiet(check_finite)
         self.time_step: Any = None  # a TimeStep `[B]`; None before the first reset
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
-        self._unseen = False  # whether no unroll has begun with it yet
+        self._unseen = False  # True if no unroll has begun with it yet
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
         self._actor = PolicyRunner(algorithm, transforms, self._initial_state, numpy_policy)
 
     @property
     def start_state(self) -> tuple[Nest, Nest]:
-        """What the policy begins an episode with, and what transforms carry to the row to act from."""
+        """The policy's state at an episode's start, and the transforms' state before the row to act from."""
         return self._initial_state, self._transform_state
 
     def start(self) -> None:
-        """Resets the environment, which the first unroll does otherwise."""
+        """Resets the environment. Without this call the first unroll does."""
         if self.time_step is None:
             self._tell_progress()
             self.time_step = self._reset()
             self._unseen = True
 
     def unroll(self, length: int, at_random: bool = False) -> Experience:
-        """Acts until there are `length` rows; on-policy, one more follows: row 0 of the next unroll, for its value.
+        """Collects `length` rows. On-policy one more row follows for its value, which is row 0 of the next unroll.
 
-        Where environments make two rows when they end (`Environment.ragged`), a column that ends more often is full
-        sooner: the unroll stops then, and shorter columns are filled up with PAD rows. There are `length + 1` rows.
+        If environments make two rows at an episode's end (`Environment.ragged`), columns with more ends fill up sooner.
+        The unroll stops when a column is full, and PAD rows complete the others. It then has `length + 1` rows.
 
         Args:
           length: rows.
-          at_random: execute the algorithm's `random_action` in place of its policy's.
+          at_random: execute the algorithm's `random_action` in place of the policy's action.
 
         Returns:
-          Experience whose leaves are `[length, B, ...]`, on-policy `[length+1, B, ...]`; the extra row's action is
-          never executed. Leaves are as the environment's: arrays on the host, or tensors.
+          Experience with leaves `[length, B, ...]`, on-policy `[length+1, B, ...]`. The extra row's action is never
+          executed. Leaves are of the environment's kind: arrays on the host, or tensors.
 
         Raises:
-          UsageError: on-policy, the length is 1 and an environment makes two rows when it ends.
+          UsageError: on-policy, the length is 1 and environments make two rows at an episode's end.
           RunError: an environment returned a reward or an observation that is not finite.
         """
         self.start()
@@ -109,16 +109,16 @@ class SyncUnroller(Unroller):
         return Experience(time_step, *self.environment.convert(others))
 
     def generate_batch(self, num_steps: int) -> Experience:
-        """The rows of the next vector steps, from where the last call left off: `unroll`, without a trainer.
+        """Collects the rows of the next vector steps, for a program without a trainer.
 
-        Acts by `rollout_step`, in eval mode, with the algorithm as it is now.
+        Acts by `rollout_step`, in eval mode, with the algorithm's current parameters. Each call continues the last one.
 
         Args:
-          num_steps: vector steps, at least 1; of environments that reset in the same step (`Environment.ragged`), rows.
+          num_steps: vector steps, at least 1; rows if environments reset in the same step (`Environment.ragged`).
 
         Returns:
-          What `unroll` does, in tensors: leaves `[num_steps, B, ...]`, the next call's row 0 being where the last
-          action arrives; on-policy `[num_steps+1, B, ...]`. `data.trainable` says which rows train.
+          The result of `unroll` in tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. The last action
+          arrives in row 0 of the next call. `data.trainable` tells which rows train.
 
         Raises:
           UsageError: fewer than 1 step.
@@ -130,22 +130,22 @@ class SyncUnroller(Unroller):
             return nest.tensors(self.unroll(num_steps))
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
-        """Whole episodes, acted in by `rollout_step`, in eval mode, with the algorithm as it is now.
+        """Collects whole episodes by `rollout_step`, in eval mode, with the algorithm's current parameters.
 
-        All environments are reset first. Episodes are counted when they start, and all that count run to their end, so
-        short ones are not favoured. What `generate_batch` had under way is broken off; it goes on with new episodes.
+        All environments are reset first, which drops the current episodes of `generate_batch`. Episodes count from
+        their start, and each of them runs to its end, so short episodes are not over-represented.
 
         Args:
           num_episodes: at least 1.
 
         Returns:
-          In the order in which they started: tensors `[T+1, 1, ...]`, FIRST to LAST, of an episode of T actions. The
-          LAST row's observation is the true final one, its discount 0 where the episode terminated and 1 where it was
-          truncated; its action and info are padding.
+          The episodes in the order of their starts; one of T actions has tensors `[T+1, 1, ...]`, FIRST to LAST. The
+          LAST row has the true final observation, discount 0 for termination and 1 for truncation, and meaningless
+          action and info.
 
         Raises:
           UsageError: fewer than 1 episode.
-          RunError: an environment returned a reward or an observation that is not finite, or was built anew.
+          RunError: an environment returned a reward or an observation that is not finite, or was rebuilt.
         """
         if num_episodes < 1:
             raise UsageError(f"generate_episodes was asked for {num_episodes} episodes; it takes at least 1")
@@ -155,7 +155,7 @@ class SyncUnroller(Unroller):
         self._actor.refresh()
         with in_eval_mode(self._algorithm):
             found = run_episodes(self, num_episodes)
-        self._begin_anew()  # the episodes under way have lost their beginnings
+        self._begin_anew()  # other episodes have lost their beginnings
         return [self._as_experience(*nest.tensors(episode)) for episode in found]
 
     def time(self, timer: Timer) -> None:
@@ -175,7 +175,7 @@ class SyncUnroller(Unroller):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues. Episodes that the environment cannot continue end here, truncated."""
+        """Restores a state. Episodes that the environment cannot continue are truncated."""
         self.policy_version = state["policy_version"]
         if "time_step" not in state:  # of an `AsyncUnroller`: new episodes begin
             return
@@ -199,19 +199,19 @@ class SyncUnroller(Unroller):
         self.environment.close()
 
     def act(self) -> tuple[AlgStep, Nest]:
-        """The policy's step from `time_step`, and what the transforms carry on; arrays or tensors."""
+        """Returns the policy's step from `time_step` and the transforms' next state, in arrays or tensors."""
         step, transform_state = self._actor(self.time_step, self._transform_state, self._state)
         if self._at_random:
             step = step._replace(output=self._actor.random_action(self.time_step, self._transform_state))
         return step, transform_state
 
     def advance(self, step: AlgStep, transform_state: Nest) -> None:
-        """Executes the action; the row that arrives becomes `time_step`."""
+        """Executes an action; the row that arrives becomes `time_step`."""
         self._state, self._transform_state = step.state, transform_state
         self.time_step = self.environment.step(self.environment.convert(step.output))
 
     def _unroll_aligned(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
-        """Every step is one row of all columns."""
+        """Unrolls environments in which each step is one row of every column."""
         rows, infos = [], []
         for t in range(length):
             seen = self.time_step
@@ -225,9 +225,9 @@ class SyncUnroller(Unroller):
             rows.append((seen, action, step.info))
         last = self.time_step
         if self._algorithm.on_policy:
-            step, _ = self.act()  # of the next unroll's row 0, which acts again: its state is dropped
+            step, _ = self.act()  # from row 0 of the next unroll, which acts again, so the state is dropped
             rows.append((last, step.output, step.info))
-        # Field by field, as most are bare leaves: to walk through whole rows takes longer than to stack these.
+        # Field by field: most fields are bare leaves, and walking through whole rows takes longer than stacking them.
         time_steps, actions, step_infos = zip(*rows)
         time_step = TimeStep(*[nest.map(_stacked, *field) for field in zip(*time_steps)])
         action = nest.map(_stacked, *actions)
@@ -243,13 +243,13 @@ class SyncUnroller(Unroller):
         return time_step, action, info
 
     def _arrived(self, field: str, time_step: TimeStep, last: TimeStep, unseen: bool) -> Nest:
-        """A field of the rows of `records`, arrays `[S, B, ...]`.
+        """Returns a field of the rows of `records`, arrays `[S, B, ...]`.
 
         Args:
-          field: of `TimeStep`.
-          time_step: of the unroll, `[T, B]`, on-policy `[T+1, B]`.
+          field: a field of `TimeStep`.
+          time_step: the unroll's, `[T, B]`, on-policy `[T+1, B]`.
           last: the newest row, `[B]`.
-          unseen: whether row 0 is new too.
+          unseen: True if row 0 is new.
         """
         rows = nest.arrays(getattr(time_step, field))
         if not self._algorithm.on_policy:  # else it is the extra row
@@ -258,7 +258,7 @@ class SyncUnroller(Unroller):
         return nest.at(rows, slice(1 - unseen, None))
 
     def _unroll_ragged(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
-        """A column gets a row a step, and one more each time its episode ends."""
+        """Unrolls environments in which an episode's end is one more row of its column."""
         if length < 2 and self._algorithm.on_policy:
             raise UsageError(
                 "these environments reset in the same step, which needs an unroll length of 2 or more; build them with "
@@ -286,13 +286,13 @@ class SyncUnroller(Unroller):
         return rows.filled_up()
 
     def _begin_anew(self) -> None:
-        """Makes the next row that of a reset."""
+        """Makes the next row the FIRST row of a reset."""
         self.time_step = None
         self._state = self._initial_state
         self._transform_state = nest.to(self._transforms.initial_state(self.environment.num_envs), self._device)
 
     def _as_experience(self, start: Nest, rows: Nest) -> Experience:
-        """The experience of one episode of `run_episodes`."""
+        """Returns an episode of `run_episodes` as experience."""
         (state, transform_state), (time_step, action, info) = start, rows
         if self._overwrites:
             executed = nest.to(time_step.prev_action, self._device)
@@ -312,7 +312,7 @@ class SyncUnroller(Unroller):
         self._check_finite(time_step)
 
     def _executed(self, action: Nest) -> Nest:
-        """The action that was executed in the place of the policy's, but where the step was a reset."""
+        """Returns the executed actions; where the step was a reset, the policy's."""
         acted = as_array(self.time_step.step_type) != StepType.FIRST
 
         def executed(own: Any, other: Any) -> np.ndarray:
@@ -324,7 +324,7 @@ class SyncUnroller(Unroller):
 
 
 def refuse_on_policy(algorithm: RLAlgorithm) -> None:
-    """Raises UsageError where an algorithm learns from its own actions alone: nobody else's can take their place."""
+    """Raises UsageError if an algorithm is on-policy, so that it learns only from its own actions."""
     if algorithm.on_policy:
         raise UsageError(
             f"overwrite_policy_output stores actions that {type(algorithm).__name__} did not choose, and on-policy it "
@@ -333,14 +333,14 @@ def refuse_on_policy(algorithm: RLAlgorithm) -> None:
 
 
 def _stacked(*leaves: Any) -> Any:
-    """One array where all are arrays, which takes a fraction of torch's time; else a tensor."""
+    """Stacks leaves: arrays into an array, which takes a fraction of torch's time, else into a tensor."""
     if {*map(type, leaves)} == {np.ndarray}:
         return np.array(leaves)
     return torch.stack([as_tensor(leaf) for leaf in leaves])
 
 
 def _ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
-    """A row that was acted from, where some environments (`[B]` bool) were then lost: their episodes ended there."""
+    """Returns the row acted from with LAST where environments (`[B]` bool) then broke: their episodes end there."""
     step_type = as_array(time_step.step_type).copy()
     step_type[broken & (step_type == StepType.MID)] = StepType.LAST
     return time_step._replace(step_type=step_type)

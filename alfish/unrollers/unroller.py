@@ -1,4 +1,4 @@
-"""What the trainer needs of an unroller."""
+"""The interface of unrollers to the trainer."""
 
 import abc
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from alfish.transforms import Transforms
 
 # Parts of an unroll, see `alfish.runs.timer.Timer`.
 ENVIRONMENT, POLICY = "environment", "policy"
-# The fields of `StepRecords` that metrics may ask for, and those of `TimeStep` that they are.
+# Optional fields of `StepRecords`, and the fields of `TimeStep` that they are copied from.
 SHOWN_FIELDS = {"observation": "observation", "action": "prev_action"}
 
 
@@ -38,20 +38,20 @@ def without_infos(records: StepRecords) -> Any:
 
 
 class Unroller(abc.ABC):
-    """Acts with an algorithm in environments and keeps what happened, raw, as rows.
+    """Acts with an algorithm in environments and collects raw rows.
 
     Args:
-      environment: what to act in, or one like those that will be acted in.
-      algorithm: whose `rollout_step` acts.
-      transforms: what the algorithm sees of a raw row.
+      environment: the environments to act in, or an example of them.
+      algorithm: its `rollout_step` acts.
+      transforms: applied to raw rows before the algorithm receives them.
 
     Attributes:
-      num_envs: environments in all.
+      num_envs: number of environments.
       num_columns: B of the experience that `unroll` returns.
       records: of the last unroll, for metrics, `num_envs` columns.
-      log: takes a line for the user.
-      check_signals: called during a wait for other processes; raises where a signal asks to stop.
-      drains: whether `unroll` hands over what others have collected, whatever length it is asked for.
+      log: receives lines for the user.
+      check_signals: called during waits for other processes; raises if a signal asks to stop.
+      drains: True if `unroll` returns the rows that other processes have collected, however many, and ignores `length`.
       shown: which of `SHOWN_FIELDS` records hold; whoever reads them sets it before the first unroll.
       policy_version: how often weights were published.
     """
@@ -69,24 +69,24 @@ class Unroller(abc.ABC):
         self.records: StepRecords | None = None
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
-        """Tells it once, before anything else, what it needs to build environments elsewhere.
+        """Receives what building environments elsewhere needs. Called once, before all other methods.
 
         Args:
           make_environment: takes the keywords `seed` and `num_envs`.
-          unroll_length: what `unroll` will be asked for, on average.
-          seed: of the run.
+          unroll_length: average length of the unrolls to come.
+          seed: seed of the run.
         """
         self.unroll_length = unroll_length
 
     @abc.abstractmethod
     def unroll(self, length: int, at_random: bool = False) -> Experience:
-        """Rows of experience, on-policy with one more row for its value.
+        """Collects rows. On-policy one more row follows, for its value.
 
-        Leaves are arrays on the host; of environments that give tensors, tensors.
+        Leaves are arrays on the host, or tensors if the environment returns tensors.
         """
 
     def generate_batch(self, num_steps: int) -> Experience:
-        """The next rows, for a program without a trainer; see `SyncUnroller`.
+        """Returns the next rows to a program without a trainer; see `SyncUnroller`.
 
         Raises:
           UsageError: this unroller collects for a trainer, at a pace of its own.
@@ -94,7 +94,7 @@ class Unroller(abc.ABC):
         raise self._refusal("generate_batch")
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
-        """Whole episodes, for a program without a trainer; see `SyncUnroller`.
+        """Returns whole episodes to a program without a trainer; see `SyncUnroller`.
 
         Raises:
           UsageError: this unroller collects for a trainer, at a pace of its own.
@@ -102,34 +102,34 @@ class Unroller(abc.ABC):
         raise self._refusal("generate_episodes")
 
     def publish(self) -> None:
-        """Notes that an iteration is over: parameters and buffers have changed."""
+        """Counts new weights: an iteration has changed parameters and buffers."""
         self.policy_version += 1
 
     def ignore_infos(self) -> None:
-        """Notes that no metric reads infos. Default: the environment does not gather them."""
+        """Allows infos to be dropped, since no metric reads them. Default: the environment stops gathering them."""
         self.environment.ignore_infos()
 
     def time(self, timer: Timer) -> None:
-        """Counts `ENVIRONMENT` and `POLICY` as parts of their own from now on. Default: they are not told apart."""
+        """Measures `ENVIRONMENT` and `POLICY` as separate parts from now on. Default: does nothing."""
 
     def stats(self) -> dict[str, float]:
-        """Scalars for summaries, since the call before. Default: none."""
+        """Returns scalars for summaries, over the time since the last call. Default: none."""
         return {}
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` continues from."""
+        """Returns the state for `load_state_dict`."""
 
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues. Episodes that cannot be continued end here, truncated."""
+        """Restores a state. Episodes that cannot continue are truncated."""
 
     def break_off(self) -> None:
-        """Forgets the episodes under way, whose step may never have come to an end. Default: none are kept."""
+        """Drops the current episodes, whose step may never have ended. Default: does nothing."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Frees environments and processes."""
+        """Closes environments and processes."""
 
     def _refusal(self, method: str) -> UsageError:
         return UsageError(
