@@ -1,4 +1,4 @@
-"""Measurements: throughput beside peers, and what the confs reach. Not part of the package.
+"""Measurements: throughput beside other libraries, and returns of the shipped confs. Not part of the package.
 
 Each is a command, `python -m benchmarks.NAME`, to be called from the project's root; `--help` says what it measures and
 what it writes. Beside peers: `throughput`, `time_to_threshold` and `replay`. Of alfish alone: `growth`, `memory`,

@@ -1,4 +1,4 @@
-"""Records the data sets that results offline are of, with the shipped commands.
+"""Records the data sets of the offline results, with the shipped commands.
 
   python -m benchmarks.data_sets --task=pendulum          data/pendulum/{random,medium,medium-replay,expert}
   python -m benchmarks.data_sets --task=halfcheetah       data/halfcheetah/{random,medium,medium-replay}
@@ -19,7 +19,7 @@ from benchmarks.processes import alfish
 
 
 class Task(NamedTuple):
-    """How a task's data sets are recorded."""
+    """Settings for the recording of a task's data sets."""
 
     conf: str
     expert: list[str] | None  # settings of the runs; None: there is none

@@ -1,4 +1,4 @@
-"""Environments whose steps take long."""
+"""Environments with slow steps."""
 
 import math
 import time
@@ -8,7 +8,7 @@ import gymnasium
 
 
 class Delayed(gymnasium.Wrapper):
-    """Steps that take long, some much longer than others: log-normal, without work for the processor.
+    """Environment whose steps wait for log-normal times, without work for the processor.
 
     Args:
       env: to wrap.

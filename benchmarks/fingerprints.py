@@ -1,4 +1,4 @@
-"""Whether a change of the code leaves the bits of training as they were.
+"""Compares the bits of training with those of earlier code.
 
     python -m benchmarks.fingerprints                       # writes docs/results/fingerprints.csv
     python -m benchmarks.fingerprints --check               # compares with it; exit status 1 where bits differ
@@ -68,7 +68,7 @@ def _bits(tensor: torch.Tensor) -> str:
 
 
 def machine() -> str:
-    """What bits depend on beside the code."""
+    """Returns what bits depend on besides the code: processor and versions."""
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {versions}"
 
@@ -93,7 +93,7 @@ def recorded(env_id: str, directory: Path) -> str:
 
 
 def settings(path: Path, directory: Path) -> dict[str, Any]:
-    """Returns what is bound beside a conf, so that it trains early and for a short time."""
+    """Returns settings with which a conf trains early and for a short time."""
     text = _with_included(path)
     chosen: dict[str, Any] = {"seed": 0, "max_evaluation_length": EPISODE_LENGTH, "Evaluate.num_episodes": 1}
     if "@OfflineBuffer" in text:
@@ -114,7 +114,7 @@ def _with_included(path: Path) -> str:
 
 
 def fingerprint(path: Path) -> dict[str, str]:
-    """Trains a conf as said above; returns its row of the table."""
+    """Trains a conf and returns its row of the table."""
     with tempfile.TemporaryDirectory() as directory:
         chosen = settings(path, Path(directory))
         clock = chosen.get("num_env_steps") or chosen["num_updates"]

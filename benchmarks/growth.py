@@ -1,4 +1,4 @@
-"""How alfish's cost grows with the number of environments, batch size, width of networks, and rows in replay.
+"""Growth of alfish's cost with the number of environments, batch size, width of networks, and rows in replay.
 
   python -m benchmarks.growth            some ten minutes
   python -m benchmarks.growth --quick    a part of each, under two minutes
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def publish(rows: list[dict]) -> list[dict[str, str]]:
-    """Puts these rows in the place of their parts' old ones; all rows of the file."""
+    """Replaces the rows of the same parts in the file; returns all rows of the file."""
     order = list(PARTS)
     return tables.replace_rows(RESULTS / "growth.csv", rows, FIELDS, ["part"], lambda row: order.index(row["part"]))
 
@@ -81,7 +81,7 @@ def publish(rows: list[dict]) -> list[dict[str, str]]:
 
 
 def environments(counts: list[int], repeats: int) -> Iterator[Point]:
-    """Microseconds an environment step, over the number of environments."""
+    """Yields microseconds of an environment step, by the number of environments."""
     for count in counts:
         for vectorization in ("sync", "vector_entry_point"):
             environment = make_environment(env_id="CartPole-v1", num_envs=count, vectorization=vectorization)
@@ -96,19 +96,19 @@ def environments(counts: list[int], repeats: int) -> Iterator[Point]:
 
 
 def batch_sizes(sizes: list[int], repeats: int) -> Iterator[Point]:
-    """Microseconds an update, over the rows a batch."""
+    """Yields microseconds of an update, by the rows of a batch."""
     for size in sizes:
         yield from updates(size, 64, 256, size, repeats)
 
 
 def widths(sizes: list[int], repeats: int) -> Iterator[Point]:
-    """Microseconds an update, over the width of the networks' layers."""
+    """Yields microseconds of an update, by the width of the networks' layers."""
     for width in sizes:
         yield from updates(256, width, width, width, repeats)
 
 
 def updates(batch_size: int, ppo_width: int, sac_width: int, x: int, repeats: int) -> Iterator[Point]:
-    """Microseconds an update of PPO and SAC, plain and compiled, told to be at `x`."""
+    """Yields microseconds of an update of PPO and SAC, plain and compiled, as points at `x`."""
     for name, make in (("PPO", functools.partial(ppo, ppo_width)), ("SAC", functools.partial(sac, sac_width))):
         for kind in ("plain", "compiled") if shutil.which("g++") else ("plain",):
             torch.manual_seed(0)
@@ -122,7 +122,7 @@ def updates(batch_size: int, ppo_width: int, sac_width: int, x: int, repeats: in
 
 
 def replay(capacities: list[int], repeats: int) -> Iterator[Point]:
-    """Microseconds a sample, over the rows in replay."""
+    """Yields microseconds of a sample, by the rows in replay."""
     for capacity in capacities:
         ring = RingBuffer(capacity, 1)
         block = random_rows(10_000, 1)
@@ -150,7 +150,7 @@ PARTS: dict[str, tuple[Callable[[list[int], int], Iterator[Point]], list[int], l
 
 
 def measured(function: Callable[[], object], repeats: int) -> list[float]:
-    """Microseconds a call, `repeats` times the median of as many calls as take `SECONDS`, at least one."""
+    """Returns `repeats` medians of microseconds a call, each over `SECONDS` of calls, at least one."""
 
     def call(_: int) -> None:
         function()
@@ -170,7 +170,7 @@ def measured(function: Callable[[], object], repeats: int) -> list[float]:
 
 
 def random_rows(length: int, num_envs: int) -> Experience:
-    """Rows within an episode, `[T, B]`."""
+    """`[T, B]` rows within an episode."""
     shape = (length, num_envs)
     action = torch.rand(*shape, *ACTION.shape) * 1.8 - 0.9
     kind = torch.full(shape, StepType.MID, dtype=torch.int32)
@@ -185,7 +185,7 @@ def algorithm_of(factory: Callable[..., RLAlgorithm]) -> RLAlgorithm:
 
 
 def ppo(width: int, batch_size: int) -> tuple[RLAlgorithm, Minibatches]:
-    """With an epoch's batch of rows that its own policy made."""
+    """Returns an update of PPO on one epoch's batch, whose rows its own policy produced."""
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(width, width)))
     network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
     algorithm = algorithm_of(functools.partial(PPO, network=network))
@@ -200,7 +200,7 @@ def ppo(width: int, batch_size: int) -> tuple[RLAlgorithm, Minibatches]:
 
 
 def sac(width: int, batch_size: int) -> tuple[RLAlgorithm, Minibatches]:
-    """With a batch of windows of two rows."""
+    """Returns an update of SAC on a batch of windows of two rows."""
     mlp = functools.partial(MLP, layers=(width, width), activation="relu")
     critic = functools.partial(CriticEnsemble, layers=(width, width))
     algorithm = algorithm_of(functools.partial(SAC, actor_mlp=mlp, critic=critic))
@@ -212,7 +212,7 @@ def sac(width: int, batch_size: int) -> tuple[RLAlgorithm, Minibatches]:
 
 
 def draw(rows: list[dict[str, str]]) -> None:
-    """Writes the picture of all rows of the file, a part beside the other."""
+    """Draws all rows of the file, one plot for each part."""
     matplotlib.rcParams |= {
         "svg.hashsalt": "alfish",
         "svg.fonttype": "none",

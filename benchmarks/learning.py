@@ -1,4 +1,4 @@
-"""What the confs reach: trains each over its seeds with the shipped command, and evaluates the last checkpoint.
+"""Returns of the shipped confs: trains each over its seeds with the shipped command, and evaluates the last checkpoint.
 
   python -m benchmarks.learning                                     every conf of the table below
   python -m benchmarks.learning --confs=ppo_cartpole --seeds=0,1    some of it
@@ -27,7 +27,7 @@ RESULTS = PROJECT / "docs" / "results"
 
 @dataclass(frozen=True)
 class Goal:
-    """What a conf is to reach, and how it is trained and judged."""
+    """A conf's target, and settings for its training and evaluation."""
 
     conf: str
     seeds: tuple[int, ...]
@@ -43,7 +43,7 @@ class Goal:
 
 
 def _offline(conf: str, kind: str, bar: float, every_seed: bool = True, num_episodes: int = 100) -> Goal:
-    """Of a conf of a task, trained on one of the task's data sets."""
+    """Returns the goal of a conf that is trained on one of a task's data sets."""
     task = conf.rpartition("_")[2]
     sources = f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/{task}/{kind}']"
     return Goal(conf, (0, 1, 2), bar, every_seed, num_episodes, (sources,), kind)
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def run(goal: Goal, seed: int, root_dir: Path) -> None:
-    """Trains if needed, evaluates, and puts the seed's row and curve into the CSV files."""
+    """Trains a seed if needed, evaluates it, and writes its row and curve into the CSV files."""
     settings = [f"--gin_param={one}" for one in (f"Trainer.seed={seed}", *goal.settings)]
     began = time.perf_counter()
     processes.alfish("train", f"--gin_file={goal.conf}.gin", f"--root_dir={root_dir}", *settings)
@@ -147,7 +147,7 @@ def run(goal: Goal, seed: int, root_dir: Path) -> None:
 
 
 def table(goals: list[Goal]) -> str:
-    """What the CSV files say of these goals, in Markdown."""
+    """Returns the Markdown table of these goals from the CSV files."""
     lines = [tables.header(["conf", "env steps", "seeds", "mean of the seeds", "each seed", "goal", "met"])]
     for goal in goals:
         path = RESULTS / f"{goal.name}.csv"
@@ -167,7 +167,7 @@ def table(goals: list[Goal]) -> str:
 
 
 def publish(path: Path, rows: list[dict]) -> None:
-    """Puts a seed's rows into a CSV, in place of all that it has of this seed; of no evaluations there is no curve."""
+    """Replaces a seed's rows in a CSV; without evaluations there is no curve."""
     if rows:
         tables.replace_rows(path, rows, rows[0], ["seed"], lambda row: (int(row["seed"]), int(row["env_steps"])))
 

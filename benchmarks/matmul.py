@@ -1,4 +1,4 @@
-"""Microseconds of a product of matrices: torch's own (MKL), oneDNN's, and alfish's kernels.
+"""Microseconds of matrix products with torch's two libraries (MKL and oneDNN) and with alfish's kernels.
 
   python -m benchmarks.matmul --threads=1
 
@@ -35,7 +35,7 @@ HEADINGS = ["product", "rows x inner x columns", "MKL", "oneDNN", "alfish", "bfl
 
 
 def microseconds(product: Callable[[int], object]) -> float:
-    """The quickest of 30 runs of 200 calls; microseconds a call."""
+    """Returns microseconds of a call, in the quickest of 30 runs of 200 calls."""
     return 1e6 * min(seconds_a_call(product, 200) for _ in range(30))
 
 

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def measured(kind: type, shape: tuple[int, int, int], share: float, device: str) -> list[str]:
-    """The cells of a row of the table."""
+    """Returns the cells of a table row."""
     torch.manual_seed(0)
     num_rows, num_columns, size = shape
     memory = kind(size, size).to(device)
@@ -77,7 +77,7 @@ def measured(kind: type, shape: tuple[int, int, int], share: float, device: str)
 
 
 def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
-    """Milliseconds, and seconds of processor time of the first."""
+    """Returns milliseconds of an update, and the processor seconds of its compilation."""
     torch.manual_seed(0)
     q_network = functools.partial(QNetwork, torso=functools.partial(Torso, memory=GRU))
     dqn = DQN(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3), reward_spec(), q_network=q_network)
@@ -96,7 +96,7 @@ def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
 
 
 def milliseconds(function: Callable[[], object]) -> float:
-    """Of a call, the quickest of nine after one that does not count."""
+    """Returns the time of the quickest of nine calls, after one warm-up call."""
 
     def call(_: int) -> None:
         function()

@@ -1,4 +1,4 @@
-"""What importing and loading a data set costs: seconds, and the most memory the process ever had.
+"""Cost of importing and loading a data set: seconds, and peak memory of the process.
 
   python -m benchmarks.offline --transitions=1_000_000 --episode_length=1000
 

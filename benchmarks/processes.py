@@ -1,4 +1,4 @@
-"""Other processes: scripts that measure, in this Python or a peer's, `alfish` itself, and what keeps a processor busy.
+"""Child processes: measuring scripts in this Python or another library's, `alfish`, and processes that only count.
 
 Nothing here imports torch or alfish, and a script runs with the project on its path, wherever a benchmark is called.
 """
@@ -22,11 +22,11 @@ PEERS = PROJECT / "benchmarks" / "peers"
 
 
 class NoSuchRecipe(Exception):
-    """A script has not what was asked of it, and says so by its exit status."""
+    """A script has no such recipe, reported by its exit status."""
 
 
 def machine() -> str:
-    """Processor, cores and Python."""
+    """Returns the processor, the number of cores and Python's version."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -35,7 +35,7 @@ def machine() -> str:
 
 
 def peer_python(peer: str) -> str:
-    """The Python of a peer's virtual environment, which is made of `peers/PEER.txt` when it is first needed."""
+    """Returns the Python of a library's virtual environment; creates it from `peers/PEER.txt` at first use."""
     directory = PEERS / f".venv-{peer}"
     python = directory / "bin" / "python"
     if not python.exists():
@@ -46,7 +46,7 @@ def peer_python(peer: str) -> str:
 
 
 def with_threads(threads: int) -> dict[str, str]:
-    """The environment of a process that computes in so many threads: OpenMP's and MKL's, and XLA's."""
+    """Returns environment variables for a process with this number of threads in OpenMP, MKL and XLA."""
     variables = {"OMP_NUM_THREADS": str(threads), "NPROC": str(threads), "PYTHONPATH": str(PROJECT)}
     return os.environ | variables | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})
 
@@ -54,7 +54,7 @@ def with_threads(threads: int) -> dict[str, str]:
 def run_script(
     command: Sequence[str], environment: Mapping[str, str], watch: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """The JSON object in the last line that a script prints.
+    """Runs a script and returns the JSON object of its last printed line.
 
     Args:
       command: the program and its arguments.
@@ -83,7 +83,7 @@ def run_script(
 
 
 def alfish(*arguments: str) -> None:
-    """Runs `alfish` on one thread, from the project's directory; what it prints is seen.
+    """Runs `alfish` with one thread in the project's directory; its output is shown.
 
     Raises:
       CalledProcessError: it failed.
@@ -93,7 +93,7 @@ def alfish(*arguments: str) -> None:
 
 @contextlib.contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many processes that only count."""
+    """Runs `count` processes that only count."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -104,7 +104,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 def memory_mb(pid: int | str) -> float:
-    """What a process and its descendants hold now, each page shared out among those that map it; 0 if it has ended."""
+    """Returns MB of memory of a process and its descendants, shared pages divided among users; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         tasks = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]

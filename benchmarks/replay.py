@@ -1,4 +1,4 @@
-"""What replay costs beside peers: microseconds a call to push rows and to sample a batch.
+"""Cost of replay beside other libraries: microseconds of a call that pushes rows or samples a batch.
 
   python -m benchmarks.replay --repeats=5
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def table(runs: list[dict], libraries: list[str], num_rows: int) -> str:
-    """Medians of these runs, a line a library, in Markdown."""
+    """Returns a Markdown table of the runs' medians, one line for each library."""
     lines = [
         f"{processes.machine()}. {datetime.date.today().isoformat()}. Microseconds a call on one thread, medians "
         f"[smallest, largest run]; {num_rows:,} rows, or {num_rows // FRAMES_SHARE:,} frames.",

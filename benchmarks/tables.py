@@ -1,4 +1,4 @@
-"""Result files: CSVs of raw rows, of which a call replaces its own and no others, and the Markdown tables made of them.
+"""Result files: CSVs of raw rows, in which a call replaces its own rows only, and Markdown tables made of them.
 
 A row is a dict. Read back from a file its values are text, as they stand there, so that rows which a call leaves alone
 are written as they were.
@@ -18,7 +18,7 @@ NUM_DRAWS = 10_000  # of the bootstrap
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """All rows of a CSV; none if it is not there."""
+    """Returns all rows of a CSV; no rows if the file does not exist."""
     if not path.is_file():
         return []
     with open(path, newline="") as file:
@@ -26,7 +26,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], fields: Iterable[str]) -> None:
-    """Writes a CSV, see `write_text`.
+    """Writes a CSV; see `write_text`.
 
     Raises:
       ValueError: a row has a column beside `fields`; one that it lacks stays empty.
@@ -39,7 +39,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], fields: Iterable[s
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file and the folders it lies in, whole: killed at any time, it leaves what was there."""
+    """Writes a file and its parent directories; if the process is killed, the old file remains."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text)
 
@@ -51,7 +51,7 @@ def replace_rows(
     key: Sequence[str],
     order: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> list[dict[str, str]]:
-    """Puts rows into a CSV in place of all that agree with one of them in every column of `key`.
+    """Writes rows into a CSV and removes old rows that agree with one of them in every column of `key`.
 
     Args:
       path: of the CSV; made if needed.
@@ -72,17 +72,17 @@ def replace_rows(
 
 
 def header(headings: Sequence[str]) -> str:
-    """The first two lines of a Markdown table."""
+    """Returns the first two lines of a Markdown table."""
     return f"{line(headings)}\n|{'---|' * len(headings)}"
 
 
 def line(cells: Iterable[object]) -> str:
-    """A line of a Markdown table."""
+    """Returns one line of a Markdown table."""
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def times(ratio: float, above: np.ndarray, below: np.ndarray) -> str:
-    """A ratio, as `2.00x [1.50, 2.50]`: with the 95 % interval of the ratio of two medians, by a bootstrap over both.
+    """Returns a ratio such as `2.00x [1.50, 2.50]`, with the 95 % bootstrap interval of the ratio of two medians.
 
     Args:
       ratio: the figure before the interval.

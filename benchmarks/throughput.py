@@ -1,4 +1,4 @@
-"""Environment steps per second beside peers, on the same recipe, in one interleaved run.
+"""Environment steps per second beside other libraries, with the same recipe, in interleaved runs.
 
   python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3,sbx:2,sample-factory:2 --repeats=5
   python -m benchmarks.throughput --recipes=td3_halfcheetah --variants=bfloat16,bfloat16:2 --peers=sb3,sb3:2
@@ -74,18 +74,18 @@ def main() -> None:
 
 
 def publish(path: Path, runs: list[dict]) -> None:
-    """Puts these runs in the place of their recipes' old ones, in the raw data and in the table beside them."""
+    """Replaces the old runs of the same recipes in the raw data, and rewrites the table."""
     rows = tables.replace_rows(path, runs, FIELDS, key=["recipe"])
     tables.write_text(path.with_suffix(".md"), table(rows))
 
 
 def is_ours(library: str) -> bool:
-    """Whether it is alfish, in one of its variants."""
+    """Returns whether the library is alfish, in one of its variants."""
     return library.split()[0] == "alfish"
 
 
 def _run(python: str, library: str, recipe: str, seed: int, threads: int) -> dict:
-    """What the run printed and held in memory."""
+    """Returns the numbers that a run printed, and its memory."""
     name, *variant = library.split()
     script = str(PROJECT / "benchmarks" / "runs" / f"{name}_run.py")
     peaks = [0.0]
@@ -98,7 +98,7 @@ def _run(python: str, library: str, recipe: str, seed: int, threads: int) -> dic
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Of all recipes, from the rows of the CSV."""
+    """Returns the Markdown table of all recipes from the rows of the CSV."""
     runs = [_run_of(row) for row in rows]
     libraries = sorted({run["library"]: None for run in runs}, key=lambda name: not is_ours(name))
     peers = [name for name in libraries if not is_ours(name) or name == SYNC]
@@ -147,7 +147,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def _run_of(row: dict[str, str]) -> dict[str, Any]:
-    """A row with its numbers; what was not measured stays empty."""
+    """Returns a row with its numbers; cells that were not measured stay empty."""
     numbers = {name: float(row[name]) if row[name] else "" for name in NUMBERS}
     return row | numbers | {"threads": int(row["threads"])}
 

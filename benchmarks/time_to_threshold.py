@@ -108,7 +108,7 @@ def _order(run: Mapping[str, Any]) -> tuple[int, str, int]:
 
 
 def read() -> list[dict[str, Any]]:
-    """The runs that are there, with their numbers."""
+    """Returns the measured runs, with their numbers."""
     return [
         row
         | {"reached": row["reached"] == "True"}
@@ -119,7 +119,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def table(runs: list[dict]) -> str:
-    """Medians and ratios of these runs, a line a task and library, in Markdown."""
+    """Returns a Markdown table of medians and ratios, one line for each task and library."""
     lines = [
         f"{platform.machine()}, {os.cpu_count()} cores, one torch thread; medians over seeds, to the first evaluation "
         "that reaches the threshold, without the time of evaluations; ratio of medians over alfish's, 95 % bootstrap "
@@ -146,7 +146,7 @@ def table(runs: list[dict]) -> str:
 
 
 def _label(library: str, runs: list[dict]) -> str:
-    """The versions, and what of the configuration was changed."""
+    """Returns the versions, and changes of the configuration."""
     versions = " and ".join(dict.fromkeys(run["versions"] for run in runs))
     changes = library.split()[1:]
     return f"{versions} ({' '.join(changes)})" if changes else versions
@@ -157,7 +157,7 @@ def _values(runs: list[dict], name: str) -> np.ndarray:
 
 
 def _at_least(runs: list[dict], name: str) -> tuple[float, str]:
-    """The median, or what it is more than."""
+    """Returns the median, or a lower bound of it."""
     censored = math.isinf(np.median(_values(runs, name)))
     return float(np.median([run[name] for run in runs])), ">" if censored else ""
 
@@ -168,7 +168,7 @@ def _median(runs: list[dict], name: str, form: str) -> str:
 
 
 def _ratio(theirs: list[dict], ours: list[dict], name: str) -> str:
-    """Of medians; where one is endless, a bound."""
+    """Returns the ratio of two medians; a bound if one of them is infinite."""
     (above, their_more), (below, our_more) = _at_least(theirs, name), _at_least(ours, name)
     if their_more and our_more:
         return "not known"

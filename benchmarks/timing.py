@@ -1,11 +1,11 @@
-"""Seconds that a call takes. The one loop in which benchmarks call what they measure; it imports no library."""
+"""Seconds of a call. Benchmarks measure calls in this loop only; it imports no library."""
 
 import time
 from collections.abc import Callable
 
 
 def seconds_a_call(function: Callable[[int], object], num_calls: int = 1, first: int = 0) -> float:
-    """The mean over consecutive calls.
+    """Returns the mean seconds of consecutive calls.
 
     Args:
       function: what is measured; it is handed the number of the call.

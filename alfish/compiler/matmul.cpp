@@ -1,13 +1,13 @@
-// Products of matrices: `alfish::product` of float32, and `alfish::bfloat16_product`, with sums and result in float32.
+// Matrix products: `alfish::product` of float32, and `alfish::bfloat16_product` with sums and result in float32.
 //
-// The result is made in panels, each so wide as a few vectors. A tile of a panel is kept in registers while the inner
-// dimension passes by; what of b a panel needs is copied together first, unless it lies so already. Any strides are
-// taken. Panels are shared out among OpenMP's threads, and the result does not depend on how many there are.
+// The result is computed in panels, each a few vectors wide. A tile of a panel stays in registers during the loop over
+// the inner dimension. The part of b that a panel needs is copied to contiguous memory first, unless it is contiguous.
+// Arguments may have any strides. OpenMP's threads divide the panels, and the result does not depend on their number.
 //
-// The processor multiplies two bfloat16 that follow one another along the inner dimension at a time. Such a pair is a
-// word of 32 bits, as a float32 is, so tiles and copies serve both.
+// The processor multiplies two bfloat16 at a time that are neighbours along the inner dimension. Such a pair is a word
+// of 32 bits, like a float32, so tiles and copies work for both.
 //
-// It is made with torch's stable interface, because its other headers take three times as long to compile, and twice
+// The code uses torch's stable interface, because torch's other headers take three times as long to compile, and twice
 // the memory.
 
 #include <ATen/cpu/vec/vec.h>
@@ -25,7 +25,7 @@
 #include <omp.h>
 #endif
 
-// With AMX, a processor has tiles of its own for bfloat16, and torch's library uses them.
+// A processor with AMX has tiles for bfloat16, which torch's library uses.
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 #define MULTIPLIES_BFLOAT16
 #endif
@@ -48,7 +48,7 @@ struct Matrix {
   int64_t row, column;
 };
 
-// An array whose elements the compiler can keep in registers, which a loop over default constructors prevents.
+// Returns an array that the compiler can keep in registers; a loop over default constructors prevents that.
 template <size_t... I>
 std::array<Vec, sizeof...(I)> zeros(std::index_sequence<I...>) {
   return {((void)I, Vec(0.0f))...};
@@ -62,7 +62,7 @@ Vec multiply_add(Vec a, Vec b, Vec sum) {
   return at::vec::fmadd(a, b, sum);
 }
 
-// R rows and C vectors of columns of the result, the last of these with `last` lanes; `adds` to what is there.
+// Computes R rows and C vectors of columns of the result; the last vector has `last` lanes. `adds` to the old result.
 template <bool PAIRS, int R, int C>
 void tile(Matrix a, Matrix b, float* out, int64_t out_row, int64_t inner, int64_t last, bool adds) {
   auto sums = zeros(std::make_index_sequence<R * C>());
@@ -93,7 +93,7 @@ void tile(Matrix a, Matrix b, float* out, int64_t out_row, int64_t inner, int64_
   }
 }
 
-// Tiles of R rows for as many as there are from row i on; returns the row after them.
+// Computes all whole tiles of R rows from row i on; returns the row after them.
 template <bool PAIRS, int R, int C>
 int64_t tiles(
     int64_t i, Matrix a, Matrix b, float* out, int64_t out_row, int64_t rows, int64_t inner, int64_t last, bool adds) {
@@ -103,7 +103,7 @@ int64_t tiles(
   return i;
 }
 
-// All rows of C vectors of columns.
+// Computes all rows of C vectors of columns.
 template <bool PAIRS, int C>
 void panel(Matrix a, Matrix b, float* out, int64_t out_row, int64_t rows, int64_t inner, int64_t last, bool adds) {
   int64_t i = tiles<PAIRS, ROWS, C>(0, a, b, out, out_row, rows, inner, last, adds);
@@ -111,7 +111,7 @@ void panel(Matrix a, Matrix b, float* out, int64_t out_row, int64_t rows, int64_
   tiles<PAIRS, 1, C>(i, a, b, out, out_row, rows, inner, last, adds);
 }
 
-// `from` as `[rows, padded]` in memory without gaps, zeros beyond its columns. `padded` is whole vectors.
+// Copies `from` to contiguous `[rows, padded]`, with zeros beyond its columns. `padded` is a multiple of LANES.
 void pack(Matrix from, float* to, int64_t rows, int64_t columns, int64_t padded) {
   for (int64_t j = 0; j < padded; j += LANES) {
     const float* first = from.data + j * from.column;
@@ -139,9 +139,9 @@ struct Halves {
   int64_t row, column;
 };
 
-// The same of words: rows 2 k and 2 k + 1 of `from` as row k, `[ceil(rows / 2), padded]`; zeros beyond its rows, too.
+// Copies rows 2 k and 2 k + 1 of `from` as pairs in row k, `[ceil(rows / 2), padded]`, with zeros beyond its rows.
 void pack_pairs(Halves from, float* to, int64_t rows, int64_t columns, int64_t padded) {
-  if (from.row == 1 && from.column % 2 == 0 && rows % 2 == 0) {  // they lie so already
+  if (from.row == 1 && from.column % 2 == 0 && rows % 2 == 0) {  // already pairs in memory
     return pack({reinterpret_cast<const float*>(from.data), 1, from.column / 2}, to, rows / 2, columns, padded);
   }
   for (int64_t k = 0; k < rows; k += 2, to += padded) {
@@ -182,7 +182,7 @@ Tensor product(const Tensor& left, const Tensor& right) {
   int64_t a_member = of_left[0], depth = PAIRS ? (inner + 1) / 2 : inner;  // in words from here
   Matrix a{static_cast<const float*>(left.const_data_ptr()), of_left[m], of_left[m + 1]};
   std::unique_ptr<float[]> pairs;
-  if (PAIRS && a.column == 1 && a.row % 2 == 0 && a_member % 2 == 0 && inner % 2 == 0) {  // pairs lie side by side
+  if (PAIRS && a.column == 1 && a.row % 2 == 0 && a_member % 2 == 0 && inner % 2 == 0) {  // already pairs in memory
     a.row /= 2, a_member /= 2;
   } else if (PAIRS) {
     auto* numbers = static_cast<const uint16_t*>(left.const_data_ptr());
@@ -240,7 +240,7 @@ Tensor product(const Tensor& left, const Tensor& right) {
     return out;
   }
 #endif
-  for (int64_t task = 0; task < tasks; ++task) run(task);  // to OpenMP one thread is as much work as some products are
+  for (int64_t task = 0; task < tasks; ++task) run(task);  // OpenMP with one thread takes as long as a small product
   return out;
 }
 

@@ -1,4 +1,4 @@
-"""Scripts that a benchmark starts in processes of their own, each in its library's Python; each prints one JSON object.
+"""Scripts that a benchmark starts as processes, in the Python of their library; each prints one JSON object.
 
 `LIBRARY_run.py` is of `benchmarks.throughput`: `python FILE RECIPE SEED [VARIANT]` trains a fixed recipe and prints
 {"env_steps", "seconds", "cpu_seconds", "updates", "return", "versions"}: steps, seconds, seconds of all threads and

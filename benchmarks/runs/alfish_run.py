@@ -1,4 +1,4 @@
-"""alfish's side: the trainer as it ships, with metrics, summaries and checkpoints, without evaluation."""
+"""Runs of alfish: the trainer as it ships, with metrics, summaries and checkpoints, without evaluation."""
 
 import functools
 import tempfile
@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Clock(Listener):
-    """Remembers where the iteration of the eighth update ended (all is compiled by then), and the last one."""
+    """Stores counters at the end of the eighth update's iteration, when everything is compiled, and at the end."""
 
     first: script.Reading | None = None
 
@@ -93,7 +93,7 @@ def ppo(env_id: str, num_env_steps: int, seed: int, variant: str = "plain") -> N
 
 
 def appo(num_env_steps: int, seed: int, variant: str = "sync") -> None:
-    """PPO's recipe on 32 CartPoles, 2048 rows an iteration."""
+    """Trains PPO's recipe on 32 CartPoles, with 2048 rows in each iteration."""
     train(
         "CartPole-v1",
         32,
@@ -110,7 +110,7 @@ def appo(num_env_steps: int, seed: int, variant: str = "sync") -> None:
 
 
 def appo_slow(num_env_steps: int, seed: int, variant: str = "sync") -> None:
-    """Steps of 2 ms, and a network whose training takes about as long as collecting."""
+    """Trains with steps of 2 ms, and with a network whose training takes as long as the collection."""
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(1024, 1024)))
     network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
     train(

@@ -1,4 +1,4 @@
-"""alfish's side: the shipped conf, trained as `alfish train` does, with the race's evaluation in place of its own."""
+"""Race of alfish: the shipped conf, trained as `alfish train` does, with the race's evaluation in place of its own."""
 
 import signal
 import tempfile
@@ -15,7 +15,7 @@ from benchmarks.runs.threshold import EVALUATION_SEED, TASKS, Race
 
 
 class Threshold(Listener):
-    """Ends training when the race is over. The last listener, so that checkpoints and summaries count."""
+    """Ends training when the race is over; the last listener, so that the time of checkpoints and summaries counts."""
 
     def __init__(self, race: Race):
         self._race = race

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def write(arguments: argparse.Namespace) -> Iterator[Row]:
-    """The data set, an episode at a time."""
+    """Yields the episodes of the data set."""
     import minari
     from gymnasium import spaces
     from minari.data_collector import EpisodeBuffer
@@ -60,7 +60,7 @@ def write(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def import_(arguments: argparse.Namespace) -> Iterator[Row]:
-    """`alfish import` of that data set."""
+    """Imports the data set as `alfish import` does."""
     from alfish.__main__ import main as alfish
 
     start = time.perf_counter()
@@ -71,7 +71,7 @@ def import_(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def load(arguments: argparse.Namespace) -> Iterator[Row]:
-    """What was imported, read into memory, and batches drawn from it."""
+    """Loads the imported data set into memory and draws batches."""
     from alfish.offline import OfflineBuffer
 
     start = time.perf_counter()
@@ -85,7 +85,7 @@ def load(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def load_minari(arguments: argparse.Namespace) -> Iterator[Row]:
-    """The data set of Minari, read into memory without being imported."""
+    """Loads the data set of Minari into memory without an import."""
     from alfish.offline import OfflineBuffer
 
     start = time.perf_counter()
@@ -94,7 +94,7 @@ def load_minari(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def row(what: str, start: float, more: str = "") -> Row:
-    """Of the table: seconds since the start, and the most memory of the process in MB."""
+    """Prints seconds since the start, and the peak memory of the process in MB."""
     seconds = time.perf_counter() - start
     # Of this program alone: `ru_maxrss` also has what the process held in which it was started.
     most = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())

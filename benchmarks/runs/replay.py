@@ -1,4 +1,4 @@
-"""One library's replay, for `benchmarks.replay`: `python -m benchmarks.runs.replay LIBRARY ROWS`.
+"""Measures one library's replay for `benchmarks.replay`: `python -m benchmarks.runs.replay LIBRARY ROWS`.
 
 Prints one JSON object: the library's versions, and microseconds a call of each kind that it has. Runs in the virtual
 environment of the library, so it imports one only where that is measured, and of alfish nothing at its top.
@@ -21,14 +21,14 @@ FRAME_BATCH_SIZE, FRAMES_SHARE = 32, 5  # a fifth of the rows are frames: 20 k o
 
 
 class Buffer(NamedTuple):
-    """One library's replay, as its training loop uses it."""
+    """A library's replay, called as its training loop calls it."""
 
     push: Callable[[int], Any]  # the rows of vector step t
     sample: Callable[[], Any]
 
 
 class Library(NamedTuple):
-    """How a library's replay is made."""
+    """Factories of a library's replay."""
 
     make: Callable[[int], Buffer]  # of so many environments
     versions: str
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(library: str, num_rows: int) -> dict[str, Any]:
-    """Microseconds a call of each kind, and versions."""
+    """Returns microseconds of each kind of call, and versions."""
     made = LIBRARIES[library]()
     result: dict[str, Any] = {"versions": made.versions}
     for num_envs in (1, 8):
@@ -67,14 +67,14 @@ def measure(library: str, num_rows: int) -> dict[str, Any]:
 
 
 def transitions(num_envs: int) -> tuple[np.ndarray, ...]:
-    """Observation, action, reward of 1000 vector steps, `[1000, B, ...]`, that pushes go round and round in."""
+    """Returns observations, actions and rewards of 1000 vector steps, `[1000, B, ...]`, pushed again and again."""
     generator = np.random.default_rng(0)
     shapes = (OBSERVATION_SIZE,), (ACTION_SIZE,), ()
     return tuple(generator.normal(size=(1000, num_envs, *shape)).astype(np.float32) for shape in shapes)
 
 
 def priorities() -> np.ndarray:
-    """For 1000 batches, `[1000, N]`, that updates go round and round in: like the TD errors of a network."""
+    """Returns `[1000, N]` priorities of 1000 batches, used again and again, distributed like TD errors."""
     return np.abs(np.random.default_rng(1).normal(size=(1000, BATCH_SIZE))).astype(np.float32)
 
 
@@ -83,7 +83,7 @@ def is_last(t: int) -> bool:
 
 
 def step_type(t: int) -> int:
-    """alfish's: FIRST, MID or LAST."""
+    """Returns alfish's step types."""
     return 0 if t % EPISODE_LENGTH == 0 else 2 if is_last(t) else 1
 
 
@@ -113,7 +113,7 @@ def alfish() -> Library:
 
 
 def alfish_push(ring: Any) -> Callable[[int], None]:
-    """What fills a ring by a vector step a call."""
+    """Returns a function that pushes one vector step into a ring."""
     import torch
 
     from alfish.data import Experience, TimeStep
@@ -132,7 +132,7 @@ def alfish_push(ring: Any) -> Callable[[int], None]:
 
 
 def alfish_draws() -> dict[str, float]:
-    """Microseconds to draw windows from a full ring without reading them, and to update their priorities."""
+    """Returns microseconds to draw windows from a full ring without reading rows, and to update priorities."""
     import torch
 
     from alfish.replay import Prioritized, RingBuffer, Uniform
@@ -155,7 +155,7 @@ def alfish_draws() -> dict[str, float]:
 
 
 def alfish_frames() -> Buffer:
-    """Grey frames of one environment, read as stacks, as `ReplayBatches` does."""
+    """Replay of one environment's grey frames, read as stacks, as in `ReplayBatches`."""
     import torch
     from gymnasium import spaces
 
@@ -264,7 +264,7 @@ def torchrl() -> Library:
 
 
 def _microseconds(function: Callable[[int], Any], count: int) -> float:
-    """The mean of so many calls, after ten that do not count."""
+    """Returns the mean of `count` calls, after ten warm-up calls."""
     seconds_a_call(function, 10)
     return 1e6 * seconds_a_call(function, count, first=10)
 

@@ -15,7 +15,7 @@ VERSIONS = f"stable-baselines3 {stable_baselines3.__version__}, torch {torch.__v
 
 
 class Clock(BaseCallback):
-    """Remembers where the iteration of the eighth update ended.
+    """Stores counters at the end of the eighth update's iteration.
 
     Args:
       updates_a_count: gradient steps for each update that the model counts.

@@ -19,7 +19,7 @@ from benchmarks.runs.threshold import EVALUATION_SEED, TASKS, Race
 
 
 class Threshold(BaseCallback):
-    """Ends training when the race is over, which is asked before every rollout and at the end."""
+    """Ends training when the race is over; checks before every rollout and at the end."""
 
     def __init__(self, race: Race):
         super().__init__()
@@ -43,7 +43,7 @@ class Threshold(BaseCallback):
         self._race.is_over(self.num_timesteps, _updates(self.model), spent, self._mean)
 
     def _mean(self) -> float:
-        """Of one episode in each environment, all under way at once, with the statistics that training has."""
+        """Returns the mean return of one episode in each environment, with the statistics of training."""
         normalizer = self.model.get_vec_normalize_env()
         observations = [env.reset(seed=EVALUATION_SEED + k)[0] for k, env in enumerate(self._environments)]
         returns = np.zeros(len(observations))
@@ -157,7 +157,7 @@ def main() -> None:
 
 
 def _updates(model: BaseAlgorithm) -> int:
-    """Gradient steps; PPO counts epochs."""
+    """Returns the number of gradient steps; PPO counts epochs."""
     steps = model.n_steps * model.n_envs // model.batch_size if isinstance(model, PPO) else 1
     return model._n_updates * steps
 

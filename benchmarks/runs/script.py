@@ -1,4 +1,4 @@
-"""What the runs share: their command line, and what is read where the clock starts and where it ends."""
+"""Shared parts of the run scripts: their command line, and readings at the start and end of the measured time."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ NO_SUCH_RECIPE = 3  # exit status
 
 
 class Reading(NamedTuple):
-    """Clocks and counters, somewhere in a run."""
+    """Clocks and counters at one moment of a run."""
 
     seconds: float
     cpu_seconds: float  # of all threads
@@ -19,12 +19,12 @@ class Reading(NamedTuple):
 
 
 def read(env_steps: int, updates: int) -> Reading:
-    """What the clocks say now, beside the counters."""
+    """Returns the clocks now, with the counters."""
     return Reading(time.perf_counter(), time.process_time(), env_steps, updates)
 
 
 def report(first: Reading | None, last: Reading, average_return: float, versions: str) -> None:
-    """Prints the JSON object of what lies between two readings; None: the eighth update never came."""
+    """Prints the differences of two readings as a JSON object; `first` is None if there was no eighth update."""
     if first is None:
         raise SystemExit("the run ended before its eighth update")
     result = {name: end - start for name, start, end in zip(Reading._fields, first, last)}
@@ -32,7 +32,7 @@ def report(first: Reading | None, last: Reading, average_return: float, versions
 
 
 def main(recipes: Mapping[str, Callable[..., None]]) -> None:
-    """Trains the recipe of the command line."""
+    """Trains the recipe named on the command line."""
     recipe, seed, *variant = sys.argv[1:]
     if recipe not in recipes:
         print(f"no {recipe} here; there is {', '.join(recipes)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the `*_threshold.py` run scripts share: the tasks, the clock, and when a run is over.
+"""Shared parts of the `*_threshold.py` scripts: the tasks, the clock, and the end of a run.
 
 `python -m benchmarks.runs.LIBRARY_threshold TASK SEED` trains the library's own recipe until an evaluation reaches the
 task's threshold, or its own budget is spent, and prints one JSON object: the fields of `Race.result`.
@@ -18,7 +18,7 @@ EVALUATION_SEED = 10_000  # of episode 0, the others follow; far from what envir
 
 @dataclass(frozen=True)
 class Task:
-    """What all libraries are to reach, and how that is found out."""
+    """A threshold for all libraries, and the evaluation that checks it."""
 
     name: str  # of alfish's conf, and of the peers' recipes
     env_id: str
@@ -40,7 +40,7 @@ TASKS = {
 
 
 def parse() -> argparse.Namespace:
-    """The command line of a run script."""
+    """Returns the arguments of a run script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("seed", type=int)
@@ -51,7 +51,7 @@ def parse() -> argparse.Namespace:
 
 
 class Race:
-    """The clock of one run, which stands still while it evaluates.
+    """The clock of one run, stopped during evaluations.
 
     Args:
       task: what is to be reached.
@@ -73,14 +73,14 @@ class Race:
 
     @contextmanager
     def stopped_clock(self) -> Iterator[None]:
-        """What happens inside counts neither as wall nor as CPU seconds."""
+        """Context whose wall and CPU seconds do not count."""
         wall, cpu = time.monotonic(), _cpu_seconds()
         yield
         self._stopped_wall += time.monotonic() - wall
         self._stopped_cpu += _cpu_seconds() - cpu
 
     def is_over(self, env_steps: int, updates: int, spent: bool, evaluate: Callable[[], float]) -> bool:
-        """To be asked after every iteration; evaluates if that is due.
+        """Returns whether the run is over; evaluates if an evaluation is due. Call it after every iteration.
 
         Args:
           env_steps, updates: so far.
@@ -105,13 +105,13 @@ class Race:
         return self.result is not None
 
     def print_result(self, versions: str) -> None:
-        """Prints the JSON object; fails if the run ended in any other way than by being over."""
+        """Prints the result as a JSON object; raises SystemExit if the run ended before its end was found."""
         if self.result is None:
             raise SystemExit("the run ended before its budget was spent")
         print(json.dumps(self.result | {"versions": versions}))
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of children that have ended (compilers), in user and system mode."""
+    """Returns CPU seconds of this process and of finished children (compilers), user and system mode."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)

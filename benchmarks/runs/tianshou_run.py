@@ -22,7 +22,7 @@ from benchmarks.runs import script
 
 
 class Clock:
-    """Called with the steps taken so far at the start of each iteration; remembers where the eighth update had been."""
+    """Is called at the start of each iteration with the steps so far; stores counters after the eighth update."""
 
     def __init__(self, updates_an_env_step: float):
         self._updates_an_env_step = updates_an_env_step
@@ -37,7 +37,7 @@ class Clock:
 
 
 class Environments:
-    """Some of one id, and the returns of their last hundred episodes together."""
+    """Environments of one id, with the returns of their last hundred episodes."""
 
     def __init__(self, env_id: str, num_envs: int, seed: int):
         make = functools.partial(gymnasium.make, env_id)
