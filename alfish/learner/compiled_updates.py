@@ -144,7 +144,7 @@ class CompiledUpdates:
         result = graph.recorded(given)
         if total is not None and not self._is_close(result["total"], total):
             raise RunError(
-                f"recorded as a CUDA graph, an update's losses and norms are {result['total'].tolist()}, and otherwise "
+                f"losses and norms of the CUDA graph are {result['total'].tolist()}, and of the compiled update "
                 f"{total.tolist()}; set Learner.cuda_graphs = False"
             )
         return result
@@ -214,9 +214,9 @@ class CompiledUpdates:
             total = graph.function.call_flat([*copies, coefficients, *at, *self._rows])["total"]
         if list(losses) != graph.trained or not self._is_close(total[: len(expected)], expected):
             raise NotCompilable(
-                f"compiled, the losses {graph.trained} are {total[: len(graph.trained)].tolist()}, and {list(losses)} "
-                f"are {expected.tolist()} as they should be: train_step or calc_loss depends on a value that changes "
-                "between updates; make it a buffer, or tell it by `graph_key`"
+                f"its compiled losses {graph.trained} are {total[: len(graph.trained)].tolist()}, and its plain losses "
+                f"{list(losses)} are {expected.tolist()}: train_step or calc_loss depends on a value that changes "
+                "between updates; make it a buffer, or return it from `graph_key`"
             )
         return total
 

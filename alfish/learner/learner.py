@@ -76,9 +76,9 @@ class Learner:
         precision: Literal["float32", "bfloat16"] = "float32",
     ):
         if precision != "float32" and compile is not True:
-            raise UsageError(f"Learner.precision is {precision!r}, which takes Learner.compile = True")
+            raise UsageError(f"Learner.precision = {precision!r} requires Learner.compile = True")
         if cuda_graphs and compile is False:
-            raise UsageError("Learner.cuda_graphs takes Learner.compile = True or 'auto'")
+            raise UsageError("Learner.cuda_graphs = True requires Learner.compile = True or 'auto'")
         self._algorithm = algorithm
         self._progress = nest.host_view(algorithm.progress)
         self._plain = Updates(algorithm, optimizer, max_grad_norm)
@@ -200,8 +200,8 @@ class Learner:
     def _priority(self, record: UpdateStats) -> torch.Tensor:
         if record.priority is None:
             raise UsageError(
-                f"windows are drawn by priority, and the calc_loss of {type(self._algorithm).__name__} returns no "
-                "LossInfo.priority; draw them with @Uniform"
+                f"replay draws windows by priority, and calc_loss of {type(self._algorithm).__name__} returns no "
+                "LossInfo.priority; use @Uniform"
             )
         return record.priority
 
@@ -209,7 +209,7 @@ class Learner:
         num_skipped = self._plain.num_consecutive_skips()
         if num_skipped >= self._max_nonfinite_updates:
             raise RunError(
-                f"loss or gradient was not finite in {num_skipped} updates in a row, up to update "
+                f"loss or gradient was not finite in {num_skipped} consecutive updates, up to update "
                 f"{self.updates}; lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
             )
         if summarize or self.updates - self._num_summed >= MAX_RECORDS:

@@ -210,7 +210,7 @@ class TorchOptimizer:
         if isinstance(optimizer, str):
             if not hasattr(torch.optim, optimizer):
                 raise UsageError(
-                    f"TorchOptimizer.optimizer is {optimizer!r}, and torch.optim has no such class; take 'AdamW', say"
+                    f"TorchOptimizer.optimizer is {optimizer!r}, and torch.optim has no such class; use 'AdamW'"
                 )
             optimizer = getattr(torch.optim, optimizer)
         self._optimizer = optimizer(list(parameters), lr=0.0)

@@ -185,8 +185,8 @@ class Updates:
         for name, loss in losses.items():
             if not loss.requires_grad and torch.is_grad_enabled():
                 raise UsageError(
-                    f"the loss {name!r} of {type(self.algorithm).__name__} does not depend on any parameter; look for "
-                    "what is detached, or computed under no_grad"
+                    f"the loss {name!r} of {type(self.algorithm).__name__} does not depend on any parameter; something "
+                    "is detached, or computed under no_grad"
                 )
         if not losses:
             raise UsageError(f"calc_loss returned no loss; the parameter groups are {list(self.groups)}")
@@ -271,7 +271,7 @@ def _claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]
             if id(parameter) in owner:
                 raise UsageError(
                     f"parameter {names[id(parameter)]} is in the groups {owner[id(parameter)]!r} and "
-                    f"{group!r}; it may be in one"
+                    f"{group!r}; it may be in one only"
                 )
             owner[id(parameter)] = group
     unclaimed = [name for name, p in algorithm.named_parameters() if p.requires_grad and id(p) not in owner]

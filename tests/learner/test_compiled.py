@@ -517,7 +517,7 @@ def test_where_torch_has_moved_a_private_name_updates_are_plain_after_one_warnin
 
 
 def test_precisions(caplog):
-    with pytest.raises(UsageError, match="'bfloat16', which takes Learner.compile = True"):
+    with pytest.raises(UsageError, match="'bfloat16' requires Learner.compile = True"):
         Learner(Regression(), precision="bfloat16")
     for settings in ({"compile": True}, {}):
         with pytest.raises(UsageError, match="'float16'; it is one of 'float32', 'bfloat16'"):
@@ -542,7 +542,7 @@ def test_what_is_not_finite_is_skipped_and_ends_the_run(interpreted, caplog):
     bad = regression_chunk(poison=math.nan)
     for _ in range(9):
         learner.train([bad])
-    with pytest.raises(RunError, match="not finite in 10 updates in a row"):
+    with pytest.raises(RunError, match="not finite in 10 consecutive updates"):
         learner.train([bad])
     after = algorithm.linear.state_dict(), learner.state_dict()["optimizers"]
     assert all(torch.as_tensor(a).equal(torch.as_tensor(b)) for a, b in zip(nest.leaves(before), nest.leaves(after)))
@@ -557,7 +557,7 @@ def test_a_count_that_nobody_told_of_is_noticed(period, caplog, interpreted):
     plain, made = regress(hook)
     assert_alike(plain, made)
     [record] = warnings_in(caplog)
-    assert "tell it by `graph_key`" in record.message and made[1]._compiled is None
+    assert "return it from `graph_key`" in record.message and made[1]._compiled is None
     caplog.clear()
     plain, made = regress(hook, kind=lambda self: self.count % period == period - 1)
     assert_alike(plain, made)
@@ -1192,7 +1192,7 @@ def test_a_recording_that_does_something_else_ends_the_run(recording, interprete
         return wrong, results
 
     monkeypatch.setattr(cuda_graphs, "record", record)
-    with pytest.raises(RunError, match=r"recorded as a CUDA graph, .*; set Learner.cuda_graphs = False"):
+    with pytest.raises(RunError, match=r"of the CUDA graph are .*; set Learner.cuda_graphs = False"):
         learner.train(columns_of(num_updates=6))
     assert learner.updates == CALLS_BEFORE_RECORDING
 
@@ -1207,7 +1207,7 @@ def test_what_cannot_be_recorded_says_what_to_set():
 
 
 def test_cuda_graphs_are_of_compiled_updates_on_a_gpu():
-    with pytest.raises(UsageError, match="Learner.cuda_graphs takes Learner.compile = True or 'auto'"):
+    with pytest.raises(UsageError, match="Learner.cuda_graphs = True requires Learner.compile = True or 'auto'"):
         Learner(Regression(extras), compile=False, cuda_graphs=True)
     learner = Learner(Regression(extras), compile=True, cuda_graphs=True)
     assert not learner._compiled._records, "there is nothing to record on a CPU"

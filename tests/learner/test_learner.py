@@ -306,7 +306,7 @@ class TestNonFinite:
     def test_so_many_in_a_row_end_the_run(self):
         learner = Learner(self._poisoned(set(range(10))), max_nonfinite_updates=3)
         learner.train([_chunk([1])] * 2)
-        with pytest.raises(RunError, match=r"not finite in 3 updates in a row.*learning_rate"):
+        with pytest.raises(RunError, match=r"not finite in 3 consecutive updates.*learning_rate"):
             learner.train([_chunk([1])])
 
     def test_a_good_one_between_starts_the_count_anew(self):
@@ -320,7 +320,7 @@ class TestNonFinite:
         learner.train([_chunk([1])] * 2)
         resumed = Learner(self._poisoned(set(range(10))), max_nonfinite_updates=3)
         resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
-        with pytest.raises(RunError, match="3 updates in a row"):
+        with pytest.raises(RunError, match="3 consecutive updates"):
             resumed.train([_chunk([1])])
 
 
