@@ -45,7 +45,7 @@ def is_to_change(saved: Path, choice: str) -> bool:
     Raises:
       UsageError: they differ, and `choice` is 'stop'.
     """
-    from alfish.runs.checkpoint import Checkpoints
+    from alfish.runs.checkpoints import Checkpoints
 
     if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
         return True  # without a checkpoint there is nothing that another configuration could spoil

@@ -15,7 +15,7 @@ from alfish.offline.spaces import spaces_of_checkpoint
 from alfish.parameters import checked
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs import random_state
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 from alfish.specs import action_spec, observation_spec
 from alfish.training.parts import device_named
 from alfish.training.policy import Policy, load_networks, make_networks

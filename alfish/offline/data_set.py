@@ -24,7 +24,7 @@ from alfish.offline.sources.files import check_tensor
 from alfish.offline.sources.limits import check_nest
 from alfish.offline.spaces import Spaces, to_json
 from alfish.offline.writer import EpisodeWriter
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import write_atomically
 
 INDEX_FILE, EPISODES_DIRECTORY = "data_set.json", "episodes"

@@ -1,4 +1,4 @@
-"""Scalars against steps: TensorBoard, CSV, and a line for the person who waits.
+"""Scalars against the clock: TensorBoard and CSV.
 
 Every writer takes the run's counters and its wall time with the values, so that a curve can be drawn against any of
 them later.
@@ -10,18 +10,14 @@ import errno
 import io
 import os
 import socket
-import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, Protocol
 
 from absl import logging
-from tqdm import tqdm
 
 from alfish.errors import UsageError
-from alfish.formatting import significant
 from alfish.runs.files import make_directory, open_regular, write_atomically, writing
 
 COUNTERS = ("steps", "env_steps", "iterations", "updates", "wall_seconds")
@@ -237,125 +233,3 @@ class CSVWriter:
         # Without a buffer, which `close` would try to write again where the disk has failed.
         with writing(self._path):
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115, closed by `close`
-
-
-class _Moment(NamedTuple):
-    seconds: float
-    done: float
-    steps: int
-
-
-class ConsoleProgress:
-    """How far a run is, for a person: a bar on a terminal, a plain line now and then in a pipe.
-
-    Rates are those of the recent window, and the first `update` is only where counting starts: the steps of an
-    earlier process are nobody's speed. So call it once before the first iteration.
-
-    Args:
-      budget: what `done` reaches at the end, positive.
-      unit: of `budget` and `done`, such as 'env steps', 'iterations' or 'seconds'.
-      stream: sys.stderr when None.
-      period_seconds: between two lines in a pipe.
-      window_seconds: over which rates are measured.
-      clock: in seconds.
-    """
-
-    REDRAW_SECONDS = 0.1  # on a terminal; drawing costs more than a small network's step
-
-    def __init__(
-        self,
-        budget: float,
-        unit: str = "env steps",
-        stream: TextIO | None = None,
-        period_seconds: float = 5.0,
-        window_seconds: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._budget = budget
-        self._unit = unit
-        self._stream = sys.stderr if stream is None else stream
-        self._window_seconds = window_seconds
-        self._clock = clock
-        self._moments: deque[_Moment] = deque()  # the first is about a window old
-        self._last_shown = clock()
-        self._unshown: tuple[_Moment, dict[str, float]] | None = None
-        self._bar = None
-        self._period_seconds = period_seconds
-        if self._stream.isatty():
-            self._period_seconds = self.REDRAW_SECONDS
-            bar_format = "{percentage:3.0f}%|{bar}| {desc}"
-            self._bar = _Bar(total=budget, file=self._stream, bar_format=bar_format, dynamic_ncols=True)
-
-    def update(self, done: float, steps: int, values: dict[str, float]) -> None:
-        """Shows the state, if it is time to.
-
-        Args:
-          done: how much of the budget is spent, earlier processes included.
-          steps: of the whole run.
-          values: keyed by short names, such as 'return' and 'loss'; shown in their order.
-        """
-        moment = _Moment(self._clock(), done, steps)
-        if not self._moments or moment.seconds - self._moments[-1].seconds >= self._window_seconds / 100:
-            self._moments.append(moment)  # spaced, so that there are about a hundred of them however fast updates come
-        while len(self._moments) > 1 and self._moments[1].seconds <= moment.seconds - self._window_seconds:
-            self._moments.popleft()
-        self._unshown = (moment, values)
-        if moment.seconds - self._last_shown >= self._period_seconds:
-            self._show()
-
-    def line(self, text: str) -> None:
-        """Prints a message above the bar."""
-        if self._bar is None:
-            print(text, file=self._stream, flush=True)
-        else:
-            self._bar.write(text, file=self._stream)
-
-    def close(self) -> None:
-        """Shows the last state, if it was not shown, and ends the bar."""
-        self._show()
-        if self._bar is not None:
-            self._bar.close()
-
-    def _show(self) -> None:
-        if self._unshown is None:
-            return
-        moment, values = self._unshown
-        self._unshown = None
-        self._last_shown = moment.seconds
-        share = min(max(moment.done / self._budget, 0.0), 1.0)
-        budget = _grouped(self._budget)
-        count = f"{_grouped(moment.done).rjust(len(budget))} / {budget} {self._unit}"
-        parts = [*self._speed(moment), *(f"{name} {_short(value)}" for name, value in values.items())]
-        parts += self._time_left(moment)
-        if self._bar is None:
-            self.line("  " + "  ".join([count, f"{share:.0%}", *parts]))
-        else:
-            self._bar.n = share * self._budget  # tqdm drops its total when n is past it
-            self._bar.set_description_str("  ".join([count, *parts]), refresh=True)
-
-    def _speed(self, now: _Moment) -> list[str]:
-        seconds = now.seconds - self._moments[0].seconds
-        if seconds <= 0:
-            return []
-        return [f"{_grouped((now.steps - self._moments[0].steps) / seconds)} steps/s"]
-
-    def _time_left(self, now: _Moment) -> list[str]:
-        seconds, done = now.seconds - self._moments[0].seconds, now.done - self._moments[0].done
-        if seconds <= 0 or done <= 0:
-            return []
-        minutes, left = divmod(round(max(self._budget - now.done, 0.0) * seconds / done), 60)
-        hours, minutes = divmod(minutes, 60)
-        return [f"left {hours}:{minutes:02d}:{left:02d}" if hours else f"left {minutes}:{left:02d}"]
-
-
-class _Bar(tqdm):
-    monitor_interval = 0  # no watching thread: unrollers may fork
-
-
-def _grouped(number: float) -> str:
-    """`12288` as `12 288`."""
-    return f"{number:,.0f}".replace(",", " ")
-
-
-def _short(value: float) -> str:
-    return _grouped(value) if 1000 <= abs(value) < 1e9 else significant(value)

@@ -11,8 +11,9 @@ from alfish.errors import UsageError
 from alfish.formatting import significant
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from alfish.parameters.kinds import shown
+from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import make_directory, write_atomically
-from alfish.runs.writers import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
+from alfish.runs.writers import CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
 

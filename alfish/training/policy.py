@@ -16,7 +16,7 @@ from alfish.data import StepType, TimeStep, reset_state
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters.parts import build
-from alfish.runs.checkpoint import load_model
+from alfish.runs.loading import load_model
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 

@@ -11,7 +11,8 @@ from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.parameters.description import CONFIG_FILE, as_gin
 from alfish.runs import files
-from alfish.runs.checkpoint import RUN_FILE, BrokenCheckpoint, Checkpoints, Origin, new_run_id, run_id
+from alfish.runs.checkpoint_file import BrokenCheckpoint
+from alfish.runs.checkpoints import RUN_FILE, Checkpoints, Origin, new_run_id, run_id
 from alfish.runs.files import DiskError, write_atomically
 from alfish.runs.provenance import append
 from alfish.runs.run_log import RunLog

@@ -16,8 +16,8 @@ from alfish.formatting import counted
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
-from alfish.runs.checkpoint import check_like
 from alfish.runs.files import DiskError
+from alfish.runs.loading import check_like
 from alfish.runs.provenance import provenance
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import LOOP, Timer

@@ -18,7 +18,7 @@ from recorded import SPACES, record, table_of
 
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 
 NUM_CASES = 16  # of each source; the long test has 200
 MAX_GROWTH = 2**30  # bytes of memory that all cases of a source may add

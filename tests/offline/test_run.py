@@ -14,7 +14,7 @@ from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
 from alfish.offline.spaces import spaces_of
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 from alfish.specs import ObservationUnits
 
 BANDIT = """

@@ -19,8 +19,8 @@ from alfish.offline import data_set as data_set_module
 from alfish.offline import writer as writer_module
 from alfish.offline.sources import SCHEMES, limits, npz
 from alfish.offline.spaces import from_json, to_json
-from alfish.runs import checkpoint
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs import checkpoints
+from alfish.runs.checkpoints import Checkpoints
 
 DICT_SPACES = Spaces(spaces.Dict(here=SPACES.observation, there=SPACES.observation), SPACES.action)
 
@@ -430,7 +430,7 @@ def test_what_a_file_calls_its_parts_is_shown_in_short_and_without_commands_to_a
 
 def test_a_file_of_ours_may_share_parts_without_end(tmp_path, monkeypatch):
     name = written(tmp_path / "set", record())
-    monkeypatch.setattr(checkpoint, "_check_loadable", lambda *_: None)  # which walks over all leaves
+    monkeypatch.setattr(checkpoints, "check_loadable", lambda *_: None)  # which walks over all leaves
     resaved(tmp_path / "set", lambda state: state.update(observations=shared()))
     with pytest.raises(UsageError, match="not readable: .*checkpoint-0+.pt"):
         OfflineBuffer([name])

@@ -13,7 +13,7 @@ from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.replay import RingBuffer
 from alfish.replay.ring_buffer import SequenceIndex
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 

@@ -19,7 +19,7 @@ from alfish.environments.toy import OneState
 from alfish.errors import RunError
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.runs import stop_signals
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate

@@ -4,8 +4,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from alfish.errors import UsageError
+from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import DiskError
-from alfish.runs.writers import ConsoleProgress, CSVWriter, MultiWriter, NullWriter, TensorBoardWriter
+from alfish.runs.writers import CSVWriter, MultiWriter, NullWriter, TensorBoardWriter
 
 HEADER = "steps,env_steps,iterations,updates,wall_seconds"
 

@@ -28,7 +28,7 @@ from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, QNetwork, Torso
 from alfish.replay import Prioritized, Uniform
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 from alfish.schedules import Linear
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate

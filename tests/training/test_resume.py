@@ -25,7 +25,7 @@ from alfish.environments.toy import Bandit, TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, Torso
-from alfish.runs.checkpoint import Checkpoints, Origin, run_id
+from alfish.runs.checkpoints import Checkpoints, Origin, run_id
 from alfish.schedules import Linear
 from alfish.training.listeners import CheckpointSaver, Summaries
 from alfish.training.trainer import Trainer

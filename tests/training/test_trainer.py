@@ -33,7 +33,7 @@ from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.runs import files
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import DiskError
 from alfish.schedules import Linear
 from alfish.training.evaluator import Evaluation

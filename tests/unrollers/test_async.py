@@ -26,7 +26,7 @@ from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.replay import RingBuffer
 from alfish.runs import stop_signals
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms

@@ -8,7 +8,7 @@ from alfish.offline.data_set import EPISODES_DIRECTORY, FORMAT_VERSION, INDEX_FI
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import existing_directory, read_json, said
 from alfish.offline.spaces import NO_SPACES, Spaces, from_json
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 
 
 class OwnSource(EpisodeSource):

@@ -20,7 +20,7 @@ from alfish.offline.sources.files import check_tensor, existing_directory
 from alfish.offline.sources.limits import check_memory, check_nest
 from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of_checkpoint
 from alfish.replay import RingBuffer
-from alfish.runs.checkpoint import Checkpoints
+from alfish.runs.checkpoints import Checkpoints
 from alfish.specs import ActionUnits, ObservationUnits
 
 

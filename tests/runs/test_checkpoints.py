@@ -18,9 +18,10 @@ from torch import nn
 
 import alfish
 from alfish.errors import UsageError
-from alfish.runs import checkpoint, files
-from alfish.runs.checkpoint import Checkpoints, Origin, check_like, load_model
+from alfish.runs import checkpoint_file, files
+from alfish.runs.checkpoints import Checkpoints, Origin
 from alfish.runs.files import write_atomically
+from alfish.runs.loading import check_like, load_model
 from alfish.runs.random_state import rng_state, set_rng_state
 
 
@@ -168,7 +169,7 @@ def test_a_pickle_with_code_in_a_checkpoints_place_is_refused(tmp_path, caplog, 
     if signed:  # a forger can compute a checksum
         file = io.BytesIO()
         torch.save({"weight": _Bomb(evidence)}, file)
-        path.write_bytes(file.getvalue() + checkpoint._trailer(hashlib.sha256(file.getvalue())))
+        path.write_bytes(file.getvalue() + checkpoint_file._trailer(hashlib.sha256(file.getvalue())))
         torch.load(path, weights_only=False)  # the bomb does go off where it is allowed to
         assert evidence.exists()
         evidence.unlink()
@@ -194,20 +195,20 @@ def test_an_error_that_is_not_the_files_is_not_taken_for_corruption(tmp_path):
 
 
 def _signed(content):
-    return content + checkpoint._trailer(hashlib.sha256(content))
+    return content + checkpoint_file._trailer(hashlib.sha256(content))
 
 
 def _with_header(path, **fields):
     """The file with another header, and the checksum that belongs to it."""
-    content = path.read_bytes()[: -checkpoint._TRAILER_SIZE]
-    start = content.rindex(checkpoint._HEADER_START) + len(checkpoint._HEADER_START)
+    content = path.read_bytes()[: -checkpoint_file._TRAILER_SIZE]
+    start = content.rindex(checkpoint_file._HEADER_START) + len(checkpoint_file._HEADER_START)
     path.write_bytes(_signed(content[:start] + json.dumps(json.loads(content[start:]) | fields).encode()))
 
 
 def _without_header(path):
     """The file as alfish wrote it before there were headers."""
-    content = path.read_bytes()[: -checkpoint._TRAILER_SIZE]
-    path.write_bytes(_signed(content[: content.rindex(checkpoint._HEADER_START)]))
+    content = path.read_bytes()[: -checkpoint_file._TRAILER_SIZE]
+    path.write_bytes(_signed(content[: content.rindex(checkpoint_file._HEADER_START)]))
 
 
 def _saved(content):
@@ -236,7 +237,7 @@ def _tree(depth):
 def test_a_file_says_where_it_comes_from_without_being_loaded(tmp_path):
     checkpoints = Checkpoints(tmp_path, origin=Origin("run a", "config a"))
     path = checkpoints.save(12, _state(1))
-    assert checkpoints.header(12) == (alfish.__version__, checkpoint.SCHEMA, "run a", "config a", 12)
+    assert checkpoints.header(12) == (alfish.__version__, checkpoint_file.SCHEMA, "run a", "config a", 12)
     _without_header(path)
     assert checkpoints.header(12) == ("", 0, None, None, 12)
     assert _value(checkpoints.load(config="config b")) == (12, 1)  # of older files nothing is known

@@ -1,0 +1,229 @@
+"""One checkpoint file: what it holds, how it is written, and how it is read without executing anything.
+
+A file is what `torch.save` writes of the state, then two lines that `torch.load` passes over:
+
+    alfish checkpoint {"alfish": "0.2.0", "schema": 1, "run": "5f2c...", "config": "9a01...", "steps": 12345}
+    alfish sha256 ...
+
+The first is the `Header`, the second is the checksum of all bytes before it. Files of alfish before schema 1 have no
+header; they load as before.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from absl import logging
+from torch import nn
+
+import alfish
+from alfish.errors import UsageError, first_line
+from alfish.nest import Nest
+from alfish.runs.files import open_atomically, open_regular
+
+# Raised whenever an older alfish could not read what this one saves.
+SCHEMA = 1
+
+_CONTAINERS = (dict, OrderedDict, list, tuple)
+_LEAVES = (torch.Tensor, nn.Parameter, str, int, float, bool, type(None))
+_HEADER_START = b"\nalfish checkpoint "
+_HEADER_SIZE = 4096  # bytes at most
+_TRAILER_START = b"\nalfish sha256 "
+_TRAILER_SIZE = len(_TRAILER_START) + 64 + 1
+
+
+class BrokenCheckpoint(UsageError):
+    """A file under a checkpoint's name that cannot be one."""
+
+
+class Header(NamedTuple):
+    """What a file says of itself.
+
+    Attributes:
+      alfish: the version that wrote it; '' before schema 1.
+      schema: of the state.
+      run, config: see `Origin`.
+      steps: those that the file was saved at.
+    """
+
+    alfish: str
+    schema: int
+    run: str | None
+    config: str | None
+    steps: int
+
+
+def write_file(path: Path, header: Header, state: Nest) -> None:
+    """Writes a checkpoint, which appears under its name only when it is whole and on the disk.
+
+    Raises:
+      DiskError: the disk fails.
+      UsageError: something of another kind stands in the file's place.
+    """
+    with open_atomically(path) as file:
+        # Straight into the file: a replay may be half of the machine's memory.
+        hashing = _HashingWriter(file)
+        try:
+            torch.save(state, hashing)  # type: ignore[arg-type]  # it needs no more than `write` and `flush`
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):  # torch, closing its archive, hides why that is cut off
+                raise error.__context__ from None
+            raise
+        hashing.write(_HEADER_START + json.dumps(header._asdict()).encode())
+        file.write(_trailer(hashing.sha256))
+
+
+def read_header(path: Path, step: int) -> Header:
+    """Returns the header of a file, read without the state and without the checksum.
+
+    Raises:
+      BrokenCheckpoint: the file cannot be read, or was not saved at `step`.
+    """
+    try:
+        with open_regular(path) as file:
+            return _header(path, step, file)
+    except OSError as error:
+        raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error})") from error
+
+
+def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
+    """The header and the state of one file.
+
+    The checksum is no signature: a forged file is left to `weights_only`, which executes nothing. What a forged file
+    could make torch allocate is compared with its size.
+    """
+    try:
+        with open_regular(path) as file:
+            _check_trailer(path, file)
+            header = _header(path, step, file)
+            size = os.fstat(file.fileno()).st_size
+            with zipfile.ZipFile(file) as archive:
+                records = archive.infolist()
+            if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+                raise ValueError("it is compressed")
+            if sum(record.file_size for record in records) > size:
+                raise ValueError("its parts are larger than the file")
+            file.seek(0)
+            # torch maps only files that it opens itself.
+            state = torch.load(path if mmap else file, map_location="cpu", mmap=mmap, weights_only=True)
+            _check_sizes(state, size)
+            return header, state
+    except OSError as error:
+        raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error})") from error
+    except pickle.UnpicklingError as error:
+        raise BrokenCheckpoint(f"Checkpoint {path} is refused: it holds more than tensors and plain values") from error
+    except (UsageError, MemoryError):
+        raise
+    except Exception as error:
+        raise other_content(path, error) from error
+
+
+class _HashingWriter:
+    """Passes bytes on to a file, and knows the checksum of all of them."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, content: bytes | memoryview) -> int:
+        self.sha256.update(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _trailer(sha256: Any) -> bytes:
+    return _TRAILER_START + sha256.hexdigest().encode() + b"\n"
+
+
+def _header(path: Path, step: int, file: BinaryIO) -> Header:
+    """The header, which stands before the checksum."""
+    end = max(0, os.fstat(file.fileno()).st_size - _TRAILER_SIZE)
+    file.seek(max(0, end - _HEADER_SIZE))
+    tail = file.read(min(end, _HEADER_SIZE))
+    start = tail.rfind(_HEADER_START)
+    if start < 0:
+        return Header("", 0, None, None, step)
+    try:
+        fields = json.loads(tail[start + len(_HEADER_START) :])
+        version, schema = fields["alfish"], fields["schema"]
+        if not isinstance(version, str) or type(schema) is not int:
+            raise ValueError(f"alfish {version!r} of schema {schema!r}")
+        for words in (version, fields.get("run"), fields.get("config")):
+            if words is not None and not (isinstance(words, str) and words.isprintable() and len(words) <= 100):
+                raise ValueError("what it says of itself is no short text")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BrokenCheckpoint(f"Checkpoint {path} has a damaged header ({first_line(error)})") from error
+    if schema > SCHEMA:
+        raise BrokenCheckpoint(
+            f"Checkpoint {path} was written by alfish {version}, which this one ({alfish.__version__}) cannot read"
+        )
+    header = Header(version, schema, fields.get("run"), fields.get("config"), fields.get("steps"))
+    if header.steps != step:
+        raise BrokenCheckpoint(f"Checkpoint {path} was saved at {header.steps} steps and has been renamed")
+    return header
+
+
+def other_content(path: Path, error: Exception) -> "BrokenCheckpoint":
+    """What to raise where a file with a good checksum does not hold what a checkpoint does."""
+    logging.debug("Of %s:", path, exc_info=error)
+    reason = f"{first_line(error)} is missing" if isinstance(error, KeyError) else first_line(error)
+    return BrokenCheckpoint(f"Checkpoint {path} does not hold what this alfish saves ({reason})")
+
+
+def _check_sizes(state: Nest, num_bytes: int) -> None:
+    """Raises ValueError where a file of `num_bytes` declares more leaves or larger tensors than it can hold."""
+    waiting, count = [state], 0
+    while waiting:
+        one = waiting.pop()
+        count += 1
+        if count > num_bytes:  # containers may share their parts
+            raise ValueError(f"it declares more than {count} entries")
+        if isinstance(one, torch.Tensor):
+            if one.nbytes > num_bytes:
+                raise ValueError(f"it declares a tensor of {one.nbytes} bytes")
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+
+
+def _check_trailer(path: Path, file: BinaryIO) -> None:
+    left = os.fstat(file.fileno()).st_size - _TRAILER_SIZE
+    sha256 = hashlib.sha256()
+    while left > 0 and (block := file.read(min(left, 1 << 20))):
+        sha256.update(block)
+        left -= len(block)
+    trailer = file.read()
+    if not trailer.startswith(_TRAILER_START):
+        raise BrokenCheckpoint(f"Checkpoint {path} is truncated, or no checkpoint: its checksum is missing")
+    if trailer != _trailer(sha256):
+        raise BrokenCheckpoint(f"Checkpoint {path} is corrupt: its checksum does not match")
+
+
+def check_loadable(state: Nest, path: str = "") -> None:
+    """Raises TypeError at the first leaf that `torch.load(weights_only=True)` would refuse.
+
+    Types are compared exactly: a NamedTuple, an IntEnum or a numpy float (which is a float) pickles as its own class.
+    """
+    if type(state) in _CONTAINERS:
+        if isinstance(state, dict):
+            for key, child in state.items():
+                check_loadable(key, f"{path} (a key)")
+                check_loadable(child, f"{path}.{key}" if path else str(key))
+        else:
+            for index, child in enumerate(state):
+                check_loadable(child, f"{path}.{index}" if path else str(index))
+    elif type(state) not in _LEAVES:
+        kind = f"{type(state).__module__}.{type(state).__qualname__}"
+        raise TypeError(
+            f"The checkpoint's leaf '{path}' is a {kind}, which cannot be loaded without executing code; make it "
+            "a tensor, str, int, float, bool or None, in dicts, lists and tuples."
+        )

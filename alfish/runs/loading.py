@@ -1,0 +1,62 @@
+"""Checks of what was loaded, and its transfer into modules."""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfish.errors import UsageError
+
+_ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Parameter))  # each serves as the others
+
+
+def check_like(state: Any, example: Any, path: str = "") -> None:
+    """Checks the kinds of plain values and containers, of which loading alone would not tell.
+
+    Args:
+      state: as it was loaded.
+      example: what is saved here now. An entry that only one of the two has is left to who loads it, and None, on
+        either side, stands for anything.
+      path: of the entry, for the message.
+
+    Raises:
+      ValueError: names the first entry of another kind.
+    """
+    if state is None or example is None:
+        return
+    if isinstance(example, dict) and isinstance(state, dict):
+        for key in example.keys() & state.keys():
+            check_like(state[key], example[key], f"{path}.{key}" if path else str(key))
+        return
+    # Types are compared exactly, because a bool is an int too.
+    alike = next((kinds for kinds in _ALIKE if type(example) in kinds), (type(example),))
+    if type(state) not in alike:
+        raise ValueError(f"{path} is a {type(state).__name__}, not a {type(example).__name__}")
+
+
+def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None:
+    """Loads `state_dict` into `module` in place, all of it or nothing.
+
+    Args:
+      module: whose parameters and buffers are overwritten.
+      state_dict: of a module of the same architecture.
+      name: of the module, for the message.
+
+    Raises:
+      UsageError: names the first entries that are missing, unexpected or of another shape.
+    """
+    here = module.state_dict()
+    wrong = [f"missing {key}" for key in here if key not in state_dict]
+    wrong += [f"unexpected {key}" for key in state_dict if key not in here]
+    for key, value in here.items():
+        there = state_dict.get(key)
+        if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor) and value.shape != there.shape:
+            wrong.append(f"{key} is {list(there.shape)} there and {list(value.shape)} here")
+    if wrong:
+        shown = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        raise UsageError(
+            f"The checkpoint does not fit {name} ({shown}): build it with the networks, observations and actions it "
+            "was saved with, or start in an empty directory."
+        )
+    module.load_state_dict(state_dict)
