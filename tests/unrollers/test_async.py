@@ -811,7 +811,10 @@ def test_when_the_trainer_is_killed_nothing_is_left():
             while any(Path(f"/proc/{pid}").exists() for pid in pids):
                 assert time.monotonic() - began < 3
                 time.sleep(0.05)
-    assert set(os.listdir("/dev/shm")) <= shared_before
+    began = time.monotonic()
+    while not set(os.listdir("/dev/shm")) <= shared_before:  # tests in other processes may hold some for a while
+        assert time.monotonic() - began < 20
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("at_start", [False, True])

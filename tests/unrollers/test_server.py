@@ -139,5 +139,5 @@ def test_a_worker_ends_with_its_lifeline():
     (worker,) = unroller._workers.all
     os.close(worker._lifeline)
     worker._lifeline = os.open(os.devnull, os.O_RDONLY)
-    assert worker.process.wait(30) == -signal.SIGKILL
+    assert worker.process.wait(15) == -signal.SIGKILL
     unroller.close()

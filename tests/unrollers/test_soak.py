@@ -50,7 +50,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_row_is_right_while_workers_die(tmp_path):
     environment = functools.partial(make_environment, functools.partial(Stamped, (30, 50, 10, 80)), num_envs=3)
     here = environment(seed=0)
@@ -91,7 +91,7 @@ def test_every_row_is_right_while_workers_die(tmp_path):
     assert memory[-1] - memory[len(memory) // 3] < 20e6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_score_is_the_same_while_workers_die(tmp_path):
     trainer = Trainer(
         tmp_path,

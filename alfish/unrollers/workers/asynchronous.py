@@ -119,6 +119,7 @@ class AsyncUnroller(Unroller):
         self._stats = Stats()
         tolerates = max_env_errors is not None
         stepping = envs_per_worker, stagger, worker_step_interval, tolerates, numpy_policy, overwrite_policy_output
+        # `bind` and `_start` add the other fields when they are known.
         self._plan: Callable[..., Plan] = functools.partial(
             Plan, num_workers, num_envs, num_workers * slots, Stepping(*stepping)
         )
