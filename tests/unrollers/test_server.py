@@ -67,6 +67,10 @@ def test_the_server_has_one_thread_and_ends_with_its_workers_when_it_is_closed()
     assert len(os.listdir(f"/proc/{pid}/task")) == 1
     running = processes(unroller)
     assert server.SERVER.close() == 0 and server.SERVER.pid is None
+    began = time.monotonic()
+    while any(Path(f"/proc/{process.pid}").exists() for process in running):  # without a signal from the trainer
+        assert time.monotonic() - began < 4  # less than the lifeline takes
+        time.sleep(0.05)
     assert [process.wait(10) for process in running] == [-signal.SIGKILL] * 2
     unroller.close()
     assert not Path(f"/proc/{pid}").exists()
