@@ -96,7 +96,7 @@ def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> to
     """
     if return_to_go is None:
         raise UsageError(
-            "these batches have no returns of whole episodes (Experience.return_to_go), which lower_bound takes; train "
-            "from replay that keeps them, or set lower_bound to False"
+            "lower_bound needs the returns of whole episodes (Experience.return_to_go), and these batches have none; "
+            "train from replay with returns, or set lower_bound to False"
         )
     return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # nan is not greater

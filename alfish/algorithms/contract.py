@@ -1,4 +1,4 @@
-"""Says in one sentence where a hook returned something else than the contract asks for; see `RLAlgorithm`."""
+"""Checks of what hooks of an algorithm return; errors name the hook and what it must return. See `RLAlgorithm`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,22 +13,22 @@ from alfish.nest import Nest
 
 
 def return_error(found: Any, expected: str, owner: object, hook: str) -> UsageError:
-    """What to raise where a hook of `owner` returned something of another type than `expected`."""
+    """Returns the error for a hook of `owner` that did not return `expected`."""
     return UsageError(f"{hook} of {type(owner).__name__} returned {kind_of(found)}; it returns {expected}")
 
 
 def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_size: int, initial_state: Nest) -> None:
-    """Raises where what `rollout_step` or `predict_step` returned is no action of `batch_size` environments.
+    """Checks what `rollout_step` or `predict_step` returned for `batch_size` environments.
 
     Args:
-      step: what was returned.
+      step: what the hook returned.
       owner, hook: for the message.
       action_spec: canonical action nest.
       batch_size: B.
-      initial_state: the algorithm's, `[B, ...]`, whose structure and shapes a state keeps.
+      initial_state: of the algorithm, `[B, ...]`; a state has its structure and shapes.
 
     Raises:
-      UsageError: names what is wrong, and what is asked for.
+      UsageError: a part of `step` is wrong; the message says what it must be.
     """
     if not isinstance(step, AlgStep):
         raise return_error(step, "AlgStep(action, state, info)", owner, hook)
@@ -42,11 +42,11 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
               for state in (step.state, initial_state)]  # fmt: skip
     if states[0] != states[1]:
         carried, first = (", ".join(f"{path} {list(shape)}" for path, shape in state) or "none" for state in states)
-        raise UsageError(f"{who} returned another state ({carried}) than initial_state does ({first}); make them alike")
+        raise UsageError(f"{who} returned a state of {carried}, and initial_state one of {first}; make them alike")
 
 
 def check_initial_state(algorithm: Any) -> None:
-    """Raises UsageError where `initial_state` of an algorithm does not return tensors `[B, ...]`."""
+    """Raises UsageError if `initial_state` of an algorithm does not return tensors `[B, ...]`."""
     for name, leaf in nest.named_leaves(algorithm.initial_state(2), "state"):
         if not _is_tensor(leaf) or leaf.shape[:1] != (2,):
             raise UsageError(
@@ -56,9 +56,9 @@ def check_initial_state(algorithm: Any) -> None:
 
 
 def check_loss_info(loss_info: LossInfo, owner: object) -> None:
-    """Raises UsageError where a part of what `calc_loss` of `owner` returned is of another kind than `LossInfo` says.
+    """Raises UsageError if a field of `LossInfo` that `calc_loss` returned has the wrong kind.
 
-    A wrong number of rows is not found here.
+    It does not check the number of rows.
     """
     hook = f"calc_loss of {type(owner).__name__} returned as LossInfo"
     scalar, stop = loss_info.scalar, loss_info.stop
@@ -76,16 +76,16 @@ def check_loss_info(loss_info: LossInfo, owner: object) -> None:
 
 
 def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batch_size: int) -> None:
-    """Raises where what a hook of `owner` returned is no action of `batch_size` environments.
+    """Checks the action that a hook of `owner` returned for `batch_size` environments.
 
     Args:
-      action: what was returned.
+      action: what the hook returned.
       owner, hook: for the message.
       action_spec: canonical action nest.
       batch_size: B.
 
     Raises:
-      UsageError: names what is wrong, and what is asked for.
+      UsageError: the action is wrong; the message says what it must be.
     """
     who = f"{hook} of {type(owner).__name__}"
     found, asked = dict(nest.named_leaves(action, "action")), dict(nest.named_leaves(action_spec, "action"))
@@ -118,7 +118,7 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def kind_of(found: Any) -> str:
-    """What was returned, for messages."""
+    """Returns a description of a value for messages."""
     if isinstance(found, torch.Tensor):
         return f"a tensor of shape {list(found.shape)} and dtype {str(found.dtype).removeprefix('torch.')}"
     return "None" if found is None else f"a {type(found).__name__}"

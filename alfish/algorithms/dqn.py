@@ -88,7 +88,7 @@ class DQN(RLAlgorithm):
         leaves = nest.leaves(action_spec)
         if len(leaves) != 1 or not isinstance(leaves[0], spaces.Discrete):
             raise UsageError(
-                f"{cls.__name__} takes a Discrete action, and this one is {action_spec}; SAC or PPO may do"
+                f"{cls.__name__} takes one Discrete action leaf, and the action is {action_spec}; train with SAC or PPO"
             )
         specs.check_scalar_reward(cls.__name__, reward_spec)
 

@@ -67,8 +67,8 @@ class RLAlgorithm(nn.Module, abc.ABC):
         super().__init__()
         if not hasattr(self, "on_policy"):
             raise UsageError(
-                f"{type(self).__name__} does not say whether it trains on the unroll itself or from replay; give the "
-                "class on_policy = True or False"
+                f"the class {type(self).__name__} has no on_policy; set it to True to train on unrolls, or to False to "
+                "train from replay"
             )
         self.check_specs(observation_spec, action_spec, reward_spec)
         self.observation_spec = observation_spec

@@ -250,8 +250,8 @@ class SAC(RLAlgorithm):
         """Returns min(1, pi / mu) of the actions at rows 1 to L-1, `[L-1, N]`; 0 where mu is unknown."""
         if experience.info is None:
             raise UsageError(
-                "SAC.retrace takes the probabilities that actions had when they were taken, and these were recorded "
-                "without; set SAC.retrace to False"
+                "SAC.retrace needs the probability of each action when it was drawn, and recorded data have none; set "
+                "SAC.retrace to False"
             )
         rows = experience.action, experience.info["action"], experience.info["log_prob"]
         action, sample, log_mu = nest.at(rows, slice(1, None))

@@ -154,7 +154,7 @@ class DDPG(RLAlgorithm):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class TD3(DDPG):
-    """DDPG with the minimum of two critics, noise on target actions, and a delayed actor.
+    """DDPG with the minimum of two critics, noise on target actions, and delayed updates of the actor.
 
     Args:
       critic: as in DDPG; two by default.

@@ -85,8 +85,8 @@ class _Memory(nn.Module):
                 return self.in_pieces(features, state, pieces)
         elif len(features) > MOST_ROWS_IN_A_GRAPH:  # tensors without values: a graph is being traced
             raise RuntimeError(
-                f"a memory over {len(features)} rows is a graph that takes minutes to compile; it may be of "
-                f"{MOST_ROWS_IN_A_GRAPH}"
+                f"a graph of a memory over {len(features)} rows takes minutes to compile; the limit is "
+                f"{MOST_ROWS_IN_A_GRAPH} rows"
             )
         return self.row_by_row(features, state, step_type)
 

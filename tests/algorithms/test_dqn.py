@@ -177,7 +177,7 @@ def test_a_target_is_no_less_than_what_was_earned_where_that_is_known(known, exp
 
 def test_a_lower_bound_without_returns_is_refused():
     assert make().replay_needs.return_gamma is None
-    with pytest.raises(UsageError, match="no returns of whole episodes"):
+    with pytest.raises(UsageError, match="lower_bound needs the returns of whole episodes"):
         learn(make(lower_bound=True), window([0, 1], [FIRST, MID], [JUNK, 10.0]))
 
 
@@ -302,7 +302,7 @@ def test_epsilon_runs_on_progress_and_not_on_calls():
     {"a": spaces.Discrete(3), "b": spaces.Discrete(3)},
 ])  # fmt: skip
 def test_only_a_discrete_action_is_taken(action):
-    with pytest.raises(UsageError, match="DQN takes a Discrete action, and this one is"):
+    with pytest.raises(UsageError, match="DQN takes one Discrete action leaf, and the action is"):
         DQN(OBSERVATION, action, REWARD)
 
 

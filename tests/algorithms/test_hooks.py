@@ -77,7 +77,7 @@ WRONG = {
     "a choice that is none": ("rollout_step", output(lambda action: action + 100), "Discrete.2. counts from 0"),
     "another nest": ("rollout_step", output(lambda action: {"arm": action}), "action.arm; the action space asks for a"),
     "a state from nowhere": ("rollout_step", lambda step: step._replace(state=torch.zeros(B, 3)),
-                             r"another state \(state \[4, 3\]\) than initial_state does \(none\)"),
+                             r"a state of state \[4, 3\], and initial_state one of none"),
     "no experience": ("preprocess_experience", None, "preprocess_experience of Wrong returned None"),
     "columns first": ("preprocess_experience", lambda rows: rows._replace(info={"a": torch.zeros(B, 8)}),
                       r"returned info\.a, a tensor of shape \[4, 8\] and .*; it begins with \[8, 4\]"),
@@ -119,7 +119,7 @@ def test_a_class_says_whether_it_is_on_policy(tmp_path):
     class Silent(RLAlgorithm):
         rollout_step, train_step, calc_loss = Right.rollout_step, Right.train_step, Right.calc_loss
 
-    with pytest.raises(UsageError, match="Silent does not say whether it trains on the unroll itself or from replay"):
+    with pytest.raises(UsageError, match="the class Silent has no on_policy; set it to True to train on unrolls"):
         train(tmp_path, Silent)
 
 

@@ -451,7 +451,7 @@ def test_replay_keeps_what_retrace_asks_and_knows_nothing_of_random_actions(acti
 
 
 def test_retrace_of_recorded_data_is_refused():
-    with pytest.raises(UsageError, match="were recorded without; set SAC.retrace to False"):
+    with pytest.raises(UsageError, match="recorded data have none; set SAC.retrace to False"):
         learn(make(retrace=True), rows(BOX))
 
 

@@ -344,7 +344,7 @@ def test_a_memory_over_many_rows_runs_as_it_is(caplog):
     learner.train([Minibatches(batch, None)])
     assert learner.is_plain and learner.updates == 1
     (record,) = warnings_in(caplog)
-    assert "a memory over 40 rows is a graph that takes minutes to compile" in record.message
+    assert "a graph of a memory over 40 rows takes minutes to compile" in record.message
 
 
 def test_batches_of_another_shape_compile_another_graph(interpreted):
