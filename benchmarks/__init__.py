@@ -1,13 +1,13 @@
-"""Measurements: throughput beside other libraries, and returns of the shipped confs. Not part of the package.
+"""Measurements: throughput compared with other libraries, and returns of the shipped confs. Not part of the package.
 
 Each is a command, `python -m benchmarks.NAME`, to be called from the project's root; `--help` says what it measures and
-what it writes. Beside peers: `throughput`, `time_to_threshold` and `replay`. Of alfish alone: `growth`, `memory`,
-`products` and `offline`. What the confs learn: `data_sets` records what is offline, `learning` trains and evaluates,
-`pictures` draws.
+writes. `throughput`, `time_to_threshold` and `replay` compare with other libraries. `growth`, `memory`, `matmul` and
+`offline` measure alfish only. `data_sets` records the data of the offline results, `learning` trains and evaluates the
+confs, and `pictures` draws the curves. `fingerprints` compares the bits of training with those of earlier code, and
+`house` draws the packages and their imports.
 
-They share how other processes are started (`processes`; the scripts are in `runs/`, and what peers' virtual
-environments are made of in `peers/`), the loop that times calls (`timing`), and how rows and tables are written
-(`tables`).
+All use `processes` to start other processes (scripts in `runs/`, requirements of the other libraries in `peers/`),
+`timing` to time calls, and `tables` to write rows and tables.
 """
 
 from pathlib import Path

@@ -3,12 +3,12 @@
   python -m benchmarks.data_sets --task=pendulum          data/pendulum/{random,medium,medium-replay,expert}
   python -m benchmarks.data_sets --task=halfcheetah       data/halfcheetah/{random,medium,medium-replay}
 
-expert          whole episodes of a trained SAC, deterministic
-medium          whole episodes, sampled, of a SAC that was stopped early
-medium-replay   everything that the early one had seen until then
-random          uniform actions
+expert          whole episodes of a trained SAC, without exploration
+medium          whole episodes of a SAC that was stopped early, with exploration
+medium-replay   the replay of that SAC
+random          uniform random actions
 
-None of it is kept in the repository: the command makes it again, from fixed seeds. What is there is not made again.
+The repository does not contain the data. The command makes them from fixed seeds, and skips data sets that exist.
 """
 
 import argparse
@@ -22,7 +22,7 @@ class Task(NamedTuple):
     """Settings for the recording of a task's data sets."""
 
     conf: str
-    expert: list[str] | None  # settings of the runs; None: there is none
+    expert: list[str] | None  # settings of the run; None: no expert
     medium: list[str]
     num_episodes: int  # of expert and medium
     num_random_steps: int

@@ -1,15 +1,15 @@
 """Growth of alfish's cost with the number of environments, batch size, width of networks, and rows in replay.
 
-  python -m benchmarks.growth            some ten minutes
-  python -m benchmarks.growth --quick    a part of each, under two minutes
+  python -m benchmarks.growth            about ten minutes
+  python -m benchmarks.growth --quick    fewer values of each, under two minutes
   python -m benchmarks.growth --parts=replay
 
-- environments: microseconds an environment step of acting and stepping alone (`SyncUnroller`, PPO's 2x64 policy through
-  numpy, CartPole), environments one by one and as gymnasium's vector class. What an update costs does not depend on it.
-- batch: microseconds an update (`Learner`), plain and compiled, of PPO with 2x64 and SAC with 2x256, 17 observations
-  and 6 actions, on one batch that is there already.
+- environments: microseconds per environment step of acting and stepping, without updates (`SyncUnroller`, PPO's 2x64
+  policy through numpy, CartPole), with single environments and with gymnasium's vector class.
+- batch: microseconds per update (`Learner`), plain and compiled, of PPO with 2x64 and SAC with 2x256, 17 observations
+  and 6 actions, always on the same batch.
 - width: the same at 256 rows, over the width of both layers of all networks.
-- replay: microseconds to sample 256 transitions of 17 observations, over the rows that a ring holds and is filled with.
+- replay: microseconds to sample 256 transitions of 17 observations, over the number of rows in a full ring.
 
 On one thread. Every point is the median of --repeats measurements, each the median of some calls; so it leaves out that
 a compiled update, or a policy through numpy, is compared with the plain one now and then. Writes

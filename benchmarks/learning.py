@@ -1,15 +1,15 @@
 """Returns of the shipped confs: trains each over its seeds with the shipped command, and evaluates the last checkpoint.
 
   python -m benchmarks.learning                                     every conf of the table below
-  python -m benchmarks.learning --confs=ppo_cartpole --seeds=0,1    some of it
-  python -m benchmarks.learning --table                             only the table, from the runs that are there
+  python -m benchmarks.learning --confs=ppo_cartpole --seeds=0,1    some confs and seeds
+  python -m benchmarks.learning --table                             only the table, from existing runs
 
-Those offline read `data/`, which `python -m benchmarks.data_sets` records; they are run when they are named, not by
-default, and so are variants (`--confs=dqn_lunarlander-prioritized`).
+Offline confs and variants (`--confs=dqn_lunarlander-prioritized`) run only if they are named. Offline confs read
+`data/`, which `python -m benchmarks.data_sets` records.
 
-Writes `docs/results/CONF.csv` (a row a seed: the figures, and what it took) and `docs/results/CONF-curve.csv` (every
-evaluation during training), and prints the table for `docs/results.md`. Runs are kept under --root, and a finished one
-is not trained again.
+Writes `docs/results/CONF.csv` (one row per seed: returns and seconds) and `docs/results/CONF-curve.csv` (every
+evaluation during training), and prints the table for `docs/results.md`. Runs are kept under --root; finished runs are
+not repeated.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
   python -m benchmarks.matmul --threads=1
 
-The shapes are those of the benchmarks' networks: forward passes, gradients of inputs and of weights. Of the runs of
-each, the quickest counts. Prints a Markdown table, and writes no file.
+The shapes are those of the benchmarks' networks: forward passes, and gradients of inputs and of weights. The quickest
+of several runs counts. Prints a Markdown table and writes no file.
 """
 
 import argparse

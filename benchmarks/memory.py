@@ -1,12 +1,12 @@
-"""The two ways of a memory through consecutive rows, forward and backward: one by one, and in pieces between resets.
+"""Milliseconds of a memory over consecutive rows, forward and backward: row by row, and in pieces between resets.
 
   python -m benchmarks.memory                    all shapes
-  python -m benchmarks.memory --device=cuda      there, where pieces are always taken
+  python -m benchmarks.memory --device=cuda      on a GPU, where alfish always uses pieces
   python -m benchmarks.memory --compiled         updates of DQN with a GRU, plain and as one graph
 
-Milliseconds, the smallest of nine, and which way `alfish.networks.memory` takes. Of graphs also what compiling took, in
-seconds of processor time; `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1` makes that the whole. Prints a Markdown table, and
-writes no file.
+The smallest of nine times counts. The table also shows which way `alfish.networks.memory` chooses and, for graphs, the
+processor seconds of compiling; set `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1` to measure these without caches. Prints a
+Markdown table and writes no file.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Child processes: measuring scripts in this Python or another library's, `alfish`, and processes that only count.
+"""Child processes: measuring scripts in the Python of alfish or of another library, `alfish`, and busy processes.
 
-Nothing here imports torch or alfish, and a script runs with the project on its path, wherever a benchmark is called.
+This module imports neither torch nor alfish. A script runs with the project on its path, from any working directory.
 """
 
 import contextlib

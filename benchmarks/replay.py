@@ -1,16 +1,16 @@
-"""Cost of replay beside other libraries: microseconds of a call that pushes rows or samples a batch.
+"""Microseconds of a call that pushes rows to replay or samples a batch, compared with other libraries.
 
   python -m benchmarks.replay --repeats=5
 
-Rows are of 17 observations and 6 actions, in a ring of 1 M rows of which --rows get filled: pushed one by one of one
-environment, and eight by eight of eight; then batches of 256 transitions are drawn from the latter. Each library is
-handed what its own training loop hands it (numpy arrays, or tensors), and gives what its learner reads. Those that can
-also draw batches of 256 by priority from a ring that is full, and give each batch new priorities. alfish also draws 32
-transitions of stacks of four 84x84 frames, each stored once; and starts of windows alone, without reading the rows,
-by priority and uniformly. Libraries take turns run by run on one thread, in a process each; peers live in the virtual
-environment of `benchmarks/peers/replay.txt`.
+Rows have 17 observations and 6 actions. The ring has a capacity of 1 M rows, of which --rows are filled: one row at a
+time from one environment, then eight rows at a time from eight environments. From the latter, batches of 256
+transitions are drawn. Each library receives what its own training loop passes (numpy arrays or tensors), and returns
+what its learner reads. Libraries that support it also draw batches of 256 by priority from a full ring, and update the
+priorities of each batch. alfish also draws 32 transitions of stacks of four 84x84 frames, each stored once, and draws
+start positions only, by priority and uniformly. Libraries take turns, each run in its own process on one thread. The
+other libraries use the virtual environment of `benchmarks/peers/replay.txt`.
 
-Writes the raw runs and a table of medians to `benchmarks/results/replay.{csv,md}`, in place of all that was there.
+Replaces `benchmarks/results/replay.{csv,md}` by the raw runs and a table of medians.
 """
 
 import argparse

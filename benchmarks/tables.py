@@ -1,7 +1,6 @@
-"""Result files: CSVs of raw rows, in which a call replaces its own rows only, and Markdown tables made of them.
+"""Result files: CSVs of raw rows, of which a call replaces only its own, and Markdown tables of these rows.
 
-A row is a dict. Read back from a file its values are text, as they stand there, so that rows which a call leaves alone
-are written as they were.
+A row is a dict. Values that are read from a file stay text, so that the rows of other calls are written unchanged.
 """
 
 import csv

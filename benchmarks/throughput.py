@@ -1,20 +1,20 @@
-"""Environment steps per second beside other libraries, with the same recipe, in interleaved runs.
+"""Environment steps per second compared with other libraries, with the same recipes, in interleaved runs.
 
   python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3,sbx:2,sample-factory:2 --repeats=5
   python -m benchmarks.throughput --recipes=td3_halfcheetah --variants=bfloat16,bfloat16:2 --peers=sb3,sb3:2
   python -m benchmarks.throughput --recipes=appo_cartpole,appo_slow --variants=sync,async --peers=sample-factory
 
-Libraries take turns run by run (A B A B ...), each run in a process of its own, start-up left out. alfish runs as it
-is, compiled (`Learner.compile`), and if asked with products in bfloat16 as well. A peer lives in a virtual environment
-of its own, made from `benchmarks/peers/PEER.txt` when first needed. NAME:N gives it N threads; given several, ratios
-are to a peer with those that serve it best. A recipe that a peer has none of is left blank. With --busy=N, N processes
-that only count run beside.
+Libraries take turns (A B A B ...). Each run is a process of its own; its start-up is not measured. alfish runs plain,
+compiled (`Learner.compile`) and, on request, with products in bfloat16. Each peer has its own virtual environment, made
+from `benchmarks/peers/PEER.txt` on first use. NAME:N gives a peer N threads; with several values of N, ratios use the
+peer's fastest one. The cell of a recipe that a peer does not have stays blank. --busy=N runs N busy processes at the
+same time.
 
-Writes the raw runs and a table to `benchmarks/results/throughput.{csv,md}` after each recipe, where recipes that were
-not run keep their rows; with --busy=N to `throughput-busyN.{csv,md}`.
+Writes the raw runs and a table to `benchmarks/results/throughput.{csv,md}` after each recipe, and keeps the rows of
+recipes that were not run; with --busy=N it writes `throughput-busyN.{csv,md}`.
 
-The ratio is of medians, its interval a bootstrap over runs. Memory is the most that all processes of a run were seen to
-hold, looked at twice a second, compilers included; a page that several of them map counts once.
+A ratio is one of medians, with a bootstrap interval over runs. Memory is the maximum over all processes of a run,
+compilers included, sampled twice a second; a page that several processes map counts once.
 """
 
 import argparse

@@ -3,15 +3,15 @@
   python -m benchmarks.time_to_threshold                                            everything: hours
   python -m benchmarks.time_to_threshold --tasks=ppo_cartpole --libraries=alfish,sb3 --seeds=0,1,2,3,4
   python -m benchmarks.time_to_threshold --tasks=ppo_cartpole --libraries=alfish --gin_param=Learner.compile=True
-  python -m benchmarks.time_to_threshold --table                                    only the table, from what is there
+  python -m benchmarks.time_to_threshold --table                                    only the table, from existing runs
 
-alfish trains its shipped confs, stable-baselines3 the hyperparameters of RL Baselines3 Zoo (`runs/sb3_threshold.py`).
-Libraries take turns seed by seed, each run in a process of its own on one torch thread. The clock runs from the start
-of the process, imports and compilation (with an empty cache) included, to the end of the iteration before the
-evaluation that reaches the threshold, and stands still during evaluations. These are the same for both: so many
-environment steps apart, the same episodes, statistics frozen. A run that spends its recipe's own budget is censored.
+alfish trains its shipped confs; stable-baselines3 uses the hyperparameters of RL Baselines3 Zoo
+(`runs/sb3_threshold.py`). Libraries take turns seed by seed, each run in its own process on one torch thread. The time
+begins with the process, so it includes imports and compilation (with an empty cache). It ends with the last iteration
+before the evaluation that reaches the threshold, and stops during evaluations. Evaluations are equal for both: the same
+period in environment steps, the same episodes, statistics frozen. A run that spends its recipe's budget is censored.
 
-Writes `benchmarks/results/time_to_threshold.{csv,md}`, the CSV after every run; runs that are there are not run again.
+Writes `benchmarks/results/time_to_threshold.{csv,md}`, the CSV after every run; existing runs are not repeated.
 """
 
 import argparse

@@ -8,9 +8,9 @@ def seconds_a_call(function: Callable[[int], object], num_calls: int = 1, first:
     """Returns the mean seconds of consecutive calls.
 
     Args:
-      function: what is measured; it is handed the number of the call.
-      num_calls: how many; at least 1.
-      first: the number of the first one, where others went before.
+      function: to measure; receives the number of the call.
+      num_calls: at least 1.
+      first: number of the first call.
     """
     began = time.perf_counter()
     for number in range(first, first + num_calls):

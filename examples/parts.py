@@ -1,4 +1,4 @@
-"""A metric, a transform and a listener of one's own; parts_cartpole.gin puts them into PPO's run."""
+"""A metric, a transform and a listener of your own; parts_cartpole.gin adds them to a run of PPO."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from alfish.transforms import Transform
 
 @gin.configurable
 class LargestReward(Metric):
-    """The largest reward so far. Metrics see raw rows, `[T, B]`, whatever transforms do with them."""
+    """The largest reward so far. Metrics receive raw rows, `[T, B]`, without transforms."""
 
     name = "largest_reward"
 
@@ -39,7 +39,7 @@ class LargestReward(Metric):
 
 @gin.configurable
 class Squares(Transform):
-    """Shows networks the squares of a vector's entries, too. What changes the observation changes its spec."""
+    """Appends the squares of a vector's entries. A transform that changes the observation also changes its spec."""
 
     def __init__(self, observation_spec: spaces.Box, reward_spec: spaces.Box):
         super().__init__(observation_spec, reward_spec)
@@ -52,7 +52,7 @@ class Squares(Transform):
 
 @gin.configurable
 class Announce(Listener):
-    """Says when the policy first balances for so long, in training."""
+    """Logs a line when training episodes first last `length` steps on average."""
 
     def __init__(self, length: float = 100.0):
         self._length, self._said = length, False

@@ -1,4 +1,4 @@
-"""REINFORCE with a learned baseline: a complete algorithm of one's own. Williams, 1992.
+"""REINFORCE with a learned baseline: a complete algorithm of your own. Williams, 1992.
 
 alfish train --gin_file=examples/reinforce_cartpole.gin --root_dir=runs/reinforce
 """
