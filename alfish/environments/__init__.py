@@ -1,6 +1,6 @@
-"""Environments: gymnasium's vector environments, and ones that return torch tensors, become the stream of time steps.
+"""Environments: gymnasium's vector environments, in numpy or torch, as the stream of time steps.
 
-`terminated`, `truncated` and autoreset modes exist in this folder and nowhere past it; `offline` is the other door.
+`terminated`, `truncated` and autoreset modes exist only in this package and in `offline`.
 """
 
 from alfish.environments.environment import Environment

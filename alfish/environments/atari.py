@@ -1,7 +1,9 @@
-"""Atari games: preprocessing, FIRE for games that wait for it, and episodes of one life in a game that goes on.
+"""Wrappers of Atari games: preprocessing, FIRE for games that wait for it, and one episode per life.
 
-Mnih et al., 2015, Methods; Machado et al., 2018, for sticky actions. Frames are single: `FrameStack` stacks them. From
-inside outwards: `preprocess_atari`, `FireOnReset`, and in training `EpisodicLife`.
+Frames are single; the transform `FrameStack` stacks them. The order from the innermost wrapper: `preprocess_atari`,
+`FireOnReset`, and in training `EpisodicLife`.
+
+Source: Mnih et al., 2015, Methods; Machado et al., 2018, for sticky actions.
 """
 
 from typing import Any
@@ -23,14 +25,14 @@ def preprocess_atari(
     noop_max: NonNegativeInt = 30,
     keep_channel: bool = False,
 ):
-    """84 x 84 grey frames, the larger of the last two of each 4; 1 to 30 idle frames at the start. A wrapper.
+    """Wraps a game: 84 x 84 grey frames, each the maximum of the last two of 4, after 1 to 30 idle frames.
 
     Args:
       env: an `ALE/...-v5` environment made with `frameskip=1`.
-      frame_skip: emulator frames an action; the score is summed over them.
+      frame_skip: emulator frames per action; their scores are summed.
       screen_size: height and width of a frame.
-      noop_max: idle frames at the start, drawn uniformly from 1 to this; 0: none.
-      keep_channel: frames are [1, height, width], as EnvPool's are, in place of [height, width].
+      noop_max: largest number of idle frames at the start, which is drawn uniformly from 1 on; 0: none.
+      keep_channel: frames are [1, height, width], as EnvPool's, in place of [height, width].
     """
     try:
         env = gymnasium.wrappers.AtariPreprocessing(
@@ -44,14 +46,15 @@ def preprocess_atari(
 @gin.configurable(module="alfish.environments")
 @checked
 class FireOnReset(gymnasium.Wrapper):
-    """Presses FIRE after each reset and each lost life; a game whose actions have no FIRE is left alone.
+    """Presses FIRE after each reset and each lost life. Games without the action FIRE do not change.
 
-    Some games serve no ball before it. A policy that never had to press it would wait for ever, so this belongs in
-    `make_environment.wrappers`, which evaluation has too, and inside `EpisodicLife`.
+    Some games wait for FIRE before they serve the ball. A policy that never learned FIRE would wait for ever, so this
+    wrapper belongs in `make_environment.wrappers`, which evaluation uses too, and inside `EpisodicLife`.
 
-    The press is one more step of `env`, so outside `preprocess_atari` it lasts `frame_skip` frames. After a lost life
-    it is part of the step that lost it. Its reward is added to that step's, or after a reset to the first step's.
-    Sticky actions swallow it with chance `repeat_action_probability ** frame_skip`: 1 press in 256 at 0.25 and 4.
+    A press is one more step of `env`, so outside `preprocess_atari` it lasts `frame_skip` frames. After a lost life the
+    press is part of the step that lost the life, and its reward is added to that step's. After a reset its reward is
+    added to the first step's. Sticky actions suppress a press with probability
+    `repeat_action_probability ** frame_skip`: 1 press in 256 at 0.25 and 4.
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -59,14 +62,14 @@ class FireOnReset(gymnasium.Wrapper):
         meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
         self._fire = meanings.index("FIRE") if "FIRE" in meanings else None
         self._lives = _Lives(env)
-        self._reward = 0.0  # of the press after a reset, until a step takes it along
+        self._reward = 0.0  # of the press after a reset; the first step adds it to its own
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         observation, info = self._start(seed, options)
         if self._fire is None:
             return observation, info
         observation, self._reward, terminated, truncated, info = self.step(self._fire)
-        # A game that the press ends starts again, without it.
+        # If the press ends the game, a new game starts without a press.
         return self._start(None, options) if terminated or truncated else (observation, info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
@@ -87,18 +90,18 @@ class FireOnReset(gymnasium.Wrapper):
 @gin.configurable(module="alfish.environments")
 @checked
 class EpisodicLife(gymnasium.Wrapper):
-    """Ends the episode with each lost life, and goes on with the same game; only a finished game starts a new one.
+    """Ends the episode with each lost life; the next episode continues the same game until the game is over.
 
-    gymnasium's `terminal_on_life_loss` restarts the game, so that what follows the first life is never seen. For
-    training only: evaluation plays full games. An episode of a game that goes on starts from the observation that the
-    one before ended with, so no frame and no reward is lost between them.
+    gymnasium's `terminal_on_life_loss` restarts the game, so later lives are never played. This wrapper is for training
+    only, because evaluation plays full games. An episode that continues a game starts from the last observation of the
+    episode before, so no frame and no reward is lost between them.
     """
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         self._lives = _Lives(env)
         self._game_over = True  # or not begun
-        self._start: tuple[Any, dict] = None, {}  # of the next episode, while the game goes on
+        self._start: tuple[Any, dict] = None, {}  # of the next episode of the same game
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -115,18 +118,18 @@ class EpisodicLife(gymnasium.Wrapper):
 
 
 class _Lives:
-    """Notices each lost life of an environment's game."""
+    """Counter of lives, which detects lost ones."""
 
     def __init__(self, env: gymnasium.Env):
         self._ale: Any = env.unwrapped.ale  # type: ignore[attr-defined]
         self._left = 0
 
     def restart(self) -> None:
-        """A new game has begun."""
+        """Starts counting in a new game."""
         self._left = self._ale.lives()
 
     def lost_one(self) -> bool:
-        """Whether there are fewer lives than when this was last asked, and still some: a game tells its end itself."""
+        """True if a life was lost since the last call and some are left. The environment reports a game's end."""
         before, self._left = self._left, self._ale.lives()
         # Some games show no life for a few frames before the end.
         return 0 < self._left < before

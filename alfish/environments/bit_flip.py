@@ -1,4 +1,4 @@
-"""Bit flipping: a small task with goals that is hard without hindsight, and what its goals mean.
+"""Bit flipping, a small task with goals that is hard without hindsight, and the reward of its goals.
 
 Source: Andrychowicz et al., 2017, section 3.1, https://arxiv.org/abs/1707.01495.
 """
@@ -17,13 +17,13 @@ from alfish.parameters import Range, checked
 @gin.configurable(module="alfish.environments.bit_flip")
 @checked
 class BitFlip(gymnasium.Env):
-    """Flip one of `num_bits` bits a step until they equal the goal: reward 0 for the step that does it, else -1.
+    """Each action flips one of `num_bits` bits, which must become the goal. The last step has reward 0, others -1.
 
-    The first bits are uniform, the goal is uniform among all others. An episode terminates at its goal, or is truncated
-    after `num_bits` steps, which always suffice: at best its return is 1 - (number of bits that differ at first), and
-    -num_bits means that it failed.
+    The first bits are uniform, and the goal is uniform among all other values. An episode terminates at the goal, or is
+    truncated after `num_bits` steps, which always suffice. The best return is 1 - (number of bits that differ at
+    first); the return of a failed episode is -num_bits.
 
-    Differs from the paper, which does not say that reaching the goal ends an episode, and may start at it.
+    Deviation from the paper: reaching the goal ends the episode, and no episode starts at its goal.
 
     Args:
       num_bits: n, in [1, 62].
@@ -63,12 +63,12 @@ class BitFlip(gymnasium.Env):
 @gin.configurable(module="alfish.environments.bit_flip")
 @checked
 def bit_flip_reward(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
-    """BitFlip's reward for achieving `achieved` (`[M, n]`) where `goal` was wanted: `[M]` float32, 0 or -1."""
+    """`[M]` float32 rewards of BitFlip, 0 or -1, for the achieved bits and the goals, `[M, n]` both."""
     return bit_flip_reached(achieved, goal).to(torch.float32) - 1
 
 
 @gin.configurable(module="alfish.environments.bit_flip")
 @checked
 def bit_flip_reached(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
-    """Whether BitFlip terminates there: `[M]` bool of goals `[M, n]`."""
+    """`[M]` bool, True where the achieved bits are the goal, `[M, n]` both, so that BitFlip terminates."""
     return (achieved == goal).all(-1)

@@ -1,4 +1,4 @@
-"""`make_environment`: from an id or a constructor to the stream."""
+"""Environments from an id or a constructor: `make_environment`."""
 
 import contextlib
 import difflib
@@ -29,7 +29,7 @@ from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked, impor
 
 # A callable, its name, or either with keyword arguments.
 Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
-# What a module that cannot be imported tells about the extra that brings it.
+# The extra that installs a missing module.
 EXTRA_OF_MODULE = {"mujoco": "mujoco", "ale_py": "atari", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool"}
 EXTRA_OF_PREFIX = {"ALE/": "atari"}
 
@@ -55,17 +55,18 @@ def make_environment(
       num_envs: B.
       vectorization: 'sync' steps one by one, in this process; 'async' in a process each (pays above about 50 us per
         step); 'vector_entry_point' takes the id's own vector class; 'envpool' takes EnvPool's.
-      env_kwargs: for the constructor.
-      wrappers: applied to each single environment, the first one innermost: callables, or names of them as
-        `gymnasium.wrappers:FlattenObservation`, or lists of a name and its keyword arguments.
-      training_wrappers: the same, outside `wrappers`, and left out in evaluation.
-      seed: of the run; environment i receives the i-th child of its SeedSequence.
-      evaluation: build for the evaluator: single environments in sync whose resets the caller owns, whatever
-        `vectorization` says. A VectorEnv of the user's stays as it is.
-      render_mode: gymnasium's.
+      env_kwargs: arguments of the constructor.
+      wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, its name such as
+        `gymnasium.wrappers:FlattenObservation`, or a list of either and its keyword arguments.
+      training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
+      seed: seed of the run; environment i receives the i-th child of its SeedSequence.
+      evaluation: builds single environments in this process, whatever `vectorization` is, which the evaluator resets. A
+        VectorEnv of the user stays as it is.
+      render_mode: gymnasium's render mode.
 
     Raises:
-      UsageError: an id that does not exist (with close matches), a missing extra, a space that cannot be learned from.
+      UsageError: the id does not exist (the message has close matches), an extra is missing, or a space cannot be
+        learned from.
     """
     if render_mode:
         rendering.prepare()
@@ -102,7 +103,7 @@ def make_environment(
             raise UsageError(f"make_environment.env_id: {_name(env_id)} makes a {type(env).__name__}, no gymnasium.Env")
         for wrapper in wrappers:
             env = _wrapped(env, wrapper)
-        env_spec = getattr(env, "spec", None)  # of the task, which training wrappers do not change
+        env_spec = getattr(env, "spec", None)  # training wrappers do not change the task
         for wrapper in () if evaluation else training_wrappers:
             env = _wrapped(env, wrapper)
         specs.check_learnable(env.observation_space, "observation")  # before gymnasium makes batches of them
@@ -122,7 +123,7 @@ def make_environment(
 
 
 def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
-    """The callable that an entry of `wrappers` names, with its keyword arguments; a callable itself."""
+    """Returns an entry of `wrappers` as a callable, with its keyword arguments."""
     entry = list(wrapper) if isinstance(wrapper, (list, tuple)) else [wrapper, {}]
     is_named = len(entry) == 2 and (isinstance(entry[0], str) or callable(entry[0])) and isinstance(entry[1], Mapping)
     if not is_named:
@@ -143,7 +144,7 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
     if not callable(found):
         raise UsageError(f"make_environment.wrappers has {name!r}, and {module} has no such class or function")
     if imports.is_restricted() and not (inspect.isclass(found) and issubclass(found, gymnasium.Wrapper)):
-        # Of modules that are imported already any function could be called.
+        # Else a name could call any function of modules that are already imported.
         imports.admit_functions(module, "make_environment.wrappers")
     return functools.partial(found, **keywords)
 
@@ -151,11 +152,11 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
 @gin.configurable(module="alfish.environments")
 @checked
 class StickyAction(gymnasium.wrappers.StickyAction):
-    """Executes the last action again, by chance, in place of the next one: in training, exploration that keeps going.
+    """Repeats the last action at random in place of the next one, which keeps exploration going in training.
 
     Args:
-      env: to wrap.
-      repeat_action_probability: of each step, in [0, 1).
+      env: the environment to wrap.
+      repeat_action_probability: probability per step, in [0, 1).
     """
 
     def __init__(self, env: gymnasium.Env, repeat_action_probability: Annotated[float, Range(0, 1, below=True)] = 0.25):
@@ -163,8 +164,11 @@ class StickyAction(gymnasium.wrappers.StickyAction):
 
 
 class _InProcess:
-    """Makes an environment, as gymnasium's async vector environment calls it: in a process of its own, where signals
-    are the trainer's to answer; and once here, to learn its spaces."""
+    """Constructor of environments for gymnasium's async vector environment.
+
+    gymnasium calls it once in this process for the spaces, and once in each environment's process, which leaves signals
+    to the trainer.
+    """
 
     def __init__(self, make: Callable[[], gymnasium.Env]):
         self._make, self._home = make, os.getpid()
@@ -172,7 +176,7 @@ class _InProcess:
     def __call__(self) -> gymnasium.Env:
         if os.getpid() != self._home:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes of a terminal
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which gymnasium ends it
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # gymnasium ends processes by SIGTERM
         try:
             return ScalarReward(self._make())
         except SystemExit as error:
@@ -180,10 +184,10 @@ class _InProcess:
 
 
 class ScalarReward(gymnasium.Wrapper):
-    """Makes a float of whatever number an environment rewards with; arrays of one element break the batching.
+    """Converts rewards to floats, since arrays of one element break gymnasium's batching.
 
-    A call of sys.exit is an error, as it is where environments are stepped in the trainer's process, and what is not as
-    gymnasium asks is refused here: gymnasium would wait for a step of which it cannot read the infos.
+    A call of sys.exit becomes an error, as for environments in the trainer's process. Breaches of gymnasium's interface
+    raise here, because gymnasium would wait for ever for a step whose infos it cannot read.
     """
 
     def reset(self, **arguments: Any) -> Any:
@@ -221,7 +225,7 @@ def _check_info(info: Any) -> None:
 
 
 def spawn_seeds(seed: int, count: int) -> list[int]:
-    """Independent 31-bit seeds. `seed + i` would make run 1's environment 1 equal run 2's environment 0."""
+    """Returns independent 31-bit seeds. With `seed + i`, run 1's environment 1 would equal run 2's environment 0."""
     return [int(child.generate_state(1)[0] >> 1) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
@@ -239,7 +243,7 @@ def _adapt(
 
 
 def _parameters(factory: Callable[..., Any]) -> set[str]:
-    """The names of what it takes; of classes, what `__init__` takes, where gin's own metaclass hides it."""
+    """Returns the parameter names of a function or class, also of `__init__` hidden by gin's metaclass."""
     found = set(inspect.signature(factory).parameters)
     return found | set(inspect.signature(factory.__init__).parameters) if inspect.isclass(factory) else found
 
@@ -271,7 +275,7 @@ def _wrapped(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
 
 def _make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     _check_exists(env_id)
-    if ":" in str(kwargs.get("env_id")):  # of gym's environments, which ids like GymV26Environment-v0 make
+    if ":" in str(kwargs.get("env_id")):  # ids like GymV26Environment-v0 make gym's environments
         imports.admit(kwargs["env_id"].partition(":")[0], "make_environment.env_kwargs")
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
@@ -289,7 +293,7 @@ def _make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) ->
 
 @contextlib.contextmanager
 def _named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Turns the TypeError of a constructor that does not know one of `kwargs` into a UsageError."""
+    """Raises UsageError in place of a constructor's TypeError about an unknown keyword argument."""
     try:
         yield
     except TypeError as error:
@@ -344,7 +348,7 @@ def _make_envpool(env_id: Any, num_envs: int, seeds: Sequence[int], kwargs: Mapp
 
 
 class EnvPoolEnvironment(VectorEnvironment):
-    """EnvPool's environments, seeded when they are built."""
+    """EnvPool's environments, which take their seeds in the constructor."""
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None):
         self._members.first_seeds = None

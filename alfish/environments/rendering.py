@@ -8,14 +8,14 @@ import gymnasium
 
 from alfish.errors import UsageError, first_line
 
-# What MuJoCo can render with where there is no display, by the library that each takes, the better one first.
+# MuJoCo's backends without a display, each with its library, in the order of preference.
 BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 
 
 def prepare() -> None:
-    """Chooses how pygame and MuJoCo render where there is no display; call it before MuJoCo is imported.
+    """Sets the rendering backends of pygame and MuJoCo if there is no display. Call it before MuJoCo is imported.
 
-    Variables that the user has set stay as they are.
+    Variables that the user has set do not change.
     """
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders to arrays; it needs no screen
     has_display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
@@ -27,7 +27,7 @@ def prepare() -> None:
 
 
 def follow(env: gymnasium.Env) -> None:
-    """Has a MuJoCo environment rendered by its tracking camera, where it has one and no other was asked for."""
+    """Selects a MuJoCo environment's tracking camera, if it has one and the user has set no camera."""
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     asked = {"camera_name", "camera_id"} & set(env.spec.kwargs if env.spec else ())
     if renderer is None or asked:
@@ -40,7 +40,7 @@ def follow(env: gymnasium.Env) -> None:
 
 
 def failure(env: gymnasium.Env, error: Exception) -> UsageError | None:
-    """What to say of an error while rendering; None where it is the environment's own."""
+    """Returns the error to show for a failure of rendering; None if it is the environment's own error."""
     if not hasattr(env.unwrapped, "mujoco_renderer"):
         return None
     backend = os.environ.get("MUJOCO_GL")

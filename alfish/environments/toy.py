@@ -1,6 +1,6 @@
-"""Small environments whose right answer is known: for tests, and for trying a new algorithm in seconds.
+"""Small environments with known best returns, for tests and for trying a new algorithm in seconds.
 
-All are `gymnasium.Env`s or vector environments; build them with `make_environment.env_id = @Stamped` and the like.
+All are `gymnasium.Env`s or vector environments. Build them with `make_environment.env_id = @Bandit` and the like.
 """
 
 from typing import Annotated, Any, Literal
@@ -18,13 +18,13 @@ from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Stamped(gymnasium.Env):
-    """Each observation is (env, episode, step), so every row that was torn, lost, doubled or shifted can be told.
+    """Observations are (env, episode, step), which reveal each row that was lost, doubled or shifted.
 
-    Reward of step k of an episode is k; the env stamp is drawn from the seed, the episode counts from 0.
+    Step k of an episode has reward k. The env stamp is drawn from the seed; episodes count from 0.
 
     Args:
-      lengths: number of actions of the episodes, taken in turn.
-      truncates: whether episodes end by truncation (else by termination).
+      lengths: numbers of actions of the episodes, taken in turn.
+      truncates: True: episodes end by truncation; False: by termination.
     """
 
     def __init__(self, lengths: tuple[PositiveInt, ...] = (3, 5, 1, 8), truncates: bool = False):
@@ -53,7 +53,7 @@ class Stamped(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class OneState(gymnasium.Env):
-    """One state, reward 1 a step, truncated after `length` actions: its value is 1 / (1 - gamma)."""
+    """One state with reward 1 per step, truncated after `length` actions. Its value is 1 / (1 - gamma)."""
 
     def __init__(self, length: PositiveInt = 7):
         self.observation_space = spaces.Box(1, 1, (1,), np.float32)
@@ -73,11 +73,11 @@ class OneState(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Bandit(gymnasium.Env):
-    """Match the observation: reward 1 - |action - target| / scale, `length` times an episode, at best.
+    """The action must match the observation: reward 1 - |action - target| / scale. The best return is `length`.
 
     Args:
       action: 'discrete' (4 arms), 'box' (a number in [-2, 6]), 'multi_discrete' or 'multi_binary'.
-      length: actions an episode.
+      length: actions per episode.
     """
 
     def __init__(
@@ -119,15 +119,14 @@ class Bandit(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class NestedBandit(gymnasium.Env):
-    """A Dict(image, vector, Discrete) observation and a MultiDiscrete, or a nested, action; the best return is length.
+    """A bandit with the observation Dict(image, vector, Discrete). The best return is `length`.
 
-    The image is bright in its left or right half, the vector and the digit say the rest; each part of the action must
-    name one.
+    The image is bright in its left or right half. Each part of the action must match one part of the observation.
 
     Args:
       nested_action: the action is a Dict of a Discrete, a Tuple of a Box and a MultiBinary, instead of a MultiDiscrete.
       image_size: height and width of the image.
-      length: actions an episode.
+      length: actions per episode.
     """
 
     def __init__(self, nested_action: bool = False, image_size: PositiveInt = 36, length: PositiveInt = 4):
@@ -172,14 +171,14 @@ class NestedBandit(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Recall(gymnasium.Env):
-    """A cue is seen in an episode's first observation alone; `delay` steps later the action must name it, for reward 1.
+    """A memory task: the first observation shows a cue, and `delay` steps later the matching action has reward 1.
 
-    The observation is the cue's one-hot code, then zeros, and a last entry that is 1 where the action counts. Without
-    memory, nothing earns more than 1 / num_cues on average.
+    The first observation has the cue's one-hot code, later ones zeros; the last entry is 1 where the action counts. The
+    best average return without memory is 1 / num_cues.
 
     Args:
-      num_cues: how many cues there are, equally likely; also actions.
-      delay: actions before the one that counts; 0: the cue is still to be seen then.
+      num_cues: number of cues, equally likely, and of actions.
+      delay: number of actions before the one that counts; 0: the cue is still visible then.
     """
 
     def __init__(self, num_cues: Annotated[int, Range(2)] = 4, delay: NonNegativeInt = 8):
@@ -207,14 +206,15 @@ class Recall(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class TensorPointMass(VectorEnv):
-    """A point on a line, all environments in a few torch operations: reward -|position|, action a push in [-1, 1].
+    """A point on a line, stepped in torch for all environments together. The state can be saved and restored exactly.
 
-    Doing nothing returns about -0.5 `length`; pushing home, about -0.5. Its state can be saved and restored exactly.
+    The action is a push in [-1, 1], the reward -|position|. The return is about -0.5 `length` without pushes, and about
+    -0.5 at best.
 
     Args:
       num_envs: B.
-      length: actions an episode, then truncated.
-      device: of all tensors.
+      length: actions per episode, which is then truncated.
+      device: device of all tensors.
       autoreset: 'next_step' or 'same_step'.
     """
 

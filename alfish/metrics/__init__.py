@@ -1,7 +1,7 @@
-"""What happened, as named scalars: raw rewards, episodes and infos, an unroll of raw rows at a time.
+"""Metrics: named scalars of raw rewards, episodes and infos, computed from unrolls of raw rows.
 
-A row's reward and info belong to the action taken before it, so MID and LAST rows are environment steps; FIRST and PAD
-rows are not, whatever reward they carry. An episode whose FIRST row was never seen adds steps but is no episode.
+A row's reward and info belong to the action before it, so MID and LAST rows are environment steps. FIRST and PAD rows
+are not, whatever their reward. The steps of an episode whose FIRST row is missing count, but not the episode.
 """
 
 from alfish.metrics.env_info import EnvInfo

@@ -1,7 +1,7 @@
 """Scalars that environments report in their infos.
 
-In gymnasium's format for vector environments an info is a dict of arrays `[B, ...]`; the mask `_key` says which
-environments reported `key` (the others read 0), and nested dicts have masks at both levels. Masks may be missing.
+In gymnasium's format for vector environments an info is a dict of arrays `[B, ...]`. The mask `_key` is True for
+environments that reported `key`; the others have 0. Nested dicts have masks at both levels. Masks may be missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,19 +21,19 @@ from alfish.parameters import PositiveInt, checked
 @gin.configurable(module="alfish.metrics")
 @checked
 class EnvInfo(Metric):
-    """Means of what infos report, a scalar each: `env_info/<key>`, `env_info/<key>.<nested key>`.
+    """Means of numbers in infos, one scalar per key: `env_info/<key>`, `env_info/<key>.<nested key>`.
 
-    Whatever is not one number per environment (strings, None, objects, larger arrays) is passed over. An environment
-    that did not report a key does not take part in its mean, so each mean has its own `/n`.
+    Values that are not one number per environment (strings, None, objects, larger arrays) are ignored. Environments
+    that did not report a key are not in its mean, so each mean has its own `/n`.
 
     Args:
-      include: globs; a flattened name (`a.b.c`) must match one of them.
-      exclude: globs; it must match none of these.
-      when: `episode_end` reads LAST rows; `step` reads every environment step; `sum` adds up the steps of an episode.
+      include: globs; a flattened name (`a.b.c`) must match at least one.
+      exclude: globs; a flattened name must match none.
+      when: `episode_end` reads LAST rows; `step` reads each environment step; `sum` adds up the steps of an episode.
         FIRST rows are never read. `episode_end` and `sum` are averaged over episodes.
-      window: how many values are averaged, the latest ones: episodes, or environment steps under `step`. By default
-        100 episodes or 10_000 steps.
-      name: of the results, before the slash; two `EnvInfo` need two names.
+      window: number of latest values in the mean: episodes, or environment steps under `step`. Default: 100 episodes or
+        10_000 steps.
+      name: first part of the results' names; two `EnvInfo` need two names.
     """
 
     reads_infos = True
@@ -99,11 +99,11 @@ class EnvInfo(Metric):
                 self._window_of(key).extend(total[count > 0])  # never reported is not a sum of 0
 
     def _read(self, rows: StepBatch, where: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """By flattened key: values `[T, B]` float64, 0 where absent, and whether present `[T, B]` bool.
+        """Returns by flattened key the values `[T, B]` float64, 0 where absent, and their mask `[T, B]` bool.
 
         Args:
-          rows: whose infos to read.
-          where: `[T, B]` bool, which rows to read.
+          rows: the rows with the infos.
+          where: `[T, B]` bool, the rows to read.
         """
         columns = {}
         for row, info in rows.infos:
@@ -128,10 +128,9 @@ class EnvInfo(Metric):
 
 
 def _at_row(info: dict, where: np.ndarray, last: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
-    """Flattened (key, array, present `[B]`) of one row, LAST columns being read from `final_info` where there is one.
+    """Yields flattened (key, array, present `[B]`) of one row. LAST columns are read from `final_info` if there is one.
 
-    A vector environment that resets in the same step (SAME_STEP) reports the end of an episode there, and the start of
-    the next one outside.
+    A vector environment in the mode SAME_STEP reports an episode's end in `final_info`, and the next start outside.
     """
     if not where.any():
         return
@@ -158,7 +157,7 @@ def _flatten(info: dict, where: np.ndarray, prefix: str = "") -> Iterator[tuple[
 
 
 def _mask(info: dict, key: Any, num_envs: int) -> np.ndarray:
-    """`[B]` bool: which environments reported `key`; all of them where the info has no mask for it."""
+    """`[B]` bool mask of environments that reported `key`; all True if the info has no mask for it."""
     mask = info.get(f"_{key}")
     if isinstance(mask, np.ndarray | torch.Tensor):
         mask = np.asarray(mask.cpu() if isinstance(mask, torch.Tensor) else mask)
@@ -168,7 +167,7 @@ def _mask(info: dict, key: Any, num_envs: int) -> np.ndarray:
 
 
 def _numbers(value: Any, present: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """One float64 per environment and whether it is present, `[B]` both; None if `value` holds anything else."""
+    """Returns float64 numbers and their mask, `[B]` both; None if `value` has other contents."""
     if isinstance(value, torch.Tensor):
         value = None if value.is_complex() else value.detach().cpu().double().numpy()
     if not isinstance(value, np.ndarray) or value.shape[:1] != present.shape:
@@ -177,7 +176,7 @@ def _numbers(value: Any, present: np.ndarray) -> tuple[np.ndarray, np.ndarray] |
         return value.reshape(-1).astype(np.float64), present
     if value.dtype.kind != "O" or value.ndim != 1:
         return None
-    # gymnasium makes an object array where the first environment's value was not a number.
+    # gymnasium makes an object array if the first environment's value is not a number.
     numbers = [_number(item) if there else None for item, there in zip(value, present, strict=True)]
     found = np.array([number is not None for number in numbers])
     return (np.array([0.0 if number is None else number for number in numbers]), found) if found.any() else None

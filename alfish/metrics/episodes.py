@@ -1,4 +1,4 @@
-"""Metrics of whole episodes: each is a weighted sum over the steps of an episode, averaged over the latest episodes."""
+"""Metrics of whole episodes: a weighted sum over the steps of an episode, averaged over the latest episodes."""
 
 import abc
 from typing import Any
@@ -13,9 +13,9 @@ from alfish.parameters import PositiveInt, UnitInterval, checked
 
 
 class EpisodeMetric(Metric, abc.ABC):
-    """The mean over the last `window` finished episodes of a sum over each.
+    """Mean over the last `window` finished episodes of a sum over each episode's steps.
 
-    A subclass names itself and says what a step contributes. Values that are not finite are counted, not averaged.
+    A subclass defines `name` and `per_step`. Values that are not finite are counted, not averaged.
     """
 
     def __init__(self, window: int = 100):
@@ -24,10 +24,10 @@ class EpisodeMetric(Metric, abc.ABC):
 
     @abc.abstractmethod
     def per_step(self, rows: StepBatch) -> np.ndarray:
-        """`[T, B]` float64: what each arrival adds to its episode's total. Other rows are not read."""
+        """Returns `[T, B]` float64, the addend of each arrival to its episode's total. Other rows are not read."""
 
     def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
-        """The value of episodes from their totals (`[E]` float64) and their numbers of actions (`[E]` int)."""
+        """Returns the values `[E]` of episodes from their totals (`[E]` float64) and lengths (`[E]` int)."""
         return total
 
     def update(self, rows: StepBatch) -> None:
@@ -76,15 +76,15 @@ class AverageEpisodeLength(EpisodeMetric):
 @gin.configurable(module="alfish.metrics")
 @checked
 class AverageDiscountedReturn(EpisodeMetric):
-    """Discounted return to the end of the episode, from each of its steps, averaged over these steps.
+    """Discounted return from a step to the end of its episode, averaged over the episode's steps.
 
         sum_t G_t / L,   G_t = sum_{k >= t} gamma^(k-t) r_k
 
-    Arrival k takes part in G_0 ... G_k with gamma^k ... 1, so it adds r_k (1 - gamma^(k+1)) / (1 - gamma). Truncated
-    episodes are not bootstrapped.
+    Arrival k is in G_0 ... G_k with the weights gamma^k ... 1, so it adds r_k (1 - gamma^(k+1)) / (1 - gamma).
+    Truncated episodes are not bootstrapped.
 
     Args:
-      gamma: in [0, 1]. Where several are wanted, give each metric its `name`.
+      gamma: discount in [0, 1]. Metrics with different discounts need different names.
     """
 
     def __init__(self, gamma: UnitInterval = 0.99, window: PositiveInt = 100, name: str = "average_discounted_return"):
@@ -105,10 +105,10 @@ class AverageDiscountedReturn(EpisodeMetric):
 @gin.configurable(module="alfish.metrics")
 @checked
 class StartDiscountedReturn(EpisodeMetric):
-    """Discounted return from the start of the episode, sum_k gamma^k r_k; what a critic says of FIRST rows.
+    """Discounted return from the start of the episode, sum_k gamma^k r_k, which a critic predicts at FIRST rows.
 
     Args:
-      gamma: in [0, 1]. Where several are wanted, give each metric its `name`.
+      gamma: discount in [0, 1]. Metrics with different discounts need different names.
     """
 
     def __init__(self, gamma: UnitInterval = 0.99, window: PositiveInt = 100, name: str = "start_discounted_return"):
@@ -123,7 +123,7 @@ class StartDiscountedReturn(EpisodeMetric):
 @gin.configurable(module="alfish.metrics")
 @checked
 class NumberOfEpisodes(Metric):
-    """Episodes that ended since training began, those apart whose start was not seen."""
+    """Number of episodes that ended since training began, without those whose FIRST row is missing."""
 
     def __init__(self, name: str = "episodes"):
         self.name = name

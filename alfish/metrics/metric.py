@@ -1,4 +1,4 @@
-"""What a metric is, the window most of them average over, and the container that feeds them."""
+"""The protocol of metrics, the moving window, and the container that passes rows to metrics."""
 
 import abc
 from collections.abc import Sequence
@@ -14,32 +14,32 @@ from alfish.nest import Nest
 
 
 class Metric(Protocol):
-    """Consumes raw rows, yields named scalars. Pure bookkeeping: reading a result changes nothing."""
+    """A function of raw rows with named scalar results. Reading a result changes nothing."""
 
     name: str  # every result is called `name`, or `name/...`
-    # What of `StepBatch` is wanted; where no metric wants it, it is not kept.
+    # Optional parts of `StepBatch` that the metric reads; parts that no metric reads are not stored.
     reads_infos: bool = False
     reads_observations: bool = False
     reads_actions: bool = False
 
     @abc.abstractmethod
     def update(self, rows: StepBatch) -> None:
-        """Takes in rows that follow those of the update before."""
+        """Adds rows that follow those of the last call."""
 
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
-        """Scalars by name; empty where there is nothing yet."""
+        """Returns scalars by name; empty if there are none yet."""
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Tensors, numbers, strings, lists and dicts only."""
+        """Returns the state as tensors, numbers, strings, lists and dicts."""
 
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class MovingWindow:
-    """The last `size` finite values, and how many values were not finite."""
+    """The last `size` finite values, and the number of values that were not finite."""
 
     def __init__(self, size: int):
         if size < 1:
@@ -49,7 +49,7 @@ class MovingWindow:
         self._num_nonfinite = 0
 
     def extend(self, values: np.ndarray) -> None:
-        """Takes `[N]` float64 values, oldest first."""
+        """Adds `[N]` float64 values, oldest first."""
         if len(values) == 0:
             return
         finite = values[np.isfinite(values)]
@@ -57,7 +57,7 @@ class MovingWindow:
         self._values = np.concatenate([self._values, finite])[-self._size :]
 
     def result(self, name: str) -> dict[str, float]:
-        """The mean, `/n` how many values it is a mean of, and `/nonfinite` where there were such values."""
+        """Returns the mean, the number of its values as `/n`, and that of nonfinite values as `/nonfinite` if any."""
         result = {}
         if len(self._values):
             with np.errstate(over="ignore"):
@@ -75,16 +75,16 @@ class MovingWindow:
 
 
 class Metrics:
-    """Feeds rows to metrics. Rows are gathered first, so that unrolls of length 1 cost little too.
+    """Passes rows to metrics. Rows are collected first, so that short unrolls are cheap too.
 
     Args:
-      metrics: distinct by name.
+      metrics: metrics with distinct names.
       num_envs: B.
-      flush_rows: how many rows are gathered before the metrics see them. Results do not depend on it.
+      flush_rows: number of rows to collect before the metrics receive them. Results do not depend on it.
 
     Attributes:
-      reads_infos: whether a metric wants infos.
-      reads: which of 'observation' and 'action' metrics want.
+      reads_infos: True if a metric reads infos.
+      reads: those of 'observation' and 'action' that a metric reads.
     """
 
     def __init__(self, metrics: Sequence[Metric], num_envs: int, flush_rows: int = 256):
@@ -119,17 +119,17 @@ class Metrics:
         observation: Nest = None,
         action: Nest = None,
     ) -> None:
-        """Takes in new rows; what it keeps it copies.
+        """Adds copies of new rows.
 
-        Each row is handed over once: unrolls overlap by a row, and the caller leaves that row out the second time.
+        Each row is added once: unrolls overlap by a row, which the caller leaves out the second time.
 
         Args:
           step_type, reward, infos: see `StepBatch`; arrays or tensors.
-          env_id: `[B]` int, the same at every call.
-          observation, action: see `StepBatch`; not read where they are not among `reads`.
+          env_id: `[B]` int, equal in all calls.
+          observation, action: see `StepBatch`; read only if they are in `reads`.
 
         Raises:
-          ValueError: if the columns are not those of the calls before, or what metrics read is missing.
+          ValueError: the columns differ from those of earlier calls, or a part that metrics read is missing.
         """
         step_type, reward = _copy(step_type), _copy(reward)
         if step_type.shape[1:] != (self._num_envs,) or reward.shape[:2] != step_type.shape:
@@ -151,7 +151,7 @@ class Metrics:
             self._flush()
 
     def results(self) -> dict[str, float]:
-        """Every metric's scalars over all rows so far."""
+        """Returns the scalars of all metrics over all rows so far."""
         self._flush()
         return {name: value for metric in self._metrics.values() for name, value in metric.result().items()}
 
@@ -161,14 +161,13 @@ class Metrics:
         return {"open_length": torch.from_numpy(self._open_length.copy()), "metrics": metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues as if nothing had happened, in the middle of episodes too.
+        """Restores a state, also in the middle of episodes.
 
-        Environments that were started anew say so by their FIRST row, which ends the episodes that were under way
-        uncounted. If the state does not know some metric, that one starts empty, and as it missed the beginning of the
-        episodes under way, no metric counts these.
+        If environments were reset since, their FIRST rows end the open episodes without counting them. A metric that is
+        not in the state starts empty. It has missed the beginnings of the open episodes, so no metric counts these.
 
         Raises:
-          UsageError: if the state is of another number of environments.
+          UsageError: the state has another number of environments.
         """
         num_envs = len(state["open_length"])
         if num_envs != self._num_envs:
@@ -217,7 +216,7 @@ def _copy(array: np.ndarray | torch.Tensor) -> np.ndarray:
 
 
 def _own(value: Any) -> Any:
-    """A vector info with arrays of its own, without the observations in it."""
+    """Returns a copy of a vector info without its observations."""
     if isinstance(value, dict):
         return {key: _own(item) for key, item in value.items() if key not in ("final_obs", "_final_obs")}
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""What one update of the metrics sees, and where in its episode each row lies, computed once for all metrics."""
+"""The rows of one update of the metrics, with each row's place in its episode, computed once for all metrics."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,25 +9,25 @@ from alfish.data import StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
 
-InfoRow = tuple[int, dict]  # row t, and the vector info dict that came with it
+InfoRow = tuple[int, dict]  # row t, and its vector info
 
 
 class StepBatch:
-    """Consecutive raw rows of B environments; column b continues column b of the rows before.
+    """Consecutive raw rows of B environments. Each column continues its column of the rows before.
 
     Args:
       step_type: `[T, B]` int, T >= 1; values of `StepType`.
-      reward: `[T, B]` or `[T, B, R]` (summed over R), received on arriving at the row; anything at FIRST and PAD.
-      infos: (t, info) for the rows that have one; arrays `[B, ...]` in gymnasium's format for vector environments.
-      env_id: `[B]` int, by default 0 ... B-1.
-      open_length: `[B]` int, `next_open_length` of the rows before: actions so far in each column's episode, -1 where
-        no episode is under way or its FIRST row was never seen. By default -1.
+      reward: `[T, B]` or `[T, B, R]` (summed over R), received on arriving at the row; arbitrary at FIRST and PAD.
+      infos: (t, info) for rows with an info, arrays `[B, ...]` in gymnasium's format for vector environments.
+      env_id: `[B]` int. Default: 0 ... B-1.
+      open_length: `[B]` int, `next_open_length` of the rows before: the number of actions in each column's open
+        episode, -1 if there is none or its FIRST row is missing. Default: -1.
       observation: `[T, B, ...]` as environments return them, before transforms; float64 as float32, Discrete from 0.
       action: `[T, B, ...]` executed on the way to the row, in the algorithm's units (Box in [-1, 1], see `specs`); 0 at
         FIRST.
 
-    Of the last two, anything at PAD. They are there for metrics whose classes say `reads_observations = True` and
-    `reads_actions = True`.
+    Observations and actions are arbitrary at PAD. They are present only if a metric's class has
+    `reads_observations = True` or `reads_actions = True`.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class StepBatch:
 
     @property
     def observation(self) -> Nest:
-        """Leaves `[T, B, ...]`, raw.
+        """Raw observations, leaves `[T, B, ...]`.
 
         Raises:
-          UsageError: no metric has said that it reads them.
+          UsageError: no metric declares that it reads them.
         """
         if self._observation is None:
             raise _unread("observation")
@@ -60,10 +60,10 @@ class StepBatch:
 
     @property
     def action(self) -> Nest:
-        """Leaves `[T, B, ...]`, what was executed on the way to the row.
+        """Actions executed on the way to the rows, leaves `[T, B, ...]`.
 
         Raises:
-          UsageError: no metric has said that it reads them.
+          UsageError: no metric declares that it reads them.
         """
         if self._action is None:
             raise _unread("action")
@@ -71,51 +71,51 @@ class StepBatch:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """`[T, B]` bool."""
+        """`[T, B]` bool mask of FIRST rows."""
         return self.step_type == StepType.FIRST
 
     @cached_property
     def last(self) -> np.ndarray:
-        """`[T, B]` bool."""
+        """`[T, B]` bool mask of LAST rows."""
         return self.step_type == StepType.LAST
 
     @cached_property
     def arrived(self) -> np.ndarray:
-        """`[T, B]` bool: MID or LAST, the rows that an action led to. Each is one environment step."""
+        """`[T, B]` bool mask of MID and LAST rows. Each is one environment step."""
         return (self.step_type == StepType.MID) | self.last
 
     @cached_property
     def reward(self) -> np.ndarray:
-        """`[T, B]` float64, 0 where nothing arrived."""
+        """`[T, B]` float64 rewards, 0 at FIRST and PAD."""
         reward = self._reward.astype(np.float64)
         if reward.ndim == 3:
-            with np.errstate(all="ignore"):  # what is not finite is counted by the metrics
+            with np.errstate(all="ignore"):  # metrics count values that are not finite
                 reward = reward.sum(-1)
         return np.where(self.arrived, reward, 0.0)
 
     @cached_property
     def index(self) -> np.ndarray:
-        """`[T, B]` int: k = 0 for the first arrival after FIRST, 1 for the next; -1 at rows of no known episode."""
+        """`[T, B]` int index of arrivals in their episode, from 0; -1 at all other rows."""
         return np.where(self.arrived & self._started, self._arrivals - self._arrivals_before_episode - 1, -1)
 
     @cached_property
     def counted(self) -> np.ndarray:
-        """`[T, B]` bool: records in an episode whose FIRST row was seen."""
+        """`[T, B]` bool mask of arrivals in episodes whose FIRST row is known."""
         return self.index >= 0
 
     @cached_property
     def ended(self) -> np.ndarray:
-        """`[T, B]` bool: LAST rows of episodes whose FIRST row was seen."""
+        """`[T, B]` bool mask of LAST rows of episodes whose FIRST row is known."""
         return self.last & self.counted
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """`[E]` int: number of actions of each episode that ended, in the order of ending."""
+        """`[E]` int numbers of actions of the episodes that ended, in the order of their ends."""
         return self.index[self.ended] + 1
 
     @cached_property
     def next_open_length(self) -> np.ndarray:
-        """`[B]` int: `open_length` for the rows that follow."""
+        """`[B]` int, `open_length` of the next rows."""
         row, columns = self._boundary[-1], np.arange(self.num_envs)
         since = self._arrivals[-1] - self._arrivals[row, columns]
         inside = np.where(self.first[row, columns], since, -1)
@@ -123,15 +123,15 @@ class StepBatch:
         return np.where(row < 0, carried, inside)
 
     def episode_sums(self, per_step: np.ndarray, open_sum: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Sums over episodes, added up step by step in time: the result does not depend on where updates split.
+        """Returns sums over episodes. They are added step by step in time, so splits between updates change no bit.
 
         Args:
           per_step: `[T, B]` float64; only `counted` rows are read.
-          open_sum: `[B]` float64, sums so far of the episodes under way, from the rows before; None at the start.
+          open_sum: `[B]` float64 sums of the open episodes over the rows before; None at the start.
 
         Returns:
-          `[E]` sums of the episodes that ended, in the order of ending, and `[B]` those of the episodes now under way
-          (0 where there is none).
+          `[E]` sums of the episodes that ended, in the order of their ends, and `[B]` sums of the open episodes (0
+          where there is none).
         """
         if open_sum is None:
             open_sum = np.zeros(self.num_envs)
@@ -143,35 +143,35 @@ class StepBatch:
 
     @cached_property
     def _episode_ids(self) -> tuple[np.ndarray, int]:
-        """`[T, B]` int, a number for each episode, below B for those open at the start; and a bound on them."""
+        """`[T, B]` int ids of episodes, below B for those open at the start; and a bound on the ids."""
         serial = np.cumsum(self.first, axis=0)
         return serial * self.num_envs + np.arange(self.num_envs), (serial[-1].max() + 1) * self.num_envs
 
     @cached_property
     def _boundary(self) -> np.ndarray:
-        """`[T, B]` int: the latest row up to and including this one that is FIRST or LAST; -1 where there is none."""
+        """`[T, B]` int, the latest FIRST or LAST row up to and including each row; -1 if there is none."""
         row = np.arange(len(self.step_type))[:, None]
         return np.maximum.accumulate(np.where(self.first | self.last, row, -1), axis=0)
 
     @cached_property
     def _boundary_before(self) -> np.ndarray:
-        """`[T, B]` int: the same, without this row."""
+        """`[T, B]` int, the latest FIRST or LAST row before each row; -1 if there is none."""
         return np.concatenate([np.full((1, self.num_envs), -1), self._boundary[:-1]])
 
     @cached_property
     def _arrivals(self) -> np.ndarray:
-        """`[T, B]` int: records up to and including this row."""
+        """`[T, B]` int number of arrivals up to and including each row."""
         return np.cumsum(self.arrived, axis=0)
 
     @cached_property
     def _started(self) -> np.ndarray:
-        """`[T, B]` bool: just before this row an episode was under way that had begun with FIRST."""
+        """`[T, B]` bool, True if an episode with a known FIRST row is open just before a row."""
         row = self._boundary_before
         return np.where(row < 0, self.open_length >= 0, np.take_along_axis(self.first, np.maximum(row, 0), 0))
 
     @cached_property
     def _arrivals_before_episode(self) -> np.ndarray:
-        """`[T, B]` int: what `_arrivals` was when the episode began; negative if it began in earlier rows."""
+        """`[T, B]` int, `_arrivals` at the episode's start; negative if it started in earlier rows."""
         row = self._boundary_before
         return np.where(row < 0, -self.open_length, np.take_along_axis(self._arrivals, np.maximum(row, 0), 0))
 

@@ -1,4 +1,4 @@
-"""Metrics of single environment steps. They need no episode to end, nor to have been seen from its start."""
+"""Metrics of single environment steps, which need no whole episodes."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from alfish.parameters import PositiveInt, checked
 @gin.configurable(module="alfish.metrics")
 @checked
 class EnvironmentSteps(Metric):
-    """Actions that environments have executed since training began."""
+    """Number of environment steps since training began."""
 
     def __init__(self, name: str = "environment_steps"):
         self.name = name

@@ -1,4 +1,4 @@
-"""Transforms: what networks see of a raw row. Rows stay raw in unrolls and in replay, and are transformed when used."""
+"""Transforms of raw rows into inputs of networks. Unrolls and replay hold raw rows, which are transformed when used."""
 
 from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.normalizers import ObservationNormalizer, RewardNormalizer

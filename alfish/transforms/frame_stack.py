@@ -1,4 +1,4 @@
-"""Frame stacks: built when rows are used, so that every frame is stored once."""
+"""Frame stacks, built when rows are used, so that each frame is stored once."""
 
 from typing import Annotated
 
@@ -18,12 +18,12 @@ from alfish.transforms.transform import RowReader, Transform
 @gin.configurable(module="alfish.transforms")
 @checked
 class FrameStack(Transform):
-    """Puts each observation behind the `num_frames - 1` before it, oldest first; an episode's first frame is repeated.
+    """Stacks each observation behind the `num_frames - 1` before it, oldest first.
 
-    A leaf of two dimensions, a grey image [H, W], becomes [num_frames, H, W]; one of three stacks its channels, the
-    last dimension of [H, W, C] and the first of [C, H, W]; a vector [D] becomes [num_frames * D].
+    An episode's first frame is repeated. A grey image [H, W] becomes [num_frames, H, W]. Images with channels,
+    [H, W, C] or [C, H, W], are stacked along the channels. A vector [D] becomes [num_frames * D].
 
-    Its state is the frames before a row, `[B, num_frames - 1, ...]` a leaf, oldest first.
+    The state is the frames before a row, leaves `[B, num_frames - 1, ...]`, oldest first.
     """
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, num_frames: Annotated[int, Range(2)] = 4):
@@ -55,11 +55,11 @@ class FrameStack(Transform):
         return time_step._replace(observation=stacked), nest.map(lambda leaf: leaf[:, 1:], frames)
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
-        """Rows `[T, N]`, from the frames before row 0."""
+        """Stacks rows `[T, N]`; `state` is the frames before row 0."""
         num_rows, num_columns = time_step.step_type.shape
         device = time_step.step_type.device
         row = torch.arange(num_rows, device=device).unsqueeze(1)
-        # Where each row's episode starts, if it does among these rows; older frames of its stack are that one.
+        # Row at which each row's episode starts, if it is among these. It replaces older frames of the stack.
         start = torch.where(time_step.step_type == StepType.FIRST, row, -self.look_back).cummax(0).values  # [T, N]
         age = torch.arange(self.look_back, -1, -1, device=device)  # oldest first
         source = torch.maximum(row.unsqueeze(-1) - age, start.unsqueeze(-1)) + self.look_back  # [T, N, num_frames]
@@ -74,7 +74,7 @@ class FrameStack(Transform):
         return time_step._replace(observation=nest.map(self._join, frames, self._raw_spec))
 
     def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
-        """The frames before rows at `position` (`[N]`) of `column` (`[N]`), read from replay."""
+        """Returns the frames before stored rows."""
         age = torch.arange(self.look_back, -1, -1, device=position.device).unsqueeze(1)
         at = torch.maximum(position - age, rows.oldest_position(column))  # [num_frames, N]
         start = torch.where(rows.step_type(column, at) == StepType.FIRST, at, -1).amax(0)
@@ -82,7 +82,7 @@ class FrameStack(Transform):
         return nest.map(lambda leaf: leaf.movedim(0, 1), observation)
 
     def _join(self, frames: torch.Tensor, leaf: spaces.Box) -> torch.Tensor:
-        """`[*, num_frames, ...]` to the stacked shape."""
+        """Reshapes `[*, num_frames, ...]` to the stacked shape."""
         if len(leaf.shape) == 2:
             return frames
         if len(leaf.shape) == 3 and leaf.shape[-1] <= leaf.shape[0]:  # [H, W, C]

@@ -20,7 +20,7 @@ from alfish.transforms.transform import Transform
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance per entry of all rows seen, in float64. Source: Chan et al., 1979, eq. 2.1."""
+    """Mean and variance per entry of all observed rows, in float64. Source: Chan et al., 1979, eq. 2.1."""
 
     count: torch.Tensor
     mean: torch.Tensor
@@ -33,12 +33,12 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))  # summed deviations, squared
-        # What the transform reads: float32, and the identity until rows were seen.
+        # The transform reads these float32 buffers, which are the identity until rows are observed.
         self.register_buffer("shift", torch.zeros(shape))
         self.register_buffer("scale", torch.ones(shape))
 
     def update(self, rows: torch.Tensor, mask: torch.Tensor, epsilon: float) -> None:
-        """`rows` `[N, *shape]`; those where `mask` `[N]` is false do not count."""
+        """Adds rows `[N, *shape]` where `mask` `[N]` is True."""
         mask = nest.widened(mask, rows)
         rows = torch.where(mask, rows, 0).double()
         number = mask.sum().double()
@@ -57,12 +57,12 @@ class RunningMoments(nn.Module):
 @gin.configurable(module="alfish.transforms")
 @checked
 class ObservationNormalizer(Transform):
-    """Shifts and scales float leaves to mean 0 and deviation 1 over all rows seen, and clips.
+    """Shifts and scales float leaves to mean 0 and deviation 1 over all observed rows, and clips.
 
     Args:
-      observation_spec, reward_spec: of the rows that come in.
-      leaves: globs of leaf paths to normalise; leaves that are not float are left alone in any case.
-      clip: largest absolute value that comes out.
+      observation_spec, reward_spec: specs of the input rows.
+      leaves: globs of leaf paths to normalise; leaves that are not float never change.
+      clip: largest absolute output.
       epsilon: added to the variance.
     """
 
@@ -83,7 +83,7 @@ class ObservationNormalizer(Transform):
             return RunningMoments(spec.shape or ()) if chosen else None
 
         paths = nest.paths(observation_spec)
-        # A leaf that is left alone has no module.
+        # Leaves that do not change have None.
         self._moments: Any = nn.ModuleList(moments(*pair) for pair in zip(paths, nest.leaves(observation_spec)))  # type: ignore[misc]
         if not any(self._moments):
             raise UsageError(f"ObservationNormalizer: no float leaf matches {leaves}; the leaves are {sorted(paths)}")
@@ -116,13 +116,13 @@ class ObservationNormalizer(Transform):
 class RewardNormalizer(Transform):
     """Divides rewards by the standard deviation of discounted returns-so-far, and clips. Vector rewards: per entry.
 
-    The return-so-far of an environment is R <- gamma R + r, and starts at 0 with each episode. From unroll to unroll it
-    follows the environment's `env_id`, in whichever columns that comes. The mean is not subtracted.
+    The return-so-far of an environment is R <- gamma R + r, from 0 at each episode's start. It is stored by `env_id`,
+    so an environment may change columns between unrolls. The mean is not subtracted.
 
     Args:
-      observation_spec, reward_spec: of the rows that come in.
-      gamma: discount per environment step; the algorithm's.
-      clip: largest absolute reward that comes out.
+      observation_spec, reward_spec: specs of the input rows.
+      gamma: discount per environment step, the algorithm's.
+      clip: largest absolute output.
       epsilon: added to the variance.
 
     Source: Engstrom et al., 2020, section 3 (reward scaling).
@@ -141,7 +141,7 @@ class RewardNormalizer(Transform):
         super().__init__(observation_spec, reward_spec)
         self._gamma, self._clip, self._epsilon = gamma, clip, epsilon
         self._moments = RunningMoments(reward_spec.shape)
-        # By `env_id`, at the last row observed; as many as have been seen, hence not a buffer.
+        # Return-so-far by `env_id`. Its length grows with new environments, so it is not a buffer.
         self._return: torch.Tensor | None = None
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
@@ -151,7 +151,7 @@ class RewardNormalizer(Transform):
     def observe(self, time_step: TimeStep) -> None:
         step_type, reward = time_step.step_type, time_step.reward.double()
         arrives = (step_type == StepType.MID) | (step_type == StepType.LAST)
-        # R_t = increment_t + decay_t R_{t-1}: a FIRST row forgets, a PAD row keeps.
+        # R_t = increment_t + decay_t R_{t-1}: FIRST rows start from 0, PAD rows change nothing.
         decay = torch.where(arrives, self._gamma, (step_type == StepType.PAD).double())
         decay = decay.unsqueeze(-1) if reward.ndim > decay.ndim else decay
         increment = torch.where(nest.widened(arrives, reward), reward, 0)
@@ -171,19 +171,19 @@ class RewardNormalizer(Transform):
         self._return = state["return"]
 
     def _returns(self, num_envs: int, like: torch.Tensor) -> torch.Tensor:
-        """A copy of the returns so far of `num_envs` environments, or more; 0 of those that are new."""
+        """Returns a copy of the returns-so-far of at least `num_envs` environments; new ones have 0."""
         new = like.new_zeros(num_envs, *like.shape[2:])
         return new if self._return is None else torch.cat([self._return.to(like.device), new[len(self._return) :]])
 
 
 def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[torch.Tensor]:
-    """Groups of columns in which no environment comes twice, to be gone through one after the other.
+    """Returns groups of columns with distinct environments, to be processed one group after another.
 
-    An asynchronous unroll may hold several columns of an environment, each of which goes on from the one before.
+    An asynchronous unroll may have several columns of an environment, each of which continues the one before.
 
     Args:
       env_id: `[B]` int64.
-      is_real: `[B]` bool, columns that are in a group; the id of one that holds PAD rows alone means nothing.
+      is_real: `[B]` bool, columns to be grouped. Columns with only PAD rows have a meaningless id.
     """
     columns = is_real.nonzero().squeeze(1)
     ordered, order = env_id[columns].sort(stable=True)

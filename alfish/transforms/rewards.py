@@ -1,4 +1,4 @@
-"""Rewards, changed without statistics."""
+"""Transforms of rewards without statistics."""
 
 import gin
 from gymnasium import spaces

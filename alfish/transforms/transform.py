@@ -1,8 +1,8 @@
-"""The protocol of a transform, and the chain of them.
+"""The base class of transforms, and chains of them.
 
 A transform is pure given its statistics. Statistics are buffers: they are saved and published with the weights, and
-change once an iteration, in `observe`, after the learner has used them. So what the policy saw at rollout and what it
-sees in training are the same numbers, and PPO's first ratio is exactly 1.
+change once per iteration, in `observe`, after the updates. So rollout and training transform rows to equal numbers, and
+PPO's first ratio is exactly 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,15 +30,15 @@ class RowReader(Protocol):
 
 
 class Transform(nn.Module):
-    """Changes what is seen of rows: a module, so that its statistics are saved and move to devices with it.
+    """A function of rows. As a module it is saved with its statistics and moves to devices.
 
     Args:
-      observation_spec, reward_spec: of the rows that come in.
+      observation_spec, reward_spec: specs of the input rows.
 
     Attributes:
-      observation_spec, reward_spec: of the rows that go out; a subclass replaces them where it changes them.
-      look_back: how many rows before a row it needs to know.
-      changes_rewards: whether rewards come out otherwise than they come in.
+      observation_spec, reward_spec: specs of the output rows; a subclass replaces the specs that it changes.
+      look_back: number of rows before a row that its output depends on.
+      changes_rewards: True if rewards change.
     """
 
     look_back = 0
@@ -49,25 +49,33 @@ class Transform(nn.Module):
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
 
     def initial_state(self, batch_size: int) -> Nest:
-        """What is carried from row to row while acting, one a column; None: nothing is."""
+        """Returns the state that acting carries from row to row, `[B, ...]`; None if there is none."""
         return None
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[TimeStep, Nest]:
-        """Transforms one row `[B]` of each column while acting. Never in place. Default: as in training."""
+        """Transforms one row `[B]` while acting, and returns it with the next state. Never writes in place.
+
+        Default: `transform`.
+        """
         return self.transform(time_step, state), state
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
-        """Transforms consecutive rows `[T, N]` in training, from the state that was carried into row 0."""
+        """Transforms consecutive rows `[T, N]` in training, from the state before row 0."""
         raise NotImplementedError(f"{type(self).__name__} must define transform")
 
     def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
-        """The state carried into stored rows (`[N]` each), looked up from rows before them. Default: there is none."""
+        """Returns the state before stored rows, computed from the rows before them. Default: None.
+
+        Args:
+          rows: the stored rows.
+          column, position: `[N]` int64 each, of the rows.
+        """
         return None
 
     def observe(self, time_step: TimeStep) -> None:
-        """Updates the statistics from new rows `[T, B]`, transformed by the transforms before this one.
+        """Updates the statistics with new rows `[T, B]`, after the transforms before this one.
 
-        PAD rows count for nothing. Default: there are no statistics.
+        PAD rows do not count. Default: does nothing.
         """
 
 
@@ -75,12 +83,12 @@ class Transforms(nn.Module):
     """A chain of transforms, the first one applied first.
 
     Args:
-      factories: transform classes, or configured ones, taking (observation_spec, reward_spec).
-      observation_spec, reward_spec: of raw rows.
+      factories: transform classes or partials of them, which take (observation_spec, reward_spec).
+      observation_spec, reward_spec: specs of raw rows.
 
     Attributes:
-      raw_observation_spec: of the rows that come in.
-      observation_spec, reward_spec: of the rows that go out.
+      raw_observation_spec: spec of the input rows.
+      observation_spec, reward_spec: specs of the output rows.
     """
 
     def __init__(
@@ -104,7 +112,7 @@ class Transforms(nn.Module):
             self.observation_spec, self.reward_spec = transform.observation_spec, transform.reward_spec
 
     def __len__(self) -> int:
-        """How many there are; an empty chain changes nothing."""
+        """Number of transforms; an empty chain is the identity."""
         return len(self._chain)
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -138,16 +146,16 @@ class Transforms(nn.Module):
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
-        """Updates all statistics from raw rows `[T, B]`, the first `num_seen` of which were observed before."""
+        """Updates all statistics with raw rows `[T, B]`; the first `num_seen` rows do not count again."""
         for transform, before in zip(self._chain, state or (), strict=True):
-            # The statistics in use transform what the next one observes, before they change.
+            # The next transform observes rows made with the statistics from before this update.
             after = transform.transform(time_step, before)
             transform.observe(nest.at(time_step, slice(num_seen, None)))
             time_step = after
 
 
 def _checked(found: Any, transform: Transform) -> TimeStep:
-    """Returns what a transform returned; raises UsageError where that is no time step."""
+    """Returns a transform's result; raises UsageError if it is no time step."""
     if isinstance(found, TimeStep):
         return found
     kind = "None" if found is None else f"a {type(found).__name__}"
