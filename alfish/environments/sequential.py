@@ -42,7 +42,9 @@ class SequentialVectorEnv(VectorEnv):
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
         assert autoreset_mode != AutoresetMode.SAME_STEP
         self._env_fns, self._autoreset_mode = list(env_fns), autoreset_mode
-        self.envs = [make() for make in env_fns]
+        self.envs: list[gymnasium.Env] = []
+        for make in env_fns:
+            self.envs.append(make())  # one by one: gymnasium 1.1 closes `envs` also where a constructor raised
         first, self.num_envs = self.envs[0], len(self.envs)
         self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = first.render_mode

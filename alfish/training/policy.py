@@ -220,10 +220,10 @@ class _MissingLeaf(torch.Tensor):
     array of an action does, raises.
 
     Attributes:
-      names: of the leaves that it was computed from.
+      missing: names of the leaves that it was computed from; torch's tensors have an attribute `names`.
     """
 
-    names: frozenset[str]
+    missing: frozenset[str]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -232,13 +232,13 @@ class _MissingLeaf(torch.Tensor):
         # Into a tensor that does not depend on the leaf, which could not say afterwards that it does.
         writes = _WRITES.fullmatch(name) and not isinstance(args[0], cls)
         if name in _LOOKS_AT_VALUES or writes:
-            missing = sorted(frozenset().union(*(one.names for one in inputs)))
+            missing = sorted(frozenset().union(*(one.missing for one in inputs)))
             raise UsageError(f"the policy's action depends on {' and '.join(missing)}, which act was not given")
         result = super().__torch_function__(func, types, args, kwargs or {})
-        names = frozenset().union(*(one.names for one in inputs))
+        names = frozenset().union(*(one.missing for one in inputs))
         for leaf in nest.leaves((result,)):
             if isinstance(leaf, cls):
-                leaf.names = names
+                leaf.missing = names
         return result
 
 
@@ -261,5 +261,5 @@ _WRITES = re.compile(r"__setitem__|__i(add|sub|mul|truediv|floordiv|mod|pow|and|
 
 def _missing(name: str, zeros: torch.Tensor) -> torch.Tensor:
     leaf = zeros.as_subclass(_MissingLeaf)
-    leaf.names = frozenset([name])
+    leaf.missing = frozenset([name])
     return leaf
