@@ -1,8 +1,8 @@
-"""Where the learner's batches come from: the mode of training, as an object that a gin file injects.
+"""Sources of the learner's batches: the mode of training, as an object that a gin file injects.
 
-A source yields chunks: rows laid out once, and the indices of several minibatches within them. So a learner may gather
-and train a whole chunk in one call. On-policy the unroll itself (`epochs`), off-policy windows of a replay, alone or
-mixed with windows of data that others recorded (`replay`), and these data alone (`offline`).
+A source yields `Minibatches`: rows, and the indices of several minibatches within them, so that the learner may gather
+and train all of them in one call. `epochs` trains on the unroll itself (on-policy), `replay` on windows of a replay,
+optionally mixed with recorded data (off-policy), and `offline` on recorded data only.
 """
 
 from alfish.batches.batches import Batches, Minibatches, take

@@ -1,4 +1,4 @@
-"""What the trainer asks of a source of batches, and what the learner gets of it."""
+"""Interface of a source of batches to the trainer, and of its minibatches to the learner."""
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
@@ -17,17 +17,23 @@ from alfish.transforms import Transforms
 
 
 class Minibatches(NamedTuple):
-    """K minibatches, and what they are taken from."""
+    """K minibatches: rows, and the indices of each minibatch within them.
 
-    source: Batch | RingView  # [T', M] rows, or those of a ring
-    # [K, N] int64, of the M columns; where K minibatches' windows of a ring begin, [N] each; None: all columns are one
+    Attributes:
+      source: rows `[T', M]`, or the rows of a ring.
+      index: `[K, N]` int64 columns of the rows; or K times the N windows of the ring; None: one minibatch of all rows.
+      is_steady: whether later sources have the same shapes, so that one graph can gather minibatches from all of them.
+      update_priorities: function of `LossInfo.priority` of the minibatches that were trained, in their order; None:
+        priorities are not used.
+    """
+
+    source: Batch | RingView
     index: torch.Tensor | list[SequenceIndex] | None  # type: ignore[assignment]
-    is_steady: bool = True  # whether other chunks have sources like this one, so that a graph may gather by itself
-    # Takes `LossInfo.priority` of the minibatches that were trained, in their order; None: nobody asks.
+    is_steady: bool = True
     update_priorities: Callable[[list[torch.Tensor]], None] | None = None
 
     def minibatches(self) -> Sequence[torch.Tensor | SequenceIndex | None]:
-        """What `take` takes of the source for each."""
+        """Returns the index of each minibatch, as `take` expects it."""
         if self.index is None:
             return [None]
         return self.index if isinstance(self.index, list) else self.index.unbind()
@@ -37,13 +43,14 @@ class Batches(abc.ABC):
     """A source of batches. The trainer calls `bind` once, `start` before a run, then `add` and `chunks` in iterations.
 
     Attributes:
-      algorithm, transforms: that it works for; known after `bind`.
-      acts: whether it is fed by environments at all.
-      outlasts_acting: whether there is still something to train on once acting has ended.
-      warmup_env_steps: environment steps before any of them is trained on.
-      updates_per_iteration: about how many minibatches it yields for an unroll; known after `bind`.
-      rows_per_update: that one of them trains; known after `bind`.
-      for_graph: whether updates are graphs, which gather a minibatch faster than it can be handed to them.
+      on_policy: whether it yields only rows of the current policy.
+      algorithm, transforms: the arguments of `bind`.
+      acts: whether it receives rows of environments.
+      outlasts_acting: whether it has rows to train on after acting has ended.
+      warmup_env_steps: environment steps before the first update.
+      updates_per_iteration: mean number of minibatches for an unroll; known after `bind`.
+      rows_per_update: number of rows that a minibatch trains; known after `bind`.
+      for_graph: whether updates are graphs, which gather minibatches themselves; set by the trainer.
     """
 
     on_policy: ClassVar[bool]
@@ -55,57 +62,69 @@ class Batches(abc.ABC):
     for_graph = False
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
-        """Takes what it works with; raises UsageError where the settings do not fit one another."""
+        """Connects the source to the other parts of a run.
+
+        Args:
+          algorithm: that trains on the batches.
+          transforms: applied to raw rows before the algorithm sees them.
+          unroll_length: vector steps of an unroll; below 1 off-policy, if some iterations take no step.
+          num_envs: number of columns of an unroll.
+
+        Raises:
+          UsageError: the settings do not fit together.
+        """
         self.algorithm, self.transforms = algorithm, transforms
 
     def start(self, environment: Environment) -> None:
-        """Reads what was recorded elsewhere, before the run's state is loaded. Default: there is nothing to read.
+        """Reads recorded data, before the run's state is loaded. Default: there are none.
 
         Args:
-          environment: that is trained for, whose spaces the data must have.
+          environment: that is trained for; the data must have its spaces.
         """
 
     def rest(self) -> int:
-        """How far the run's clock moves in this iteration without acting; 0: the trainer acts. Default: 0."""
+        """Returns the clock steps of an iteration that steps no environment (offline updates); 0: collect as usual."""
         return 0
 
     def acts_at_random(self, env_steps: int) -> bool:
-        """Returns True if the next unroll should act by the algorithm's `random_action`."""
+        """Returns whether the next unroll uses the algorithm's `random_action`."""
         return False
 
     @abc.abstractmethod
     def add(self, experience: Experience) -> None:
-        """Takes in an unroll of raw rows, arrays or tensors. Past it, all leaves are tensors."""
+        """Adds an unroll of raw rows, arrays or tensors; leaves of batches are tensors."""
 
     @abc.abstractmethod
     def chunks(self, steps: int) -> Iterator[Minibatches]:
-        """The batches to train on now, at `steps` on the run's clock."""
+        """Yields the minibatches to train on in this iteration, at `steps` of the run's clock."""
 
     def holdout(self) -> Batch | None:
-        """Rows that are never trained on, the same ones in every call; None: there are none."""
+        """Returns rows that are never trained on, the same in every call; None: there are none."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state that every checkpoint contains. Default: none."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`. Default: nothing to restore."""
 
     def close(self) -> None:
-        """Frees what others may use after the run. Default: there is nothing."""
+        """Releases resources, e.g. a lock, after the run. Default: there are none."""
 
     def stored(self) -> dict[str, Any] | None:
-        """What is too large for every checkpoint, to be saved beside the newest; None: nothing."""
+        """Returns the state that is too large for every checkpoint and saved beside the newest; None: there is none."""
         return None
 
     def load_stored(self, stored: dict[str, Any]) -> None:
-        """Continues from `stored`."""
+        """Restores `stored`."""
 
     def _prepare(self, experience: Experience, burn_in: int = 0) -> Experience:
-        """What the networks see of raw rows, preprocessed by the algorithm on whole sequences.
+        """Transforms raw rows, and calls the algorithm's `preprocess_experience` on whole sequences.
 
         Args:
           experience: `[T, N]`.
-          burn_in: how many rows at the start become `Experience.burn_in`.
+          burn_in: number of first rows that become `Experience.burn_in`.
         """
         with torch.no_grad():
             seen = self.transforms.transform(experience.time_step, experience.transform_state)
@@ -124,7 +143,7 @@ class Batches(abc.ABC):
 
 
 def take(source: Batch | RingView, index: Nest) -> Batch:
-    """A minibatch, from one of `Minibatches.minibatches`."""
+    """Returns a minibatch of `source`; `index` is one of `Minibatches.minibatches`."""
     if isinstance(source, RingView):
         return source.windows(index)
     return source if index is None else _columns(source, index)

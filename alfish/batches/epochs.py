@@ -19,20 +19,20 @@ from alfish.transforms import Transforms
 @gin.configurable(module="alfish")
 @checked
 class EpochBatches(Batches):
-    """On-policy: trains on the unroll itself, several times over, in minibatches drawn without replacement.
+    """On-policy: trains on the unroll itself for several epochs, in minibatches drawn without replacement.
 
     Args:
-      num_epochs: passes over the unroll; None: 10, or 1 for an algorithm whose `unroll_use` says `single_epoch`, which
-        refuses more.
-      minibatch_size: rows a gradient step; it divides the unroll's rows (unroll length x environments). With memory,
-        whole sequences are drawn, and it is also a multiple of the unroll length. None: all rows.
+      num_epochs: passes over the unroll; None: 10, or 1 if the algorithm's `unroll_use` says `single_epoch`; such an
+        algorithm accepts no other number.
+      minibatch_size: rows of a gradient step, a divisor of the unroll's rows (unroll length x environments). With
+        memory, whole sequences are drawn, and it is also a multiple of the unroll length. None: all rows.
     """
 
     on_policy = True
 
     def __init__(self, num_epochs: PositiveInt | None = None, minibatch_size: PositiveInt | None = None):
         self._given_epochs, self._minibatch_size = num_epochs, minibatch_size
-        self._has_looked = False  # at what preprocess_experience returns
+        self._has_checked = False  # whether the result of preprocess_experience was checked
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
@@ -79,12 +79,12 @@ class EpochBatches(Batches):
                 batch = self._batch(self._prepare(self._experience))
             length, columns = batch.mask.shape
             size = columns if self._minibatch_size is None else self._minibatch_size // length
-            # Drawn on the CPU, so that a seed means the same minibatches on every device.
+            # Drawn on the CPU, so that a seed gives the same minibatches on every device.
             index = torch.randperm(columns).to(batch.mask.device)
             yield Minibatches(batch, index.view(-1, size))
 
     def _batch(self, experience: Experience) -> Batch:
-        """The T rows that may train: as `[T, B]` sequences where there is memory, else as one row of T x B."""
+        """Returns the T rows that may train: with memory as sequences `[T, B]`, else as one row `[1, T * B]`."""
         mask = trainable(experience.time_step.step_type)
         self._check_info(experience.info, *mask.shape)
 
@@ -99,10 +99,10 @@ class EpochBatches(Batches):
         return Batch(Experience(time_step, action, info, state), mask)
 
     def _check_info(self, info: Nest, length: int, num_envs: int) -> None:
-        """Once: it looks alike ever after."""
-        if self._has_looked:
+        """Checks the shape of info at the first call; later unrolls have the same shape."""
+        if self._has_checked:
             return
-        self._has_looked = True
+        self._has_checked = True
         for name, leaf in nest.named_leaves(info, "info"):
             if getattr(leaf, "shape", ())[:2] not in ((length, num_envs), (length + 1, num_envs)):
                 raise UsageError(

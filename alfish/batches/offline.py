@@ -1,4 +1,4 @@
-"""Off-policy batches without an environment: windows of what was recorded elsewhere."""
+"""Batches of recorded data, without acting."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NoReturn
@@ -17,25 +17,26 @@ from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, SequenceIndex, Uniform
 from alfish.transforms import Transforms
 
-HOLDOUT_WINDOWS = 4096  # at most, spread over the episodes held out
+HOLDOUT_WINDOWS = 4096  # maximum number of windows, spread evenly over the held-out episodes
 
 
 @gin.configurable(module="alfish")
 @checked
 class OfflineBatches(SequenceBatches):
-    """Offline: trains on windows of recorded rows, and never acts. The run's clock counts updates.
+    """Offline: trains on windows of recorded rows and never acts. The run's clock counts updates.
 
-    Running statistics of transforms are those of all rows, from the start.
+    The running statistics of transforms are computed once, from all rows.
 
     Args:
-      buffer: the rows, `OfflineBuffer`.
-      batch_size: windows an update.
-      window_length: rows a window; one more than the n of n-step returns, with memory one more than it trains.
-      burn_in: with memory, rows before those of the window, which only bring its state up to date: memory is empty at
-        their beginning.
-      updates_per_iteration: whose windows are drawn at once.
-      sampler: which windows are drawn: `Uniform`, `Prioritized`, `Epochs`.
-      hindsight: relabels windows with other goals: `HindsightReplay`; None: does not.
+      buffer: class or factory of the rows, `OfflineBuffer`.
+      batch_size: windows of an update.
+      window_length: rows of a window: one more than the n of n-step returns; with memory, one more than the rows that
+        train.
+      burn_in: rows before the window that only bring the state of memory up to date; memory is empty at their
+        beginning. 0 without memory.
+      updates_per_iteration: number of updates whose windows are drawn at once.
+      sampler: of windows: `Uniform`, `Prioritized` or `Epochs`.
+      hindsight: relabels windows with other goals, `HindsightReplay`; None: windows keep their goals.
     """
 
     acts = False
@@ -74,7 +75,7 @@ class OfflineBatches(SequenceBatches):
         return self._num_updates
 
     def add(self, experience: Experience) -> NoReturn:
-        raise TypeError("OfflineBatches takes no rows")
+        raise TypeError("OfflineBatches trains on recorded data and accepts no rows")
 
     def chunks(self, steps: int) -> Iterator[Minibatches]:
         assert self._windows is not None
@@ -92,7 +93,7 @@ class OfflineBatches(SequenceBatches):
 
 
 def _spread(buffer: RingBuffer, num_rows: int) -> SequenceIndex:
-    """Starts of windows at even distances over all episodes, at most `HOLDOUT_WINDOWS`."""
+    """Returns windows at even distances over all episodes, at most `HOLDOUT_WINDOWS`."""
     low, count = buffer.start_range(num_rows)
     column = np.repeat(np.arange(len(low)), count)
     position = np.concatenate([np.arange(first, first + number) for first, number in zip(low, count)])

@@ -1,4 +1,4 @@
-"""Off-policy batches: windows of a replay, alone or mixed with windows of what others recorded."""
+"""Off-policy batches: windows of a replay, optionally mixed with windows of recorded data."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -23,37 +23,38 @@ from alfish.transforms import Transforms
 @gin.configurable(module="alfish")
 @checked
 class ReplayBatches(SequenceBatches):
-    """Off-policy: keeps rows in a ring, and trains on windows drawn from it, so many updates for each environment step.
+    """Off-policy: stores rows in a ring and trains on windows of it, a fixed number of updates per environment step.
 
-    Over a run exactly floor(updates_per_env_step * (env_steps - warmup_env_steps)) updates are made, however long the
-    unrolls, and `offline_updates` before them.
+    A run makes exactly floor(updates_per_env_step * (env_steps - warmup_env_steps)) updates, independent of the unroll
+    length, and `offline_updates` before them.
 
-    With `offline`, a fixed share of every batch comes from what was recorded elsewhere, however little replay holds
-    (Ball et al., 2023, https://arxiv.org/abs/2302.02948, half of it). Running statistics of transforms begin with
-    those data, and go on with the rows that are collected.
+    With `offline`, a fixed fraction of every batch is drawn from recorded data, even while replay is nearly empty (Ball
+    et al., 2023, https://arxiv.org/abs/2302.02948, use one half). Running statistics of transforms begin with the
+    recorded data and continue with the collected rows.
 
     Args:
-      capacity: rows kept, all environments together.
-      batch_size: windows an update.
-      window_length: rows a window; one more than the n of n-step returns, with memory one more than it trains.
+      capacity: number of rows to store, of all environments together.
+      batch_size: windows of an update.
+      window_length: rows of a window: one more than the n of n-step returns; with memory, one more than the rows that
+        train.
       updates_per_env_step: gradient steps for each environment step after warm-up; may be below 1.
-      warmup_env_steps: environment steps that train nothing; they act by the algorithm's `random_action` (by default
-        uniformly), but after offline updates by its policy. Updates that are due before replay holds a batch wait for
-        that, and none is left out.
-      state_period: with memory, its state is kept once in so many rows of an environment, and windows start there.
-      burn_in: with memory, rows before those of the window, which only bring its state up to date.
-      sampler: which windows are drawn: `Uniform`, `Prioritized`, `Epochs`.
-      hindsight: relabels windows with other goals: `HindsightReplay`; None: does not.
-      clear_after_use: forget all rows after an iteration that trained.
-      offline: rows recorded elsewhere, `OfflineBuffer`; None: there are none.
-      offline_fraction: of each batch that is drawn from them, rounded to whole windows.
-      offline_sampler: which of their windows.
-      offline_updates: made on them alone, before there is any acting.
-      max_chunk_size: largest number of updates whose windows are drawn at once; priorities are news to the next ones.
-      device: where rows are kept; None: the algorithm's device.
-      directory: keep rows in memory-mapped files there.
-      save: whether checkpoints save the rows; without them, a resumed run acts for `warmup_env_steps` again, with its
-        policy, before it trains on.
+      warmup_env_steps: environment steps for which no updates are made. Actions are the algorithm's `random_action`,
+        uniform by default, or the policy's after offline updates. Updates that are due before replay holds a batch are
+        made when it does.
+      state_period: with memory, stores one state in this many rows of an environment; windows start there.
+      burn_in: with memory, rows before the window that only bring the state up to date.
+      sampler: of windows: `Uniform`, `Prioritized` or `Epochs`.
+      hindsight: relabels windows with other goals, `HindsightReplay`; None: windows keep their goals.
+      clear_after_use: removes all rows after an iteration that made updates.
+      offline: class or factory of recorded data, `OfflineBuffer`; None: there are none.
+      offline_fraction: fraction of each batch that is drawn from recorded data, rounded to whole windows.
+      offline_sampler: of windows of recorded data.
+      offline_updates: number of updates on recorded data only, before the first environment step.
+      max_chunk_size: largest number of updates whose windows are drawn at once; they use the priorities from before.
+      device: of the rows; None: the algorithm's device.
+      directory: stores rows in memory-mapped files there; None: in memory.
+      save: whether checkpoints save the rows. If they do not, a resumed run acts with its policy for
+        `warmup_env_steps` before it trains.
     """
 
     on_policy = False
@@ -104,10 +105,11 @@ class ReplayBatches(SequenceBatches):
         if state_period is not None and unroll_length > state_period:
             raise UsageError(
                 f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length {unroll_length}; a state is "
-                "known at an unroll's start alone, so it cannot be kept more often: raise the one, or lower the other"
+                "known only where an unroll starts, so it cannot be stored more often: raise state_period, or lower "
+                "unroll_length"
             )
         num_rows = self.num_rows
-        # Where rows are missing before the first one, the next state is up to a period later.
+        # If rows before the first one are missing, the next stored state is up to a period later.
         needed = num_envs * (num_rows + transforms.look_back + (state_period or 0))
         if self._capacity < needed:
             raise UsageError(
@@ -118,7 +120,7 @@ class ReplayBatches(SequenceBatches):
         if math.ceil(unroll_length) > self._capacity // num_envs:
             raise UsageError(
                 f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
-                f"{self._capacity // num_envs} rows of each of {num_envs} environments; raise it"
+                f"{self._capacity // num_envs} rows of each of {num_envs} environments; raise the capacity"
             )
         if not self.outlasts_acting and unroll_length < num_rows + transforms.look_back:
             raise UsageError(
@@ -205,7 +207,7 @@ class ReplayBatches(SequenceBatches):
         self._collected.sampler.load_state_dict(stored.get("sampler", {}))
 
     def resume_without_rows(self, steps: int) -> int:
-        """The rows were not saved: collect before training on, and make no updates for what was missed.
+        """Continues with an empty replay: collects before training, and skips the updates that fall due meanwhile.
 
         Args:
           steps: on the run's clock.
@@ -213,16 +215,16 @@ class ReplayBatches(SequenceBatches):
         Returns:
           How many environment steps to act before there is training again.
         """
-        self.buffer.clear()  # of what came of a file that holds something else
+        self.buffer.clear()  # a file with other content may have been loaded in part
         self._schedule.resume_without_rows(steps)
         return self._schedule.first_env_steps
 
 
 def _num_recorded(batch_size: int, offline_fraction: float) -> int:
-    """Returns the windows of a batch that are recorded ones.
+    """Returns the number of windows in a batch that are drawn from recorded data.
 
     Raises:
-      UsageError: there are none, or no others.
+      UsageError: it is none, or all.
     """
     count = round(offline_fraction * batch_size)
     if not 0 < count < batch_size:

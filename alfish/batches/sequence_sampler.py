@@ -1,4 +1,4 @@
-"""Windows of one ring, as the learner wants them: drawn, relabelled, and with what transforms carried into them."""
+"""Sampling of windows for the learner: drawn from a ring, relabelled, and with the state of transforms before them."""
 
 import functools
 from collections.abc import Callable
@@ -20,14 +20,15 @@ OBSERVED_ROWS = 1024  # of each column at a time
 
 
 class SequenceSampler:
-    """One ring's windows, made ready for an algorithm: drawn, relabelled in hindsight, transformed.
+    """Draws windows of one ring for an algorithm, and relabels them in hindsight.
 
     Args:
-      buffer: to draw from.
-      sampler: class or factory.
-      hindsight: class or factory, or None.
-      algorithm, transforms: that the windows are for.
-      num_rows: of each window.
+      buffer: ring to draw from.
+      sampler: class or factory of the sampler.
+      hindsight: class or factory; None: windows are not relabelled.
+      algorithm: that trains on the windows.
+      transforms: applied to the windows later.
+      num_rows: of each window, burn-in included.
     """
 
     def __init__(
@@ -45,13 +46,13 @@ class SequenceSampler:
         if self._hindsight is not None:
             if transforms.look_back:
                 raise UsageError(
-                    "HindsightReplay gives windows another goal, and a transform looks at rows before them, which keep "
-                    "the old one; leave the transform out"
+                    "HindsightReplay changes the goal of windows, and a transform reads rows before them, which have "
+                    "the old goal; leave the transform out"
                 )
             if buffer.state_period is not None:
                 raise UsageError(
-                    f"HindsightReplay gives windows another goal, and the memory of {type(algorithm).__name__} begins "
-                    "them with a state that has seen the old one; leave the memory or hindsight out"
+                    f"HindsightReplay changes the goal of windows, and the memory of {type(algorithm).__name__} begins "
+                    "them with a state computed under the old goal; leave the memory or hindsight out"
                 )
             self._hindsight.bind(buffer, transforms.raw_observation_spec)
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
@@ -59,30 +60,25 @@ class SequenceSampler:
         self._stored: RingView | None = None
 
     def start(self, environment: Environment) -> None:
-        """Takes from the environment what a setting names; raises UsageError where it does not have it."""
+        """Looks up the methods of the environment that settings name; raises UsageError if there is none."""
         if self._hindsight is not None:
-            self._hindsight.start(environment.method, environment.observation_space)
+            self._hindsight.start(environment)
 
     def draw(self, num_windows: int, num_batches: int) -> SequenceIndex:
-        """Where the windows of so many minibatches together begin, `[N]`."""
+        """Draws N windows, of `num_batches` minibatches together; returns their first rows."""
         return self.sampler.draw(num_windows, float(self._progress), num_batches)
 
     def in_place(self) -> RingView | None:
-        """What `at` takes its windows from, the same object every time; None where it makes something else of them."""
+        """Returns the stored rows if the learner trains on them unchanged, else None. It is always the same object."""
         if self._stored is None:
-            relabels = self._hindsight is not None
-            elsewhere = self.buffer.device != self._device
-            if (
-                not relabels
-                and not elsewhere
-                and not self._transforms
-                and not self._algorithm.replay_needs.recurrent_state
-            ):
+            has_state = self._algorithm.replay_needs.recurrent_state
+            is_raw = self._hindsight is None and not self._transforms and not has_state
+            if is_raw and self.buffer.device == self._device:
                 self._stored = self.buffer.in_place(self._num_rows)
         return self._stored
 
     def at(self, start: SequenceIndex) -> Batch:
-        """Raw rows `[L, N]` of the windows that begin there."""
+        """Returns the raw rows `[L, N]` of windows that begin at `start`, relabelled, on the algorithm's device."""
         buffer, algorithm = self.buffer, self._algorithm
         batch = buffer.windows(start, self._num_rows)
         if self._hindsight is not None:
@@ -92,40 +88,41 @@ class SequenceSampler:
             batch, before = nest.to((batch, before), self._device)
         experience = batch.experience._replace(transform_state=before)
         if algorithm.replay_needs.recurrent_state and experience.state is None:
-            # What was recorded elsewhere knows no state: memory begins empty, and burn-in brings it up to date.
+            # Recorded data have no state: memory begins empty, and burn-in brings it up to date.
             empty = algorithm.initial_state(len(start.column))
             experience = experience._replace(state=nest.to(empty, self._device))
         return batch._replace(experience=experience)
 
     def update_priorities(self, start: SequenceIndex, priority: torch.Tensor) -> None:
-        """Keeps the priorities `[N]`; those of updates that were skipped, not finite, are not news."""
+        """Sets priorities `[N]`, except those that are not finite because their update was skipped."""
         finite = torch.isfinite(priority)
         if not finite.all():
             start, priority = nest.map(lambda leaf: leaf[finite.to(leaf.device)], (start, priority))
         self.sampler.update(start, priority)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of what was recorded elsewhere: the data's fingerprint, and what the sampler knows."""
+        """Returns the state of the ring and of the sampler; for recorded data, a fingerprint in place of rows."""
         return {"data": self.buffer.state_dict(), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues.
+        """Restores `state`.
 
         Raises:
-          UsageError: the data are not what they were.
+          UsageError: the recorded data have changed.
         """
         self.buffer.load_state_dict(state["data"])
         self.sampler.load_state_dict(state["sampler"])
 
 
 class SequenceBatches(Batches):
-    """Off-policy: minibatches of windows from one ring, or side by side from several.
+    """Off-policy batches of windows from one ring, or of windows from several rings together.
 
     Args:
-      window_length: rows of a window that trains.
-      burn_in: rows before those of the window, which only bring memory's state up to date.
+      window_length: number of rows to train on, the last one included.
+      burn_in: number of rows before them, which only bring the state of memory up to date.
 
     Attributes:
+      window_length, burn_in: the arguments.
       num_rows: of a window, burn-in included.
     """
 
@@ -140,7 +137,7 @@ class SequenceBatches(Batches):
         if algorithm.replay_needs.return_gamma is not None and transforms.changes_rewards:
             raise UsageError(
                 f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "
-                "transform changes those that it trains on; leave the transform out, or set lower_bound to False"
+                "transform changes the rewards that it trains on; leave the transform out, or set lower_bound to False"
             )
         if algorithm.replay_needs.recurrent_state and self.window_length < 3:
             raise UsageError(
@@ -150,8 +147,8 @@ class SequenceBatches(Batches):
             )
         if self.burn_in and not algorithm.replay_needs.recurrent_state:
             raise UsageError(
-                f"{type(self).__name__}.burn_in is {self.burn_in}, and {type(algorithm).__name__} has no memory to "
-                "warm up; leave it out, or give its network a memory"
+                f"{type(self).__name__}.burn_in is {self.burn_in}, and {type(algorithm).__name__} has no memory that "
+                "needs it; leave it out, or give its network a memory"
             )
 
     def recorded(
@@ -161,10 +158,18 @@ class SequenceBatches(Batches):
         hindsight: Callable[[], HindsightReplay] | None,
         environment: Environment,
     ) -> tuple[OfflineBuffer, SequenceSampler]:
-        """Reads recorded data, and gives their rows to the transforms' statistics; returns them and their sampler.
+        """Reads recorded data and updates the statistics of transforms with them.
+
+        Args:
+          make_buffer: class or factory of the data.
+          sampler, hindsight: see `SequenceSampler`.
+          environment: that is trained for; the data must have its spaces.
+
+        Returns:
+          The data and a sampler of their windows.
 
         Raises:
-          UsageError: they were not recorded in such an environment, or lack what the algorithm trains on.
+          UsageError: the data are of another environment, or lack an info that the algorithm trains on.
         """
         algorithm, needs = self.algorithm, self.algorithm.replay_needs
         if needs.info:
@@ -183,14 +188,16 @@ class SequenceBatches(Batches):
         return buffer, windows
 
     def _chunk(self, parts: list[tuple[SequenceSampler, int]], num_updates: int) -> Minibatches:
-        """Args:
-        parts: rings, and how many windows of each an update takes.
-        num_updates: K.
+        """Draws the minibatches of K updates.
+
+        Args:
+          parts: rings, and the number of windows of each in an update.
+          num_updates: K.
         """
         starts = [windows.draw(num_updates * count, num_updates) for windows, count in parts]
         update_priorities = None
         if any(windows.sampler.uses_priorities for windows, _ in parts):
-            update_priorities = functools.partial(_remember, parts, starts)
+            update_priorities = functools.partial(_update_priorities, parts, starts)
         if self.for_graph and len(parts) == 1 and not self._preprocesses:
             stored = parts[0][0].in_place()
             if stored is not None:
@@ -199,7 +206,7 @@ class SequenceBatches(Batches):
         batch = self._seen(batches[0] if len(batches) == 1 else _side_by_side(batches))
         if num_updates == 1:
             return Minibatches(batch, None, update_priorities=update_priorities)
-        # The windows of all updates from one ring lie together, and each update takes its own of each ring.
+        # The batch has all windows of the first ring, then those of the next. Each update takes its part of each ring.
         device, index, before = batch.mask.device, [], 0
         for _, count in parts:
             own = torch.arange(before, before + num_updates * count, device=device)
@@ -208,13 +215,13 @@ class SequenceBatches(Batches):
         return Minibatches(batch, torch.cat(index, 1), is_steady=False, update_priorities=update_priorities)
 
     def _seen(self, batch: Batch) -> Batch:
-        """What the networks see of raw windows."""
+        """Returns windows as the networks receive them, from raw ones."""
         experience = self._prepare(batch.experience, self.burn_in)
         return batch._replace(experience=experience, mask=batch.mask[self.burn_in :])
 
 
 def _cut(start: SequenceIndex, num_parts: int) -> list[SequenceIndex]:
-    """So many equal parts."""
+    """Splits windows into equal parts, in their order."""
     if num_parts == 1:
         return [start]
     leaves, structure = nest.flatten(start)
@@ -222,10 +229,16 @@ def _cut(start: SequenceIndex, num_parts: int) -> list[SequenceIndex]:
     return [nest.unflatten(structure, part) for part in parts]
 
 
-def _remember(
+def _update_priorities(
     parts: list[tuple[SequenceSampler, int]], starts: list[SequenceIndex], priorities: list[torch.Tensor]
 ) -> None:
-    """Hands each ring the priorities `[N]` of its own windows in the updates that were made, the first of a chunk."""
+    """Sets the priorities `[N]` of each update that was made in the rings that its windows came from.
+
+    Args:
+      parts: see `SequenceBatches._chunk`.
+      starts: windows of all updates, for each ring.
+      priorities: of the updates that were made, which are the first ones.
+    """
     first, of_updates = 0, torch.stack(priorities)
     for (windows, count), start in zip(parts, starts, strict=True):
         own = of_updates[:, first : first + count].reshape(-1)
@@ -235,11 +248,11 @@ def _remember(
 
 
 def observe(transforms: Transforms, buffer: RingBuffer) -> None:
-    """Gives all rows of a ring to the statistics of transforms, once."""
+    """Updates the statistics of transforms with all rows of a ring."""
     column = torch.arange(buffer.num_envs, device=buffer.device)
     oldest, newest = buffer.oldest_position(column), buffer.newest_position(column)
     for first in range(0, int((newest - oldest).max()) + 1, OBSERVED_ROWS):
-        # Shorter columns repeat their newest row, which counts for nothing.
+        # Shorter columns repeat their newest row as PAD, which does not count.
         position = oldest + first + torch.arange(OBSERVED_ROWS, device=buffer.device).unsqueeze(1)
         time_step = buffer.read(column, torch.minimum(position, newest)).time_step
         kind = torch.where(position <= newest, time_step.step_type, StepType.PAD)
@@ -250,13 +263,13 @@ def observe(transforms: Transforms, buffer: RingBuffer) -> None:
 
 
 def _side_by_side(batches: list[Batch]) -> Batch:
-    """Windows of several rings as one batch."""
+    """Returns the windows of several rings as one batch."""
     if any(batch.weight is not None for batch in batches):
         ones = [torch.ones(batch.mask.shape[1], device=batch.mask.device) for batch in batches]
         batches = [b if b.weight is not None else b._replace(weight=one) for b, one in zip(batches, ones)]
 
     def apart(batch: Batch) -> tuple[Any, Any]:
-        """Leaves `[L, N, ...]`, and `[N, ...]`."""
+        """Returns the leaves `[L, N, ...]` and the leaves `[N, ...]` of a batch."""
         experience = batch.experience
         rows = experience._replace(state=None, transform_state=None, policy_version=None), batch.mask
         return rows, (experience.state, experience.transform_state, batch.env_id, batch.position, batch.weight)

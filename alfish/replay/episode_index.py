@@ -1,7 +1,7 @@
-"""Which episode each row of a ring belongs to: where it begins and ends, and its return to go.
+"""The episode of each row of a ring: its first and last row, and returns to go.
 
-Where an episode ends is known when it does, and is then written to all of its rows that are left. A row ends its
-episode where it is LAST, or where a FIRST row follows it: the episode broke off.
+The end of an episode is written to all of its stored rows when the episode ends. A row ends its episode if it is LAST,
+or if a FIRST row follows it; then the episode broke off.
 """
 
 import numpy as np
@@ -12,40 +12,41 @@ from alfish.errors import UsageError
 from alfish.replay.row_store import RowStore
 from alfish.returns import reverse_scan
 
-NONE = -1  # no position: an episode that has not ended, a column in which none is open
+NONE = -1  # no position: the end of an open episode; the open episode of a column that has none
 
 
 class EpisodeIndex:
-    """Keeps the episode of each row, by position.
+    """Stores the episode of each row, by position.
 
     The return to go of a row is
 
         G_t = r_{t+1} + gamma d_{t+1} G_{t+1},   with G = 0 at the episode's last row
 
-    where d is the environment's discount. Of a truncated episode, and of one that broke off, it is the sum of what
-    there was: nothing is bootstrapped.
+    where d is the environment's discount. The return of a truncated episode, and of one that broke off, contains only
+    the rewards that were received: nothing is bootstrapped.
 
-    A row is written once when it is stored, and once when its episode ends, in arrays: the work for a row does not
-    grow with the episode, except for the return, which `reverse_scan` solves in log2(rows) passes.
+    Each row is written once when it is appended, and once when its episode ends. So the work for a row does not grow
+    with the length of its episode, except for returns, which `reverse_scan` solves in log2(rows) passes.
 
     Args:
-      store: the rows.
-      gamma: discount per environment step of the returns, in [0, 1]; None: store no returns.
+      store: rows to index.
+      gamma: discount per environment step of the returns, in [0, 1]; None: stores no returns.
     """
 
     def __init__(self, store: RowStore, gamma: float | None = None):
         if gamma is not None and not 0 <= gamma <= 1:
-            raise UsageError(f"the return_gamma of a replay is {gamma}; a discount is in [0, 1]")
+            raise UsageError(f"the return_gamma of a replay is {gamma}; it is a discount in [0, 1]")
         self._store, self._gamma = store, gamma
         self._length, self._columns = store.length, np.arange(store.num_envs)
-        # Pages that no row has touched cost no memory.
+        # Untouched pages take no memory.
         self._start = np.empty((store.length, store.num_envs), np.int64)
         self._end = np.empty((store.length, store.num_envs), np.int64)
         self._return_to_go = np.empty((0 if gamma is None else store.length, store.num_envs), np.float32)
-        self._open = np.full(store.num_envs, NONE)  # first position of the episode that each column's newest row is in
+        self._open = np.full(store.num_envs, NONE)  # first position of each column's open episode
 
     @property
     def keeps_returns(self) -> bool:
+        """Whether returns are stored."""
         return self._gamma is not None
 
     def check_rewards(self, shape: tuple[int, ...]) -> None:
@@ -56,17 +57,17 @@ class EpisodeIndex:
         """
         if self.keeps_returns and shape:
             raise UsageError(
-                f"a replay with a return_gamma keeps returns of scalar rewards, and these are vectors of {shape[0]}; "
-                "leave return_gamma out"
+                f"a replay with a return_gamma needs scalar rewards, and these are vectors of {shape[0]}; leave "
+                "return_gamma out"
             )
 
     def push(self, columns: slice, position: int, step_type: np.ndarray) -> None:
-        """Adds rows that follow the newest of some columns; the store has them already.
+        """Indexes rows that were appended to the store.
 
         Args:
-          columns: C of them.
-          position: of the first row, in all of these columns.
-          step_type: `[T, C]`, no more rows than a column keeps, and none of them PAD.
+          columns: C of the columns.
+          position: of the first new row, the same in these columns.
+          step_type: `[T, C]` of the new rows, none of them PAD; T is at most the length of a column.
         """
         num_rows = len(step_type)
         at = np.arange(position, position + num_rows)
@@ -79,7 +80,7 @@ class EpisodeIndex:
         self._start[slot, columns], self._end[slot, columns] = start, NONE
         if self._gamma is not None:
             self._return_to_go[slot, columns] = np.nan
-        # Row t - 1 ends where row t begins: from the row before these ones to the newest.
+        # Row t - 1 ends an episode if row t begins one; t = 0 is about the row before the new ones.
         ends = np.concatenate([begins, is_last[-1:]])  # [T + 1, C]
         ends[0] &= open_since != NONE
         oldest = position + num_rows - self._length
@@ -89,7 +90,7 @@ class EpisodeIndex:
         self._open[columns] = np.where(is_last[-1], NONE, start[-1])
 
     def rebuild(self) -> None:
-        """Indexes all rows of the store, which were loaded."""
+        """Indexes all rows of the store, e.g. after a load."""
         self.clear()
         if self._store.rows is not None:
             self.check_rewards(self._store.rows.reward.shape[1:])
@@ -98,30 +99,30 @@ class EpisodeIndex:
                 self.push(slice(column, column + 1), oldest, step_type[:, None])
 
     def clear(self) -> None:
-        """Forgets the open episodes."""
+        """Removes the open episodes."""
         self._open[:] = NONE
 
     def start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Returns the position of the oldest row that is left of a row's episode."""
+        """Returns the position of the oldest stored row of each row's episode."""
         return np.maximum(self._start[position % self._length, column], self._store.oldest()[column])
 
     def end(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Returns the position of the last row of a row's episode; of an open one, the column's newest row."""
+        """Returns the position of the last row of each row's episode; of an open one, the column's newest row."""
         end = self._end[position % self._length, column]
         return np.where(end == NONE, self._store.end[column] - 1, end)
 
     def return_to_go(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Returns float32 returns to go; nan where the episode is open.
+        """Returns the float32 return to go of each row; nan in open episodes.
 
         Raises:
-          UsageError: none are stored.
+          UsageError: no returns are stored.
         """
         if not self.keeps_returns:
-            raise UsageError("this replay keeps no returns; give it a return_gamma")
+            raise UsageError("this replay stores no returns; construct it with a return_gamma")
         return self._return_to_go[position % self._length, column]
 
     def check_valid(self) -> None:
-        """Raises AssertionError where the index does not agree with the rows, which are gone through one by one."""
+        """Raises AssertionError if the index differs from what the rows, read one by one, say."""
         for column, (oldest, step_type) in enumerate(self._store.step_types()):
             self._check_column(column, oldest, step_type)
 
@@ -152,7 +153,13 @@ class EpisodeIndex:
                 assert np.isclose(kept, return_to_go, 1e-4, 1e-4, equal_nan=True), "a return is not that of the rows"
 
     def _close(self, column: int, first: int, ends: np.ndarray) -> None:
-        """Writes to the rows from position `first` on, up to the last of `ends` (ascending), what ended there."""
+        """Writes the ends of episodes, and their returns, to the rows from position `first` to the last end.
+
+        Args:
+          column: of the episodes.
+          first: position of the first row to write.
+          ends: positions of the episodes' last rows, ascending.
+        """
         position = np.arange(first, ends[-1] + 1)
         slot = position % self._length
         end = ends[np.searchsorted(ends, position)]

@@ -1,12 +1,12 @@
-"""Hindsight: windows of replay as if another goal had been wanted, one that was reached.
+"""Hindsight: relabels windows of replay with goals that were achieved later.
 
-Andrychowicz et al., 2017, https://arxiv.org/abs/1707.01495. What the environment did does not depend on the goal, so
-rows under another goal are as true as those stored, once their rewards are computed anew. That is done whenever windows
-are drawn, and stored rows stay what they are: a row is seen under many goals.
+Andrychowicz et al., 2017, https://arxiv.org/abs/1707.01495. The dynamics of the environment do not depend on the goal,
+so a row is valid under any goal, once its reward is computed for that goal. Windows are relabelled when they are drawn
+and stored rows do not change, so a row is trained under many goals.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import gin
 import numpy as np
@@ -21,48 +21,58 @@ from alfish.nest import Nest
 from alfish.parameters import PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer
 
-TOLERANCE = 1e-5  # between a stored reward and reward_fn's, absolute and relative
+TOLERANCE = 1e-5  # absolute and relative, of a stored reward compared with reward_fn's
 
-# Takes achieved goals and goals, `[M, ...]` each, in their space's dtype; gives `[M]`.
+# Takes achieved goals and desired goals, `[M, ...]` each, in their space's dtype; returns `[M]`.
 GoalFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class GoalEnvironment(Protocol):
+    """The part of an environment that hindsight uses."""
+
+    observation_space: Any
+
+    def method(self, name: str) -> Callable[..., Any] | None:
+        """Returns the environment's method of a name; None: it has none."""
 
 
 @gin.configurable(module="alfish.replay")
 @checked
 class HindsightReplay:
-    """Gives some windows a goal that was achieved later in the same episode.
+    """Relabels some windows with a goal that was achieved in the same episode.
 
-    The goal is the achieved goal of one row, drawn for each window. With t its row 0 and T the last row of row 0's
-    episode, or the newest one that is stored where the episode goes on:
+    The new goal of a window is the achieved goal of one row. With t the position of the window's row 0 and T that of
+    the last row of its episode, or of the newest stored row of an open episode, the row is drawn
 
-        'future'   uniformly from rows t+1 .. T
-        'final'    row T
-        'episode'  uniformly from all stored rows of the episode, before and after t, t itself included
+        'future'   uniformly from t+1 .. T
+        'final'    as T
+        'episode'  uniformly from all stored rows of the episode, t included
 
-    All rows of the window that are of row 0's episode get it, the true final observation at LAST too; rows of the
-    episode after that are left as they are. The reward of an arrival row is that of its own achieved goal, which is the
+    All rows of the window that belong to row 0's episode get the new goal, the final observation at LAST included. Rows
+    of the next episode do not change. The reward of an arrival row is computed from its own achieved goal, which is the
     one AFTER the action.
 
-    Where the environment terminates on reaching its goal, so must the rows (`terminated_fn`): the first row that
-    reaches the new goal becomes LAST with discount 0, and nothing behind it in the episode trains. A row that
-    terminated because it reached the old goal, and does not reach the new one, keeps its LAST with discount 1: there
-    one would have gone on. Other terminations stay. That row 0 itself is at the goal ends nothing.
+    If the environment terminates when the goal is reached, `terminated_fn` says so: the first row that reaches the new
+    goal becomes LAST with discount 0, and later rows of the episode do not train. A row that terminated because it
+    reached the old goal, and does not reach the new one, stays LAST and gets discount 1, because the episode would have
+    continued. Other terminations do not change. If row 0 itself is at the new goal, nothing ends there.
 
-    Differs from the paper: goals are drawn anew for each window in place of k at storage, so `fraction` is its
-    k / (k + 1), 0.8 for k = 4; with windows of more than 2 rows, all of them share a goal.
+    Differs from the paper: a goal is drawn for each window at each draw, in place of k goals at storage, so `fraction`
+    is the paper's k / (k + 1), 0.8 for k = 4. All rows of a longer window have one goal.
 
     Args:
-      reward_fn: takes (achieved goals, goals) `[M, *goal]`, returns the environment's rewards `[M]`. Or the name of a
-        method of the environment that takes (achieved_goal, desired_goal, info) as goal environments' do
-        (gymnasium-robotics): arrays `[M, *goal]` in its own units, and M empty dicts, because replay keeps no infos.
-      goal_key: of the observation's dict, what is wanted.
-      achieved_key: of the observation's dict, what there is; of the same shape and dtype.
-      fraction: chance of another goal, for each window, in [0, 1].
+      reward_fn: function of (achieved goals, desired goals) `[M, *goal]` that returns the environment's rewards `[M]`.
+        Or the name of a method of the environment with the arguments (achieved_goal, desired_goal, info), as in
+        gymnasium-robotics: arrays `[M, *goal]` in the environment's units, and M empty dicts, because replay stores no
+        infos.
+      goal_key: of the desired goal in the observation's dict.
+      achieved_key: of the achieved goal in the observation's dict, which has the same shape and dtype.
+      fraction: probability that a window is relabelled, in [0, 1].
       strategy: 'future', 'final' or 'episode'.
-      terminated_fn: takes the same, returns `[M]` bool, whether the environment terminates there; or the name of such a
-        method; None: on no goal.
-      check_period: how often reward_fn is compared with the stored rewards: at the first call of `relabel`, and at each
-        so many calls. The first that differ are warned of, once.
+      terminated_fn: function of the same arguments that returns `[M]` bool, whether the environment terminates; or the
+        name of such a method. None: goals do not terminate.
+      check_period: number of calls of `relabel` after which `reward_fn` is compared with the stored rewards again; the
+        first call compares, too. A difference is logged once.
     """
 
     def __init__(
@@ -82,18 +92,18 @@ class HindsightReplay:
         self._num_calls, self._has_warned = 0, False
 
     def bind(self, buffer: RingBuffer, observation_spec: Nest) -> None:
-        """Takes the ring that windows come from.
+        """Sets the ring that windows come from.
 
         Args:
-          buffer: it keeps episodes.
+          buffer: a ring that indexes episodes.
           observation_spec: of raw rows.
 
         Raises:
-          UsageError: the ring keeps no episodes, or the observation has no such goals.
+          UsageError: the ring indexes no episodes, or the observation has no such goals.
         """
         if not buffer.keeps_episodes:
             raise UsageError(
-                "HindsightReplay wants a replay that knows its episodes; make it with keeps_episodes = True"
+                "HindsightReplay needs a replay that indexes episodes; construct it with keeps_episodes = True"
             )
         if not isinstance(observation_spec, dict):
             raise UsageError(
@@ -109,28 +119,25 @@ class HindsightReplay:
         wanted, achieved = observation_spec[self._goal_key], observation_spec[self._achieved_key]
         if wanted.shape != achieved.shape or wanted.dtype != achieved.dtype:
             raise UsageError(
-                f"HindsightReplay puts achieved goals in the place of goals, and {self._achieved_key} is {achieved}, "
+                f"HindsightReplay replaces goals by achieved goals, and {self._achieved_key} is {achieved}, "
                 f"{self._goal_key} {wanted}; they must have one shape and dtype"
             )
         self._buffer = buffer
 
-    def start(self, method: Callable[[str], Callable[..., Any] | None], space: spaces.Space) -> None:
-        """Takes the functions that were given by name.
-
-        Args:
-          method: the environment's method of a name, None where it has none; see `Environment.method`.
-          space: its observation space.
+    def start(self, environment: GoalEnvironment) -> None:
+        """Looks up the functions that were given by name.
 
         Raises:
-          UsageError: it has no such method.
+          UsageError: the environment has no such method.
         """
         for setting in ("reward_fn", "terminated_fn"):
             function = getattr(self, f"_{setting}")
             if isinstance(function, str):
-                setattr(self, f"_{setting}", self._named(setting, function, method(function), space))
+                method, space = environment.method(function), environment.observation_space
+                setattr(self, f"_{setting}", self._named(setting, function, method, space))
 
     def _named(self, setting: str, name: str, method: Callable[..., Any] | None, space: Any) -> GoalFunction:
-        """A method of the environment as a function of tensors in the stream's units."""
+        """Returns a method of the environment as a function of tensors in the stream's units."""
         if not callable(method):
             raise UsageError(
                 f"HindsightReplay.{setting} is {name!r}, and the environment has no such method; give it "
@@ -145,32 +152,32 @@ class HindsightReplay:
             result = np.array(method(*rows, [{} for _ in rows[0]]))
             if result.shape[:1] != (len(rows[0]),):
                 raise UsageError(
-                    f"HindsightReplay.{setting}: {name} of the environment was given {len(rows[0])} rows of goals, and "
-                    f"returned shape {list(result.shape)}; it returns one value a row: mend it, or bind a function of "
-                    "(achieved goals, goals)"
+                    f"HindsightReplay.{setting}: {name} of the environment received {len(rows[0])} rows of goals and "
+                    f"returned shape {list(result.shape)}; return one value a row, or bind a function of (achieved "
+                    "goals, goals)"
                 )
             return torch.from_numpy(result).to(goals[0].device)
 
         return of_rows
 
     def relabel(self, batch: Batch, column: torch.Tensor, position: torch.Tensor) -> Batch:
-        """The same windows, some of them with another goal. Draws from torch's global generator.
+        """Relabels some of the windows. Draws from torch's global generator.
 
         Args:
-          batch: raw rows `[L, N]`, before transforms, as the ring gave them.
-          column: `[N]` int64, of the ring.
-          position: `[N]` int64, of row 0.
+          batch: raw rows `[L, N]` of the ring, before transforms.
+          column: `[N]` int64, of the windows.
+          position: `[N]` int64, of row 0 of the windows.
 
         Returns:
-          The batch with other goals, rewards, and with `terminated_fn` step types, discounts and mask too.
-          `return_to_go` is nan in relabelled rows, since it is not known under another goal.
+          The batch with new goals and rewards; with `terminated_fn` also new step types, discounts and mask.
+          `return_to_go` is nan in relabelled rows, because it is unknown under another goal.
         """
         step, num_windows = batch.experience.time_step, len(position)
         if self._num_calls % self._check_period == 0 and not self._has_warned:
             self._check_rewards(batch)
         self._num_calls += 1
         end = self._buffer.episode_end(column, position)
-        # Tossed on the CPU, so that a seed means the same goals on every device.
+        # Drawn on the CPU, so that a seed gives the same goals on every device.
         chosen = (torch.rand(num_windows) < self._fraction).to(end.device) & (end > position)
         source = self._goal_position(column, position, end)
         row = torch.arange(len(step.reward), device=end.device).unsqueeze(1)
@@ -197,7 +204,7 @@ class HindsightReplay:
         return batch._replace(experience=experience, mask=mask)
 
     def _goal_position(self, column: torch.Tensor, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """`[N]` the rows whose achieved goals become goals; where there is none after row 0, any."""
+        """Returns the position of the row that gives the new goal, `[N]`; any, if no row follows row 0."""
         if self._strategy == "final":
             return end
         first = position + 1 if self._strategy == "future" else self._buffer.episode_start(column, position)
@@ -209,19 +216,19 @@ class HindsightReplay:
     def _with_terminations(
         self, step: TimeStep, arrived: torch.Tensor, achieved: torch.Tensor, before: torch.Tensor
     ) -> TimeStep:
-        """Ends the relabelled episodes where their new goal is reached, and no more where only their old one was.
+        """Ends relabelled episodes where the new goal is reached, and continues them where only the old goal was.
 
         Args:
           step: `[L, N]`, with the new goals.
-          arrived: `[L-1, N]` bool, which arrival rows are relabelled.
-          achieved: `[L-1, N, *goal]`, at arrival.
+          arrived: `[L-1, N]` bool, whether an arrival row is relabelled.
+          achieved: `[L-1, N, *goal]`, achieved goals at arrival.
           before: `[L-1, N, *goal]`, the old goals.
         """
         reaches = arrived & self._terminates(achieved, step.observation[self._goal_key][1:])
         reached = arrived & self._terminates(achieved, before)
         discount = torch.where(reached & (step.discount[1:] == 0), 1.0, step.discount[1:])
         discount = torch.where(reaches, 0.0, discount)
-        # LAST repeats up to the end of the episode, so that no row of it trains and no return runs past the first.
+        # All later rows of the episode are LAST, so that they do not train and returns end at the first of them.
         over = arrived & (reaches.cumsum(0) > 0)
         step_type = torch.where(over, StepType.LAST, step.step_type[1:])
         return step._replace(
@@ -229,7 +236,7 @@ class HindsightReplay:
         )
 
     def _check_rewards(self, batch: Batch) -> None:
-        """Warns where reward_fn does not say what the environment did of rows that are not relabelled."""
+        """Logs a warning if reward_fn differs from the stored rewards of rows that are not relabelled."""
         step = batch.experience.time_step
         stored, observation = step.reward[1:], step.observation
         computed = self._rewards(observation[self._achieved_key][1:], observation[self._goal_key][1:], stored)
@@ -238,8 +245,8 @@ class HindsightReplay:
             return
         self._has_warned = True
         logging.warning(
-            "HindsightReplay.reward_fn gives %g where the environment gave %g, and differs in %d of %d rows; bind "
-            "the function that the environment rewards with, or rows with another goal mean another task",
+            "HindsightReplay.reward_fn gives %g where the environment gave %g, and differs in %d of %d rows; bind the "
+            "environment's reward function, or relabelled rows train another task",
             computed[differs][0].item(),
             stored[differs][0].item(),
             differs.sum().item(),
@@ -247,7 +254,7 @@ class HindsightReplay:
         )
 
     def _rewards(self, achieved: torch.Tensor, goal: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-        """`[L-1, N]`, or `[L-1, N, R]`: as stored ones are."""
+        """Returns rewards in the shape and dtype of stored ones, `[L-1, N]` or `[L-1, N, R]`."""
         return _called("reward_fn", self._reward_fn, achieved, goal, stored.shape).to(stored.dtype)
 
     def _terminates(self, achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
@@ -258,13 +265,13 @@ class HindsightReplay:
 def _called(
     name: str, function: GoalFunction, achieved: torch.Tensor, goal: torch.Tensor, shape: torch.Size
 ) -> torch.Tensor:
-    """What a function says of all rows `[T, N]` at once, in `shape` `[T, N, ...]`."""
+    """Calls a function with all rows `[T, N]` at once, and returns its result in `shape` `[T, N, ...]`."""
     result = function(achieved.flatten(0, 1), goal.flatten(0, 1))
     expected = (shape[0] * shape[1], *shape[2:])
     got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
     if got != expected:
         raise UsageError(
-            f"HindsightReplay.{name} was given two tensors of {expected[0]} goals, and returned {got}; it returns a "
-            f"tensor of shape {expected}"
+            f"HindsightReplay.{name} received two tensors of {expected[0]} goals and returned {got}; return a tensor "
+            f"of shape {expected}"
         )
     return result.reshape(shape)

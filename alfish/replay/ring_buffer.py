@@ -1,11 +1,11 @@
-"""A ring of rows for each environment, sampled as windows.
+"""A ring of rows for each environment, from which windows are sampled.
 
-A row's position grows forever; where it lies, `position % length`, is `RowStore`'s business. Each column is one
-environment, so a window of consecutive positions is what that environment did. A window may start at a row that trains
-(`data.trainable`), may end anywhere among the column's rows, and never mixes its newest with its oldest.
+Each column is one environment. The position of a row counts all rows of its column and never decreases, so a window of
+consecutive positions holds consecutive steps of one environment. A window may start at a row that trains
+(`data.trainable`), and may end at any row of the column. It never contains both the newest and the oldest rows.
 
-For policies with memory, the state of a push's row 0 is stored too, once in `state_period` positions of a column.
-Windows then start at rows that have one, whether these train or not.
+For policies with memory, the ring also stores the state at row 0 of a push, once in `state_period` positions of a
+column. Windows then start at rows whose state is stored; such a row need not train.
 """
 
 from collections.abc import Callable
@@ -26,25 +26,24 @@ from alfish.replay.state_store import StateStore
 
 
 class RingBuffer:
-    """Keeps the newest rows of B environments.
+    """Stores the newest rows of B environments.
 
     Args:
-      capacity: rows of all columns together; each column keeps `capacity // num_envs`.
+      capacity: number of rows in all columns; each column stores `capacity // num_envs`.
       num_envs: B.
-      device: where rows are kept, and windows come out.
-      directory: keep the rows in memory-mapped files there instead, on the CPU; no other ring may be using it.
-      num_ignored: how many of a column's oldest rows no window may start at, once older ones were overwritten or where
-        the first row began no episode: as many as a frame stack looks back.
-      state_period: keep the state of the first push that begins in each stretch of so many positions, and start windows
-        there; None: keep no states.
-      keeps_episodes: know where each row's episode begins and ends.
-      return_gamma: discount per environment step, in [0, 1], of the `return_to_go` that rows then come with, which also
-        keeps episodes; None: keep no returns. Rewards must be scalar.
+      device: of the rows and of the windows.
+      directory: stores the rows in memory-mapped files there, on the CPU; no other ring may use it. None: in memory.
+      num_ignored: number of oldest rows in a column at which no window may start, once rows before them are
+        overwritten or if the column began within an episode; the look-back of a frame stack.
+      state_period: stores the state of the first push that begins in each stretch of this many positions, and starts
+        windows there; None: stores no states.
+      keeps_episodes: whether the ring indexes where each row's episode begins and ends.
+      return_gamma: discount per environment step, in [0, 1], of `return_to_go`, which also indexes episodes; rewards
+        must be scalar. None: stores no returns.
 
     Attributes:
-      length: rows that a column can keep.
-      num_envs: B.
-      device: where rows are kept, and windows come out.
+      length: number of rows that a column can store.
+      num_envs, device: as above.
     """
 
     def __init__(
@@ -74,29 +73,33 @@ class RingBuffer:
 
     @property
     def keeps_episodes(self) -> bool:
+        """Whether episodes are indexed."""
         return self._episodes is not None
 
     @property
     def state_period(self) -> int | None:
-        """Positions of a stretch, which keeps one state; None: no states are kept."""
+        """Number of positions for which one state is stored; None: no states are stored."""
         return None if self._states is None else self._states.period
 
     @property
     def num_rows(self) -> int:
-        """Rows of all columns at present."""
+        """Number of rows that are stored, of all columns."""
         return int(self._store.sizes().sum())
 
     @property
     def num_pushed(self) -> int:
-        """Rows ever pushed."""
+        """Number of rows that were ever pushed."""
         return int(self._store.end.sum())
 
     def push(self, experience: Experience) -> None:
-        """Appends rows to every column. PAD rows, at the end of an uneven column, are left out.
+        """Appends rows to every column, without the PAD rows at the end of shorter columns.
 
         Args:
-          experience: leaves `[T, B, ...]`, arrays or tensors; `policy_version` is not kept, `state` once in
-            `state_period`.
+          experience: leaves `[T, B, ...]`, arrays or tensors; `policy_version` is not stored, `state` once in
+            `state_period` positions.
+
+        Raises:
+          UsageError: the rows do not fit, see `RowStore.accept`; or returns are stored and rewards are vectors.
         """
         store = self._store
         rows, step_type = store.accept(experience)
@@ -121,48 +124,48 @@ class RingBuffer:
                 self._index(slice(b, b + 1), int(position[b]), own[:, None])
 
     def num_starts(self) -> int:
-        """How many rows may start a window of length 2."""
+        """Returns the number of rows that may start a window of length 2."""
         return self._starts.num_trainable()
 
     def sample(self, num_windows: int, window_length: int = 2) -> Batch:
-        """Windows that start uniformly at any row that may start one, or that has a state, with replacement.
+        """Samples windows uniformly, with replacement, from all that may be drawn.
 
         Args:
           num_windows: N.
           window_length: L, rows.
 
         Returns:
-          Batch of `[L, N]` rows; the mask has L - 1 rows, and without states is true in its first.
+          Batch of `[L, N]` rows and a mask `[L-1, N]`. Without stored states row 0 of the mask is true.
 
         Raises:
-          UsageError: no row can start such a window yet.
+          UsageError: no row may start such a window yet.
         """
         column, position = self._draw(num_windows, window_length)
         return self._windows(column, position, window_length)
 
     def draw(self, num_windows: int, window_length: int = 2, newest: int | None = None) -> SequenceIndex:
-        """The starts of `sample`.
+        """Draws the first rows of windows uniformly, with replacement.
 
         Args:
           num_windows: N.
           window_length: L, rows.
-          newest: start among so many newest rows of each column, at least L, unless no window may start at any of
-            these; None: among all.
+          newest: draws from this many newest rows of each column, at least L, if any of them may start a window; None:
+            draws from all rows.
         """
         column, position = map(torch.from_numpy, self._draw(num_windows, window_length, newest))
-        if self.device.type != "cpu":  # else it would be for nothing, and take as long as drawing some
+        if self.device.type != "cpu":  # on the CPU the call alone would take as long as the draw
             column, position = column.to(self.device), position.to(self.device)
         return SequenceIndex(column, position)
 
     def windows(self, start: SequenceIndex, window_length: int) -> Batch:
-        """The rows of windows that start there, and the weights of these."""
+        """Returns the rows `[L, N]` of windows that begin at `start`, with the weights of `start`."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         return batch._replace(weight=start.weight)
 
     def in_place(self, window_length: int) -> RingView | None:
-        """The rows themselves, for windows of so many.
+        """Returns a view of the stored rows, from which a graph gathers windows of this length by itself.
 
-        None where windows are more than rows that lie there: before the first push, on a GPU, with states or returns.
+        None before the first push, on a GPU, and if windows come with states or returns, which are not in the rows.
         """
         rows, keeps_returns = self._store.rows, self._episodes is not None and self._episodes.keeps_returns
         if rows is None or self.device.type != "cpu" or self._states is not None or keeps_returns:
@@ -170,91 +173,88 @@ class RingBuffer:
         return RingView(rows, torch.from_numpy(self._store.env_id), torch.arange(window_length).unsqueeze(1))
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Where windows may start as far as the rows around them are concerned; `may_start` has the last word.
+        """Returns the range of positions in which windows may start; `may_start` excludes rows within it.
 
         Args:
           window_length: L, rows.
-          newest: only among so many newest rows of each column; None: among all.
+          newest: only this many newest rows of each column; None: all rows.
 
         Returns:
-          `[B]` int64 each: per column, the first position that a window may start at, and how many there are from it
-          on. Once a column has rows, neither end of its range goes back, at `clear` neither.
+          The first position of each column's range and the number of positions in it, `[B]` int64 each. Once a column
+          has rows, neither end of its range decreases, not even at `clear`.
         """
         return self._starts.start_range(window_length, newest)
 
     def may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """`[N]` bool: whether these rows, which must still be there, may start a window; see `StartIndex`."""
+        """Returns whether stored rows may start a window, `[N]` bool; see `StartIndex`."""
         return self._starts.may_start(column, position)
 
     def read(self, column: torch.Tensor, position: torch.Tensor) -> Experience:
-        """The rows at these positions (`[L, N]`) of these columns (`[N]`), which must still be there."""
+        """Returns the stored rows at `position` (`[L, N]`) of `column` (`[N]`)."""
         return self._read(column.cpu().numpy(), position.cpu().numpy())
 
     def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """`[K, N]` of the rows at `position` (`[K, N]`) of `column` (`[N]`)."""
+        """Returns the step types of the rows at `position` (`[K, N]`) of `column` (`[N]`)."""
         return self._store.step_type(column, position)
 
     def observation(self, column: torch.Tensor, position: torch.Tensor, key: str | None = None) -> Nest:
-        """Leaves `[K, N, ...]` of the rows at `position` (`[K, N]`) of `column` (`[N]`); of a dict, those at `key`."""
+        """Returns the observations, leaves `[K, N, ...]`, of these rows; with `key` that part of a dict."""
         return self._store.observation(column, position, key)
 
     def episode_start(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Position of the oldest row that is left of each row's episode; otherwise as `episode_end`."""
+        """Returns the position of the oldest stored row of each row's episode; arguments as for `episode_end`."""
         return self._ask(self._known_episodes().start, column, position)
 
     def episode_end(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Position of the last row of each row's episode; of one that goes on, the newest row of its column.
+        """Returns the position of the last row of each row's episode; of an open episode, the column's newest row.
 
         Args:
           column: `[N]` int64.
-          position: `[N]` or `[L, N]` int64, of rows that are there.
+          position: `[N]` or `[L, N]` int64, of stored rows.
 
         Returns:
-          int64, like `position`.
+          int64, in the shape of `position`.
 
         Raises:
-          UsageError: the ring keeps no episodes.
+          UsageError: the ring indexes no episodes.
         """
         return self._ask(self._known_episodes().end, column, position)
 
     def return_to_go(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Discounted sum of the rewards from each row to the end of its episode; see `EpisodeIndex`.
+        """Returns the discounted sum of rewards from each row to the end of its episode; see `EpisodeIndex`.
 
-        Args and raises: as `episode_end`.
-
-        Returns:
-          float32, like `position`; nan where the episode goes on.
+        Arguments are as for `episode_end`. The result is float32 in the shape of `position`, nan in open episodes.
         """
         return self._ask(self._known_episodes().return_to_go, column, position)
 
     def oldest_position(self, column: torch.Tensor) -> torch.Tensor:
-        """`[N]` the position of each column's oldest row."""
+        """Returns the position of each column's oldest row, `[N]`."""
         return torch.from_numpy(self._store.oldest()).to(self.device)[column]
 
     def newest_position(self, column: torch.Tensor) -> torch.Tensor:
-        """`[N]` the position of each column's newest row."""
+        """Returns the position of each column's newest row, `[N]`."""
         return torch.from_numpy(self._store.end - 1).to(self.device)[column]
 
     def clear(self) -> None:
-        """Forgets all rows; positions go on."""
+        """Removes all rows; positions continue."""
         for part in self._parts():
             part.clear()
 
     def close(self) -> None:
-        """Leaves its directory to other rings; nothing may be pushed after that."""
+        """Unlocks the directory for other rings; nothing may be pushed afterwards."""
         self._store.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, the rows that are filled included; these share the ring's memory, so save before pushing on."""
+        """Returns all state, rows included. The rows share the ring's memory: save them before the next push."""
         states = {} if self._states is None else self._states.state_dict()
         return {**self._store.state_dict(), **self._starts.state_dict(), "state_period": self.state_period, **states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state`.
+        """Restores `state`.
 
         Raises:
           UsageError: it was saved with another capacity, number of environments or state period.
-          ValueError: its counts do not agree with its rows.
+          ValueError: its positions do not agree with its rows.
         """
         self._store.check_fits(state)
         if state.get("state_period") != self.state_period:
@@ -271,12 +271,12 @@ class RingBuffer:
             self._episodes.rebuild()
 
     def check_valid(self) -> None:
-        """Raises AssertionError where a part does not agree with the rows."""
+        """Raises AssertionError if a part of the ring does not agree with the rows."""
         for part in self._parts():
             part.check_valid()
 
     def _draw(self, num_windows: int, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Columns and positions, `[N]` int64 both, of windows that start among the newest rows, or else at any."""
+        """Draws columns and positions, `[N]` int64 each; from all rows if none of the newest may start a window."""
         low, count = self.start_range(window_length, newest)
         drawn = self._starts.draw(num_windows, low, count)
         if drawn is not None:
@@ -284,7 +284,7 @@ class RingBuffer:
         if newest is not None:
             return self._draw(num_windows, window_length)
         if count.any():
-            raise UsageError("the replay holds no row to start from: its episodes may all have length 0")
+            raise UsageError("no row of the replay may start a window; its episodes may all have length 0")
         raise no_window(window_length)
 
     def _windows(self, column: np.ndarray, position: np.ndarray, window_length: int) -> Batch:
@@ -308,7 +308,7 @@ class RingBuffer:
         return experience
 
     def _index(self, columns: slice, position: int, kinds: np.ndarray, is_quiet: bool = False) -> None:
-        """Tells the indices of rows that were appended from `position` on; `kinds` begins with the row before."""
+        """Indexes rows appended from `position` on; `kinds` are step types, beginning with that of the row before."""
         self._starts.push(columns, position, kinds, is_quiet)
         if self._episodes is not None:
             self._episodes.push(columns, position, kinds[1:])
@@ -318,7 +318,7 @@ class RingBuffer:
 
     def _known_episodes(self) -> EpisodeIndex:
         if self._episodes is None:
-            raise UsageError("this replay does not know its episodes; make it with keeps_episodes = True")
+            raise UsageError("this replay indexes no episodes; construct it with keeps_episodes = True")
         return self._episodes
 
     def _ask(self, function: Callable[..., np.ndarray], column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -327,5 +327,5 @@ class RingBuffer:
 
 
 def no_window(window_length: int) -> UsageError:
-    """What to raise where nothing can be drawn yet."""
+    """Returns the error to raise if no window can be drawn yet."""
     return UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")

@@ -1,4 +1,4 @@
-"""The rows of a ring: where each lies, in memory or in files; appended at the end of columns, taken by position."""
+"""Storage for the rows of a ring, in memory or in memory-mapped files."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from alfish.runs import files
 
 
 class Row(NamedTuple):
-    """What is stored of a row."""
+    """The stored part of a row."""
 
     step_type: Any
     reward: Any
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, experience: Experience) -> "Row":
-        """Returns what is stored of rows."""
+        """Returns the stored part of rows."""
         step = experience.time_step
         return cls(
             step.step_type,
@@ -40,28 +40,28 @@ class Row(NamedTuple):
         )
 
     def experience(self, env_id: torch.Tensor) -> Experience:
-        """Returns stored rows `[L, N]` as experience; `env_id` is `[L, N]`, too."""
+        """Returns stored rows `[L, N]` as experience, with `env_id` `[L, N]`."""
         time_step = TimeStep(self.step_type, self.reward, self.discount, self.observation, self.prev_action, env_id)
         return Experience(time_step, self.action, self.info, None, None)
 
 
 class RowStore:
-    """Keeps the newest rows of B columns.
+    """Stores the newest rows of B columns.
 
-    The position of a row grows forever; the row lies at `position % length`. Rows are laid out like the first ones
-    appended, whatever nest they are. `env_id` is stored once a column.
+    The row at a position is stored at `position % length`. The first rows determine the nest that all rows have.
+    `env_id` is stored once a column.
 
     Args:
-      length: rows a column.
+      length: number of rows that a column can store.
       num_envs: B.
-      device: where rows are stored.
-      directory: stores the rows in memory-mapped files there instead, on the CPU; no other store may use it.
+      device: of the rows.
+      directory: stores the rows in memory-mapped files there, on the CPU; no other store may use it. None: in memory.
 
     Attributes:
-      start: `[B]` int64, the first position since the last `clear`.
+      start: `[B]` int64, each column's first position since the last `clear`.
       end: `[B]` int64, the position of each column's next row.
       env_id: `[B]` int32; 0 until a column has a row.
-      rows: leaves `[length * B, ...]`, row `(position % length) * B + column`; None before the first append.
+      rows: leaves `[length * B, ...]`, at `(position % length) * B + column`; None before the first rows.
     """
 
     def __init__(self, length: int, num_envs: int, device: torch.device | str, directory: str | Path | None):
@@ -74,7 +74,7 @@ class RowStore:
         self._has_env_id, self._has_all_env_ids = np.zeros(num_envs, bool), False
         self.rows: Row | None = None
         self._structure: Any = None  # of `rows`
-        self._knows_structure = False  # NamedTuples within rows, which a checkpoint does not keep
+        self._knows_structure = False  # whether NamedTuples within rows are known; a checkpoint drops them
         self._stores: list[Any] = []  # the leaves of `rows`; on a CPU numpy views, which are faster for small reads
         self._grids: list[Any] = []  # the same as [length, B, ...]
         self._unlock: Callable[[], Any] = lambda: None
@@ -93,9 +93,9 @@ class RowStore:
         return self.end - self.sizes()
 
     def accept(self, experience: Experience) -> tuple[Row, np.ndarray]:
-        """Returns rows as they are stored, and their step types as an array; `append` stores them.
+        """Returns the part of new rows to store, and their step types as an array.
 
-        The first call allocates memory for such rows; one after a load restores their NamedTuples.
+        The first call allocates memory. The first call after a load restores the NamedTuples within rows.
 
         Args:
           experience: leaves `[T, B, ...]`, arrays or tensors.
@@ -108,7 +108,8 @@ class RowStore:
             rows = nest.tensors(rows, self.device)
         if len(step_type) > self.length:
             raise UsageError(
-                f"an unroll of {len(step_type)} rows does not fit a replay of {self.length} rows an environment"
+                f"an unroll of {len(step_type)} rows does not fit a replay of {self.length} rows an environment; raise "
+                "the capacity of replay, or shorten the unroll"
             )
         if not self._knows_structure:
             if self.rows is None:
@@ -116,7 +117,7 @@ class RowStore:
             self._set_rows(nest.like(rows, self.rows))
             self._knows_structure = True
         if not self._has_all_env_ids:
-            # PAD stands at the end of a column, or fills it.
+            # A column without new rows has PAD in row 0.
             new = (step_type[0] != StepType.PAD) & ~self._has_env_id
             self.env_id[new] = nest.as_array(experience.time_step.env_id[0])[new]
             self._has_env_id |= new
@@ -124,7 +125,7 @@ class RowStore:
         return rows, step_type
 
     def append(self, rows: Row) -> None:
-        """Appends rows to all columns, which are level: whole blocks, in two pieces where the ring wraps.
+        """Appends rows to all columns, which have the same positions, as one block, or as two where the ring wraps.
 
         Args:
           rows: leaves `[T, B, ...]`, T at most `length`.
@@ -144,11 +145,11 @@ class RowStore:
         self.end += num_rows
 
     def append_some(self, rows: Row, chosen: np.ndarray) -> None:
-        """Appends the chosen rows to their columns, which then may have different positions.
+        """Appends some of the rows to their columns, whose positions may differ.
 
         Args:
           rows: leaves `[T, B, ...]`, T at most `length`.
-          chosen: `[T, B]` bool, in each column the first rows of it.
+          chosen: `[T, B]` bool, rows to append: in each column the first ones.
         """
         time, column = np.nonzero(chosen)
         index = (self.end[column] + time) % self.length * self.num_envs + column
@@ -162,11 +163,11 @@ class RowStore:
         self.end += chosen.sum(0)
 
     def end_broken_episodes(self, rows: Row, step_type: np.ndarray) -> Row:
-        """Makes rows LAST, their discounts unchanged, where the episode was lost and a FIRST row follows.
+        """Makes a MID row LAST if FIRST follows it, because its episode broke off; its discount stays.
 
         Args:
-          rows: T new ones, not appended yet.
-          step_type: `[T + 1, B]`, of each column's newest row and of the new ones; written in place.
+          rows: new rows `[T, B]`, before they are appended.
+          step_type: `[T + 1, B]` of each column's newest row and of the new ones, changed in place.
 
         Returns:
           The new rows.
@@ -183,7 +184,7 @@ class RowStore:
         return rows._replace(step_type=torch.from_numpy(step_type[1:]).to(self.device))
 
     def take(self, column: np.ndarray, position: np.ndarray) -> Row:
-        """Returns copies of the rows at `position` (`[L, N]`) of `column` (`[N]`), which must still be there."""
+        """Returns copies of the stored rows at `position` (`[L, N]`) of `column` (`[N]`)."""
         index = (position % self.length) * self.num_envs + column
         on_device = None if self.device.type == "cpu" else torch.from_numpy(index).to(self.device)
         taken = []
@@ -208,13 +209,13 @@ class RowStore:
         )
 
     def rewards(self, column: int, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rewards and discounts, `[n]` each, of the rows at these positions of a column."""
+        """Returns rewards and discounts, `[n]` each, of the rows at `position` (`[n]`) of a column."""
         assert self.rows is not None
         index = torch.from_numpy(position % self.length * self.num_envs + column).to(self.device)
         return self.rows.reward[index].cpu().numpy(), self.rows.discount[index].cpu().numpy()
 
     def step_types(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields, of each column, the position of its oldest row and the step types of all of its rows."""
+        """Yields each column's oldest position and the step types of all of its rows."""
         if self.rows is None:
             yield from [(0, np.zeros(0, np.int32))] * self.num_envs
             return
@@ -223,15 +224,15 @@ class RowStore:
             yield oldest, step_type[np.arange(oldest, end) % self.length, column]
 
     def clear(self) -> None:
-        """Forgets all rows; positions go on."""
+        """Removes all rows; positions continue."""
         self.start = self.end.copy()
 
     def close(self) -> None:
-        """Leaves the directory to other stores; nothing may be appended after that."""
+        """Unlocks the directory for other stores; nothing may be appended afterwards."""
         self._unlock()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns positions and the rows that are filled; these share the store's memory."""
+        """Returns positions and rows; the rows share the store's memory."""
         filled = int(min(self.end.max(), self.length)) * self.num_envs
         return {
             "pos": torch.from_numpy(self.end.copy()),
@@ -242,11 +243,11 @@ class RowStore:
         }
 
     def check_fits(self, state: dict[str, Any]) -> None:
-        """Checks that `state` is of such a store.
+        """Checks that `state` can be loaded.
 
         Raises:
           UsageError: it was saved with another capacity or number of environments.
-          ValueError: its counts do not agree with its rows.
+          ValueError: its positions do not agree with its rows.
         """
         pos, start = state["pos"], state["start"]
         if state["length"] != self.length or len(pos) != self.num_envs:
@@ -260,7 +261,7 @@ class RowStore:
             raise ValueError(f"positions {start.tolist()} to {pos.tolist()} of {[len(leaf) for leaf in saved]} rows")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a `state` that fits."""
+        """Restores a `state` that passes `check_fits`."""
         self.end, self.start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         self.env_id[:] = state["env_id"].numpy()
         self._has_env_id, self._has_all_env_ids = self.end > 0, False
@@ -272,7 +273,7 @@ class RowStore:
             leaf[: len(saved)] = saved.to(self.device)
 
     def check_valid(self) -> None:
-        """Raises AssertionError where positions, sizes and rows do not agree."""
+        """Raises AssertionError if positions, sizes and rows do not agree."""
         sizes = self.sizes()
         assert (sizes >= 0).all() and (sizes <= self.length).all()
         assert self._has_env_id[self.end > 0].all(), "a column has rows and no env_id"
@@ -283,28 +284,28 @@ class RowStore:
             assert len(leaf) == self.length * self.num_envs and leaf.data_ptr() == _address(grid)
 
     def _allocate(self, row: Row) -> None:
-        """Allocates memory for rows like this one, leaves `[*, ...]`."""
+        """Allocates memory for rows like this one, leaves `[B, ...]`."""
         count = self.length * self.num_envs
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
             unlock = files.lock(self._directory, self)
             if unlock is None:
                 raise UsageError(
-                    f"another replay keeps its rows in {self._directory}, and this one would overwrite them; give each "
-                    "run a directory of its own"
+                    f"another replay stores its rows in {self._directory}, and this one would overwrite them; use "
+                    "another directory for each run"
                 )
             self._unlock = unlock
         number = iter(range(1_000))
 
         def allocate(leaf: torch.Tensor) -> torch.Tensor:
             if self._directory is None:
-                # Untouched pages cost no memory: a large replay grows as it fills.
+                # Untouched pages take no memory: a large replay grows as it fills.
                 try:
                     return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
-                except RuntimeError as error:  # torch's word for no memory
+                except RuntimeError as error:  # torch raises it if memory is short
                     raise UsageError(
                         f"the capacity of replay is {count:,} rows, more than there is memory for "
-                        f"({first_line(error)}); lower it, or keep rows in files (ReplayBatches.directory)"
+                        f"({first_line(error)}); lower it, or store rows in files (ReplayBatches.directory)"
                     ) from error
             dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
             path = self._directory / f"leaf-{next(number):03d}.bin"
@@ -319,7 +320,7 @@ class RowStore:
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the first rows, as a tensor that is saved without the storage behind them; only on a GPU a copy."""
+    """Returns the first `count` rows as a tensor of its own storage size; a copy only on a GPU."""
     if count == len(leaf):
         return leaf
     return torch.from_numpy(leaf.numpy()[:count]) if leaf.device.type == "cpu" else leaf[:count].clone()

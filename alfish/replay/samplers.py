@@ -1,6 +1,7 @@
-"""Which windows of a ring are drawn: uniformly, by priority, or each once in every pass.
+"""Samplers of a ring's windows: uniform, by priority, or in passes that draw each window once.
 
-A sampler serves one ring, and does not hook into it: when it draws, it looks which rows have come and gone since.
+The ring does not call its samplers. A sampler compares the ring's positions with those of its last draw, and so finds
+new and overwritten rows.
 """
 
 import abc
@@ -18,28 +19,32 @@ from alfish.replay.start_index import rows_between
 from alfish.replay.sum_tree import SumTree
 from alfish.schedules import Schedule, as_schedule
 
-ALPHA_STEP = 0.01  # that an alpha moves before all weights are made anew
+ALPHA_STEP = 0.01  # change of alpha after which all weights are computed again
 
 
 class Sampler(abc.ABC):
-    """Which windows of a ring are drawn. `bind` it once, then draw. One sampler serves one ring.
+    """Draws windows from one ring, after one call of `bind`.
 
-    Its state belongs to the ring's rows: save both or neither, and load the rows first.
+    The state belongs to the ring's rows: save both or neither, and load the rows first.
+
+    Attributes:
+      uses_priorities: whether `update` must be called with the priorities of trained windows.
+      buffer, window_length: the arguments of `bind`.
     """
 
-    uses_priorities: ClassVar[bool] = False  # whether `update` must hear of what an update made of its windows
-    buffer: RingBuffer  # after `bind`
-    window_length: int  # after `bind`
+    uses_priorities: ClassVar[bool] = False
+    buffer: RingBuffer
+    window_length: int
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
-        """Takes the ring that it serves.
+        """Sets the ring to draw from.
 
         Args:
-          buffer: draws come out on its device.
+          buffer: the ring; draws are on its device.
           window_length: L, rows of every window.
 
         Raises:
-          UsageError: it serves a ring already.
+          UsageError: the sampler is bound already.
         """
         name = type(self).__name__
         if hasattr(self, "buffer"):
@@ -48,48 +53,52 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
-        """Where some windows start.
+        """Draws windows.
 
         Args:
           num_windows: N, of all minibatches together.
           progress: of the run, in [0, 1].
-          num_batches: how many minibatches they are cut into, one after another.
+          num_batches: number of minibatches that the windows are split into, in their order.
 
         Returns:
-          `[N]` each, on the ring's device. Any part of them, in a row, is a fair draw.
+          First rows of the windows, `[N]` each, on the ring's device. Any consecutive part of them is a fair draw.
 
         Raises:
-          UsageError: no row can start a window yet.
+          UsageError: no row may start a window yet.
         """
 
     def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
-        """Remembers how much windows that were drawn here deserve to be drawn again.
+        """Sets the priorities of windows that this sampler drew.
 
         Args:
           window: `[N]`, on any device.
           priority: `[N]`, finite and at least 0, on any device.
+
+        Raises:
+          TypeError: the sampler uses no priorities.
         """
         raise TypeError(f"{type(self).__name__} draws by no priorities; see Sampler.uses_priorities")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
+        """Returns all state that later draws depend on. Default: none."""
         return {}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Restores `state`; the ring's rows are loaded before. Default: nothing to restore."""
 
     def check_valid(self) -> None:
-        """Raises AssertionError where its books do not agree with one another, or with the ring."""
+        """Raises AssertionError if the state is inconsistent, or does not agree with the ring. Default: no checks."""
 
 
 @gin.configurable(module="alfish.replay")
 @checked
 class Uniform(Sampler):
-    """Every window alike, with replacement; or a share of them from the newest rows.
+    """Draws all windows with the same probability, with replacement; optionally some from the newest rows only.
 
     Args:
-      recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. It holds over a run, and
-        over any part of it to within one window. Where none of the newest rows may start a window, all rows are drawn
-        from.
-      recent_rows: how many rows of all environments together are the newest; each has its part of them.
+      recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. It is exact over any part
+        of a run to within one window. If none of the newest rows may start a window, all rows are drawn from.
+      recent_rows: number of rows that count as the newest, of all environments together, in equal parts.
     """
 
     def __init__(self, recent_fraction: UnitInterval = 0.0, recent_rows: PositiveInt | None = None):
@@ -106,7 +115,7 @@ class Uniform(Sampler):
             return
         assert self._recent_rows is not None
         self._newest = self._recent_rows // buffer.num_envs
-        # A state may be kept at the first row of a stretch, and the next one at the last row of its stretch.
+        # Two stored states may be as far apart as the first row of a stretch and the last row of the next one.
         needed = window_length + 2 * (buffer.state_period or 0)
         if self._newest < needed:
             raise UsageError(
@@ -117,7 +126,7 @@ class Uniform(Sampler):
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         if self._recent_fraction == 0:
             return self.buffer.draw(num_windows, self.window_length)
-        # Window k of the run is recent where the fraction of k + 1 windows holds one more than that of k.
+        # Window k of the run is a recent one if floor(fraction * (k + 1)) is more than floor(fraction * k).
         due = np.floor(self._recent_fraction * np.arange(self._num_drawn, self._num_drawn + num_windows + 1) + 1e-9)
         recent = torch.from_numpy(np.diff(due) > 0).to(self.buffer.device)
         column, position = (torch.empty(num_windows, dtype=torch.int64, device=self.buffer.device) for _ in range(2))
@@ -138,22 +147,22 @@ class Uniform(Sampler):
 @gin.configurable(module="alfish.replay")
 @checked
 class Prioritized(Sampler):
-    """Windows by the priority of their first row, with replacement, and weights that make up for it.
+    """Draws windows by the priority of their first row, with replacement, and returns importance weights.
 
         P(i) = p_i^alpha / sum_k p_k^alpha        w_i = (n P(i))^-beta
 
-    Here p_i is the priority last given plus `epsilon`, and n counts the rows that may start a window. At the first draw
-    that may start there, a row gets the largest p seen so far, and 1 at least.
+    p_i is the priority that row i was last given, plus `epsilon`. n is the number of rows that may start a window. A
+    new row has the largest p seen so far, at least 1.
 
-    Draws are independent of one another; the paper draws one in each N-th of the sum, which a cut into minibatches
-    would not survive.
+    Draws are independent of each other. The paper draws one window from each of N equal parts of the sum; that
+    stratification would be lost when the windows are split into minibatches.
 
     Args:
-      alpha: how much priorities matter, in [0, 1]: a number, or a schedule of progress. All p^alpha are made anew where
-        alpha has moved by 0.01 or more, and in between it stands still.
-      beta: how much of the bias is made up for, in [0, 1]: 1 is all; a number, or a schedule of progress.
-      normalize: divide a minibatch's weights by their largest, so that they only ever shrink a step.
-      epsilon: is added to every priority, so that no row is lost for good; positive.
+      alpha: exponent of priorities, in [0, 1]; 0 is uniform. A number or a schedule of progress, which takes effect in
+        steps of 0.01 or more, because all p^alpha are then computed again.
+      beta: exponent of the correction, in [0, 1]; 1 removes all bias. A number or a schedule of progress.
+      normalize: divides a minibatch's weights by the largest of them, so that weights only reduce a step.
+      epsilon: added to every priority, so that each row can be drawn again; positive.
 
     Source: Schaul et al., 2016, Prioritized Experience Replay, section 3.
     """
@@ -175,13 +184,13 @@ class Prioritized(Sampler):
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
         num_leaves = buffer.num_envs * buffer.length
-        # Leaf column * length + position % length is that of a row; priorities of those that may not be drawn are 0.
+        # A row is at leaf column * length + position % length; the priority is 0 if the row may not be drawn.
         self._priority = np.zeros(num_leaves, np.float32)  # p
         self._tree = SumTree(num_leaves)  # p^alpha
         self._alpha = self._exponent("alpha", self._alpha_schedule, 0.0)
         self._largest = np.float32(1)
         self._count = 0  # n
-        # Positions of each column that the last draw could start at, as far as `RingBuffer.start_range` goes.
+        # `RingBuffer.start_range` at the last draw: positions [low, high) of each column.
         self._low, self._high = np.zeros(buffer.num_envs, np.int64), np.zeros(buffer.num_envs, np.int64)
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
@@ -193,7 +202,7 @@ class Prioritized(Sampler):
         self._catch_up()
         if self._count == 0:
             raise no_window(self.window_length)
-        # torch's generator, which the trainer seeds and saves.
+        # From torch's global generator, because the trainer seeds and saves it.
         leaf = self._tree.find(torch.rand(num_windows, dtype=torch.float64).numpy())
         column, row = np.divmod(leaf, self.buffer.length)
         low = self._low[column]
@@ -206,17 +215,17 @@ class Prioritized(Sampler):
         return SequenceIndex(*(torch.from_numpy(leaf).to(self.buffer.device) for leaf in window))
 
     def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
-        """Remembers the priorities of windows.
+        """Sets the priorities of windows.
 
-        Those of rows that have been overwritten meanwhile, and that never could start a window, are dropped. Where a
-        window comes twice, its last priority counts.
+        Rows that are overwritten by now, and rows that may not start a window, are skipped. If a window is repeated,
+        its last priority counts.
 
         Args:
           window: `[N]`, on any device.
-          priority: `[N]`, finite and at least 0, on any device: |TD error|, say.
+          priority: `[N]`, finite and at least 0, on any device; e.g. |TD error|.
 
         Raises:
-          UsageError: a priority is not finite, or negative. None is remembered then.
+          UsageError: a priority is negative or not finite; then no priority is set.
         """
         column, position = window.column.cpu().numpy(), window.position.cpu().numpy()
         given = priority.detach().to("cpu", torch.float32).numpy()
@@ -229,12 +238,12 @@ class Prioritized(Sampler):
         if not fits.all():
             raise UsageError(
                 f"the algorithm's LossInfo.priority is {given[~fits][0]} for one of {len(given)} windows; it is finite "
-                "and at least 0, as |TD error| is: look for what diverges, or has a sign"
+                "and at least 0, e.g. |TD error|: find what diverges, or take the magnitude"
             )
         p = given + np.float32(self._epsilon)
         self._largest = max(self._largest, p.max(initial=0))
         leaf = self._leaf(column, position)
-        # Rows that came since the last draw are not looked at: the next one replaces what is written in their places.
+        # Rows newer than the last draw are not excluded: the next draw sets their priorities again.
         kept = (position >= self._low[column]) & (position < self._high[column]) & (self._priority[leaf] > 0)
         if not kept.all():
             leaf, p = leaf[kept], p[kept]
@@ -251,10 +260,10 @@ class Prioritized(Sampler):
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continues from `state`, when the ring has its rows again.
+        """Restores `state`; the ring's rows are loaded before.
 
         Raises:
-          UsageError: it was saved with another capacity or number of environments, or the ring does not hold its rows.
+          UsageError: it was saved with another capacity or number of environments, or the ring lacks its rows.
         """
         if len(state["priority"]) != len(self._priority) or len(state["low"]) != len(self._low):
             raise UsageError(
@@ -284,7 +293,7 @@ class Prioritized(Sampler):
         assert np.array_equal(self._priority[self._leaf(column, position)] > 0, may_start)
 
     def _catch_up(self) -> None:
-        """Takes the priorities of rows that are gone, and gives new rows the largest."""
+        """Sets the priorities of overwritten rows to 0, and those of new rows to the largest."""
         low, count = self.buffer.start_range(self.window_length)
         high = low + count
         if np.array_equal(low, self._low) and np.array_equal(high, self._high):
@@ -292,13 +301,13 @@ class Prioritized(Sampler):
         gone = self._leaf(*rows_between(self._low, np.minimum(self._high, low)))
         self._count -= np.count_nonzero(self._priority[gone])
         self._priority[gone] = 0
-        # Where a range was empty, its end says nothing: nobody has looked at the rows before it.
+        # The rows before the end of an empty range are not indexed yet.
         seen = np.where(self._low < self._high, self._high, 0)
         column, position = rows_between(np.maximum(seen, low), high)
         new, may_start = self._leaf(column, position), self.buffer.may_start(column, position)
         self._priority[new] = np.where(may_start, self._largest, 0)
         self._count += np.count_nonzero(may_start)
-        self._weigh(np.concatenate([gone, new]))  # a new row may lie where one is gone
+        self._weigh(np.concatenate([gone, new]))  # a new row may be at the place of an overwritten one
         self._low, self._high = low, high
 
     def _leaf(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -308,7 +317,7 @@ class Prioritized(Sampler):
         self._tree.set(leaf, self._weights(leaf))
 
     def _weights(self, leaf: np.ndarray) -> np.ndarray:
-        """p^alpha, in float64, and 0 where p is."""
+        """Returns p^alpha in float64; 0 if p is 0."""
         p = self._priority[leaf].astype(np.float64)
         return np.where(p > 0, p**self._alpha, 0)
 
@@ -323,15 +332,16 @@ class Prioritized(Sampler):
 @gin.configurable(module="alfish.replay")
 @checked
 class Epochs(Sampler):
-    """Every window once, in random order, before any comes again: for imitation, and to train on a whole buffer.
+    """Draws every window once, in random order, before any is repeated: e.g. for imitation.
 
-    A pass is over the rows that could start a window when it began. Of these, those overwritten meanwhile are left out;
-    rows that have come meanwhile wait for the next pass. A draw that reaches a pass's end goes on in the next.
+    A pass consists of the rows that may start a window when it begins. It skips rows that are overwritten during the
+    pass; rows that are added during the pass wait for the next one. A draw that reaches the end of a pass continues in
+    the next pass.
     """
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
-        self._column = self._position = np.zeros(0, np.int64)  # what is left of the pass
+        self._column = self._position = np.zeros(0, np.int64)  # rest of the pass
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         low, count = self.buffer.start_range(self.window_length)
@@ -352,10 +362,10 @@ class Epochs(Sampler):
         return {"column": torch.from_numpy(self._column.copy()), "position": torch.from_numpy(self._position.copy())}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Continues from `state`, when the ring has its rows again.
+        """Restores `state`; the ring's rows are loaded before.
 
         Raises:
-          UsageError: the ring does not hold its rows.
+          UsageError: the ring lacks its rows.
         """
         column, position = state["column"].numpy().copy(), state["position"].numpy().copy()
         high = np.zeros(max(self.buffer.num_envs, column.max(initial=-1) + 1), np.int64)
@@ -371,7 +381,7 @@ class Epochs(Sampler):
         assert len(set(zip(column.tolist(), position.tolist()))) == len(column), "a window comes twice in a pass"
 
     def _begin(self, low: np.ndarray, high: np.ndarray) -> None:
-        """Starts a pass over the rows that may start a window now."""
+        """Begins a pass over the rows that may start a window now."""
         column, position = rows_between(low, high)
         may_start = np.flatnonzero(self.buffer.may_start(column, position))
         if not len(may_start):
@@ -381,10 +391,10 @@ class Epochs(Sampler):
 
 
 def _check_held(buffer: RingBuffer, window_length: int, high: np.ndarray) -> None:
-    """Raises where a ring has not come as far as the positions (`[B]`) that a sampler was saved with."""
+    """Raises UsageError if a ring has fewer rows than positions `high` (`[B]`) of a saved sampler."""
     low, count = buffer.start_range(window_length)
     if len(high) != len(low) or (high > low + count).any():
         raise UsageError(
             "the saved state of the sampler is of rows that this replay does not hold; load the rows that were saved "
-            "with it first, or neither"
+            "with it first, or load neither"
         )

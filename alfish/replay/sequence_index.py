@@ -1,4 +1,4 @@
-"""Where windows of a ring start, and its rows for whoever gathers windows by itself."""
+"""Indices of windows in a ring, and a view of its rows from which they are gathered."""
 
 from typing import NamedTuple
 
@@ -10,22 +10,22 @@ from alfish.replay.row_store import Row
 
 
 class SequenceIndex(NamedTuple):
-    """Where windows start."""
+    """First rows of N windows."""
 
     column: torch.Tensor  # [N] int64
     position: torch.Tensor  # [N] int64
-    weight: torch.Tensor | None = None  # [N] float32, importance weight; None: all 1
+    weight: torch.Tensor | None = None  # [N] float32, importance weights; None: all are 1
 
 
 class RingView(NamedTuple):
-    """A ring's rows where they lie, for a graph that gathers windows by itself. They change as the ring does."""
+    """View of a ring's stored rows, for a graph that gathers windows by itself. The rows change with the ring."""
 
     rows: Row  # leaves [length * B, ...], row (position % length) * B + column
     env_id: torch.Tensor  # [B]
-    offset: torch.Tensor  # [L, 1] int64, of a window's rows from its first: 0 to L - 1
+    offset: torch.Tensor  # [L, 1] int64, 0 to L - 1: a window's rows relative to its first
 
     def windows(self, start: SequenceIndex) -> Batch:
-        """As `RingBuffer.windows`."""
+        """Returns the windows that begin at `start`, as `RingBuffer.windows` does."""
         num_envs = len(self.env_id)
         length = len(self.rows.step_type) // num_envs
         index = (start.position + self.offset) % length * num_envs + start.column

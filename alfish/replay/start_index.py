@@ -10,39 +10,41 @@ from alfish.errors import UsageError
 from alfish.replay.row_store import RowStore
 from alfish.replay.state_store import StateStore
 
-MAX_ROUNDS = 1000  # of a draw, in each of which every window missing is drawn again
+MAX_ROUNDS = 1000  # of rejection sampling in one draw
 
 
 class StartIndex:
-    """Keeps which rows may start a window: those that train (`data.trainable`) or, with states, those that have one.
+    """Stores which rows may start a window.
+
+    These are the rows that train (`data.trainable`) or, if states are stored, the rows with a state.
 
     Args:
-      store: the rows.
-      states: theirs; None: none are stored.
-      num_ignored: oldest rows of a column at which no window may start where rows before them are missing.
+      store: rows to index.
+      states: states of these rows; None: none are stored.
+      num_ignored: number of oldest rows in a column at which no window may start, if rows before them are missing.
     """
 
     def __init__(self, store: RowStore, states: StateStore | None = None, num_ignored: int = 0):
         self._store, self._states, self._num_ignored = store, states, num_ignored
         self._length, self._num_envs = store.length, store.num_envs
-        # On the host, where windows are drawn. The newest row of a column has no successor yet.
+        # On the host, because windows are drawn there. The newest row of a column has no successor, so it is False.
         self._trains = np.zeros((store.length, store.num_envs), bool)
         self._newest = np.full(store.num_envs, StepType.PAD, np.int32)  # step type of each newest row; PAD: none
         self._tickets = torch.empty(0, dtype=torch.int64)
         self._tickets_view = self._tickets.numpy()
 
     def after_newest(self, step_type: np.ndarray) -> np.ndarray:
-        """Returns step types of new rows behind that of each column's newest row: `[T, B]` becomes `[T + 1, B]`."""
+        """Returns `[T + 1, B]` step types: of each column's newest row, and `step_type` `[T, B]` of new rows."""
         return np.concatenate([self._newest[None], step_type])
 
     def push(self, columns: slice, position: int, step_type: np.ndarray, is_quiet: bool = False) -> None:
-        """Marks new rows, and the newest row before them.
+        """Indexes new rows, and the row before them, which now has a successor.
 
         Args:
-          columns: that the rows are of; each stands at `position`.
-          position: of the first new row.
-          step_type: `[T + 1, C]`, of the newest row and of T new ones.
-          is_quiet: whether all are MID.
+          columns: C of the columns.
+          position: of the first new row, the same in these columns.
+          step_type: `[T + 1, C]`, of the row before and of T new rows.
+          is_quiet: whether all step types are MID.
         """
         first, num_rows = (position - 1) % self._length, len(step_type) - 1
         at: Any = slice(first, first + num_rows)
@@ -53,19 +55,20 @@ class StartIndex:
         self._newest[columns] = step_type[-1]
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first position at which a window may start, and the number of positions from it on, `[B]` both.
-
-        As far as the rows around them are concerned; `may_start` has the last word.
+        """Returns the range of positions in which windows may start; `may_start` excludes rows within it.
 
         Args:
           window_length: L, rows.
-          newest: only among this many newest rows of each column; None: among all.
+          newest: only this many newest rows of each column; None: all rows.
+
+        Returns:
+          The first position of each column's range and the number of positions in it, `[B]` int64 each.
         """
         end, rows = self._store.end, self._store.rows
         low = oldest = self._store.oldest()
         if self._num_ignored and rows is not None:
-            misses = oldest > 0  # rows before the oldest one
-            # A resumed run whose rows were not saved may begin within an episode.
+            misses = oldest > 0  # whether rows before the oldest one are missing
+            # The first row of a resumed run without its rows may be within an episode.
             misses = misses | (rows.step_type[: self._num_envs] != StepType.FIRST).cpu().numpy()
             low = oldest + np.where(misses, self._num_ignored, 0)
         if newest is not None:
@@ -77,16 +80,17 @@ class StartIndex:
         return int(self._trains.sum())
 
     def may_start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Returns whether rows (`[N]` int64 both), which must still be there, may start a window, `[N]` bool."""
+        """Returns whether the stored rows at `position` (`[N]`) of `column` (`[N]`) may start a window, `[N]` bool."""
         if self._states is not None:
             return self._states.has(column, position)
         row = position % self._length
         return self._trains.take(row if self._num_envs == 1 else row * self._num_envs + column)
 
     def draw(self, num_windows: int, low: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Draws rows uniformly, with replacement, from those that may start a window.
+        """Draws rows that may start a window uniformly, with replacement.
 
-        By rejection: rows of the ranges are drawn, or with states stretches, and again where one may not start.
+        Rejection sampling: draws from all rows of the ranges, or from all stretches if states are stored, and draws
+        again for those that may not start a window.
 
         Args:
           num_windows: N.
@@ -94,10 +98,10 @@ class StartIndex:
           count: `[B]` int64, the number of positions in it.
 
         Returns:
-          Columns and positions, `[N]` int64 both; None where no row of the ranges may start a window.
+          Columns and positions, `[N]` int64 each; None if no row of the ranges may start a window.
 
         Raises:
-          UsageError: next to no row may.
+          UsageError: too few rows may start a window.
         """
         lowest, end = low, low + count
         if self._states is not None:
@@ -130,13 +134,13 @@ class StartIndex:
             if len(chosen) == 0 and not self.may_start(*rows_between(lowest, end)).any():
                 return None
         else:
-            raise UsageError("the replay holds hardly a row to start from: its episodes may all have length 0")
+            raise UsageError("almost no row of the replay may start a window; its episodes may all have length 0")
         if len(columns) == 1:
             return columns[0], positions[0]
         return np.concatenate(columns), np.concatenate(positions)
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Removes all rows."""
         self._trains[:] = False
         self._newest[:] = StepType.PAD
 
@@ -144,12 +148,12 @@ class StartIndex:
         return {"startable": torch.from_numpy(self._trains.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state`, when the rows are loaded."""
+        """Restores `state`; the rows are loaded before."""
         self._trains[:] = state["startable"].numpy()
         self._newest[:] = self._newest_step_types()
 
     def check_valid(self) -> None:
-        """Raises AssertionError where the index does not agree with the rows."""
+        """Raises AssertionError if the index does not agree with the rows."""
         trains = np.zeros_like(self._trains)
         for column, (oldest, step_type) in enumerate(self._store.step_types()):
             if len(step_type) > 1:
@@ -162,8 +166,10 @@ class StartIndex:
         return [kinds[-1] if len(kinds) else StepType.PAD for _, kinds in self._store.step_types()]
 
     def _draw_tickets(self, count: int, total: int) -> np.ndarray:
-        """Returns `count` random integers in [0, total) from torch's global generator, which the trainer seeds and
-        saves. The next call overwrites the array."""
+        """Returns `count` random integers in [0, total) from torch's global generator.
+
+        The trainer seeds and saves that generator. The next call overwrites the returned array.
+        """
         if len(self._tickets_view) != count:
             self._tickets = torch.empty(count, dtype=torch.int64)  # allocating takes longer than drawing
             self._tickets_view = self._tickets.numpy()
@@ -172,7 +178,7 @@ class StartIndex:
 
 
 def rows_between(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns columns and positions (`[N]` int64 both) of the rows in `[low, high)` (`[B]` both), column by column."""
+    """Returns columns and positions, `[N]` int64 each, of all rows in `[low, high)` (`[B]` each), column by column."""
     count = np.maximum(high - low, 0)
     column = np.repeat(np.arange(len(low)), count)
     return column, np.arange(len(column)) + np.repeat(low - (np.cumsum(count) - count), count)

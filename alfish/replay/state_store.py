@@ -1,4 +1,4 @@
-"""The states of a policy's memory that a ring stores, one in each stretch of rows."""
+"""Storage for states of a policy's memory, one in each stretch of a ring's rows."""
 
 from typing import Any
 
@@ -11,30 +11,30 @@ from alfish.replay.row_store import RowStore
 
 
 class StateStore:
-    """Stores the state of one row in each stretch of `period` positions of a column, for as long as its row is there.
+    """Stores the state of one row in each stretch of `period` positions of a column.
 
-    Stretch k of a column lies in slot k % number of slots; there are as many slots as stretches that the rows of a
-    column can touch.
+    Slot k % num_slots holds the state of stretch k. There are as many slots as stretches that the stored rows of a
+    column can span.
 
     Args:
-      store: the rows that the states belong to; states are stored on its device.
-      period: positions of a stretch.
+      store: rows that the states belong to; states are stored on the same device.
+      period: number of positions in a stretch.
     """
 
     def __init__(self, store: RowStore, period: int):
         self._store, self.period = store, period
         self._num_slots = -(-(store.length - 1) // period) + 1
-        self._position = np.full((self._num_slots, store.num_envs), -1)  # of states' rows; -1: there is none
+        self._position = np.full((self._num_slots, store.num_envs), -1)  # of each state's row; -1: no state
         self._columns = np.arange(store.num_envs)
         self._states: Nest = None  # leaves [slots * B, ...], state slot * B + column
-        self._knows_structure = False  # NamedTuples within states, which a checkpoint does not keep
+        self._knows_structure = False  # whether NamedTuples within states are known; a checkpoint drops them
 
     def push(self, state: Nest, has_row: np.ndarray) -> None:
-        """Stores the states of each column's next row, which is appended after this, where its stretch has none yet.
+        """Stores the state of each column's next row, if its stretch has no state yet. Call it before the append.
 
         Args:
           state: leaves `[B, ...]`, arrays or tensors.
-          has_row: `[B]` bool, whether the column gets such a row.
+          has_row: `[B]` bool, whether a row is appended to the column.
         """
         position, device = self._store.end, self._store.device
         state = nest.tensors(state, device)
@@ -48,25 +48,25 @@ class StateStore:
             kept[index.to(device)] = leaf[column.to(device)]
 
     def position(self, column: np.ndarray, stretch: np.ndarray) -> np.ndarray:
-        """Returns the position of the row whose state is in the slot of a stretch, `[N]`.
+        """Returns the position of the row whose state is in the slot of `stretch` (`[N]`) of `column` (`[N]`).
 
-        It may be of an older stretch, whose rows are overwritten; -1 where there is none.
+        The row may belong to an older stretch that is overwritten; -1 if the slot is empty.
         """
         return self._position[stretch % self._num_slots, column]
 
     def has(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """`[N]` bool: whether the states of these rows are stored."""
+        """Returns whether the states of these rows are stored, `[N]` bool."""
         return self._position[position // self.period % self._num_slots, column] == position
 
     def take(self, column: np.ndarray, position: np.ndarray) -> Nest:
-        """Returns copies of the states of these rows (`[N]` both), which must be stored; leaves `[N, ...]`."""
+        """Returns copies of the stored states of these rows, leaves `[N, ...]`."""
         assert self.has(column, position).all(), "a window starts where no state is stored"
         slot = position // self.period % self._num_slots
         index = torch.from_numpy(slot * self._store.num_envs + column).to(self._store.device)
         return nest.at(self._states, index)
 
     def clear(self) -> None:
-        """Forgets all states."""
+        """Removes all states."""
         self._position[:] = -1
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class StateStore:
         self._knows_structure = False
 
     def check_valid(self) -> None:
-        """Raises AssertionError where a state is not in the slot of its row."""
+        """Raises AssertionError if a state is not in the slot of its row, or its row is not stored."""
         slot, column = np.nonzero(self._position >= 0)
         position = self._position[slot, column]
         assert (position < self._store.end[column]).all() and (position >= self._store.start[column]).all()
@@ -87,7 +87,7 @@ class StateStore:
             assert all(len(leaf) == self._num_slots * self._store.num_envs for leaf in nest.leaves(self._states))
 
     def _prepare(self, state: Nest) -> None:
-        """Makes room for such states, leaves `[B, ...]`; after a load, restores their NamedTuples."""
+        """Allocates memory for states like this one, leaves `[B, ...]`; after a load, restores their NamedTuples."""
         if self._knows_structure:
             return
         if self._states is None:

@@ -1,4 +1,4 @@
-"""Numbers that are drawn in proportion to their weights, and whose weights change."""
+"""Draws of numbers in proportion to weights that change."""
 
 import itertools
 
@@ -6,37 +6,37 @@ import numpy as np
 import torch
 
 FAN_OUT = 16  # children of a sum, in two cache lines
-MAX_TOP_SIZE = 4096  # sums that are gone through one by one; above more, there are sums of these
+MAX_TOP_SIZE = 4096  # largest level that is searched as a whole; a larger one gets a level of sums above it
 
 
 class SumTree:
-    """Weights, sums of each 16 of them, sums of each 16 of those, and so on to a level that is short.
+    """Tree of sums over weights: each node is the sum of 16 nodes of the level below.
 
-    A sum is always made anew of its children, never changed by a difference, so it does not drift, and is the same
-    whatever was set before. A wide tree has few levels, and each of them is a few operations on whole arrays.
+    A sum is always computed from its children and never changed by a difference. So it does not drift, and does not
+    depend on earlier weights. A wide tree has few levels, and each takes a few operations on whole arrays.
 
     Args:
-      size: how many weights; all are 0 at first.
+      size: number of weights; all are 0 at first.
     """
 
     def __init__(self, size: int):
         self._size = size
-        self._levels = [_zeros(size)]  # float64, the weights first, filled up with zeros to whole families
+        self._levels = [_zeros(size)]  # float64, weights first, padded with zeros to whole families
         while len(self._levels[-1]) > MAX_TOP_SIZE:
             self._levels.append(_zeros(len(self._levels[-1]) // FAN_OUT))
         self._families = [level.reshape(-1, FAN_OUT) for level in self._levels]  # views
 
     @property
     def total(self) -> float:
-        """The sum of all weights."""
+        """Sum of all weights."""
         return float(self._levels[-1].sum())
 
     def weights(self, index: np.ndarray) -> np.ndarray:
-        """`[N]` float64, of these numbers (`[N]` int64)."""
+        """Returns the weights of `index` (`[N]` int64), `[N]` float64."""
         return self._levels[0].take(index)
 
     def set(self, index: np.ndarray, weight: np.ndarray) -> None:
-        """Sets the weights of some numbers. Where one comes twice, its last weight counts.
+        """Sets the weights of some numbers; the last weight counts if a number is repeated.
 
         Args:
           index: `[N]` int64 in [0, size).
@@ -51,15 +51,15 @@ class SumTree:
                 sums[: len(families)] = families.sum(axis=1)
 
     def find(self, fraction: np.ndarray) -> np.ndarray:
-        """The numbers at which the running sum of weights first exceeds these fractions of the total.
+        """Returns the numbers at which the running sum of weights first exceeds fractions of the total.
 
-        For uniform fractions, a number comes as often as its share of the total, and never where its weight is 0.
+        With uniform fractions, the probability of a number is its weight over the total. A weight of 0 is never found.
 
         Args:
           fraction: `[N]` float64 in [0, 1).
 
         Returns:
-          `[N]` int64. The total must be positive.
+          `[N]` int64; the total must be positive.
         """
         reached = _running_sum(self._levels[-1])
         point = fraction * reached[-1]  # less than the total, however it is rounded
@@ -68,10 +68,10 @@ class SumTree:
         for families in reversed(self._families[:-1]):
             family = families.take(index, axis=0)
             reached = _running_sum(family)  # [N, FAN_OUT]
-            # A point that rounding has put beside its family goes to the family's edge: the sum that its parent has
-            # was made in another order.
+            # The parent's sum was computed in another order, so rounding may move a point out of its family: clip it
+            # to the family's range.
             point = np.minimum(np.maximum(rest, 0), np.nextafter(reached[:, -1], 0))
-            # The first child beyond the point: the running sum steps over it there, so its weight is positive.
+            # The first child whose running sum exceeds the point; the sum increases there, so its weight is positive.
             child = (reached > point[:, None]).argmax(axis=1)
             at = np.arange(0, family.size, FAN_OUT) + child
             rest = point - reached.take(at) + family.take(at)
@@ -79,7 +79,7 @@ class SumTree:
         return index
 
     def check_valid(self) -> None:
-        """Raises AssertionError where a sum is not that of its children, to the last bit."""
+        """Raises AssertionError if a sum is not exactly that of its children."""
         assert np.isfinite(self._levels[0]).all() and (self._levels[0] >= 0).all()
         assert not self._levels[0][self._size :].any(), "a weight behind the last one"
         for families, sums in itertools.zip_longest(self._families, self._levels[1:]):
@@ -93,5 +93,5 @@ def _zeros(size: int) -> np.ndarray:
 
 
 def _running_sum(weight: np.ndarray) -> np.ndarray:
-    """Along the last axis. torch keeps the sum in a register, and takes a third of numpy's time."""
+    """Returns the running sum along the last axis. torch needs a third of numpy's time."""
     return torch.from_numpy(weight).cumsum(-1).numpy()

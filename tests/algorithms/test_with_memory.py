@@ -366,7 +366,7 @@ def test_sac_acts_by_its_memory():
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"state_period": 3}, "state_period is 3, and Trainer.unroll_length 4; .* raise the one"),
+    ({"state_period": 3}, "state_period is 3, and Trainer.unroll_length 4; .* raise state_period"),
     ({"capacity": 41, "warmup_env_steps": 41}, "capacity is 41, too little for one window of 10 rows"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_the_memory_are_refused_with_a_remedy(settings, message):
@@ -402,8 +402,8 @@ def test_a_stored_state_and_another_goal_do_not_go_together():
     with pytest.raises(UsageError) as error:
         ReplayBatches(window_length=4, hindsight=HindsightReplay).bind(dqn, transforms, 4, B)
     assert str(error.value) == (
-        "HindsightReplay gives windows another goal, and the memory of DQN begins them with a state that has seen the "
-        "old one; leave the memory or hindsight out"
+        "HindsightReplay changes the goal of windows, and the memory of DQN begins them with a state computed under "
+        "the old goal; leave the memory or hindsight out"
     )
 
 

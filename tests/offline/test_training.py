@@ -230,7 +230,7 @@ def test_evaluating_a_run_reads_no_data(tmp_path):
         ({"batch_size": 0}, "batch_size is 0"),
         ({"updates_per_iteration": 0}, "updates_per_iteration is 0"),
         ({"window_length": 1}, "window_length is 1"),
-        ({"burn_in": 2}, "Regressor has no memory to warm up"),
+        ({"burn_in": 2}, "Regressor has no memory that needs it"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(tmp_path, settings, complaint):
@@ -572,7 +572,7 @@ def test_a_priority_of_another_shape_is_named(tmp_path):
 
 def test_hindsight_and_stacks_of_frames_do_not_go_together(tmp_path):
     hindsight = functools.partial(HindsightReplay, lambda achieved, goal: achieved)
-    with pytest.raises(UsageError, match="a transform looks at rows before them"):
+    with pytest.raises(UsageError, match="a transform reads rows before them"):
         offline(tmp_path, Stacked, transforms=[FrameStack], batches={"hindsight": hindsight}).train()
 
 

@@ -421,7 +421,7 @@ def test_settings_out_of_range_are_named(settings, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"reward_fn": lambda a, g: (a == g).float()}, r"reward_fn was given two tensors of 30 goals.*\(30, 3\)"),
+        ({"reward_fn": lambda a, g: (a == g).float()}, r"reward_fn received two tensors of 30 goals.*\(30, 3\)"),
         ({"reward_fn": lambda a, g: 0.0}, "returned float"),
         ({"terminated_fn": lambda a, g: (a == g).all()}, r"terminated_fn .*returned \(\)"),
     ],
@@ -622,8 +622,8 @@ def test_terminations_come_from_the_environment_by_name():
         (
             Scalar,
             {"terminated_fn": "compute_terminated"},
-            "HindsightReplay.terminated_fn: compute_terminated of the environment was given 36 rows of goals, and "
-            "returned shape []; it returns one value a row: mend it, or bind a function of (achieved goals, goals)",
+            "HindsightReplay.terminated_fn: compute_terminated of the environment received 36 rows of goals and "
+            "returned shape []; return one value a row, or bind a function of (achieved goals, goals)",
         ),
     ],
 )
@@ -632,5 +632,5 @@ def test_what_the_environment_lacks_is_said_in_a_sentence(make, settings, senten
         if make is Scalar:
             named(make_environment(make, num_envs=2), **settings)
         else:
-            HindsightReplay(**settings).start(make_environment(make).method, Reaching().observation_space)
+            HindsightReplay(**settings).start(make_environment(make))
     assert str(error.value) == sentence

@@ -629,7 +629,7 @@ def test_what_was_pushed_may_be_written_afterwards():
 def test_a_directory_is_one_rings_until_it_is_closed_or_gone(tmp_path):
     columns, rings = Columns(2), [RingBuffer(40, 2, directory=tmp_path) for _ in range(3)]
     rings[0].push(columns.unroll([4, 4]))
-    with pytest.raises(UsageError, match="another replay keeps its rows in"):
+    with pytest.raises(UsageError, match="another replay stores its rows in"):
         rings[1].push(columns.unroll([4, 4]))
     rings[0].close()
     rings[1].push(columns.unroll([4, 4]))
