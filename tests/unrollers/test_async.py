@@ -809,7 +809,7 @@ def test_when_the_trainer_is_killed_nothing_is_left():
             trainer.wait()
             began = time.monotonic()
             while any(Path(f"/proc/{pid}").exists() for pid in pids):
-                assert time.monotonic() - began < 3
+                assert time.monotonic() - began < 4.5  # less than the lifeline takes
                 time.sleep(0.05)
     began = time.monotonic()
     while not set(os.listdir("/dev/shm")) <= shared_before:  # tests in other processes may hold some for a while

@@ -201,7 +201,7 @@ def main(trainer_fd: int) -> None:
     gc.freeze()  # keeps garbage collection in workers from copying the shared pages
     fds = _serve(socket.socket(fileno=trainer_fd))
     if not fds:
-        return
+        os._exit(0)  # without the interpreter's clean-up, which would delay the end of the workers
     memory, directory, *streams = fds[:4]
     launch: Launch = from_bytes(SharedMemory(os.fstat(memory).st_size, memory).read())
     os.fchdir(directory)
