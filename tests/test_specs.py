@@ -329,7 +329,7 @@ def test_no_rounding_leads_beyond_the_bounds(name, device):
 
 
 def test_bounds_of_one_decimal_are_never_left():
-    """Where the ends of [-1, 1] are rounded to what the environment would refuse."""
+    """The ends of [-1, 1] could be rounded to values outside the space."""
     count = 0
     for low in range(-20, 20, 3):
         for high in range(low + 1, 30, 4):

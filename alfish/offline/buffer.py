@@ -213,7 +213,7 @@ class OfflineBuffer(EpisodeBuffer):
             raise UsageError(
                 f"{self.report.name} now has {here['num_rows']:,} rows in {here['num_columns']} columns, and the run "
                 f"was saved with {state['num_rows']:,} in {state['num_columns']}, or with others; put the data "
-                "back, or start anew in another directory"
+                "back, or start a new run in another directory"
             )
 
 

@@ -19,7 +19,7 @@ from alfish.offline.spaces import Spaces
 
 @dataclass(frozen=True)
 class Leaf:
-    """What a leaf of an observation or action is in each step."""
+    """Shape, dtype and space of a leaf of an observation or action in each step."""
 
     shape: tuple[int, ...]
     dtype: np.dtype  # that it is kept in

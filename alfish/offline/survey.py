@@ -50,7 +50,7 @@ class Survey:
             warn(
                 "warning",
                 f"{self._num_at_bounds:,} of {self._num_bounded:,} entries of actions are exactly at a bound, which a "
-                "tanh policy cannot reach: they are trained on as a hair less",
+                "tanh policy cannot reach: they are trained as slightly smaller values",
             )
         for name in self._form.action_names():
             low, high = (np.atleast_1d(end) for end in self._report.range_of(name) or (0, 1))

@@ -1,4 +1,4 @@
-"""What tests of data sets start from."""
+"""Fixtures of the tests of data sets."""
 
 import pytest
 from data_sets import NEEDS_MINARI
@@ -9,7 +9,7 @@ from alfish.offline.sources import files, flat
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Where Minari keeps data sets."""
+    """Directory of Minari's data sets."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     return tmp_path / "minari"
 

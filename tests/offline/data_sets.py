@@ -51,7 +51,7 @@ def read(name):
 
 
 def about(name):
-    """What a data set says of itself."""
+    """Returns the description of a data set."""
     scheme, _, where = name.partition(":")
     if scheme == "alfish":
         with open(os.path.join(where, "data_set.json")) as file:

@@ -93,13 +93,13 @@ def assert_windows(buffer, episodes):
 
 
 def unstretched(actions):
-    """Of `BOX_SPACES`, in [-1, 1]."""
+    """Returns actions of `BOX_SPACES` in [-1, 1]."""
     low, high = BOX_SPACES.action.low, BOX_SPACES.action.high
     return ((actions - low) / (high - low) * 2 - 1).astype(np.float32)
 
 
 def without_final(episodes):
-    """What is left where no final observation is stored: terminated ones repeat the last, others are a step shorter."""
+    """Returns the episodes as read without final observations: terminated ones repeat the last, others lose a step."""
     left = []
     for id, observations, actions, rewards, terminated, truncated in episodes:
         if terminated[-1]:

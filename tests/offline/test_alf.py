@@ -27,7 +27,7 @@ def rows_of(episodes):
 
 
 def checkpoint(columns, length, prefix="_replay_buffer.", stops=None):
-    """What ALF saves for rings of `length` rows that these columns were written into, up to row `stops[env]`."""
+    """Returns ALF's state of rings of `length` rows into which these columns were written, up to row `stops[env]`."""
     stops = stops or [len(rows["action"]) for rows in columns]
     entries = {}
     for name, example in columns[0].items():
@@ -110,7 +110,7 @@ def test_nested_observations_come_as_their_names_say(tmp_path):
         (lambda e: {k: v for k, v in e.items() if "reward" not in k}, "has no reward"),
         (
             lambda e: {f"_replay_buffer.{k}": torch.zeros(1) for k in ("_buffer0", "_current_pos", "_current_size")},
-            "numbered",
+            "was saved by an old ALF",
         ),
         (lambda e: {k: v for k, v in e.items() if k != "_replay_buffer.action"}, "has no action"),
         (lambda e: e | {"_replay_buffer._current_size": torch.tensor([2**55])}, "is damaged: rings of 60 rows hold"),

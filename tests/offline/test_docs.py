@@ -26,7 +26,7 @@ def blocks():
 
 
 def alf_checkpoint(path):
-    """Of the page's own data, as ALF lays it out."""
+    """Writes the page's data as a checkpoint of ALF."""
     episodes = list(open_source("alfish:data/pendulum").episodes())
     columns = [
         {

@@ -1,4 +1,4 @@
-"""What a run has kept becomes a data set, row by row."""
+"""A run's replay becomes a data set, row by row."""
 
 import hashlib
 

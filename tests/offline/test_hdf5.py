@@ -278,7 +278,7 @@ def minari(episodes):
 
 
 def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
-    """Of chunks that were never written HDF5 gives zeros."""
+    """HDF5 returns zeros for chunks that were never written."""
     for shape, chunks, words in (
         ((10**12,), (1000,), "declares 4.0 TB of content and has"),
         ((10**12, 1), (1000, 1), "declares 4.0 TB of content and has"),

@@ -1,4 +1,4 @@
-"""What a policy did is recorded to the last bit, with what made it."""
+"""A policy's episodes are recorded to the bit, with their origin."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a run of ours has collected comes back row by row, through the command line as a user would."""
+"""Rows of a run are read again, one by one, with the commands of a user."""
 
 import re
 

@@ -278,7 +278,7 @@ def test_spaces_survive_json(space):
         ("h5:a.h5", "no scheme 'h5'"),
         ("data/mine.npz", "has no scheme; if it is what its name says, write npz:data/mine.npz"),
         ("hopper", "'hopper' has no scheme.* minari:mujoco/hopper/expert-v0"),
-        ("npz:", "no more than the scheme; an example is npz:mine.npz"),
+        ("npz:", "a scheme without a path; an example is npz:mine.npz"),
     ],
 )
 def test_a_source_that_does_not_exist_is_answered_with_what_does(name, words):

@@ -41,7 +41,7 @@ class Collecting(Stamped):
 
 
 class Resumable(gymnasium.vector.SyncVectorEnv):
-    """Of Collecting, and a run goes on in it as if nothing had been."""
+    """Vector environment of Collecting whose state is saved and restored."""
 
     def __init__(self, num_envs=1):
         super().__init__([Collecting] * num_envs)

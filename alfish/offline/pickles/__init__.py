@@ -54,7 +54,7 @@ def load(path: Path, what: str, inert: Iterable[str]) -> Any:
             return read(file, inert)
         except RefusedError as error:
             raise UsageError(
-                f"{path} is refused: it wants to load {error}, which {what} has no use for; nothing of it was executed"
+                f"{path} is refused: it wants to load {error}, which {what} does not need; nothing of it was executed"
             ) from error
         except (ValueError, TypeError, LookupError, MemoryError) as error:
             if file.tell() == size and not isinstance(error, PickleError):

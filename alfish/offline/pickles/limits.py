@@ -29,4 +29,4 @@ class CopyBudget:
         """
         self._left -= len(values)
         if self._left < 0:
-            raise PickleError("it makes far more of what it holds than it holds")
+            raise PickleError("it copies its parts far more often than its size allows")

@@ -72,7 +72,7 @@ class Machine:
                     raise PickleError(f"its instruction {name} is not read")
                 step(argument)
             if len(self._stack) > MAX_WAITING or len(self._below) > MAX_WAITING:
-                raise PickleError(f"more than {MAX_WAITING:,} values in it wait for others")
+                raise PickleError(f"it leaves more than {MAX_WAITING:,} values unfinished")
         return self._stack.pop()
 
     def _proto(self, _: Any) -> None: ...

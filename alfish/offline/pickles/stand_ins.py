@@ -29,7 +29,7 @@ class DType:
 
     def __init__(self, code: Any, *_: Any):
         if not (isinstance(code, str) and (code in DTYPES or TEXT.fullmatch(code))):
-            raise PickleError(f"it holds numbers of a kind that is not read ({shown(code)})")
+            raise PickleError(f"it has numbers of a type that is not supported ({shown(code)})")
         self._code, self._order = code, "="
 
     def __setstate__(self, state: Any) -> None:

@@ -50,7 +50,7 @@ def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
     if not colon or scheme not in SCHEMES:
         raise UsageError(_unknown(name, scheme if colon else ""))
     if not where:
-        raise UsageError(f"{name!r} says no more than the scheme; an example is {SCHEMES[scheme].example}")
+        raise UsageError(f"{name!r} is a scheme without a path; an example is {SCHEMES[scheme].example}")
     module = importlib.import_module(f"alfish.offline.sources.{SCHEMES[scheme].module}")
     return _Opened(name, lambda: getattr(module, SCHEMES[scheme].source)(where, environment))
 

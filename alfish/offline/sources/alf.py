@@ -47,8 +47,8 @@ class ALFSource(EpisodeSource):
         lacking = [name for name, value in [*stored.items(), ("action", self._action)] if value is None]
         if "_buffer0" in entries:
             raise UsageError(
-                f"{where} is of an ALF that numbered what it stored (_buffer0, _buffer1, ...) and does not say what is "
-                "what; save it again with a newer one"
+                f"{where} was saved by an old ALF, whose entries (_buffer0, _buffer1, ...) have no names; save it "
+                "again with a newer ALF"
             )
         if lacking:
             raise UsageError(f"the replay buffer in {where} has no {' and no '.join(lacking)}")
@@ -135,7 +135,9 @@ def _replay(checkpoint: Any, where: str) -> dict[str, torch.Tensor]:
         return next(iter(found.values()))
     if found:
         names = ", ".join(prefix + REPLAY.rstrip(".") for prefix in sorted(found))
-        raise UsageError(f"{where} holds {len(found)} replay buffers ({names}); save a checkpoint of one of them alone")
+        raise UsageError(
+            f"{where} holds {len(found)} replay buffers ({names}); save a checkpoint with only one of them"
+        )
     raise UsageError(
         f"{where} holds no replay buffer: ALF saves one in ckpt-N-replay_buffer, and only where "
         "TrainerConfig.checkpoint_replay_buffer (or enable_checkpoint) is set"

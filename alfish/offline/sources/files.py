@@ -50,7 +50,7 @@ def existing_file(path: str, what: str) -> Path:
         raise UsageError(f"there is no file {path}; check the path of {what}{_beside(found)}")
     check_regular(found)
     if not os.access(found, os.R_OK):
-        raise UsageError(f"{path} may not be read by who runs this; change its permissions")
+        raise UsageError(f"you have no permission to read {path}; change its permissions")
     if found.stat().st_size == 0:
         raise UsageError(f"{path} is an empty file, not {what}; fetch it again")
     return found

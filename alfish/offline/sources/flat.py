@@ -94,7 +94,7 @@ def check_rows(values: Any, label: str) -> None:
     if dtype.kind not in NUMBERS:
         raise UsageError(f"{label} is of dtype {dtype}, and numbers are expected")
     if 0 in shape[1:]:
-        raise UsageError(f"{label} has shape {list(shape)}, and a row of no numbers is nothing to learn from")
+        raise UsageError(f"{label} has shape {list(shape)}, and a row without numbers cannot be learned from")
 
 
 def cut(table: Table) -> tuple[np.ndarray, int]:

@@ -111,8 +111,8 @@ class SB3Source(EpisodeSource):
         for label, values in named:
             if values.ndim < 2 or values.shape[:2] != expected:
                 raise UsageError(
-                    f"{self.name}: {label} has shape {list(values.shape)} and rewards {list(expected)}, and the rows "
-                    "and environments of all arrays must be as many"
+                    f"{self.name}: {label} has shape {list(values.shape)} and rewards {list(expected)}, and all "
+                    "arrays must have equal numbers of rows and environments"
                 )
         return expected
 
