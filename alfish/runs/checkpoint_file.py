@@ -1,4 +1,4 @@
-"""One checkpoint file: what it holds, how it is written, and how it is read without executing anything.
+"""Format of a checkpoint file; writing and reading, without executing any code of the file.
 
 A file is what `torch.save` writes of the state, then two lines that `torch.load` passes over:
 
@@ -39,17 +39,17 @@ _TRAILER_SIZE = len(_TRAILER_START) + 64 + 1
 
 
 class BrokenCheckpoint(UsageError):
-    """A file under a checkpoint's name that cannot be one."""
+    """Raised if the file of a checkpoint is damaged, or is not a checkpoint."""
 
 
 class Header(NamedTuple):
-    """What a file says of itself.
+    """Header of a file.
 
     Attributes:
-      alfish: the version that wrote it; '' before schema 1.
-      schema: of the state.
+      alfish: version that wrote the file; '' before schema 1.
+      schema: version of the state's structure.
       run, config: see `Origin`.
-      steps: those that the file was saved at.
+      steps: the run's clock when the file was saved.
     """
 
     alfish: str
@@ -60,11 +60,11 @@ class Header(NamedTuple):
 
 
 def write_file(path: Path, header: Header, state: Nest) -> None:
-    """Writes a checkpoint, which appears under its name only when it is whole and on the disk.
+    """Writes a checkpoint atomically, see `runs.files`.
 
     Raises:
       DiskError: the disk fails.
-      UsageError: something of another kind stands in the file's place.
+      UsageError: a directory is in the place of the file.
     """
     with open_atomically(path) as file:
         # Straight into the file: a replay may be half of the machine's memory.
@@ -72,7 +72,7 @@ def write_file(path: Path, header: Header, state: Nest) -> None:
         try:
             torch.save(state, hashing)  # type: ignore[arg-type]  # it needs no more than `write` and `flush`
         except RuntimeError as error:
-            if isinstance(error.__context__, OSError):  # torch, closing its archive, hides why that is cut off
+            if isinstance(error.__context__, OSError):  # torch hides the error of the disk when it closes its archive
                 raise error.__context__ from None
             raise
         hashing.write(_HEADER_START + json.dumps(header._asdict()).encode())
@@ -93,10 +93,10 @@ def read_header(path: Path, step: int) -> Header:
 
 
 def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
-    """The header and the state of one file.
+    """Returns the header and the state of one file.
 
-    The checksum is no signature: a forged file is left to `weights_only`, which executes nothing. What a forged file
-    could make torch allocate is compared with its size.
+    The checksum is not a signature. `weights_only` ensures that a forged file executes nothing, and the sizes that it
+    declares are compared with the size of the file.
     """
     try:
         with open_regular(path) as file:
@@ -125,7 +125,7 @@ def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
 
 
 class _HashingWriter:
-    """Passes bytes on to a file, and knows the checksum of all of them."""
+    """Writes bytes to a file, and computes the checksum of all of them."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -144,7 +144,7 @@ def _trailer(sha256: Any) -> bytes:
 
 
 def _header(path: Path, step: int, file: BinaryIO) -> Header:
-    """The header, which stands before the checksum."""
+    """Reads the header, which precedes the checksum."""
     end = max(0, os.fstat(file.fileno()).st_size - _TRAILER_SIZE)
     file.seek(max(0, end - _HEADER_SIZE))
     tail = file.read(min(end, _HEADER_SIZE))
@@ -172,14 +172,14 @@ def _header(path: Path, step: int, file: BinaryIO) -> Header:
 
 
 def other_content(path: Path, error: Exception) -> "BrokenCheckpoint":
-    """What to raise where a file with a good checksum does not hold what a checkpoint does."""
+    """Returns the error for a file with a correct checksum and a wrong content."""
     logging.debug("Of %s:", path, exc_info=error)
     reason = f"{first_line(error)} is missing" if isinstance(error, KeyError) else first_line(error)
     return BrokenCheckpoint(f"Checkpoint {path} does not hold what this alfish saves ({reason})")
 
 
 def _check_sizes(state: Nest, num_bytes: int) -> None:
-    """Raises ValueError where a file of `num_bytes` declares more leaves or larger tensors than it can hold."""
+    """Raises ValueError if a file of `num_bytes` declares more leaves or larger tensors than it can contain."""
     waiting, count = [state], 0
     while waiting:
         one = waiting.pop()

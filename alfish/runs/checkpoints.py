@@ -41,11 +41,11 @@ _NAME = re.compile(r"checkpoint-(\d{12,})\.pt")
 
 
 class Origin(NamedTuple):
-    """Where a checkpoint comes from.
+    """Origin of a checkpoint.
 
     Attributes:
-      run: the id of the run, see `run_id`; None: not known.
-      config: hash of the run's configuration without its budget; None: not known.
+      run: id of the run, see `run_id`; None: unknown.
+      config: hash of the run's configuration without its budget; None: unknown.
     """
 
     run: str | None = None
@@ -56,19 +56,18 @@ UNKNOWN = Origin()
 
 
 class Checkpoints:
-    """A directory of checkpoints named for their steps.
+    """Directory of checkpoints, which are named by their steps.
 
-    Kept are the newest `keep_last`, the best one, and milestones: the first checkpoint at or past each positive
-    multiple of `keep_period`. Of those that were superseded (see `save`), the two with the most steps are kept.
+    It keeps the newest `keep_last`, the best one, and milestones: the first checkpoint at or past each positive
+    multiple of `keep_period`. Of superseded checkpoints (see `save`) it keeps the two with the most steps.
 
-    The checksum is a trailer of the file itself and not a file beside it: two files cannot be renamed as one, so
-    a kill between them would condemn a good checkpoint; and a copied checkpoint takes its checksum along. The
-    zip format tolerates the trailer: plain `torch.load` reads these files too.
+    The checksum is a trailer of the file and not a second file: two files cannot be renamed at once, and a copied
+    checkpoint keeps its checksum. The zip format permits the trailer, so `torch.load` reads these files too.
 
     Args:
-      directory: made by the first `save`.
-      keep_last: how many of the newest are kept, at least 1.
-      keep_period: steps between milestones; 0 keeps none.
+      directory: created by the first `save`.
+      keep_last: number of newest checkpoints to keep, at least 1.
+      keep_period: steps between milestones; 0: no milestones.
       origin: written into each file; a file of another run is refused.
 
     Attributes:
@@ -99,16 +98,16 @@ class Checkpoints:
         self._keep_last, self._keep_period = keep_last, keep_period
 
     def save(self, step: int, state: Nest, best: bool = False, keep: Iterable[int] = ()) -> Path:
-        """Writes `state` and prunes the others; returns the file.
+        """Writes a checkpoint and removes those that are not to be kept; returns the file.
 
-        Checkpoints past `step` belong to a future that a rewound run has given up (or that broke): they are
-        renamed `*.superseded`, so that the next resume continues from here; the newest of these are kept.
+        Checkpoints past `step` exist if a run was continued from an earlier checkpoint. They are renamed to
+        `*.superseded`, so that the next resume continues from `step`.
 
         Args:
           step: at least 0.
           state: dicts, lists and tuples of tensors, str, int, float, bool and None.
-          best: whether this is the best one so far.
-          keep: steps that are not pruned this time.
+          best: whether this is the best checkpoint so far.
+          keep: steps of checkpoints that this call must not remove.
 
         Raises:
           TypeError: names the first leaf that could not be loaded again.
@@ -132,12 +131,12 @@ class Checkpoints:
         return path
 
     def mark_best(self, step: int) -> None:
-        """Remembers the checkpoint at `step` as the best one, to be kept until another is better."""
+        """Marks the checkpoint at `step` as the best one, which is kept until another is marked."""
         self._check_exists(step)
         write_atomically(self._best_path, json.dumps({"steps": int(step)}) + "\n")
 
     def steps(self) -> list[int]:
-        """Of the checkpoints, ascending; unfinished files are not among them."""
+        """Returns the steps of all complete checkpoints, ascending."""
         if not self.directory.is_dir():
             return []
         matches = (_NAME.fullmatch(entry.name) for entry in self.directory.iterdir())
@@ -151,15 +150,15 @@ class Checkpoints:
         mmap: bool = False,
         first: Collection[int] = (),
     ) -> tuple[int, Nest]:
-        """The steps and the state of one checkpoint, on the CPU.
+        """Returns the steps and the state of one checkpoint, on the CPU.
 
         Args:
-          which: 'latest' (the newest that can be read; one that cannot is passed over with a warning), 'best', or its
-            steps. The last two never fall back.
-          into: called with the state. An exception of it, other than UsageError and RunError, means that the file does
-            not hold what it should.
-          config: hash of the configuration that the checkpoint must have been saved with; None: any.
-          mmap: leave tensors in the file until they are read, for states that are copied leaf by leaf.
+          which: 'latest' (the newest readable one; each unreadable one is skipped with a warning), 'best', or its
+            steps. The last two never fall back to another one.
+          into: called with the state. An exception other than UsageError and RunError means that the content of the
+            file is wrong.
+          config: hash of the configuration that the checkpoint must have; None: any.
+          mmap: map the file and read a tensor when it is used, for states that are copied leaf by leaf.
           first: steps that 'latest' tries before all others.
 
         Raises:
@@ -182,7 +181,7 @@ class Checkpoints:
             raise BrokenCheckpoint(f"{error}; load another of the checkpoints {self.steps()}, or 'latest'.") from error
 
     def header(self, step: int) -> Header:
-        """What the file at `step` says of itself, read without the state and without the checksum.
+        """Returns the header of the file at `step`, without reading the state or the checksum.
 
         Raises:
           UsageError: if the file cannot be read, or was not saved at `step`.
@@ -256,19 +255,19 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
-        """Removes what killed writers left. Here, by the only writer: a reader could hit a file in the making."""
+        """Removes temporary files of killed writers. Only the writer does it: a reader could remove a file in use."""
         for path in self.directory.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
     def best(self) -> int | None:
-        """The steps of the checkpoint marked as the best one; None where none is."""
+        """Returns the steps of the checkpoint that is marked as the best one; None: there is none."""
         try:
             with open_regular(self._best_path) as file:
                 return int(json.loads(file.read(MAX_NOTE_SIZE))["steps"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            # Not worth the run, which is about to write the next one.
+            # Not an error, because the run will write the next mark.
             logging.warning("%s is not readable (%s): no checkpoint counts as the best.", self._best_path, error)
             return None
 
@@ -287,7 +286,7 @@ class Checkpoints:
 
 
 def run_id(root_dir: str | os.PathLike) -> str | None:
-    """The id of the run in a directory; None where the run has none yet, or was made before there were ids.
+    """Returns the id of the run in a directory; None: it has none yet, or it is older than ids.
 
     Raises:
       UsageError: the file of the id cannot be read.
@@ -306,5 +305,5 @@ def run_id(root_dir: str | os.PathLike) -> str | None:
 
 
 def new_run_id() -> str:
-    """A random id, which is not drawn from a seeded generator."""
+    """Returns a random id, without using a seeded generator."""
     return uuid.uuid4().hex

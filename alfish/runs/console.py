@@ -18,17 +18,17 @@ class _Moment(NamedTuple):
 
 
 class ConsoleProgress:
-    """How far a run is, for a person: a bar on a terminal, a plain line now and then in a pipe.
+    """Shows progress as a bar on a terminal, and as plain lines elsewhere.
 
-    Rates are those of the recent window, and the first `update` is only where counting starts: the steps of an
-    earlier process are nobody's speed. So call it once before the first iteration.
+    Rates are averages over a recent window. The first `update` only sets the beginning, so that the steps of an earlier
+    process do not count; call it once before the first iteration.
 
     Args:
-      budget: what `done` reaches at the end, positive.
+      budget: value of `done` at the end, positive.
       unit: of `budget` and `done`, such as 'env steps', 'iterations' or 'seconds'.
       stream: sys.stderr when None.
-      period_seconds: between two lines in a pipe.
-      window_seconds: over which rates are measured.
+      period_seconds: time between two lines.
+      window_seconds: length of the window of rates.
       clock: in seconds.
     """
 
@@ -59,16 +59,16 @@ class ConsoleProgress:
             self._bar = _Bar(total=budget, file=self._stream, bar_format=bar_format, dynamic_ncols=True)
 
     def update(self, done: float, steps: int, values: dict[str, float]) -> None:
-        """Shows the state, if it is time to.
+        """Shows the state, if a period has passed.
 
         Args:
-          done: how much of the budget is spent, earlier processes included.
-          steps: of the whole run.
+          done: the spent part of the budget, earlier processes included.
+          steps: the run's clock.
           values: keyed by short names, such as 'return' and 'loss'; shown in their order.
         """
         moment = _Moment(self._clock(), done, steps)
         if not self._moments or moment.seconds - self._moments[-1].seconds >= self._window_seconds / 100:
-            self._moments.append(moment)  # spaced, so that there are about a hundred of them however fast updates come
+            self._moments.append(moment)  # at most about a hundred in the window
         while len(self._moments) > 1 and self._moments[1].seconds <= moment.seconds - self._window_seconds:
             self._moments.popleft()
         self._unshown = (moment, values)
@@ -76,14 +76,14 @@ class ConsoleProgress:
             self._show()
 
     def line(self, text: str) -> None:
-        """Prints a message above the bar."""
+        """Prints a line above the bar."""
         if self._bar is None:
             print(text, file=self._stream, flush=True)
         else:
             self._bar.write(text, file=self._stream)
 
     def close(self) -> None:
-        """Shows the last state, if it was not shown, and ends the bar."""
+        """Shows the last state, if it was not shown yet, and closes the bar."""
         self._show()
         if self._bar is not None:
             self._bar.close()
@@ -121,11 +121,11 @@ class ConsoleProgress:
 
 
 class _Bar(tqdm):
-    monitor_interval = 0  # no watching thread: unrollers may fork
+    monitor_interval = 0  # without a monitor thread, because unrollers may fork
 
 
 def _grouped(number: float) -> str:
-    """`12288` as `12 288`."""
+    """Returns a number with spaces between thousands: `12288` becomes `12 288`."""
     return f"{number:,.0f}".replace(",", " ")
 
 

@@ -1,4 +1,4 @@
-"""Files that appear under their names only when they are whole and on the disk."""
+"""Atomic files: a file appears under its name only when it is complete and on the disk."""
 
 import contextlib
 import os
@@ -14,15 +14,15 @@ from alfish.errors import RunError, UsageError
 
 
 class DiskError(RunError):
-    """A file that cannot be written, through the state of the disk: full, over its quota, read-only or broken."""
+    """Error of the disk while a file is written: full, over its quota, read-only or broken."""
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """Turns an OSError into one sentence about `path`, which is being written.
+    """Turns an OSError of the context, which writes `path`, into one sentence.
 
     Raises:
-      UsageError: something of another kind stands there or above it.
+      UsageError: a file is in the place of a directory, or a directory in the place of a file.
       DiskError: the disk fails.
     """
     try:
@@ -38,10 +38,10 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
 
 
 def check_places(directory: str | os.PathLike, files: Iterable[str], directories: Iterable[str]) -> None:
-    """Checks that nothing stands in the way of files and directories that will be written.
+    """Checks that the paths of files and directories to be written are free, or of the right kind.
 
     Raises:
-      UsageError: names the first that is of another kind.
+      UsageError: names the first path of another kind.
     """
     for name, is_right, kind in [
         *((name, Path.is_file, "file") for name in files),
@@ -53,13 +53,15 @@ def check_places(directory: str | os.PathLike, files: Iterable[str], directories
 
 
 def make_directory(path: str | os.PathLike) -> None:
-    """Makes a directory and those above it, where they are missing; raises as `writing`."""
+    """Creates a directory and its missing parents; raises as `writing`."""
     with writing(path):
         Path(path).mkdir(parents=True, exist_ok=True)
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Writes the whole file or, if killed or out of disk, leaves what was there; on the disk when it returns.
+    """Writes a complete file, or leaves the earlier one if the process is killed or the disk is full.
+
+    When it returns, the content is on the disk.
 
     Raises: as `writing`.
     """
@@ -69,7 +71,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """A file to write, which takes its place when the block ends without an error; see `write_atomically`.
+    """Yields a file to write, which is renamed to `path` when the block ends without an error.
 
     The temporary file is `.NAME.PID.tmp` in the same directory, since a rename is atomic within a file system only.
     """
@@ -94,10 +96,10 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Opens a file for reading, whose bytes end: no pipe, device or socket, also behind a link.
+    """Opens a regular file for reading; a link to a pipe, device or socket is refused.
 
     Raises:
-      OSError: it is no regular file, or cannot be opened.
+      OSError: the file is not regular, or cannot be opened.
     """
     # Without O_NONBLOCK the open of a pipe waits for a writer.
     file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115, the caller closes it
@@ -108,12 +110,12 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
 
 
 def lock(directory: str | os.PathLike, holder: object) -> Callable[[], Any] | None:
-    """Locks a directory, until what is returned is called, or the holder or the process is gone.
+    """Locks a directory, until the returned function is called, or the holder or the process ends.
 
-    Whoever does not ask for the lock reads and writes as ever.
+    The lock is advisory: a program that does not call `lock` reads and writes as usual.
 
     Returns:
-      None where it is locked already, by this process or another. On a file system without locks it never is.
+      A function that unlocks; None if this process or another holds the lock. A file system without locks grants all.
     """
     import fcntl  # here, because Windows has none
 

@@ -1,4 +1,4 @@
-"""Checks of what was loaded, and its transfer into modules."""
+"""Checks of a loaded state, and its transfer into modules."""
 
 from collections import OrderedDict
 from typing import Any
@@ -12,16 +12,16 @@ _ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Pa
 
 
 def check_like(state: Any, example: Any, path: str = "") -> None:
-    """Checks the kinds of plain values and containers, of which loading alone would not tell.
+    """Checks the types of plain values and containers, which loading does not check.
 
     Args:
       state: as it was loaded.
-      example: what is saved here now. An entry that only one of the two has is left to who loads it, and None, on
-        either side, stands for anything.
+      example: the state that would be saved now. Entries that only one of the two has are ignored; None, on either
+        side, matches anything.
       path: of the entry, for the message.
 
     Raises:
-      ValueError: names the first entry of another kind.
+      ValueError: names the first entry of another type.
     """
     if state is None or example is None:
         return
@@ -36,7 +36,7 @@ def check_like(state: Any, example: Any, path: str = "") -> None:
 
 
 def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None:
-    """Loads `state_dict` into `module` in place, all of it or nothing.
+    """Loads a state into a module in place, completely or not at all.
 
     Args:
       module: whose parameters and buffers are overwritten.

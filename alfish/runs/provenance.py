@@ -1,4 +1,4 @@
-"""What a reader of a run's results wants to know of how they came about."""
+"""Provenance of a run: command, versions, revision and machine."""
 
 import importlib.metadata
 import json
@@ -18,7 +18,7 @@ PACKAGES = ("alfish", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "Box2D"
 
 
 def provenance(device: torch.device, seed: int) -> dict[str, Any]:
-    """The time, command, versions, revision, device, machine, threads and seed, as a dict of JSON values."""
+    """Returns time, command, versions, revision, device, machine, threads and seed as JSON values."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -32,16 +32,16 @@ def provenance(device: torch.device, seed: int) -> dict[str, Any]:
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:
-    """Adds an entry to a file that holds a JSON list of them, one for each time that the run was started.
+    """Appends an entry to a file with a JSON list, which has one entry for each start of the run.
 
     Raises:
-      UsageError: the file holds something else.
+      UsageError: the file has another content.
     """
     try:
         entries = json.loads(path.read_text()) if path.exists() else []
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a list of how the run came about ({error}); move it away") from error
-    if isinstance(entries, dict):  # as older versions wrote the only one
+    if isinstance(entries, dict):  # older versions wrote a single entry
         entries = [entries]
     if not isinstance(entries, list):
         raise UsageError(f"{path} is not a list of how the run came about; move it away")
@@ -49,7 +49,7 @@ def append(path: Path, entry: dict[str, Any]) -> None:
 
 
 def git_revision(directory: Path) -> dict[str, Any] | None:
-    """Revision and dirty flag of the checkout that `directory` is in; None where it is in none."""
+    """Returns revision and dirty flag of the git checkout around `directory`; None if there is none."""
     try:
         revision, status = (
             subprocess.run(

@@ -1,4 +1,4 @@
-"""The random generators that everything shares: saved, restored, and left as they were."""
+"""State of the global random generators: saved, restored and preserved."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from absl import logging
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Leaves the generators as they were, whatever is drawn inside."""
+    """Restores the generators at the end of the context."""
     state = rng_state()
     try:
         yield
@@ -22,9 +22,9 @@ def preserved() -> Iterator[None]:
 
 
 def rng_state() -> dict[str, Any]:
-    """State of every global generator: `random`, numpy's legacy one, torch's on the CPU and on each GPU.
+    """Returns the state of all global generators: of `random`, of numpy, and of torch on the CPU and each GPU.
 
-    CUDA is not woken for it: a process that has not used a GPU has drawn nothing there.
+    CUDA is not initialized for this purpose: a process that has not used a GPU has drawn no numbers there.
     """
     return {
         "python": json.dumps(random.getstate()),
@@ -35,11 +35,11 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores what `rng_state` returned; on a machine with fewer GPUs, says so and restores those it has."""
+    """Restores the state of `rng_state`. With fewer GPUs, warns and restores those that there are."""
     version, words, gauss = json.loads(state["python"])
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(json.loads(state["numpy"]))
-    torch.set_rng_state(state["torch"].cpu())  # wherever map_location has put it
+    torch.set_rng_state(state["torch"].cpu())  # map_location may have moved it
     num_gpus = torch.cuda.device_count() if state["cuda"] else 0
     if num_gpus < len(state["cuda"]):
         logging.warning("%d GPU generators were saved, %d GPUs are here.", len(state["cuda"]), num_gpus)

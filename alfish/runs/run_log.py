@@ -1,4 +1,4 @@
-"""A run's `log.txt`: the lines of the trainer, and the warnings that go to stderr while the run is open."""
+"""A run's `log.txt`: lines of the trainer, and warnings that go to stderr while the run is open."""
 
 import contextlib
 import logging
@@ -12,10 +12,10 @@ from alfish.runs.files import DiskError
 
 
 class RunLog(logging.Handler):
-    """Appends lines with their time. Lines before `open` wait in memory; after `close` only `write` appends.
+    """Appends lines with their time. Lines before `open` are kept in memory; after `close` only `write` appends.
 
     Args:
-      path: of the file, whose directory exists when `open` is called.
+      path: of the file; its directory must exist when `open` is called.
     """
 
     def __init__(self, path: Path):
@@ -25,10 +25,10 @@ class RunLog(logging.Handler):
         self._is_open = False
 
     def open(self) -> None:
-        """Writes the lines that wait; from here on also records absl's and Python's warnings."""
+        """Writes the lines in memory, and starts to record warnings of absl and of Python."""
         self._is_open = True
         waiting, self._waiting = self._waiting or [], None
-        with contextlib.suppress(DiskError):  # they were printed
+        with contextlib.suppress(DiskError):  # the lines were printed already
             self._append(waiting)
         logging.getLogger("absl").addHandler(self)
         show = warnings.showwarning
@@ -44,7 +44,7 @@ class RunLog(logging.Handler):
         warnings.showwarning = show_and_write
 
     def write(self, text: str) -> None:
-        """Appends a line, or several. Raises DiskError where that fails."""
+        """Appends one or more lines; raises DiskError if that fails."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
         if self._waiting is None:
             self._append([line])
@@ -52,7 +52,7 @@ class RunLog(logging.Handler):
             self._waiting.append(line)
 
     def copy(self, text: str) -> None:
-        """Appends what stderr shows too, so that it may be missing here where the disk is full."""
+        """Appends a text that stderr shows too; a disk error is ignored."""
         with contextlib.suppress(DiskError):
             self.write(text)
 
@@ -60,13 +60,13 @@ class RunLog(logging.Handler):
         self.copy(record.getMessage())
 
     def close(self) -> None:
-        """Records warnings no longer."""
+        """Stops the recording of warnings."""
         super().close()
         if not self._is_open:
             return
         self._is_open = False
         logging.getLogger("absl").removeHandler(self)
-        if warnings.showwarning is self._show:  # else another has been put around it, which goes on to call it
+        if warnings.showwarning is self._show:  # else a later wrapper still calls this one
             warnings.showwarning = self._show_before
 
     def _append(self, lines: list[str]) -> None:

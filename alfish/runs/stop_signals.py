@@ -1,9 +1,9 @@
-"""SIGTERM and Ctrl-C as a request to stop that no wait delays for long.
+"""SIGTERM and Ctrl-C as requests to stop, with a bound on how long any wait delays them.
 
-A signal sets `StopSignals.number`. A loop of alfish's own reads it, or calls `check`. Code of others may wait for ever,
-in Python or in C, so it runs while `breakable` is set: it gets `GRACE_SECONDS` to come to an end, then `Interrupted` is
-raised inside it. Where `breakable` is not set (updates, writing checkpoints), nothing is raised: what is under way
-there ends as a whole. C code that keeps the interpreter's lock cannot be ended.
+A signal sets `StopSignals.number`. alfish's own loops read it, or call `check`. Code of others may wait for ever, in
+Python or in C, so it runs while `breakable` is set: after `GRACE_SECONDS` `Interrupted` is raised inside it. While
+`breakable` is not set (updates, writing of checkpoints), nothing is raised, so these complete. C code that keeps the
+interpreter's lock cannot be interrupted.
 """
 
 import contextlib
@@ -17,42 +17,42 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GRACE_SECONDS = 1.5  # from a signal, or from the beginning of a wait after it, until the wait is broken off
-STUCK_SECONDS = 1.0  # from then on, until a main thread that runs no Python is given up
+GRACE_SECONDS = 1.5  # from a signal, or from the beginning of a later wait, until the wait is interrupted
+STUCK_SECONDS = 1.0  # from then on, until another thread takes over from a main thread that runs no Python
 LOOK_SECONDS = 0.05
 
 
 class Interrupted(BaseException):
-    """A signal asked to stop during a wait. No Exception, so that an environment does not take it for an error."""
+    """Raised in a wait after a signal. Not an Exception, so that environments do not handle it as an error."""
 
 
 class StopSignals:
-    """Receives SIGTERM and SIGINT while it is entered; a second SIGINT raises KeyboardInterrupt.
+    """Context manager that receives SIGTERM and SIGINT; a second SIGINT raises KeyboardInterrupt.
 
-    Entered outside the main thread it receives nothing, and nothing changes.
+    Outside the main thread it does nothing.
 
     Args:
-      rescue: saves what is whole. Called in another thread where the main thread is in C code that does not return;
-        the process then exits with 128 + the signal's number.
+      rescue: saves the last complete state. Called in another thread if the main thread is in C code that does not
+        return; the process then exits with 128 + the signal's number.
 
     Attributes:
-      number: the first signal received; None: none was.
-      breakable: whether the main thread may be interrupted wherever it is. Loops that cannot afford the calls of
-        `breaking` set it themselves.
+      number: of the first signal received; None: there was none.
+      breakable: whether the main thread may be interrupted at any point. Loops for which the calls of `breaking` are
+        too slow set it themselves.
     """
 
     def __init__(self, rescue: Callable[[], None]):
         self._rescue = rescue
         self.number: int | None = None
         self.breakable = False
-        self._began: float | None = None  # of a wait after a signal, or of the last attempt to break it off
-        self._raises = False  # the next handler's call comes from the watching thread
+        self._began: float | None = None  # time of a wait after a signal, or of the last attempt to interrupt it
+        self._raises = False  # the next call of the handler comes from the watching thread
         self._rescues = False  # the watching thread has taken over
         self._before: dict[int, Any] = {}
 
     @property
     def name(self) -> str:
-        """Name of the first signal received, such as SIGTERM; '' where there was none."""
+        """Name of the first signal received, such as 'SIGTERM'; '' if there was none."""
         return signal.Signals(self.number).name if self.number is not None else ""
 
     def check(self) -> None:
@@ -115,7 +115,7 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def _watch(self) -> None:
-        """Breaks off the main thread's waits once a signal has arrived."""
+        """Interrupts waits of the main thread after a signal."""
         number = 0
         while number not in SIGNALS:
             (number,) = os.read(self._arrivals, 1)
@@ -128,12 +128,12 @@ class StopSignals:
             elif self._raises:
                 if now - began > STUCK_SECONDS:
                     self._take_over(number)
-            elif now - began > GRACE_SECONDS:  # a second time where an environment has swallowed Interrupted
+            elif now - began > GRACE_SECONDS:  # again if an environment has caught Interrupted
                 self._began, self._raises = now, True
                 signal.pthread_kill(self._main, number)
 
     def _take_over(self, number: int) -> None:
-        """Ends the process, unless the main thread has returned to Python in the meantime."""
+        """Calls `rescue` and ends the process, unless the main thread has returned to Python meanwhile."""
         self._rescues = True
         if not self._raises:
             self._rescues = False
@@ -151,7 +151,7 @@ _ENTERED: list[StopSignals] = []
 
 
 def _forget() -> None:
-    """In a forked child, which does not answer for its parent: SIGTERM ends it, SIGINT is ignored."""
+    """Restores the handlers in a forked child: SIGTERM ends it, SIGINT is ignored."""
     for signals in _ENTERED:
         signals._restore()
         signal.signal(signal.SIGINT, signal.SIG_IGN)

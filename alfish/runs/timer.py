@@ -1,4 +1,4 @@
-"""The seconds that each part of a run takes."""
+"""Time measurement of the parts of a run."""
 
 import time
 from collections import defaultdict

@@ -24,15 +24,15 @@ COUNTERS = ("steps", "env_steps", "iterations", "updates", "wall_seconds")
 
 
 class Writer(Protocol):
-    """Where summaries go."""
+    """Destination of summaries."""
 
     def scalars(
         self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
-        """Writes `values`, keyed by their names, at one moment of the run; `wall_seconds` of training, over resumes."""
+        """Writes values by name, together with the counters of the run."""
 
     def text(self, tag: str, text: str, steps: int) -> None:
-        """Writes a text, such as the operative config; a writer without a place for it drops it."""
+        """Writes a text, such as the configuration; a writer may ignore texts."""
 
     def flush(self) -> None: ...
 
@@ -86,12 +86,12 @@ class MultiWriter:
 class TensorBoardWriter:
     """TensorBoard event files; the other counters stand under `counters/`.
 
-    Where the disk fails, a warning says so and nothing more is written: curves alone are not worth a run.
+    If the disk fails, the writer logs a warning and stops; the run continues.
 
     Args:
       directory: of the event files.
-      purge_step: steps from which on a resumed run writes again (the resumed checkpoint's steps + 1, for
-        what was written AT the checkpoint stays); TensorBoard forgets everything at or past them.
+      purge_step: first steps that a resumed run writes again: the steps of its checkpoint + 1, because values at the
+        checkpoint stay. TensorBoard removes all values from these steps on.
 
     Raises:
       UsageError: if TensorBoard is not installed.
@@ -154,14 +154,14 @@ class TensorBoardWriter:
 
 
 class CSVWriter:
-    """One wide table: the counters, then a column for each name; a cell without a value is empty.
+    """CSV table with the counters and a column for each name; a missing value is an empty cell.
 
-    A name that was not there before adds a column at the end, for which the file is rewritten whole. Each row is
-    flushed, so that a kill costs at most the row in the making; the next writer drops that half row.
+    A new name adds a column at the end, for which the file is rewritten. Each row is flushed, so a killed process loses
+    at most its last row. The next writer removes an incomplete last row.
 
     Args:
       path: of the file, usually `metrics.csv`; an existing one is continued.
-      resume_steps: rows past these steps are cut, because a resumed run writes them again; None cuts none.
+      resume_steps: rows past these steps are removed, because a resumed run writes them again; None: no row.
 
     Raises:
       UsageError: if the existing file is not such a table.
@@ -208,7 +208,7 @@ class CSVWriter:
         self._file.close()
 
     def _read(self) -> list[list[str]]:
-        """The header and the rows; a last line without its end, which a kill has left, is dropped."""
+        """Returns the header and the rows, without an incomplete last line."""
         try:
             with open_regular(self._path) as file:
                 content = file.read()
@@ -224,12 +224,12 @@ class CSVWriter:
         return table
 
     def _rewrite(self, rows: list[list[str]]) -> None:
-        """Replaces the file by the columns and `rows`, which may be short of the newest columns, and opens it."""
+        """Replaces the file by the columns and rows, and opens it; rows may lack the newest columns."""
         content = io.StringIO(newline="")
         writer = csv.writer(content, lineterminator="\n")
         writer.writerow(self._columns)
         writer.writerows(row + [""] * (len(self._columns) - len(row)) for row in rows)
         write_atomically(self._path, content.getvalue())
-        # Without a buffer, which `close` would try to write again where the disk has failed.
+        # Unbuffered, because `close` would write a buffer again after the disk has failed.
         with writing(self._path):
             self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115, closed by `close`

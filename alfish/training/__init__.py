@@ -1,1 +1,1 @@
-"""The trainer, what listens to it, and the policy that it evaluates."""
+"""The trainer, its clock and run directory, listeners, evaluation, and the trained policy."""

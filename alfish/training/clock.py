@@ -1,4 +1,4 @@
-"""How far a run is, and when it is finished."""
+"""The clock and the budget of a run."""
 
 import math
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ BUDGETS = {
 
 
 class Budget(NamedTuple):
-    """When a run is finished.
+    """Condition that finishes a run.
 
     Attributes:
       name: one of `BUDGETS`.
-      size: in the unit of that counter.
+      size: value of that counter at which the run is finished.
       wall_limit: seconds of training after which the run is finished in any case.
     """
 
@@ -49,7 +49,7 @@ class Budget(NamedTuple):
 
 
 class Clock:
-    """Counts what a run has done, over all resumes.
+    """Counts steps, iterations, updates and seconds of a run, over all resumes.
 
     Args:
       budget: of the run.
@@ -59,8 +59,8 @@ class Clock:
       env_steps: environment steps, all environments together.
       iterations, updates: finished ones.
       wall_seconds: of iterations; listeners are not counted.
-      idle: the part of `value` that passed without acting.
-      stop_reason: the argument of `stop`; None: it was not called.
+      idle: the part of `value` during which no environment was stepped.
+      stop_reason: the argument of `stop`; None: `stop` was not called.
     """
 
     def __init__(self, budget: Budget):
@@ -71,10 +71,10 @@ class Clock:
 
     @property
     def value(self) -> int:
-        """What periods are counted in and files are named by.
+        """Clock steps: the unit of periods, file names and axes.
 
-        Environment steps; the steps for which training has gone on since acting ended; and, of recorded data that were
-        trained on without acting, updates.
+        The sum of environment steps, of the steps for which training continued after acting ended, and of updates on
+        recorded data without acting.
         """
         return self.env_steps + self.idle
 
@@ -85,12 +85,12 @@ class Clock:
 
     @property
     def spent(self) -> float:
-        """The counter that is compared with the budget."""
+        """Value of the counter that the budget limits."""
         return getattr(self, BUDGETS[self.budget.name])
 
     @property
     def finished(self) -> bool:
-        """Whether the budget is spent, or `stop` was called."""
+        """True if the budget is spent, or if `stop` was called."""
         is_spent = self.spent >= self.budget.size or self.wall_seconds >= self.budget.wall_limit
         return self.stop_reason is not None or is_spent
 

@@ -1,4 +1,4 @@
-"""Evaluation that is unbiased, seeded, and the same however many environments it runs in."""
+"""Evaluation: unbiased, seeded, and independent of the number of environments."""
 
 import contextlib
 import math
@@ -23,16 +23,16 @@ from alfish.specs import ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 from alfish.unrollers.episodes import EpisodeAccumulator
 
-# float results depend on the batch size, so the policy is always called with this many rows, padded.
+# Float results depend on the batch size, so the policy is always called with this number of rows, padded.
 POLICY_BATCH_SIZE = 8
-# Actions after which an episode is cut; the longest of a shipped task, an Atari game, has 27,000.
+# Actions after which an episode is truncated; the longest episode of a shipped task, an Atari game, has 27,000.
 MAX_EPISODE_LENGTH = 100_000
-PROGRESS_SECONDS = 30.0  # between two lines about an evaluation that lasts
+PROGRESS_SECONDS = 30.0  # between two lines about a long evaluation
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes by their index, which is also what they were seeded by: episode k with `seed + k`."""
+    """Results of an evaluation; episode k was reset with `seed + k`."""
 
     env_steps: int  # of the policy's training
     seed: int
@@ -42,11 +42,11 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Of the returns."""
+        """Mean of the returns."""
         return math.fsum(self.returns) / len(self.returns)
 
     def summary(self) -> dict[str, Any]:
-        """Mean with a 95 % bootstrap interval, spread, and every episode."""
+        """Returns the mean with a 95 % bootstrap interval, the spread, and all episodes."""
         returns = np.array(self.returns)
         draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
         low, high = np.percentile(draws, [2.5, 97.5])
@@ -78,9 +78,9 @@ def make_evaluator(
     max_length: int = MAX_EPISODE_LENGTH,
     **environment_arguments: Any,
 ) -> "Evaluator":
-    """An evaluator with environments of its own, of at most `num_envs`.
+    """Returns an evaluator with at most `num_envs` environments of its own.
 
-    Environments that cannot reset and seed single rows (vector environments of the user's) get one for each episode.
+    Vector environments that cannot reset and seed single rows have one environment for each episode.
     """
     environment = make_environment(num_envs=min(num_envs, num_episodes), evaluation=True, **environment_arguments)
     if not environment.seeds_rows and environment.num_envs != num_episodes:
@@ -90,19 +90,20 @@ def make_evaluator(
 
 
 class Evaluator:
-    """Runs whole episodes under `predict_step`, with frozen transforms and without touching any random state outside.
+    """Runs complete episodes under `predict_step`, with frozen transforms; no random state outside changes.
 
-    Episodes are counted when they start and all run to their end: counting the first to finish would favour short ones.
+    Episodes are counted when they start, and all of them run to their end. To count the first ones that finish would
+    favour short episodes.
 
     Args:
-      environment: built for evaluation; never one that trains.
-      algorithm, transforms: read, not changed.
-      max_length: actions after which an episode is truncated, at least 1: in an environment without a time limit a
-        policy may never reach an end.
+      environment: built for evaluation, never the one of the training.
+      algorithm, transforms: are read only.
+      max_length: actions after which an episode is truncated, at least 1, because an episode without a time limit may
+        never end.
 
     Attributes:
-      log: receives a line now and then while an evaluation lasts; by default prints to standard error.
-      num_cut: episodes of the last evaluation that were truncated at `max_length`: the first is logged.
+      log: receives a line from time to time during a long evaluation; by default prints to standard error.
+      num_cut: number of episodes of the last evaluation that were truncated at `max_length`; the first is logged.
     """
 
     def __init__(
@@ -128,15 +129,15 @@ class Evaluator:
         env_steps: int = 0,
         on_row: Callable[[np.ndarray], None] | None = None,
     ) -> Evaluation:
-        """Episode k starts from `reset(seed=seed + k)`.
+        """Evaluates the policy; episode k starts from `reset(seed=seed + k)`.
 
         Args:
           num_episodes: whole episodes.
           seed: of episode 0.
           sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
-          env_steps: of the policy's training, to note in the result.
-          on_row: called after every reset and step with the episode index of each environment, -1 where none is under
-            way (films); environments that have just finished still have theirs.
+          env_steps: of the policy's training, copied into the result.
+          on_row: called after every reset and step with the episode index of each environment, or -1 (for films). An
+            environment that has just finished still has its index.
 
         Raises:
           UsageError: fewer than 1 episode, or more than there are environments that cannot be seeded one by one.
@@ -157,14 +158,14 @@ class Evaluator:
         return Evaluation(env_steps, seed, tuple(returns), tuple(lengths), self.num_cut)
 
     def generate_test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> list[Episode]:
-        """The episodes that `evaluate` measures, all in memory; see `test_episodes`."""
+        """Returns the episodes of `evaluate` as a list; see `test_episodes`."""
         return list(self.test_episodes(num_episodes, seed, sample))
 
     def test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> Iterator[Episode]:
-        """The episodes that `evaluate` measures, in their order, each as soon as it and those before it are whole.
+        """Yields the episodes of `evaluate` in order, each as soon as it and all before it are complete.
 
-        Episode k is the same, bit for bit, however many environments there are. Where these cannot be seeded one by one
-        (`Environment.seeds_rows`), `seed` is that of all together.
+        Episode k has the same bits for any number of environments. Environments that cannot be seeded one by one
+        (`Environment.seeds_rows`) are seeded together by `seed`.
 
         Args:
           num_episodes: whole episodes, at least 1.
@@ -189,7 +190,7 @@ class Evaluator:
                     "the evaluator began other episodes before those of test_episodes had all been taken; take them "
                     "first, or make another evaluator"
                 )
-            # The caller's random state and grad mode are its own between two episodes.
+            # Between two episodes the caller has its own random state and grad mode.
             with self._acting(seed):
                 if generators is not None:
                     _set_generators(self._device, generators)
@@ -217,18 +218,18 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _acting(self, seed: int) -> Iterator[None]:
-        """Without gradient, in eval mode, and with random numbers from `seed` on; outside nothing changes."""
+        """Acts without gradient, in eval mode, with generators seeded by `seed`; restores all of it."""
         cuda = [self._device] if self._device.type == "cuda" else []
         with torch.no_grad(), in_eval_mode(self._algorithm), torch.random.fork_rng(devices=cuda):
             torch.manual_seed(seed)
             yield
 
     def _rows(self, num_episodes: int, seed: int, sample: bool) -> Iterator[tuple[np.ndarray, TimeStep, bool]]:
-        """Runs the episodes, and hands over what arrives. To be called within `_acting`.
+        """Runs the episodes and yields their rows. To be called within `_acting`.
 
         Yields:
-          After every reset and step, the episode index of each environment, -1 where none is under way (one that has
-          just finished still has its own); the rows that have arrived there; whether it was a step.
+          After every reset and step: the episode index of each environment, or -1 (one that has just finished still has
+          its index); the new rows `[B]`; whether it was a step.
         """
         environment, num_envs = self.environment, self.environment.num_envs
         episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
@@ -274,7 +275,7 @@ class Evaluator:
         self.num_cut += count
 
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
-        """The rows to act from once some environments have finished; those without a further episode idle on."""
+        """Returns the rows to act from after some episodes have ended; environments without an episode stay idle."""
         if self.environment.resets_rows:
             first = nest.tensors(self.environment.reset(_seeds(episode, seed), finished))
             return nest.where(torch.from_numpy(finished), first, time_step)
@@ -287,7 +288,7 @@ class Evaluator:
         return self._initial_state, nest.to(self._transforms.initial_state(rows), self._device)
 
     def _act(self, time_step: TimeStep, state: Nest, episode: np.ndarray, noise: Any) -> tuple[Nest, Nest]:
-        """Actions `[num_envs, ...]` and the state of all padded rows."""
+        """Returns actions `[num_envs, ...]` and the state of all padded rows."""
         num_envs = len(episode)
         rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
         padding = torch.arange(rows, device=time_step.step_type.device).clamp(max=num_envs - 1)
@@ -310,7 +311,7 @@ class Evaluator:
         if noise is None:
             step = self._algorithm.predict_step(seen, state)
             return step.output, (step.state, transform_state)
-        # One call for each episode, so that its noise comes from its own generator and from nothing else.
+        # One call for each episode, so that its noise depends on its own generator only.
         own = []
         for lane, k in enumerate(episodes):
             if k >= 0:
@@ -326,7 +327,7 @@ class Evaluator:
 
 
 class _Pace:
-    """Logs how far an evaluation is, every `PROGRESS_SECONDS`."""
+    """Logs the progress of an evaluation every `PROGRESS_SECONDS`."""
 
     def __init__(self, log: Callable[[str], Any], num_episodes: int):
         self._log, self._num_episodes, self._steps = log, num_episodes, 0
@@ -345,7 +346,7 @@ class _Pace:
 
 
 def _truncated(time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-    """The same with LAST rows in these places; their discount stays 1."""
+    """Returns the time step with LAST in these rows, whose discount stays 1."""
     mask = torch.from_numpy(rows).to(time_step.step_type.device)
     return time_step._replace(step_type=time_step.step_type.masked_fill(mask, StepType.LAST))
 
@@ -355,10 +356,10 @@ def _print_to_stderr(line: str) -> None:
 
 
 def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:
-    """Rows `[T+1, 1, ...]`, FIRST to LAST, in the environment's own units."""
+    """Returns episode k of rows `[T+1, 1, ...]`, FIRST to LAST, in the environment's own units."""
     rows = nest.map(lambda leaf: leaf[:, 0].numpy(), rows)
     terminated = rows.discount[-1] == 0
-    # What was executed stands on the row of arrival.
+    # An executed action is stored in the row after it.
     executed = nest.map(lambda leaf: leaf[1:], rows.prev_action)
     return Episode(
         str(k),

@@ -1,4 +1,4 @@
-"""What a listener receives: a report after each iteration, and the run that it is of."""
+"""The interface of listeners: the report of an iteration, and the run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,17 +21,17 @@ LISTENERS = "evaluation, checkpoints, summaries"  # the part of a run, see `Time
 
 @dataclass
 class Report:
-    """What one iteration did. Listeners receive it in order, and may add to it for those after them.
+    """Result of one iteration. Listeners receive it in order, and may add entries for later listeners.
 
     Attributes:
-      clock: its value; see `Clock.value`.
+      clock: see `Clock.value`.
       env_steps, iterations, updates, wall_seconds: the other counters of `Clock`.
       progress: spent fraction of the budget, in [0, 1].
-      finished: no iteration follows: the run is finished, or was interrupted.
+      finished: True in the last report: the run is finished, or was interrupted.
       scalars: by name; empty unless a summary was due.
-      nominal_clock: where scalars stand that do not stand at `clock`, by what their names begin with. An evaluation
-        stands at the multiple of its period at which it was due, so that those of several seeds stand side by side.
-      evaluation: None where there was none.
+      nominal_clock: clock of scalars that do not belong at `clock`, by the prefix of their names. An evaluation belongs
+        at the multiple of its period at which it was due, so that evaluations of several seeds have equal clocks.
+      evaluation: None if there was none.
     """
 
     clock: int
@@ -52,15 +52,15 @@ class Report:
 
 
 class Run(Protocol):
-    """What listeners use of a `Trainer`.
+    """Interface of the `Trainer` for listeners.
 
     Attributes:
-      clock: how far the run is.
-      directory: where it writes.
+      clock: counters, budget and progress.
+      directory: the files of the run.
       listeners: all of them, in the order in which they receive reports.
-      signals: SIGTERM and SIGINT. A listener that waits for others does so `with run.signals.breaking()`.
+      signals: SIGTERM and SIGINT. A listener that waits for other code uses `with run.signals.breaking()`.
       timer: of the parts of an iteration.
-      environment, algorithm, unroller, learner, device: what a run is made with.
+      environment, algorithm, unroller, learner, device: those of the trainer.
     """
 
     clock: Clock
@@ -76,11 +76,11 @@ class Run(Protocol):
 
     @property
     def interrupted_by(self) -> int | None:
-        """The signal that ends the run before it is finished."""
+        """Number of the signal that ends the run before it is finished; None: there is none."""
 
     @property
     def is_saved(self) -> bool:
-        """Whether there was no iteration since the newest checkpoint."""
+        """True if there was no iteration since the newest checkpoint."""
 
     def evaluator(
         self, num_episodes: int, num_envs: int = 8, max_length: int | None = None, **options: Any
@@ -101,7 +101,7 @@ class Listener:
     """Receives the reports of a run. Every method may be left out."""
 
     def start(self, run: Run) -> None:
-        """Builds what is needed, before the first iteration and after a resume."""
+        """Prepares the listener, before the first iteration and after a resume."""
 
     def after_iteration(self, run: Run, report: Report) -> None:
         """Receives the report of each iteration, the last one included (`report.finished`)."""
@@ -111,7 +111,7 @@ class Listener:
         return False
 
     def close(self) -> None:
-        """Frees what `start` has built, also after an error. Not called where `start` raised."""
+        """Frees resources of `start`, also after an error. It is not called if `start` raised."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""The trainer's listeners: evaluation, checkpoints, summaries, progress. Each may use what those before it did."""
+"""Listeners: evaluation, checkpoints, summaries, progress, stopping. Each may read entries of earlier ones."""
 
 import math
 import sys
@@ -17,24 +17,24 @@ from alfish.runs.writers import CSVWriter, MultiWriter, NullWriter, TensorBoardW
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
 
-# What the trainer's own scalars begin with; see `Trainer`.
+# Prefixes of the trainer's own scalars.
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
 
 
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class Evaluate(Listener):
-    """Evaluates on its own environments, always on the same episodes, and writes each of them to `eval/`.
+    """Evaluates the policy on the same episodes each time, in environments of its own, and writes them to `eval/`.
 
-    File names, summaries and the log have an evaluation's nominal step: the multiple of the period, or the budget of
-    environment steps, at which it was due. The iteration itself ends a little later, and elsewhere with each seed.
+    File names, summaries and the log have the nominal clock of an evaluation: the multiple of the period, or the budget
+    of environment steps, at which it was due. The iteration itself ends a little later, which depends on the seed.
 
     Args:
-      period: steps between evaluations; 0: only at the end.
-      num_episodes: whole episodes.
+      period: clock steps between evaluations; 0: only at the end.
+      num_episodes: complete episodes of one evaluation.
       num_envs: environments at a time; the result does not depend on it.
-      seed: of the first episode; the others follow.
-      name: of the files and scalars; give each its own where there are several.
+      seed: of the first episode; episode k has seed + k.
+      name: of the files and scalars; several Evaluate listeners need different names.
     """
 
     def __init__(
@@ -62,10 +62,11 @@ class Evaluate(Listener):
 
     def after_iteration(self, run: Run, report: Report) -> None:
         due = self._period and report.clock >= self._next
-        if run.interrupted_by is not None or (not due and not run.clock.finished):  # what is due comes after a resume
+        # After an interruption, a due evaluation follows the resume.
+        if run.interrupted_by is not None or (not due and not run.clock.finished):
             return
         policy = report.clock, report.updates
-        if policy == self._last:  # a listener stopped the run because of what it returned
+        if policy == self._last:  # a listener has stopped the run because of this evaluation
             return
         assert self._evaluator is not None
         with run.signals.breaking():
@@ -108,15 +109,15 @@ class Evaluate(Listener):
 class CheckpointSaver(Listener):
     """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
 
-    A checkpoint of the best policy between two periods is saved without the rows of replay, which may be large. It can
-    be evaluated and played (`--checkpoint=best`). A run that is killed later is continued from the newest checkpoint
-    that has its rows; one that keeps no rows, from the newest of all.
+    Between two periods, a checkpoint of the best policy is saved without the rows of replay, which may be large. It can
+    be evaluated and played (`--checkpoint=best`). A killed run continues from the newest checkpoint that has its rows,
+    or from the newest one if the run saves no rows.
 
     Args:
-      period: steps between checkpoints; 0: only at the end, when interrupted, and the best.
-      keep_last: how many of the newest are kept.
-      keep_period: one for every so many steps is kept for ever; 0: none.
-      keep_best: whether the one with the best mean evaluation return is kept (of equals, the newest).
+      period: clock steps between checkpoints; 0: only at the end, at an interruption, and the best one.
+      keep_last: number of newest checkpoints to keep.
+      keep_period: clock steps between checkpoints that are kept permanently; 0: none.
+      keep_best: whether to keep the checkpoint with the best mean evaluation return (of equals, the newest).
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class CheckpointSaver(Listener):
         checkpoints = run.directory.checkpoints
         checkpoints.keep(self._keep_last, self._keep_period)
         if (checkpoints.best() or 0) > run.clock.value:
-            self._best = None  # the run continues from before it, and will supersede it
+            self._best = None  # the run continues from an earlier checkpoint and supersedes it
 
     def after_iteration(self, run: Run, report: Report) -> None:
         due = bool(self._period) and report.clock >= self._next
@@ -167,7 +168,7 @@ class Summaries(Listener):
         self._writer: Writer = NullWriter()
 
     def start(self, run: Run) -> None:
-        resumed = run.clock.value  # 0 too: a run killed before its first checkpoint has left rows behind
+        resumed = run.clock.value  # also 0: a run killed before its first checkpoint has left rows
         self._writer = MultiWriter(
             [
                 TensorBoardWriter(run.directory.path / "tensorboard", resumed + 1),
@@ -197,7 +198,7 @@ class Summaries(Listener):
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class Progress(Listener):
-    """Shows a progress bar; where the console is not a terminal, prints a line every `period_seconds`."""
+    """Shows a progress bar on a terminal; elsewhere prints a line every `period_seconds`."""
 
     def __init__(self, period_seconds: NonNegativeFloat = 5.0):
         self._period_seconds = period_seconds
@@ -227,13 +228,13 @@ class Progress(Listener):
 
 
 class _Watcher(Listener):
-    """Reads one scalar of the reports, and may stop the run for it."""
+    """Reads one scalar of the reports, and stops the run on a condition."""
 
     def __init__(self, scalar: str):
         self._scalar = scalar
 
     def start(self, run: Run) -> None:
-        """Raises UsageError where nothing before it reports what it watches."""
+        """Raises UsageError if no earlier listener reports the scalar."""
         name = type(self).__name__
         before = run.listeners[: run.listeners.index(self)]
         evaluations = [listener._name for listener in before if isinstance(listener, Evaluate)]
@@ -249,7 +250,7 @@ class _Watcher(Listener):
             run.stop(reason)
 
     def reason(self, value: float) -> str | None:
-        """Why the run is to stop now; None: it goes on."""
+        """Returns the reason to stop the run; None: the run continues."""
         raise NotImplementedError
 
 
@@ -259,8 +260,8 @@ class StopAt(_Watcher):
     """Stops the run when a return is reached.
 
     Args:
-      return_: the return, by default the mean of an evaluation.
-      scalar: the watched one, by its name in metrics.csv. An `Evaluate` that reports it stands before this listener.
+      return_: value at which the run stops.
+      scalar: name in metrics.csv; an `Evaluate` that reports it must precede this listener.
     """
 
     def __init__(self, return_: FiniteFloat = gin.REQUIRED, scalar: str = "evaluation/mean_return"):
@@ -276,11 +277,11 @@ class StopAt(_Watcher):
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class StopWithoutProgress(_Watcher):
-    """Stops the run when a return has not risen for some time.
+    """Stops the run when a return has stopped rising.
 
     Args:
-      num_evaluations: values in a row that are not above the best one before them, until it stops; at least 1.
-      min_increase: by how much a value must be above the best one to count; at least 0.
+      num_evaluations: number of consecutive values without an increase that stop the run, at least 1.
+      min_increase: smallest difference from the best value that counts as an increase, at least 0.
       scalar: as in `StopAt`.
     """
 

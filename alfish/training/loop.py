@@ -1,4 +1,4 @@
-"""The iterations of a run: collect, store, update, count."""
+"""The training loop: collect rows, store them, update, count."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ class Loop:
       parts: of the run.
       clock: counts what is done.
       timer: of the parts of an iteration.
-      signals: may break off collecting.
+      signals: a signal may interrupt collecting.
       log: receives lines for the user.
       interaction_env_steps: environment steps after which acting ends; None: it never does.
       summary_period: clock steps between two summaries.
@@ -43,7 +43,7 @@ class Loop:
       is_updating: whether parameters are being changed, so that they must not be saved.
 
     Raises:
-      UsageError: acting would end although the parts need it.
+      UsageError: acting ends, but the budget or the batches need it.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Loop:
         self._interaction_env_steps = interaction_env_steps
         self._owed_steps = 0.0  # vector steps, where unroll_length is not a whole number
         self._summary_period = self._next_summary = summary_period
-        self._owes_summary = False  # of updates: a summary was due in an iteration without updates
+        self._owes_summary = False  # a summary was due in an iteration without updates
         self._collect_seconds = 0.0  # of this process
-        self._at_summary = self._totals()  # those of the last summary, or of the beginning of this process
+        self._at_summary = self._totals()  # totals at the last summary, or at the beginning of this process
 
     def iteration(self) -> Report:
-        """Collects rows, trains on what the batches make of them, and counts."""
+        """Makes one iteration: collects rows, makes the updates that are due, and counts."""
         clock, timer = self._clock, self._timer
         began = timer.begin(COLLECT)
         self._progress[...] = clock.progress
@@ -97,11 +97,11 @@ class Loop:
         return report
 
     def report(self) -> Report:
-        """Returns a report of the clock, without scalars."""
+        """Returns a report of the present clock, without scalars."""
         return Report.of(self._clock, self._clock.finished or self._signals.number is not None)
 
     def iterate(self) -> Iterator[Report]:
-        """Yields a report for each iteration: one unroll and the updates on it; the last one says `finished`."""
+        """Yields a report for each iteration; the last one has `finished` set."""
         finished = self._clock.finished
         while not finished:
             # After `stop` nothing more is trained: the policy of the last report is the final one.
@@ -111,11 +111,11 @@ class Loop:
             except Interrupted:
                 report = self._broken_off("broke off")
             except Exception as error:
-                # A signal to all processes may have ended those of environments before it was received here.
+                # A signal to all processes may have ended an environment's process before this one received it.
                 if self._signals.number is None or not self._signals.breakable:
                     raise
                 report = self._broken_off(f"an error ({first_line(error)}) ended")
-            # A signal that comes while listeners work is seen by the next report, so that one always says `finished`.
+            # A signal during the work of listeners is in the next report, so exactly one report has `finished` set.
             finished = report.finished
             yield report
 
@@ -199,14 +199,14 @@ class Loop:
         set_rng_state(state["rng"])
 
     def _broken_off(self, what: str) -> Report:
-        """Returns the report of an iteration whose unroll did not come to an end after a signal."""
+        """Discards the rows of an unroll that a signal interrupted; returns a last report."""
         self._signals.breakable = False
         self._parts.unroller.break_off()
         self._log(f"{self._signals.name}: {what} the collection of rows; those of the unfinished iteration are lost")
         return self.report()
 
     def _advance(self) -> Experience | None:
-        """Moves the clock on, by an unroll or without acting; returns the unroll's rows."""
+        """Advances the clock, by an unroll or without acting; returns the rows of the unroll, or None."""
         batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
         rest = batches.rest()
         owed_steps = self._owed_steps + (0 if rest else unroller.unroll_length)
@@ -239,7 +239,7 @@ class Loop:
         return experience
 
     def _update(self, summary_is_due: bool) -> dict[str, float]:
-        """Makes the updates that are due; returns their scalars where a summary is."""
+        """Makes the updates that are due; returns their scalars if a summary is due."""
         batches, learner = self._parts.batches, self._parts.learner
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)
@@ -253,7 +253,7 @@ class Loop:
         return learned
 
     def _observe(self, experience: Experience) -> None:
-        """Lets the algorithm and the transforms see the rows that were trained on."""
+        """Shows the rows that were trained on to the algorithm and the transforms."""
         algorithm, transforms = self._parts.algorithm, self._parts.transforms
         experience = nest.tensors(experience, self._device)
         with torch.no_grad():
@@ -263,7 +263,7 @@ class Loop:
         transforms.observe(experience.time_step, experience.transform_state, num_seen)
 
     def _summary(self) -> dict[str, float]:
-        """Scalars since the last summary, but for those of updates."""
+        """Returns the scalars of a summary, except those of updates."""
         batches, learner, clock = self._parts.batches, self._parts.learner, self._clock
         self._next_summary = (clock.value // self._summary_period + 1) * self._summary_period
         scalars: dict[str, float] = {}
@@ -280,7 +280,7 @@ class Loop:
         return scalars
 
     def _totals(self) -> tuple[float, ...]:
-        """Counters and seconds of which rates are measured."""
+        """Counters and seconds from which rates are computed."""
         return self._clock.env_steps, self._clock.iterations, self._clock.wall_seconds, self._collect_seconds
 
 

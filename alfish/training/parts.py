@@ -1,4 +1,4 @@
-"""The parts of a run, built from what a user gave, and checked against one another."""
+"""Construction of the parts of a run from the arguments of the trainer, and checks that they fit together."""
 
 import math
 import random
@@ -29,7 +29,7 @@ LONG_RUN_SECONDS = 300
 
 
 class Parts(NamedTuple):
-    """What a run trains, and with what."""
+    """Parts of a run."""
 
     environment: Environment
     algorithm: RLAlgorithm

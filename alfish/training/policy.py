@@ -38,7 +38,7 @@ def make_networks(
       device: of both.
 
     Raises:
-      UsageError: a factory makes something else, or what does not keep to its contract.
+      UsageError: a factory makes an object of another class, or one that breaks its contract.
     """
     chain = Transforms(transforms, observation_spec, reward_spec).to(device)
     specs = chain.observation_spec, action_spec, chain.reward_spec
@@ -50,15 +50,15 @@ def make_networks(
 def load_networks(
     algorithm: RLAlgorithm, transforms: Transforms, state: Mapping[str, Any], root_dir: str | Path
 ) -> None:
-    """Puts the weights and statistics of a checkpoint in place.
+    """Loads the weights and statistics of a checkpoint.
 
     Args:
-      algorithm, transforms: overwritten.
+      algorithm, transforms: are overwritten.
       state: of a checkpoint, see `Trainer.state_dict`.
       root_dir: of the run, for the message.
 
     Raises:
-      UsageError: they do not fit.
+      UsageError: the state does not fit them.
     """
     name = type(algorithm).__name__
     load_model(algorithm, state["algorithm"], f"the {name} configured for {root_dir}")
@@ -66,12 +66,12 @@ def load_networks(
 
 
 class Policy:
-    """Acts on observations as the environment gives them, in the environment's units.
+    """Trained policy; acts on observations of the environment, in the environment's units.
 
     Args:
-      algorithm, transforms: trained; read, not changed.
-      observation_space, action_space: the environment's, of one environment.
-      env_steps: of its training.
+      algorithm, transforms: trained; are read only.
+      observation_space, action_space: of one environment.
+      env_steps: environment steps of its training.
 
     Attributes:
       algorithm, transforms, observation_space, action_space, env_steps: the arguments.
@@ -96,7 +96,7 @@ class Policy:
         self.reset()
 
     def reset(self) -> None:
-        """Clears the memory of a policy that has one; the next `act` is the first of an episode in every row."""
+        """Clears the policy's memory; in the next `act` every row begins an episode."""
         self._state = self._transform_state = self._prev_action = None
         self._batch_size = 0
 
@@ -104,15 +104,15 @@ class Policy:
     def act(self, observation: Any, batched: bool = False, sample: bool = False, first: Any = None) -> Any:
         """Returns the action for an observation.
 
-        A leaf of a Dict or Tuple observation may be missing, or None, where the action does not depend on it.
+        A leaf of a Dict or Tuple observation may be missing, or None, if the action does not depend on it.
 
         Args:
-          observation: one observation of the environment, or with `batched` one a row.
+          observation: one observation of the environment; with `batched`, one for each row.
           batched: whether observation and action have a leading batch dimension `[B, ...]`.
-          sample: act as in training; else take the mode.
-          first: `[B]` bool, or one bool for all rows: whether the observation is the first of an episode; the memory of
-            these rows is cleared. None: of no row. In the first call after `reset` it is the first in every row. Where
-            it is the first in all rows, their number may differ from that of the call before.
+          sample: sample the action as in training; else take the mode.
+          first: `[B]` bool, or one bool for all rows: True if the observation is the first of an episode; clears the
+            memory of the row. None: False in all rows. In the first call after `reset` it is True in all rows. If it is
+            True in all rows, the number of rows may change.
 
         Returns:
           The action as numpy arrays (an int for Discrete), in the action space's structure.
@@ -134,7 +134,7 @@ class Policy:
         return action if batched else nest.map(lambda leaf: leaf[0], action)
 
     def _read(self, observation: Any, batched: bool) -> Nest:
-        """The stream's observation `[B, ...]`; leaves that are not given are `_MissingLeaf`."""
+        """Returns the observation `[B, ...]` in alfish's units; missing leaves are `_MissingLeaf`."""
         names, leaf_specs = zip(*nest.named_leaves(self._observation_spec, "observation"))
         values = [_leaf_at(observation, keys) for keys in nest.keys(self._observation_spec)]
         sizes = [next(iter(np.shape(value)), 0) if batched else 1 for value in values if value is not None]
@@ -193,7 +193,7 @@ class Policy:
 
 
 def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
-    """Raises UsageError where a Discrete or MultiDiscrete leaf, counted from 0, is outside its space."""
+    """Raises UsageError if a Discrete or MultiDiscrete leaf, counted from 0, is outside its space."""
     if not isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
         return
     sizes = spec.n if isinstance(spec, spaces.Discrete) else spec.nvec
@@ -202,7 +202,7 @@ def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
 
 
 def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:
-    """The value that keys and positions lead to; None where there is none."""
+    """Returns the leaf at a path of keys and positions; None: there is none."""
     for key in keys:
         if isinstance(observation, Mapping):
             observation = observation.get(key)
@@ -214,13 +214,13 @@ def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:
 
 
 class _MissingLeaf(torch.Tensor):
-    """Zeros in the place of a leaf that is not given.
+    """Zeros in place of a missing leaf.
 
-    What is computed from one is one too, so hooks and transforms run as always. Looking at its values, as making an
-    array of an action does, raises.
+    Results of computations with it have this type too, so hooks and transforms run as usual. Reading its values raises,
+    for example when an action becomes an array.
 
     Attributes:
-      missing: names of the leaves that it was computed from; torch's tensors have an attribute `names`.
+      missing: names of the leaves on which it depends; torch's tensors have an attribute `names`.
     """
 
     missing: frozenset[str]
@@ -229,7 +229,7 @@ class _MissingLeaf(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = [one for one in nest.leaves((args, kwargs)) if isinstance(one, cls)]
         name = getattr(func, "__name__", "")
-        # Into a tensor that does not depend on the leaf, which could not say afterwards that it does.
+        # A write into a plain tensor raises, because the plain tensor cannot record the dependence.
         writes = _WRITES.fullmatch(name) and not isinstance(args[0], cls)
         if name in _LOOKS_AT_VALUES or writes:
             missing = sorted(frozenset().union(*(one.missing for one in inputs)))

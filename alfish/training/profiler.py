@@ -1,4 +1,4 @@
-"""Where a run's time goes, part by part, and what to do about it."""
+"""Profile of a run: the time of each part, and advice."""
 
 import os
 import time
@@ -24,18 +24,18 @@ SHARES = {
     "worker_policy_share": "policy",
     "worker_copy_share": "copying",
 }
-LONG_UPDATE = 1000  # microseconds, from which threads can share out what a compiled update does
+LONG_UPDATE = 1000  # microseconds of a compiled update from which more threads are faster
 
 
 class Measured(NamedTuple):
-    """What a run has done, and the time that it took.
+    """Work of a run, and the time that it took.
 
     Attributes:
-      seconds: of the whole.
+      seconds: total time.
       clock: steps of the run's clock.
-      updates: of parameters.
+      updates: of the parameters.
       by_part: seconds of each part.
-      calls: of each part.
+      calls: number of calls of each part.
     """
 
     seconds: float
@@ -52,7 +52,7 @@ class Measured(NamedTuple):
         return Measured(self.seconds - before.seconds, self.clock - before.clock, updates, by_part, calls)
 
     def share(self, part: str) -> float:
-        """Returns the fraction of the time that a part takes."""
+        """Returns the fraction of the time that a part took."""
         return self.by_part.get(part, 0.0) / self.seconds
 
     def per_call(self, part: str) -> float:
@@ -63,15 +63,15 @@ class Measured(NamedTuple):
 @gin.configurable(module="alfish")
 @checked
 class Profile(Listener):
-    """Measures each part of the loop, and prints a table at the end of the run, or when it is interrupted.
+    """Measures each part of the loop, and prints a table at the end of the run or at an interruption.
 
-    A part's time is without that of the parts it calls. What comes before `warmup_updates` is not counted: start-up,
-    compilation, warm-up of replay. Also writes `trace.json`, one torch operation after another for a while, which
-    https://ui.perfetto.dev and chrome://tracing show.
+    The time of a part excludes the parts inside it. Measuring begins after `warmup_updates`, so it excludes start-up,
+    compilation and the warm-up of replay. The profile also writes `trace.json`, a trace of torch operations for
+    https://ui.perfetto.dev and chrome://tracing.
 
     Args:
       warmup_updates: gradient steps before measuring begins.
-      trace_seconds: at least so long is traced, in whole iterations, and left out of the table; 0: no trace.
+      trace_seconds: smallest length of the trace, in complete iterations, which the table excludes; 0: no trace.
     """
 
     def __init__(self, warmup_updates: NonNegativeInt = 16, trace_seconds: NonNegativeFloat = 0.5):
@@ -112,7 +112,7 @@ class Profile(Listener):
             self._run.log(self.table())
 
     def table(self) -> str:
-        """Returns where the time went, and what to change."""
+        """Returns the table of parts, with advice."""
         measured = self._measured
         assert measured is not None
         lines = [
@@ -141,7 +141,7 @@ class Profile(Listener):
 
 
 def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> Iterator[str]:
-    """Yields what would make a run faster.
+    """Yields settings that would make a run faster.
 
     Args:
       measured: of the run.
@@ -174,11 +174,11 @@ def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> It
 
 
 def throughput_limits(trainer: Trainer, seconds: float = 3.0) -> str:
-    """How fast this run could be if parts of it cost nothing: environments alone, and collecting without training.
+    """Measures two upper limits of a run's speed: environments alone, and collecting without training.
 
     Args:
-      trainer: newly made; it cannot train afterwards.
-      seconds: that each is measured for.
+      trainer: new; it cannot train afterwards.
+      seconds: length of each measurement.
     """
     environment = trainer.new_environment()
     environment.reset()

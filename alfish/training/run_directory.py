@@ -28,15 +28,15 @@ class RunDirectory:
 
     Args:
       path: of the directory; `open` makes it.
-      arguments: of the trainer, by name.
+      arguments: of the trainer, by name; the configuration of a trainer that was built in Python.
 
     Attributes:
       path: the argument.
-      checkpoints: of everything but the rows of replay.
-      replay_checkpoints: of the rows of replay.
-      config: texts to save with the run, by file name; the command line puts the gin configuration here.
-      config_hash: of the configuration without its budget; None: not known. A checkpoint of another configuration is
-        not continued from, unless `accepts_config_change`.
+      checkpoints: the state of the run, without the rows of replay.
+      replay_checkpoints: the rows of replay.
+      config: texts to save with the run, by file name; the command line stores the gin configuration here.
+      config_hash: of the configuration without its budget; None: unknown. A checkpoint of another configuration is
+        refused, unless `accepts_config_change` is set.
     """
 
     def __init__(self, path: str | Path, arguments: Mapping[str, Any]):
@@ -53,10 +53,10 @@ class RunDirectory:
         self._unlock: Callable[[], Any] = lambda: None
 
     def open(self) -> None:
-        """Makes the directory, locks it, and begins to write its log.
+        """Creates and locks the directory, and starts its log.
 
         Raises:
-          UsageError: another run is writing here, or something of another kind stands in the place of a file.
+          UsageError: another run writes here, or a path of the run has another kind of file.
         """
         files.make_directory(self.path)
         unlock = files.lock(self.path, self)
@@ -70,20 +70,20 @@ class RunDirectory:
         weakref.finalize(self, self._log.close)
 
     def close(self) -> None:
-        """Ends the recording of warnings, and frees the directory for another run."""
+        """Stops the recording of warnings, and unlocks the directory."""
         self._log.close()
         self._unlock()
 
     def log(self, text: str) -> str:
-        """Writes a line to `log.txt`, once the directory is open; returns it, with the reason where that failed."""
+        """Writes a line to `log.txt`, once the directory is open; returns the line, with the error if that failed."""
         try:
             self._log.write(text)
-        except DiskError as error:  # the line is still to be shown
+        except DiskError as error:  # the caller still prints the line
             return f"{text} [{error}]"
         return text
 
     def log_error(self, error: BaseException) -> None:
-        """Writes to `log.txt` what standard error will show of an error."""
+        """Writes an error to `log.txt`, as standard error will show it."""
         is_sentence = isinstance(error, (UsageError, RunError))
         self._log.copy(f"{error}" if is_sentence else "".join(traceback.format_exception(error)).rstrip())
 
@@ -135,7 +135,7 @@ class RunDirectory:
         return clock
 
     def load_rows(self, clock: int, load: Callable[[Any], Any]) -> str | None:
-        """Loads the rows of replay that belong to a checkpoint; returns why there are none, or None."""
+        """Loads the rows of replay of a checkpoint; returns None, or the reason why there are none."""
         if clock not in self.replay_checkpoints.steps():
             return "was not saved"
         try:
@@ -145,14 +145,14 @@ class RunDirectory:
         return None
 
     def begin(self) -> None:
-        """Gives the run its id, and removes the mark of its end."""
+        """Writes the id of a new run, and removes the file `done`."""
         if run_id(self.path) is None:
             self._set_origin(self.checkpoints.origin.run or new_run_id())
             write_atomically(self.path / RUN_FILE, f"{self.checkpoints.origin.run}\n")
         (self.path / "done").unlink(missing_ok=True)
 
     def mark_done(self, clock: Clock) -> None:
-        """Marks the run as finished."""
+        """Writes the file `done`, which marks the run as finished."""
         content: dict[str, Any] = {
             "env_steps": clock.env_steps,
             "iterations": clock.iterations,
@@ -163,7 +163,7 @@ class RunDirectory:
         write_atomically(self.path / "done", json.dumps(content) + "\n")
 
     def stop_reason(self) -> str | None:
-        """Returns the reason for which the run was stopped before; None: it was not, or its budget was spent."""
+        """Returns the reason in the file `done`; None: there is no such file, or the budget was spent."""
         try:
             content = json.loads((self.path / "done").read_text())
         except (FileNotFoundError, ValueError):  # what is not JSON was not written here

@@ -43,10 +43,10 @@ class Trainer:
     Give exactly one budget; wall_seconds may stand beside another one as a time limit.
 
     Args:
-      root_dir: the run's directory, made if needed; a run that is there is continued.
+      root_dir: directory of the run, created if needed; an existing run is continued.
       algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
       environment: factory like `make_environment`, takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
-      evaluation_environment: the same, to evaluate in; its spaces are `environment`'s. None: `environment`.
+      evaluation_environment: factory of environments for evaluation, with the same spaces. None: `environment`.
       batches: class or factory of the source of batches; None: `EpochBatches` on-policy, else `ReplayBatches`.
       unroller: class or factory, takes (environment, algorithm, transforms): `SyncUnroller`, `AsyncUnroller`.
       learner: class or factory, takes the algorithm.
@@ -54,32 +54,32 @@ class Trainer:
       metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances; None: evaluation, checkpoints, summaries and progress.
       extra_metrics: instances beside those of `metrics`.
-      extra_listeners: instances beside those of `listeners`, told after them.
+      extra_listeners: instances beside those of `listeners`; they receive reports after them.
       unroll_length: vector steps an iteration. Off-policy it may be a fraction: 0.25 is one step in four iterations.
         0: what an asynchronous unroller has ready.
       num_env_steps: budget in environment steps, all environments together.
       num_iterations: budget in iterations.
       num_updates: budget in gradient steps.
-      wall_seconds: budget in seconds of training, over all resumes. Beside another budget, a time limit: the run ends
-        when either is spent, and `progress`, which schedules follow, is that of the other budget.
-      max_evaluation_length: actions after which episodes of evaluation, `alfish play` and `alfish record` are cut, and
-        count as truncated.
-      interaction_env_steps: off-policy, acting ends after so many environment steps, and training goes on with what
-        replay holds, at the same pace, until the budget is spent; None: it never ends.
-      seed: of everything random; environments get independent ones from it.
+      wall_seconds: budget in seconds of training, over all resumes. Beside another budget it is a time limit: the run
+        ends when either is spent, and progress, which schedules follow, is the spent fraction of the other budget.
+      max_evaluation_length: actions after which an episode of an evaluation, of `alfish play` or of `alfish record` is
+        truncated.
+      interaction_env_steps: off-policy, environment steps after which acting ends. Training continues on the rows in
+        replay, at the same rate, until the budget is spent. None: acting never ends.
+      seed: of all random generators; environments get independent seeds derived from it.
       device: 'cpu', 'cuda', 'cuda:1', or 'auto': cuda if there is one.
-      num_threads: of torch. More than one is faster on an idle machine and much slower on a busy one.
-      summary_period: steps between two summaries. Losses, times and rates are averages since the last one.
+      num_threads: torch's threads. More than one is faster on an idle machine and much slower on a busy one.
+      summary_period: clock steps between two summaries. Losses, times and rates are averages since the last one.
 
     Attributes:
-      environment, algorithm, transforms, batches, unroller, learner, metrics, listeners: what was built.
-      clock: how far the run is.
+      environment, algorithm, transforms, batches, unroller, learner, metrics, listeners: the parts that were built.
+      clock: counters, budget and progress of the run.
       directory: the files of the run.
       signals, device, seed: what the run uses; see `StopSignals` for the first.
     """
 
-    _started: list[Listener] | None = None  # those that were; None: before `start`
-    _saved_iterations = 0  # those of the newest checkpoint
+    _started: list[Listener] | None = None  # the started listeners; None: before `start`
+    _saved_iterations = 0  # iterations of the newest checkpoint
 
     def __init__(
         self,
@@ -124,16 +124,16 @@ class Trainer:
 
     @property
     def interrupted_by(self) -> int | None:
-        """The signal that ended `train` before the run was finished; None: there was none."""
+        """Number of the signal that ended `train` before the run was finished; None: there was none."""
         return None if self.clock.finished else self.signals.number
 
     @property
     def is_saved(self) -> bool:
-        """Whether no iteration was made since the newest checkpoint, or since the beginning where there is none."""
+        """True if there was no iteration since the newest checkpoint (without a checkpoint: no iteration at all)."""
         return self._saved_iterations == self.clock.iterations
 
     def start(self) -> None:
-        """Continues the run in `root_dir` if there is one, and starts the listeners. `train` calls this.
+        """Continues the run in `root_dir`, if there is one, and starts the listeners; `train` calls this method.
 
         Raises:
           UsageError: the run is being trained already, or cannot be continued from its checkpoints.
@@ -168,13 +168,13 @@ class Trainer:
         self.clock.stop(reason)
 
     def train(self) -> Report | None:
-        """Runs until the run is finished, or SIGTERM or SIGINT asks to stop; a second SIGINT exits at once.
+        """Trains until the run is finished, or until SIGTERM or SIGINT is received; a second SIGINT exits at once.
 
-        After such a signal the iteration under way is finished, where that does not take long. If an environment does
-        not return, its rows are given up, and the listeners receive one more report, at the last iteration's clock.
+        After a signal the current iteration is completed, if that does not take long. If an environment does not
+        return, its rows are discarded, and listeners receive one more report, at the clock of the last iteration.
 
         Returns:
-          The last report; None if nothing was left to do, or if a signal came before the first iteration began.
+          The last report; None if the run was finished already, or if a signal came before the first iteration.
 
         Raises:
           RunError: the run cannot go on, or something in it called sys.exit.
@@ -200,13 +200,13 @@ class Trainer:
                 self.log(f"Stopped at {self.clock.value:,} steps: {self.clock.stop_reason}")
             if self.clock.finished:
                 self.directory.mark_done(self.clock)
-        except Interrupted:  # while it started: nothing has happened yet
+        except Interrupted:  # during the start: there is nothing to save
             pass
         except (Exception, SystemExit) as error:
             self.signals.breakable = False
             ending = exited(error) if isinstance(error, SystemExit) else error
             self.directory.log_error(ending)
-            if report is not None:  # else nothing has happened yet, and the checkpoint that is there is better
+            if report is not None:  # else there was no iteration, and an existing checkpoint is newer
                 self._save_what_is_whole()
             if ending is not error:
                 raise ending from error
@@ -214,8 +214,8 @@ class Trainer:
         return report
 
     def close(self) -> None:
-        """Frees environments and files, each whatever another raises; `train` does it itself."""
-        with contextlib.ExitStack() as stack:  # the last one that is pushed comes first
+        """Closes listeners, environments and files, each even if another raises; `train` calls this method."""
+        with contextlib.ExitStack() as stack:  # runs in reverse order
             stack.callback(self.directory.close)
             parts: list[Listener | Batches | Unroller] = [self.batches, self.unroller]
             for part in parts + (self._started or [])[::-1]:
@@ -224,7 +224,7 @@ class Trainer:
                 self._started = []
 
     def iterate(self) -> Iterator[Report]:
-        """Yields the report of each iteration, until one says that it is the last."""
+        """Yields the report of each iteration; the last report has `finished` set."""
         return self._loop.iterate()
 
     def evaluator(
@@ -233,27 +233,27 @@ class Trainer:
         """Returns an evaluator of the policy in training, with environments of its own.
 
         Args:
-          num_episodes: whole episodes that it will be asked for, at most.
+          num_episodes: largest number of episodes of one evaluation.
           num_envs: environments at a time.
-          max_length: actions after which an episode is cut; None: the trainer's max_evaluation_length.
+          max_length: actions after which an episode is truncated; None: the trainer's max_evaluation_length.
           options: for the environment's factory, such as render_mode.
         """
         evaluator = self._environments.evaluator(self._parts, num_episodes, num_envs, max_length, **options)
-        if self._started is not None:  # else the run is somebody else's to write in
+        if self._started is not None:  # else this process does not write in the run's directory
             evaluator.log = self.log
         return evaluator
 
     def new_environment(self) -> Environment:
-        """Returns another environment like the one that is trained in."""
+        """Returns a new environment like the one of the training."""
         return self._environments.new()
 
     def policy(self) -> Policy:
-        """Returns the policy in training, to act with."""
+        """Returns the policy in training; it shares the parameters."""
         spaces = self.environment.observation_space, self.environment.action_space
         return Policy(self.algorithm, self.transforms, *spaces, self.clock.env_steps)
 
     def load_policy(self, checkpoint: str | int = "latest") -> int:
-        """Loads the weights and transforms of a checkpoint, and nothing else; returns its environment steps."""
+        """Loads only the weights and transforms of a checkpoint; returns its environment steps."""
 
         def load(state: dict[str, Any]) -> None:
             load_networks(self.algorithm, self.transforms, state, self.directory.path)
@@ -266,7 +266,7 @@ class Trainer:
         """Writes a checkpoint of everything that `load_state_dict` continues from; returns its file.
 
         Args:
-          best: whether it is of the best policy so far.
+          best: whether to mark the checkpoint as the best one so far.
           rows: whether to write the rows of replay too, which may take long. A run is continued from the newest
             checkpoint that has its rows, if there is one.
         """
@@ -284,18 +284,18 @@ class Trainer:
         """Continues from `state`.
 
         Raises:
-          UsageError: it does not fit this trainer.
-          Exception: it is not what `state_dict` returns; this trainer is of no use then.
+          UsageError: the state does not fit this trainer.
+          Exception: the state is not one of `state_dict`; this trainer cannot be used then.
         """
         check_like(state, {name: here for name, here in self.state_dict().items() if name in PLAIN_STATE})
         self._loop.load_state_dict(state, self.directory.path)
-        for name, listener in named(self.listeners):  # one that was not there before starts afresh
+        for name, listener in named(self.listeners):  # a new listener keeps its initial state
             if saved := state["listeners"].get(name):
                 listener.load_state_dict(saved)
         self._saved_iterations = self.clock.iterations
 
     def log(self, text: str) -> None:
-        """Prints a line without breaking the progress bar, and keeps it in `log.txt`, once there is a run."""
+        """Prints a line above the progress bar, and writes it to `log.txt` once the run has started."""
         line = self.directory.log(text)
         if not any(listener.show(line) for listener in self.listeners):
             print(line, file=sys.stderr, flush=True)
@@ -305,12 +305,12 @@ class Trainer:
         for listener in self.listeners:
             try:
                 listener.after_iteration(self, report)
-            except Interrupted:  # the next report says `finished`
+            except Interrupted:  # the next report has `finished` set
                 self.log(f"{type(listener).__name__} was broken off by {self.signals.name}")
         self.timer.begin(LOOP)
 
     def _rescue(self) -> None:
-        """Saves the last iteration; see `StopSignals`."""
+        """Saves the last iteration from another thread, because the main thread does not return."""
         self.log(f"{self.signals.name}: a call that holds the main thread does not return; the process is ended")
         if not self.is_saved:
             self.unroller.break_off()
@@ -318,7 +318,7 @@ class Trainer:
             self.log(f"Saved a checkpoint at {self.clock.value:,} steps")
 
     def _save_what_is_whole(self) -> None:
-        """After an error in an environment: keeps the weights of the last iteration; the rows under way are lost."""
+        """Saves the last iteration after an error outside of updates; rows of the unfinished unroll are lost."""
         if self._loop.is_updating:
             return
         self.unroller.break_off()
@@ -338,7 +338,7 @@ class Trainer:
 
 
 def _warn_of_settings(trainer: Trainer) -> None:
-    """Logs a line about each setting that hardly anybody wants."""
+    """Logs a warning about each setting that is probably a mistake."""
     budget, batches, warmup = trainer.clock.budget, trainer.batches, trainer.batches.warmup_env_steps
     if budget.name == "num_env_steps" and budget.size <= warmup and not batches.rest():
         trainer.log(
@@ -352,7 +352,7 @@ def _warn_of_settings(trainer: Trainer) -> None:
 
 
 def _announce(trainer: Trainer) -> None:
-    """Logs what is trained."""
+    """Logs the algorithm, the environment, the size and the budget of the run."""
     environment, budget, parameters = trainer.environment, trainer.clock.budget, trainer.algorithm.parameters()
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     acting = f"{counted(trainer.unroller.num_envs, 'environment')}, " if trainer.batches.acts else ""
