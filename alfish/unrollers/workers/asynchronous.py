@@ -152,7 +152,7 @@ class AsyncUnroller(Unroller):
         if self._algorithm.on_policy and self._length != unroll_length:
             raise UsageError(
                 f"AsyncUnroller.unroll_length is {self._length} and Trainer.unroll_length {unroll_length}; on-policy "
-                "they are the same: bind Trainer.unroll_length alone"
+                "both must be equal: bind only Trainer.unroll_length"
             )
         maker = EnvironmentMaker(make_environment)
         self._plan = functools.partial(self._plan, make_environment=maker, length=self._length, seed=seed)

@@ -82,8 +82,8 @@ def example_records(example: Experience, shown: Sequence[str]) -> StepRecords:
     """Returns StepRecords of one row `[B, ...]` with the fields in `shown`; infos is None."""
     step = example.time_step
     fields: dict[str, Any] = {name: getattr(step, SHOWN_FIELDS[name]) for name in shown}
-    told: Any = step.step_type, step.reward, None
-    return StepRecords(*told, **fields)
+    arrays: Any = step.step_type, step.reward, None
+    return StepRecords(*arrays, **fields)
 
 
 def slot_forms(example: Experience, records: StepRecords, num_rows: int, num_records: int) -> list[Form]:
