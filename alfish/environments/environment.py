@@ -113,7 +113,7 @@ class Environment(abc.ABC):
         Raises:
           UsageError: these environments have no such infos.
         """
-        raise UsageError(f"{type(self).__name__} has no infos that could say which action was executed")
+        raise UsageError(f"{type(self).__name__} has no infos, so it cannot report executed actions")
 
     def method(self, name: str) -> Callable[..., Any] | None:
         """Returns a method of the environments' class or of a wrapper, or None if none has this name.

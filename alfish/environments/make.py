@@ -76,7 +76,7 @@ def make_environment(
     seeds = spawn_seeds(seed, num_envs)
     is_vector = callable(env_id) and "num_envs" in _parameters(env_id)
     if (wrappers or training_wrappers) and (is_vector or vectorization in ("vector_entry_point", "envpool")):
-        raise UsageError("make_environment.wrappers wrap single environments, and there are none in a vector class")
+        raise UsageError("make_environment.wrappers apply to single environments, and a vector class has none")
     if callable(env_id) and is_vector:
         with _named_kwargs(env_id, kwargs):
             env = env_id(num_envs=num_envs, **kwargs)
@@ -88,7 +88,7 @@ def make_environment(
         return _adapt(env, seeds, False, env_id, None)
     if vectorization == "envpool" and env_id not in gymnasium.registry:
         raise UsageError(
-            f"make_environment.env_id: {env_id!r} is EnvPool's alone, and evaluation takes gymnasium's environments; "
+            f"make_environment.env_id: only EnvPool has {env_id!r}, and evaluation uses gymnasium's environments; "
             "bind Trainer.evaluation_environment = @evaluation/make_environment, evaluation/make_environment.env_id to "
             "the same task there, and its vectorization to 'sync'"
         )

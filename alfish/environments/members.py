@@ -87,7 +87,7 @@ class Members:
         if not isinstance(self._env, AsyncVectorEnv):
             self._env.close()
         elif self.abandoned and self._env._state != AsyncState.DEFAULT:
-            _end_processes(self._env)  # gymnasium would wait for the step under way
+            _end_processes(self._env)  # gymnasium would wait for the current step
         else:
             try:
                 self._env.close()

@@ -147,7 +147,7 @@ class SequentialVectorEnv(VectorEnv):
           A batch of their first observations and the others' last observations.
         """
         for i in np.flatnonzero(rows):
-            self._observations[i], _ = self._build_anew(int(i))
+            self._observations[i], _ = self._rebuild(int(i))
         self._waits = self._waits & ~rows
         return self._batch(self._observations)
 
@@ -159,7 +159,7 @@ class SequentialVectorEnv(VectorEnv):
         assert self.report is not None
         self.report(i, error)
         self.replaced.append(i)
-        return self._build_anew(i)
+        return self._rebuild(i)
 
     def _replace_misfits(self, observations: list[Any]) -> list[int]:
         """Rebuilds environments whose observations do not fit the space, and replaces these by first observations.
@@ -176,7 +176,7 @@ class SequentialVectorEnv(VectorEnv):
                 observations[i], _ = self._replace(i, error)
         return found
 
-    def _build_anew(self, i: int) -> tuple[Any, dict[str, Any]]:
+    def _rebuild(self, i: int) -> tuple[Any, dict[str, Any]]:
         with contextlib.suppress(Exception):  # a broken environment may also fail to close
             self.envs[i].close()
         env = self._env_fns[i]()
@@ -252,8 +252,8 @@ def refuse_vector(reward: Any) -> None:
     """Raises UsageError if a reward is a vector."""
     if np.size(reward) > 1:
         raise UsageError(
-            f"the environment rewards each step with {np.size(reward)} numbers, and alfish trains on one; wrap it so "
-            "that it adds them up with weights, as mo_gymnasium.wrappers.LinearReward does"
+            f"the environment's rewards have {np.size(reward)} numbers, and alfish trains on one; wrap it so that it "
+            "adds them up with weights, as mo_gymnasium.wrappers.LinearReward does"
         )
 
 
@@ -277,5 +277,5 @@ def refuse_breach(error: Exception, name: str, method: str) -> None:
     if method == "construction":
         asked = "look at its class, and at its wrappers and env_kwargs"
     raise UsageError(
-        f"{name} does not do as gymnasium asks; {method} ended in {type(error).__name__}: {first_line(error)}; {asked}"
+        f"{name} breaks gymnasium's interface: {method} ended in {type(error).__name__}: {first_line(error)}; {asked}"
     ) from error

@@ -91,7 +91,7 @@ class Metrics:
         for metric in metrics:
             missing = [name for name in ("name", "update", "result", "state_dict") if not hasattr(metric, name)]
             if missing:
-                raise UsageError(f"{type(metric).__name__} is no metric: it has no {' and no '.join(missing)}")
+                raise UsageError(f"{type(metric).__name__} is not a metric; it has no {' and no '.join(missing)}")
         names = [metric.name for metric in metrics]
         for name in names:
             if names.count(name) > 1:
@@ -142,7 +142,7 @@ class Metrics:
         for name in self.reads:
             value = observation if name == "observation" else action
             if value is None:
-                raise ValueError(f"A metric reads rows.{name}, and the rows came without.")
+                raise ValueError(f"A metric reads rows.{name}, which update() did not receive.")
             self._shown[name].append(nest.map(_copy, value))
         self._step_type.append(step_type)
         self._reward.append(reward)

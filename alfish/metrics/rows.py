@@ -178,6 +178,6 @@ class StepBatch:
 
 def _unread(name: str) -> UsageError:
     return UsageError(
-        f"a metric reads rows.{name}, which is kept only for metrics that ask for it; set reads_{name}s = True in the "
-        "metric's class"
+        f"a metric reads rows.{name}, which is stored only for metrics that declare it; set reads_{name}s = True in "
+        "the metric's class"
     )

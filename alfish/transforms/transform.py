@@ -106,7 +106,7 @@ class Transforms(nn.Module):
             transform = build(factory, Transform, "Trainer.transforms", *specs)
             if transform.look_back and len(self._chain):
                 raise UsageError(
-                    f"{type(transform).__name__} looks rows up as they are stored, raw: put it first of the transforms"
+                    f"{type(transform).__name__} reads stored rows, which are raw; put it first in Trainer.transforms"
                 )
             self._chain.append(transform)
             self.observation_spec, self.reward_spec = transform.observation_spec, transform.reward_spec

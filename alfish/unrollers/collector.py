@@ -61,7 +61,7 @@ def run_episodes(stepper: Stepper, num_episodes: int) -> list[tuple[Nest, Nest]]
         if environment.broken is not None:
             broken = np.flatnonzero(environment.broken).tolist()
             raise RunError(
-                f"environments {broken} raised and were built anew, so their episodes are not whole; mend them, or "
+                f"environments {broken} raised and were rebuilt, so their episodes are not whole; fix them, or "
                 "collect with generate_batch"
             )
         resets = environment.take_resets()

@@ -38,7 +38,7 @@ def check_finite(time_step: TimeStep) -> None:
             env_id = int(time_step.env_id[row, column])
             raise RunError(
                 f"environment {env_id} returned a {name} that is not finite in row {row} of the unroll: "
-                f"{leaf[row, column].cpu().numpy()}; mend the environment, the run cannot learn from it"
+                f"{leaf[row, column].cpu().numpy()}; fix the environment, since such rows cannot train"
             )
 
 

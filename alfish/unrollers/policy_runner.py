@@ -111,8 +111,8 @@ class PolicyRunner:
         algorithm = self._algorithm
         if [leaf._version for leaf in given] != before:
             raise UsageError(
-                f"a transform, or rollout_step of {type(algorithm).__name__}, writes into the time step or the state "
-                "that it is given, and so into the rows that are stored; make a copy"
+                f"a transform, or rollout_step of {type(algorithm).__name__}, writes to the time step or the state in "
+                "its arguments, and so changes stored rows; change a copy"
             )
         batch_size = len(row[0].step_type)
         check_step(step, algorithm, "rollout_step", algorithm.action_spec, batch_size, self._initial_state)
@@ -175,8 +175,8 @@ class PolicyRunner:
             for a, b in zip(expected, found)
         ):
             logging.warning(
-                "%s acts otherwise in numpy: its rollout_step depends on a value that changes between steps; make it a "
-                "buffer. It acts through torch from here on",
+                "%s acts differently in numpy, because its rollout_step depends on a value that changes between "
+                "steps; make it a buffer. It acts through torch from now on",
                 type(self._algorithm).__name__,
             )
             self._program, self.gave_up = None, True

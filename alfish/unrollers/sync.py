@@ -149,13 +149,13 @@ class SyncUnroller(Unroller):
         """
         if num_episodes < 1:
             raise UsageError(f"generate_episodes was asked for {num_episodes} episodes; it takes at least 1")
-        self._begin_anew()
+        self._restart_episodes()
         self.start()
         self._at_random = False
         self._actor.refresh()
         with in_eval_mode(self._algorithm):
             found = run_episodes(self, num_episodes)
-        self._begin_anew()  # other episodes have lost their beginnings
+        self._restart_episodes()  # other episodes have lost their beginnings
         return [self._as_experience(*nest.tensors(episode)) for episode in found]
 
     def time(self, timer: Timer) -> None:
@@ -285,7 +285,7 @@ class SyncUnroller(Unroller):
         self.records = rows.records(self.shown)
         return rows.filled_up()
 
-    def _begin_anew(self) -> None:
+    def _restart_episodes(self) -> None:
         """Makes the next row the FIRST row of a reset."""
         self.time_step = None
         self._state = self._initial_state
@@ -328,7 +328,7 @@ def refuse_on_policy(algorithm: RLAlgorithm) -> None:
     if algorithm.on_policy:
         raise UsageError(
             f"overwrite_policy_output stores actions that {type(algorithm).__name__} did not choose, and on-policy it "
-            "learns from its own alone; take an off-policy algorithm (SAC, DQN, TD3)"
+            "learns only from its own; take an off-policy algorithm (SAC, DQN, TD3)"
         )
 
 

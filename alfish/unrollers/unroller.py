@@ -52,7 +52,7 @@ class Unroller(abc.ABC):
       log: receives lines for the user.
       check_signals: called during waits for other processes; raises if a signal asks to stop.
       drains: True if `unroll` returns the rows that other processes have collected, however many, and ignores `length`.
-      shown: which of `SHOWN_FIELDS` records hold; whoever reads them sets it before the first unroll.
+      shown: which of `SHOWN_FIELDS` records have; set it before the first unroll.
       policy_version: how often weights were published.
     """
 
@@ -89,7 +89,7 @@ class Unroller(abc.ABC):
         """Returns the next rows to a program without a trainer; see `SyncUnroller`.
 
         Raises:
-          UsageError: this unroller collects for a trainer, at a pace of its own.
+          UsageError: this unroller collects only for a trainer.
         """
         raise self._refusal("generate_batch")
 
@@ -97,7 +97,7 @@ class Unroller(abc.ABC):
         """Returns whole episodes to a program without a trainer; see `SyncUnroller`.
 
         Raises:
-          UsageError: this unroller collects for a trainer, at a pace of its own.
+          UsageError: this unroller collects only for a trainer.
         """
         raise self._refusal("generate_episodes")
 
@@ -133,6 +133,5 @@ class Unroller(abc.ABC):
 
     def _refusal(self, method: str) -> UsageError:
         return UsageError(
-            f"{type(self).__name__} has no {method}: it collects for a trainer, at a pace of its own; build a "
-            "SyncUnroller"
+            f"{type(self).__name__} has no {method}, because it collects only for a trainer; build a SyncUnroller"
         )

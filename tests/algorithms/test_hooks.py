@@ -146,7 +146,7 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
         ({"batches": dict}, "Trainer.batches made a dict"),
         ({"extra_listeners": Listener()}, "Trainer.extra_listeners is .*; it is a list"),
         ({"listeners": [len]}, "Trainer.listeners has <built-in function len>, which is no Listener"),
-        ({"extra_metrics": [object()]}, "object is no metric: it has no name and no update and no result"),
+        ({"extra_metrics": [object()]}, "object is not a metric; it has no name and no update and no result"),
         ({"device": "meta"}, "Trainer.device is 'meta', which alfish does not use"),
         ({"num_threads": 10**6}, r"Trainer.num_threads is 1000000; it is a whole number in \[1, 1024\]"),
     ):
@@ -202,7 +202,7 @@ class Blind(Right):
 
 @pytest.mark.parametrize(("algorithm", "transforms"), [(Right, [Halves]), (Blind, []), (PPO, [Halves])])
 def test_nothing_is_written_into_rows_that_are_stored(tmp_path, algorithm, transforms):
-    with pytest.raises(UsageError, match="writes into the time step or the state that it is given"):
+    with pytest.raises(UsageError, match="writes to the time step or the state in its arguments"):
         train(tmp_path, algorithm, transforms)
 
 

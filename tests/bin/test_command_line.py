@@ -918,7 +918,7 @@ def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
     (tmp_path / "bad_vectors.py").write_text(BAD.replace("Bad-", "Vector-"))
     monkeypatch.syspath_prepend(tmp_path)
     out = refused("check-env", "--env_id=bad_vectors:Vector-vector-v0", printed=True)
-    assert "the environment rewards each step with 2 numbers, and alfish trains on one; wrap it so that it adds" in out
+    assert "the environment's rewards have 2 numbers, and alfish trains on one; wrap it so that it adds" in out
     for flag, words in [
         ("--env_kwargs=3", "--env_kwargs is '3'; it is a dict, as \"{'difficulty': 2}\""),
         ("--env_kwargs={'a':", "it is a dict"),

@@ -219,7 +219,7 @@ def test_a_type_error_of_the_environments_own_is_not_blamed_on_env_kwargs():
     [("CartPole-v1", "vector_entry_point"), ("CartPole-v1", "envpool"), (TensorPointMass, "sync")],
 )
 def test_wrappers_that_could_not_be_applied_are_refused(env_id, vectorization, name):
-    with pytest.raises(UsageError, match="wrappers wrap single environments"):
+    with pytest.raises(UsageError, match="wrappers apply to single environments"):
         make_environment(env_id, vectorization=vectorization, **{name: [Plus]})
 
 
@@ -263,7 +263,7 @@ def test_a_misspelt_envpool_id_shows_close_ones():
 
 
 def test_what_only_envpool_has_says_how_to_evaluate():
-    with pytest.raises(UsageError, match="'Pong-v5' is EnvPool's alone.*bind Trainer.evaluation_environment = @"):
+    with pytest.raises(UsageError, match="only EnvPool has 'Pong-v5'.*bind Trainer.evaluation_environment = @"):
         make_environment("Pong-v5", vectorization="envpool", evaluation=True)
 
 
@@ -318,7 +318,7 @@ class VectorReward(OneState):
 def test_a_vector_reward_is_refused_in_one_sentence():
     environment = make_environment(VectorReward, 2)
     environment.reset()
-    words = "rewards each step with 2 numbers, and alfish trains on one; wrap it so that it adds them up with weights"
+    words = "rewards have 2 numbers, and alfish trains on one; wrap it so that it adds them up with weights"
     with pytest.raises(UsageError, match=words):
         environment.step(np.zeros(2, np.int64))
     environment.close()
@@ -419,7 +419,7 @@ def test_what_gymnasium_refuses_to_build_is_one_sentence():
             super().__init__()
             self.observation_space = spaces.Box(-1, 1, (next(self.sizes),))
 
-    with pytest.raises(UsageError, match="Changing does not do as gymnasium asks; construction ended in RuntimeError"):
+    with pytest.raises(UsageError, match="Changing breaks gymnasium's interface: construction ended in RuntimeError"):
         make_environment(Changing, num_envs=2)
 
 
@@ -464,7 +464,7 @@ def test_a_wrong_seed_argument_is_a_breach_and_an_error_of_the_environments_own_
         def reset(self):
             return 0, {}
 
-    with pytest.raises(UsageError, match="Old does not do as gymnasium asks; reset ended in TypeError: .*keyword arg"):
+    with pytest.raises(UsageError, match="Old breaks gymnasium's interface: reset ended in TypeError: .*keyword arg"):
         make_environment(Old).reset()
 
     def breaks(row):

@@ -229,7 +229,7 @@ def test_what_it_cannot_stack_is_refused_with_its_path():
 
 def test_it_must_be_the_first_transform_since_it_looks_up_raw_rows():
     Transforms([FrameStack, RewardClip], LEAVES["grey"], REWARD_SPEC)
-    with pytest.raises(UsageError, match="FrameStack looks rows up as they are stored"):
+    with pytest.raises(UsageError, match="FrameStack reads stored rows"):
         Transforms([RewardClip, FrameStack], LEAVES["grey"], REWARD_SPEC)
 
 

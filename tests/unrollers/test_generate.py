@@ -302,7 +302,7 @@ class Raising(Stamped):
 def test_an_episode_that_lost_its_environment_is_not_called_whole():
     environment = make_environment(Raising, 2)
     environment.tolerate_errors(lambda index, error: None)
-    with pytest.raises(RunError, match=r"environments \[0, 1\] raised and were built anew.*not whole"):
+    with pytest.raises(RunError, match=r"environments \[0, 1\] raised and were rebuilt.*not whole"):
         unroller_of(environment).generate_episodes(2)
 
 
@@ -322,7 +322,7 @@ def test_an_unroller_that_collects_for_a_trainer_refuses(method):
     specs = environment.observation_spec, environment.reward_spec
     made = ScriptedOffPolicy(specs[0], environment.action_spec, specs[1])
     unroller = AsyncUnroller(environment, made, Transforms([], *specs))
-    with pytest.raises(UsageError, match=f"AsyncUnroller has no {method}: .*; build a SyncUnroller"):
+    with pytest.raises(UsageError, match=f"AsyncUnroller has no {method}, because .*; build a SyncUnroller"):
         getattr(unroller, method)(3)
     unroller.close()
 

@@ -419,7 +419,7 @@ def test_a_step_that_counts_in_python_is_noticed_with_one_warning(caplog):
     for _ in range(20):
         act(row())
     [record] = warnings_in(caplog)
-    assert "Simple acts otherwise in numpy" in record.message and "make it a buffer" in record.message
+    assert "Simple acts differently in numpy" in record.message and "make it a buffer" in record.message
     assert actor._program is None
 
 

@@ -115,8 +115,8 @@ def test_nothing_is_kept_for_metrics_that_do_not_ask():
         with pytest.raises(UsageError) as error:
             getattr(rows, name)
         assert str(error.value) == (
-            f"a metric reads rows.{name}, which is kept only for metrics that ask for it; set reads_{name}s = True in "
-            "the metric's class"
+            f"a metric reads rows.{name}, which is stored only for metrics that declare it; set reads_{name}s = True "
+            "in the metric's class"
         )
-    with pytest.raises(ValueError, match=r"A metric reads rows\.observation, and the rows came without"):
+    with pytest.raises(ValueError, match=r"A metric reads rows\.observation, which update.. did not receive"):
         Metrics([Witness()], 1).update(np.zeros((1, 1), np.int32), np.zeros((1, 1)))
