@@ -34,6 +34,7 @@ TINY = [
     "make_environment.num_envs=2",
     "MLP.layers=(8,)",
     "Evaluate.num_episodes=1",
+    "Trainer.max_evaluation_length=40",
 ]
 # By what a conf configures: whatever is bound must be read.
 TINY_WHERE = {
