@@ -230,6 +230,6 @@ def _num_recorded(batch_size: int, offline_fraction: float) -> int:
     if not 0 < count < batch_size:
         raise UsageError(
             f"ReplayBatches.offline_fraction is {offline_fraction}, {count} of {batch_size} windows; a batch has some "
-            "of both. To train on recorded data alone, bind Trainer.batches = @OfflineBatches"
+            "of both. To train only on recorded data, bind Trainer.batches = @OfflineBatches"
         )
     return count

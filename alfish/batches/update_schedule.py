@@ -1,13 +1,13 @@
-"""How many updates are due at a point of a run."""
+"""Number of updates that are due at a point of a run."""
 
 import math
 
 
 class UpdateSchedule:
-    """Counts the updates that are due for environment steps, whatever the unroll length and the minibatches at once.
+    """Counts the updates that are due for environment steps, independent of the unroll length.
 
     After `clock` steps of the run's clock, floor(ratio * (clock - warm-up)) updates are due in all, and offline ones
-    before them. Those due before replay holds a batch wait until it does.
+    before them. Updates that are due before replay holds a batch are made when it does.
 
     Args:
       ratio: updates for each environment step; positive, may be below 1.
@@ -28,12 +28,12 @@ class UpdateSchedule:
 
     @property
     def has_offline_updates(self) -> bool:
-        """Whether any updates are made before the first environment step."""
+        """True if updates are made before the first environment step."""
         return self._offline_updates > 0
 
     @property
     def num_offline_due(self) -> int:
-        """Offline updates that are still to be made."""
+        """Number of offline updates that are still due."""
         return max(0, self._offline_updates - self.num_updates)
 
     def num_due(self, clock: int) -> int:

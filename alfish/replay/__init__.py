@@ -1,4 +1,4 @@
-"""Replay: what happened, kept as raw rows, and sampled as windows of consecutive rows of one environment."""
+"""Replay: stores raw rows, and samples windows of consecutive rows of one environment."""
 
 from alfish.replay.hindsight import HindsightReplay
 from alfish.replay.ring_buffer import RingBuffer

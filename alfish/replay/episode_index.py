@@ -46,7 +46,7 @@ class EpisodeIndex:
 
     @property
     def keeps_returns(self) -> bool:
-        """Whether returns are stored."""
+        """True if returns are stored."""
         return self._gamma is not None
 
     def check_rewards(self, shape: tuple[int, ...]) -> None:

@@ -73,7 +73,7 @@ class RingBuffer:
 
     @property
     def keeps_episodes(self) -> bool:
-        """Whether episodes are indexed."""
+        """True if episodes are indexed."""
         return self._episodes is not None
 
     @property

@@ -81,7 +81,7 @@ class RowStore:
 
     @property
     def is_level(self) -> bool:
-        """Whether all columns have the same positions."""
+        """True if all columns have the same positions."""
         return self.num_envs == 1 or bool((self.end == self.end[0]).all() and (self.start == self.start[0]).all())
 
     def sizes(self) -> np.ndarray:

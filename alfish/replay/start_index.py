@@ -1,4 +1,4 @@
-"""Which rows of a ring may start a window, and uniform draws from them."""
+"""Index of the rows that may start a window, and uniform draws from it."""
 
 from typing import Any
 
