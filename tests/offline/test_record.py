@@ -147,7 +147,7 @@ def test_only_good_episodes_are_kept_and_both_numbers_are_said(run, output, caps
     capsys.readouterr()
     name = recorded(root_dir, output, "--num_episodes=5", "--sample", f"--min_return={least!r}")
     words = capsys.readouterr().out
-    assert f"5 episodes were run, from seed 0, and {len(good)} are written; {5 - len(good)} returned less" in words
+    assert f"5 episodes run from seed 0, {len(good)} written; {5 - len(good)} returned less" in words
     assert_same(read(name), [whole[k] for k in good])
     told = about(name)
     assert told["seeds"] == good and told["min_return"] == least
@@ -166,7 +166,7 @@ def test_where_no_episode_is_good_nothing_is_written(run, output, tmp_path, refu
     "flags, words",
     [
         (["--output=x"], "--root_dir is missing"),
-        (["--root_dir=x"], "--output is missing: name a directory to make, or a data set as minari:"),
+        (["--root_dir=x"], "--output is missing: name a directory to create, or a data set as minari:"),
         (["--root_dir=x", "--output=d4rl:x"], "'d4rl:x' can be read and not written"),
         (["--root_dir=nowhere", "--output=x"], "nowhere is not a run"),
         pytest.param(["--root_dir=x", "--output=minari:"], "'' is no name of a Minari data set", marks=NEEDS_MINARI),
