@@ -8,11 +8,14 @@ import types
 import pytest
 import torch
 
+from alfish.environments import make_environment
 from alfish.errors import RunError
+from alfish.parameters import description
 from alfish.unrollers import Workers
 from alfish.unrollers.workers.channel import Channel
 from alfish.unrollers.workers.heartbeat import Heartbeat
 from alfish.unrollers.workers.messages import Died, EnvironmentFailed, Grant, Seconds, Segment, Started
+from alfish.unrollers.workers.pickling import EnvironmentMaker
 from alfish.unrollers.workers.shared_memory import Block, SharedWeights
 
 
@@ -272,3 +275,8 @@ def test_a_worker_that_has_ended_is_buried_though_its_socket_is_open(one):
     worker.grant(FILL)
     worker.peer.send(SEGMENT)
     assert kinds(workers._check(worker)) == [Segment, Died]
+
+
+def test_without_a_configuration_a_worker_needs_no_part_of_an_earlier_run(monkeypatch):
+    monkeypatch.setitem(description._REGISTERED, "not_imported.Part", ("not_imported", "Part"))
+    assert EnvironmentMaker(make_environment)() is make_environment

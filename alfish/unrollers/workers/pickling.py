@@ -40,8 +40,10 @@ class EnvironmentMaker:
 
     def __init__(self, factory: Callable[..., Environment]):
         self._config, self._pickled = gin.config_str(), b""
+        # Without a configuration a worker needs neither the modules that gin knows nor the parts of earlier runs.
         self._modules = _modules_of(self._config) if self._config else []
-        self._parts = [(module, name) for module, name in description.registered() if module != "__main__"]
+        parts = description.registered() if self._config else []
+        self._parts = [(module, name) for module, name in parts if module != "__main__"]
         # gin wraps a reference with a scope again at each access; the wrapped object stays the same.
         bound = _bound()
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
