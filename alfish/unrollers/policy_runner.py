@@ -37,7 +37,7 @@ class PolicyRunner:
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, initial_state: Nest, numpy_policy: int | None):
         self._algorithm, self._transforms, self._initial_state = algorithm, transforms, initial_state
         self._device = algorithm.progress.device
-        self._numpy_after = numpy_policy if self._device.type == "cpu" else None
+        self._numpy_policy = numpy_policy if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
         self._has_looked = False  # checked the result of rollout_step
         self._has_looked_at_random = False  # checked the result of random_action
@@ -50,11 +50,11 @@ class PolicyRunner:
         Leaves are arrays or tensors. The result has arrays if it acts through numpy.
         """
         row = time_step, transform_state, state, self._initial_state
-        if self._numpy_after is not None and not self.gave_up and self.num_calls >= self._numpy_after:
+        if self._numpy_policy is not None and not self.gave_up and self.num_calls >= self._numpy_policy:
             if self._program is None:
                 self._translate(row)
             # A hook that is not pure may depend on a value that tracing took for a constant.
-            elif is_checked(self.num_calls - self._numpy_after):
+            elif is_checked(self.num_calls - self._numpy_policy):
                 self._compare(row)
         self.num_calls += 1
         return self._act(*row) if self._program is None else self._run(row)
