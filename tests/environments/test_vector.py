@@ -167,7 +167,7 @@ def test_envpool_makes_the_same_stream():
     environment = make_environment(
         "CartPole-v1", num_envs=2, vectorization="envpool", env_kwargs={"max_episode_steps": 12}, seed=1
     )
-    rows = columns(environment, 120, lambda step: (step.observation[:, 2] > 0).long())
+    rows = columns(environment, 120, lambda step: (step.observation[:, 2] > 0).astype(np.int64))
     ends = set()
     for column in rows:
         check_grammar(column)
