@@ -67,6 +67,8 @@ class SequentialVectorEnv(VectorEnv):
         # Shape and dtype of observations that are one array; None if they are nests.
         self._form = (example.shape[1:], example.dtype) if isinstance(example, np.ndarray) else None
         self._waits = np.zeros(self.num_envs, bool)  # for a reset: the episode has ended
+        self._no_ends = np.zeros(self.num_envs, bool)  # of all steps in which no episode ends
+        self._no_ends.flags.writeable = False
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets all environments, or those of `options["reset_mask"]` (`[B]` bool).
@@ -130,7 +132,9 @@ class SequentialVectorEnv(VectorEnv):
         if not was_quiet or self.something_ended:  # else no environment waits for a reset
             check_ends(terminations, truncations)
             self._waits = np.array(terminations, bool) | np.array(truncations, bool)
-        ends = np.array(terminations, bool), np.array(truncations, bool)
+        ends = self._no_ends, self._no_ends
+        if self.something_ended:
+            ends = np.array(terminations, bool), np.array(truncations, bool)
         return batch, np.array(rewards, np.float64), *ends, gathered(infos) if self.gathers_infos else {}
 
     def render(self) -> tuple[Any, ...]:

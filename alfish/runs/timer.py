@@ -27,7 +27,10 @@ class Timer:
     def begin(self, part: str) -> float:
         """Ends the part under way and begins another; returns the present time in seconds."""
         self.calls[part] += 1
-        return self._switch(part)
+        now = time.perf_counter()  # `_switch`, without a call: iterations may take as little as 0.2 ms
+        self.seconds[self._part] += now - self._began
+        self._part, self._began = part, now
+        return now
 
     def around(self, part: str, function: Callable[P, T]) -> Callable[P, T]:
         """Returns the function as a part inside the part that calls it."""
