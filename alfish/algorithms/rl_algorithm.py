@@ -133,7 +133,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     @property
     def has_state(self) -> bool:
-        """Whether `initial_state` has tensors."""
+        """Returns True if `initial_state` has tensors."""
         return bool(nest.leaves(self.initial_state(1)))
 
 

@@ -101,7 +101,7 @@ class DDPG(RLAlgorithm):
         return self.target_actor(observation)
 
     def trains_actor(self) -> bool:
-        """Whether the next update trains the actor; TD3 delays it."""
+        """Returns True if the next update trains the actor, which TD3 delays."""
         return True
 
     def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
