@@ -16,7 +16,7 @@ PACKAGE_FILES = 15
 SAC = [
     *("algorithms/sac.py", "algorithms/rl_algorithm.py", "data.py", "returns.py", "targets.py", "losses.py"),
     *("networks/hybrid_policy.py", "networks/critics.py", "networks/windows.py", "networks/target.py"),
-    *("networks/torsos.py", "distributions.py"),
+    *("networks/encoders.py", "networks/layers.py", "distributions/categorical.py", "distributions/normal.py"),
 ]
 # What is opened before a first algorithm of one's own is written.
 NEWCOMER = ["data.py", "algorithms/rl_algorithm.py", "algorithms/actor_critic.py", "algorithms/ppo.py", "returns.py"]

@@ -13,10 +13,11 @@ from alfish.networks.encoders import Encoder, Flat, OneHot
 from alfish.networks.heads import FLOORED_HEAD, PolicyHead
 from alfish.networks.hybrid_policy import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
+from alfish.networks.layers import MLP
 from alfish.networks.memory import GRU, LSTM
 from alfish.networks.q_network import QNetwork
 from alfish.networks.target import TargetNetwork
-from alfish.networks.torsos import MLP, Torso
+from alfish.networks.torsos import Torso
 from alfish.networks.windows import Window, burn_in_state
 
 __all__ = [

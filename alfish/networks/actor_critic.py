@@ -13,7 +13,7 @@ from alfish.data import TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks.heads import PolicyHead
-from alfish.networks.initializers import orthogonal
+from alfish.networks.layers import orthogonal
 from alfish.networks.torsos import Torso
 from alfish.parameters import checked
 

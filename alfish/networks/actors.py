@@ -9,8 +9,7 @@ from torch import nn
 
 from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
-from alfish.networks.initializers import orthogonal
-from alfish.networks.torsos import MLP
+from alfish.networks.layers import MLP, orthogonal
 from alfish.parameters import NonNegativeFloat, PositiveInt, checked
 
 

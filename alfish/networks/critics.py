@@ -12,8 +12,7 @@ from torch import nn
 from alfish.data import TimeStep
 from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
-from alfish.networks.initializers import orthogonal
-from alfish.networks.torsos import ACTIVATIONS
+from alfish.networks.layers import ACTIVATIONS, orthogonal
 from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, Range, checked
 
 

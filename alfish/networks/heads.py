@@ -19,7 +19,7 @@ from alfish.distributions import (
     MultiCategorical,
 )
 from alfish.nest import Nest
-from alfish.networks.initializers import orthogonal
+from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
 from alfish.specs import is_bounded
 

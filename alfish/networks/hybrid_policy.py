@@ -13,10 +13,11 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import nest
-from alfish.distributions import Categorical, SquashedNormal, sum_of
+from alfish.distributions import Categorical, SquashedNormal
+from alfish.distributions.joint import sum_of
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks.initializers import orthogonal
+from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
 
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish.errors import UsageError
-from alfish.networks.initializers import orthogonal
+from alfish.networks.layers import orthogonal
 from alfish.parameters import PositiveInt, checked
 
 

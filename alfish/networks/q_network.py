@@ -9,7 +9,7 @@ from torch import nn
 
 from alfish.data import TimeStep
 from alfish.nest import Nest
-from alfish.networks.initializers import orthogonal
+from alfish.networks.layers import orthogonal
 from alfish.networks.torsos import Torso
 from alfish.parameters import PositiveInt, checked
 

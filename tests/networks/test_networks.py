@@ -12,7 +12,7 @@ from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, 
 from alfish.errors import UsageError
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
 from alfish.networks.images import is_image
-from alfish.networks.torsos import Tanh
+from alfish.networks.layers import Tanh
 
 OBSERVATIONS = {
     "vector": spaces.Box(-1, 1, (4,), np.float32),
