@@ -21,7 +21,8 @@ FLOORS = [
     (4, ["batches", "learner", "unrollers"]),
     (5, ["training"]),
     (6, ["configuration"]),
-    (7, ["bin", "__main__"]),
+    (7, ["sweeps"]),
+    (8, ["bin", "__main__"]),
 ]
 # Of algorithms; only these are imported by others.
 BASES = tuple(f"alfish.algorithms.{name}" for name in ("rl_algorithm", "actor_critic", "ppo"))

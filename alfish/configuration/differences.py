@@ -1,4 +1,4 @@
-"""Comparison of configurations as texts; the budget is ignored, because a run may be extended."""
+"""Comparison of configurations as texts, usually without the budget, because a run may be extended."""
 
 import difflib
 import hashlib
@@ -7,9 +7,9 @@ import re
 BUDGET_LINE = re.compile(r"^Trainer\.(num_env_steps|num_iterations|num_updates|wall_seconds) = .*$", re.MULTILINE)
 
 
-def difference(before: str, after: str) -> str:
+def difference(before: str, after: str, with_budget: bool = False) -> str:
     """Returns the lines that differ, as `- old` and `+ new`; '' if the configurations are equal."""
-    changes = difflib.unified_diff(_settings(before), _settings(after), lineterm="", n=0)
+    changes = difflib.unified_diff(_settings(before, with_budget), _settings(after, with_budget), lineterm="", n=0)
     return "\n".join(line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---"))
 
 
@@ -18,6 +18,6 @@ def digest(config: str) -> str:
     return hashlib.sha256("\n".join(_settings(config)).encode()).hexdigest()
 
 
-def _settings(config: str) -> list[str]:
-    lines = BUDGET_LINE.sub("", config).splitlines()
+def _settings(config: str, with_budget: bool = False) -> list[str]:
+    lines = (config if with_budget else BUDGET_LINE.sub("", config)).splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]

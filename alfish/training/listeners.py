@@ -35,6 +35,9 @@ class Evaluate(Listener):
       num_envs: environments at a time; the result does not depend on it.
       seed: of the first episode; episode k has seed + k.
       name: of the files and scalars; several Evaluate listeners need different names.
+
+    Attributes:
+      name: the argument.
     """
 
     def __init__(
@@ -46,16 +49,16 @@ class Evaluate(Listener):
         name: str = "evaluation",
     ):
         self._period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
-        self._name = name
+        self.name = name
         self._evaluator: Evaluator | None = None
         self._next = period
         self._last: tuple[int, int] | None = None  # steps and updates of the last evaluation
 
     def start(self, run: Run) -> None:
-        names = [listener._name for listener in run.listeners if isinstance(listener, Evaluate)]
-        if names.count(self._name) > 1:
+        names = [listener.name for listener in run.listeners if isinstance(listener, Evaluate)]
+        if names.count(self.name) > 1:
             raise UsageError(
-                f"{names.count(self._name)} Evaluate listeners are called {self._name!r}, and would overwrite each "
+                f"{names.count(self.name)} Evaluate listeners are called {self.name!r}, and would overwrite each "
                 "other's files; give each an Evaluate.name of its own"
             )
         self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
@@ -77,13 +80,13 @@ class Evaluate(Listener):
             self._next = (report.clock // self._period + 1) * self._period
         directory = run.directory.path / "eval"
         make_directory(directory)
-        write_atomically(directory / f"{self._name}-{nominal:012d}.csv", evaluation.to_csv())
+        write_atomically(directory / f"{self.name}-{nominal:012d}.csv", evaluation.to_csv())
         report.evaluation = evaluation
         summary = evaluation.summary()
         for name in ("mean", "std", "min", "max"):
-            report.scalars[f"{self._name}/{name}_return"] = summary[name]
-        report.scalars[f"{self._name}/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
-        report.nominal_clock[self._name] = nominal
+            report.scalars[f"{self.name}/{name}_return"] = summary[name]
+        report.scalars[f"{self.name}/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
+        report.nominal_clock[self.name] = nominal
         mean, low, high = (significant(summary[name]) for name in ("mean", "ci_low", "ci_high"))
         run.log(f"Evaluation at {nominal:,} steps: return {mean} [{low}, {high}] over {self._num_episodes} episodes")
 
@@ -237,7 +240,7 @@ class _Watcher(Listener):
         """Raises UsageError if no earlier listener reports the scalar."""
         name = type(self).__name__
         before = run.listeners[: run.listeners.index(self)]
-        evaluations = [listener._name for listener in before if isinstance(listener, Evaluate)]
+        evaluations = [listener.name for listener in before if isinstance(listener, Evaluate)]
         if self._scalar.rpartition("/")[0] not in (*evaluations, *TRAINER_SCALARS):
             others = ", ".join(f"{prefix}/..." for prefix in (*evaluations, *TRAINER_SCALARS))
             raise UsageError(

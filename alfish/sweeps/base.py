@@ -1,0 +1,89 @@
+"""The configuration that the runs of a group share, and its copy in the directory of the group.
+
+Runs are trained from the copy, so that a gin file may be edited while they are under way.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from alfish.configuration import differences, messages, reading
+from alfish.configuration.opening import process_preserved
+from alfish.configuration.runs import configured_run
+from alfish.errors import UsageError
+from alfish.parameters.description import CONFIG_FILE
+from alfish.runs.checkpoints import RUN_FILE
+from alfish.runs.files import make_directory, write_atomically
+from alfish.sweeps.run_state import EVALUATION
+from alfish.training.listeners import Evaluate
+
+BASE = "base"  # in the directory of a group of runs: the configuration that they share
+
+
+class Base(NamedTuple):
+    """A configuration, and how its first run looks with all defaults.
+
+    Attributes:
+      text: in gin's normal form.
+      operative_text: with all defaults in force.
+      seed: `Trainer.seed`.
+    """
+
+    text: str
+    operative_text: str
+    seed: int
+
+    @classmethod
+    def read(cls, files: Sequence[str], bindings: Sequence[str], variants: Iterable[Sequence[str]]) -> "Base":
+        """Reads a configuration, checks it with the bindings of each variant, and builds a trainer of the first one.
+
+        Args:
+          files, bindings: as `reading.read` takes them.
+          variants: bindings by which runs will differ, as `PPO.gamma=0.98`; at least one variant.
+
+        Raises:
+          UsageError: as `configured_run`; or the runs would not be evaluated.
+        """
+        variants = list(variants)
+        with reading.preserved(), process_preserved(), messages.without_chain():
+            for variant in variants:
+                reading.read(files, [*bindings, *variant])
+            # On the CPU, because this process would keep its share of a GPU's memory as long as it runs.
+            built = [*bindings, *variants[0], "Trainer.device='cpu'"]
+            with configured_run(Path(BASE), files, built, makes_directory=False) as trainer:
+                trainer.close()
+            names = [listener.name for listener in trainer.listeners if isinstance(listener, Evaluate)]
+            if EVALUATION not in names:
+                raise UsageError(
+                    "the runs would not be compared by anything: Trainer.listeners has no @Evaluate() with the name "
+                    f"{EVALUATION!r}"
+                )
+            operative_text = trainer.directory.config[reading.OPERATIVE_FILE]
+            reading.read(files, bindings)
+            return cls(reading.text(), operative_text, trainer.seed)
+
+    def write(self, directory: Path) -> None:
+        """Writes the copy into the directory of a group of runs."""
+        make_directory(directory / BASE)
+        write_atomically(directory / BASE / reading.OPERATIVE_FILE, self.operative_text)
+        write_atomically(directory / BASE / CONFIG_FILE, self.text)
+
+    def difference(self, directory: Path) -> str:
+        """Returns the lines by which the copy in a directory differs, budgets included; '' if there are none."""
+        return differences.difference((directory / BASE / CONFIG_FILE).read_text(), self.text, with_budget=True)
+
+
+def gin_file(directory: Path) -> str:
+    """Returns the argument of `alfish train` that names the copy in the directory of a group."""
+    return f"--gin_file={directory / BASE / CONFIG_FILE}"
+
+
+def refuse_other_content(directory: Path, specification: str) -> None:
+    """Raises UsageError if a directory has files of something else than a group with this specification file."""
+    if (directory / specification).is_file() or not directory.is_dir():
+        return
+    names = {path.name for path in directory.iterdir() if not path.name.startswith(".")} - {BASE}
+    if names:
+        kinds = {"sweep.json": "a sweep", "population.json": "a population", RUN_FILE: "a run"}
+        kind = next((kind for name, kind in kinds.items() if name in names), "a directory with other files")
+        raise UsageError(f"{directory} is {kind}; choose another --root_dir")

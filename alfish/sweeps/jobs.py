@@ -1,0 +1,131 @@
+"""Processes of `alfish train`, several at a time."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from alfish.runs.files import writing
+from alfish.unrollers.workers.server import THREAD_VARIABLES
+
+OUTPUT = "output.txt"  # in a run's directory: what its newest process printed
+# `-c` puts the working directory first in sys.path; the command searches it last.
+PROGRAM = (
+    "import runpy, sys; sys.path[:] = filter(None, sys.path); "
+    "from alfish.sweeps.member import follow; follow(int(sys.argv.pop(1)), sys.argv.pop(1)); "
+    "runpy.run_module('alfish', run_name='__main__', alter_sys=True)"
+)
+POLL_SECONDS = 0.05
+
+
+class Ended(NamedTuple):
+    """The end of a run's process.
+
+    Attributes:
+      directory: of the run.
+      status: exit status; -n: killed by signal n.
+    """
+
+    directory: Path
+    status: int
+
+
+class Jobs(Protocol):
+    """Processes of `alfish train`, at most `size` at a time, each in the directory of its run.
+
+    Attributes:
+      size: limit of processes that run at the same time.
+      running: directories of the runs whose processes have not been seen to end.
+    """
+
+    size: int
+
+    @property
+    def running(self) -> Sequence[Path]: ...
+
+    def start(self, directory: Path, arguments: Sequence[str]) -> None:
+        """Starts `alfish train --root_dir=DIRECTORY ARGUMENTS`; the directory must exist."""
+
+    def stop(self, directory: Path) -> None:
+        """Asks a run to save a checkpoint and end. `wait` reports its end; does nothing if it has been reported."""
+
+    def wait(self, timeout: float) -> list[Ended]:
+        """Returns the runs whose processes have ended; waits for at most `timeout` seconds until there is one."""
+
+    def close(self) -> None:
+        """Asks all runs to save and end, and waits for them. KeyboardInterrupt kills them."""
+
+
+class LocalJobs:
+    """`Jobs` of this machine.
+
+    Each process has a process group of its own, so that Ctrl-C of the terminal does not reach it. All of them end, with
+    a checkpoint, when this process ends, however it ends: they hold a pipe that closes with it. Each uses one thread.
+
+    Args:
+      size: number of processes that may run at the same time.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self._processes: dict[Path, subprocess.Popen[bytes]] = {}
+        self._lifeline, self._held = os.pipe()
+
+    @property
+    def running(self) -> Sequence[Path]:
+        return list(self._processes)
+
+    def start(self, directory: Path, arguments: Sequence[str]) -> None:
+        path = [entry or os.getcwd() for entry in sys.path]
+        environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": os.pathsep.join(path)}
+        command = [str(self._lifeline), str(directory), "train", f"--root_dir={directory}", *arguments]
+        with writing(directory / OUTPUT), open(directory / OUTPUT, "wb") as output:
+            self._processes[directory] = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, *command],
+                pass_fds=[self._lifeline],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def stop(self, directory: Path) -> None:
+        # Only the trainer: environments' own processes would die of the signal before the last rows are collected.
+        if directory in self._processes:
+            self._processes[directory].terminate()
+
+    def wait(self, timeout: float) -> list[Ended]:
+        until = time.monotonic() + timeout
+        while True:
+            status = {directory: process.poll() for directory, process in self._processes.items()}
+            ended = [Ended(directory, code) for directory, code in status.items() if code is not None]
+            for one in ended:
+                _kill_group(self._processes.pop(one.directory).pid)  # whatever a killed trainer has left
+            if ended or time.monotonic() >= until:
+                return ended
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        for directory in self.running:
+            self.stop(directory)
+        try:
+            while self._processes:
+                self.wait(1.0)
+        finally:
+            for process in self._processes.values():
+                _kill_group(process.pid)
+                process.wait()
+            self._processes.clear()
+            os.close(self._held)
+            os.close(self._lifeline)
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
+        os.killpg(group, signal.SIGKILL)

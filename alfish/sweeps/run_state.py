@@ -1,0 +1,107 @@
+"""State of a run, as its directory shows it to other processes."""
+
+import csv
+import json
+import math
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from alfish.errors import printable
+from alfish.runs.checkpoints import Checkpoints
+from alfish.runs.files import write_atomically
+from alfish.sweeps.jobs import OUTPUT, Ended
+
+FAILED = "failed"  # a file in a run's directory: why the run cannot go on. Without the file it is tried again.
+EVALUATION = "evaluation"  # name of the listener Evaluate whose files are read
+INTERRUPTED = (75, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a run that the same command continues
+# Processes of a run that may be killed, one after another, without a new checkpoint.
+MAX_DEATHS = 5
+
+
+class RunState(NamedTuple):
+    """State of a run.
+
+    Attributes:
+      directory: of the run.
+      is_done: True if the run's budget is spent.
+      failure: why it failed; None: it did not.
+      checkpoint: clock of the newest checkpoint; None: there is none.
+      evaluations: returns of the episodes of each evaluation, by clock, ascending.
+    """
+
+    directory: Path
+    is_done: bool
+    failure: str | None
+    checkpoint: int | None
+    evaluations: Mapping[int, tuple[float, ...]]
+
+    @classmethod
+    def read(cls, directory: Path) -> "RunState":
+        """Reads the directory of a run, which need not exist."""
+        is_done = (directory / "done").is_file()  # first: a run that is done writes nothing more
+        failed = directory / FAILED
+        failure = json.loads(failed.read_text())["reason"] if failed.is_file() else None
+        checkpoints = Checkpoints(directory / "checkpoints").steps()
+        return cls(directory, is_done, failure, checkpoints[-1] if checkpoints else None, evaluations(directory))
+
+    @property
+    def means(self) -> dict[int, float]:
+        """Mean return of each evaluation, by clock, ascending."""
+        return {clock: math.fsum(returns) / len(returns) for clock, returns in self.evaluations.items()}
+
+    def value(self, last: int = 1) -> float | None:
+        """Returns the mean of the last evaluations' means; None: there was no evaluation.
+
+        Args:
+          last: number of evaluations, at least 1.
+        """
+        means = list(self.means.values())[-last:]
+        return math.fsum(means) / len(means) if means else None
+
+
+def evaluations(directory: Path) -> dict[int, tuple[float, ...]]:
+    """Returns the returns of the episodes of each evaluation of a run, by clock, ascending."""
+    found = {}
+    for path in sorted((directory / "eval").glob(f"{EVALUATION}-*.csv")):
+        if name := re.fullmatch(rf"{EVALUATION}-(\d{{12,}})\.csv", path.name):
+            with open(path, newline="") as file:
+                found[int(name[1])] = tuple(float(row["return"]) for row in csv.DictReader(file))
+    return found
+
+
+def mark_failed(directory: Path, reason: str) -> None:
+    """Writes why a run cannot go on; while the file is there, the run is not continued."""
+    write_atomically(directory / FAILED, json.dumps({"reason": reason}) + "\n")
+
+
+class Endings:
+    """Tells a run that is to be continued from one that has failed, when its process has ended."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[Path, tuple[int | None, int]] = {}  # by run: newest checkpoint, deaths since it was written
+
+    def failure(self, ended: Ended) -> str | None:
+        """Returns why a run has failed; None: it is done, or the same command continues it."""
+        directory, status = ended
+        if status == 0 or status in INTERRUPTED:
+            return None
+        if status > 0:
+            return _last_words(directory, status)
+        checkpoint = RunState.read(directory).checkpoint
+        before, deaths = self._deaths.get(directory, (checkpoint, 0))
+        deaths = deaths + 1 if checkpoint == before else 1
+        self._deaths[directory] = checkpoint, deaths
+        if deaths < MAX_DEATHS:
+            return None
+        return f"was killed by {signal.Signals(-status).name} {deaths} times without a new checkpoint in between"
+
+
+def _last_words(directory: Path, status: int) -> str:
+    """Returns the sentence with which `alfish train` ended, or the last line of a traceback."""
+    text = (directory / OUTPUT).read_text(errors="replace") if (directory / OUTPUT).is_file() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = [line.removeprefix("alfish train: ") for line in lines if line.startswith("alfish train: ")]
+    return printable((said or lines or [f"exit status {status}"])[-1].strip())
