@@ -64,7 +64,7 @@ class Clock:
     """
 
     def __init__(self, budget: Budget):
-        self.budget = budget
+        self.budget, self._counter = budget, BUDGETS[budget.name]
         self.env_steps = self.iterations = self.updates = self.idle = 0
         self.wall_seconds = 0.0
         self.stop_reason: str | None = None
@@ -86,7 +86,7 @@ class Clock:
     @property
     def spent(self) -> float:
         """Value of the counter that the budget limits."""
-        return getattr(self, BUDGETS[self.budget.name])
+        return getattr(self, self._counter)
 
     @property
     def finished(self) -> bool:

@@ -66,7 +66,7 @@ class Evaluate(Listener):
     def after_iteration(self, run: Run, report: Report) -> None:
         due = self._period and report.clock >= self._next
         # After an interruption, a due evaluation follows the resume.
-        if run.interrupted_by is not None or (not due and not run.clock.finished):
+        if not (due or run.clock.finished) or run.interrupted_by is not None:
             return
         policy = report.clock, report.updates
         if policy == self._last:  # a listener has stopped the run because of this evaluation
@@ -141,19 +141,17 @@ class CheckpointSaver(Listener):
             self._best = None  # the run continues from an earlier checkpoint and supersedes it
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        due = bool(self._period) and report.clock >= self._next
+        due = report.finished or (bool(self._period) and report.clock >= self._next)
         evaluation = report.evaluation
         is_best = False
         if self._keep_best and evaluation is not None and math.isfinite(evaluation.mean):
             is_best = self._best is None or evaluation.mean >= self._best
             self._best = evaluation.mean if is_best else self._best
-        if run.interrupted_by is not None and run.is_saved:
+        if not (due or is_best) or (run.interrupted_by is not None and run.is_saved):
             return
-        due = due or report.finished
         if due and self._period:
             self._next = (report.clock // self._period + 1) * self._period
-        if due or is_best:
-            run.save(best=is_best, rows=due)
+        run.save(best=is_best, rows=due)
 
     def state_dict(self) -> dict[str, Any]:
         return {"next": self._next, "best": self._best}
@@ -185,6 +183,8 @@ class Summaries(Listener):
             self._config_written = True
             for name, text in run.directory.config.items():
                 self._writer.text(name, f"```\n{text}\n```", report.clock)
+        if not report.scalars:
+            return
         others = dict(report.scalars)
         counters = report.env_steps, report.iterations, report.updates, report.wall_seconds
         nominal = {prefix: steps for prefix, steps in report.nominal_clock.items() if steps != report.clock}

@@ -65,6 +65,7 @@ class Loop:
         self._device = parts.algorithm.progress.device
         self._progress = nest.host_view(parts.algorithm.progress)
         self._modes = ModeSwitch(parts.algorithm)
+        self._observes = parts.observes
         self._interaction_env_steps = interaction_env_steps
         self._owed_steps = 0.0  # vector steps, where unroll_length is not a whole number
         self._summary_period = self._next_summary = summary_period
@@ -82,7 +83,7 @@ class Loop:
         is_due = clock.value >= self._next_summary
         learned = self._update(is_due)
         timer.begin(LOOP)
-        if experience is not None and self._parts.observes:
+        if experience is not None and self._observes:
             self._observe(experience)
         self.is_updating = False
         clock.iterations += 1
@@ -91,7 +92,8 @@ class Loop:
         clock.wall_seconds += ended - began
         self._collect_seconds += collected - began
         report = self.report()
-        report.scalars = {f"train/{name}": value for name, value in learned.items()}
+        if learned:
+            report.scalars |= {f"train/{name}": value for name, value in learned.items()}
         if is_due or report.finished:
             report.scalars |= self._summary()
         return report
