@@ -23,6 +23,9 @@ class Environment(abc.ABC):
     finished environment makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row after
     it.
 
+    In an environment with `has_gaps` a column may have no row in some steps, for example after an agent has left a game
+    that goes on without it. Its row is then PAD, from the step after its LAST row to its next FIRST row.
+
     Leaves are numpy arrays on the host. Environments that compute in torch take and return tensors on their device.
     `convert` makes such leaves of arrays or tensors. Returned leaves are never written later.
 
@@ -32,6 +35,7 @@ class Environment(abc.ABC):
       observation_spec, action_spec, reward_spec: see `alfish.specs`.
       env_id: `[B]` int32, global ids.
       ragged: True if a finished environment makes two rows in one step.
+      has_gaps: True if `step` may return PAD rows, which are not stored. Needs `ragged`.
       resets_rows: True if `reset` takes a mask of rows.
       seeds_rows: True if `reset` also takes one seed per row; evaluation then seeds each episode.
       name: the name of the task in messages: an id or a class.
@@ -44,6 +48,7 @@ class Environment(abc.ABC):
     """
 
     ragged = False
+    has_gaps = False
     follows_progress = False
     can_replace = False
     broken: np.ndarray | None = None

@@ -188,7 +188,9 @@ class SyncUnroller(Unroller):
             return
         time_step = TimeStep(*state["time_step"])
         if not goes_on:
-            time_step = time_step._replace(step_type=torch.full_like(time_step.step_type, StepType.LAST))
+            last = torch.full_like(time_step.step_type, StepType.LAST)
+            step_type = torch.where(time_step.step_type == StepType.PAD, time_step.step_type, last)
+            time_step = time_step._replace(step_type=step_type)
         self.time_step = self.environment.convert(time_step)
 
     def break_off(self) -> None:
@@ -264,7 +266,7 @@ class SyncUnroller(Unroller):
                 "these environments reset in the same step, which needs an unroll length of 2 or more; build them with "
                 "AutoresetMode.NEXT_STEP, or raise Trainer.unroll_length"
             )
-        rows = UnevenRollout(length + 1, self.environment.env_id)
+        rows = UnevenRollout(length + 1, self.environment.env_id, self.environment.has_gaps)
         if unseen:
             rows.arrive(self.time_step)
         while rows.room > (2 if self._algorithm.on_policy else 1):

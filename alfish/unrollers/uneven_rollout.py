@@ -23,19 +23,21 @@ class UnevenRollout:
     Args:
       num_rows: most rows of a column.
       env_id: `[B]`, a leaf of the same kind as all others.
+      has_gaps: whether rows may be PAD, which are not written.
     """
 
-    def __init__(self, num_rows: int, env_id: Array):
+    def __init__(self, num_rows: int, env_id: Array, has_gaps: bool = False):
         self._rows, self._columns = nest.arange(num_rows, env_id), nest.arange(len(env_id), env_id)
         self._cursor = self._columns * 0  # index of each column's next row
+        self._has_gaps, self._num_steps = has_gaps, 0
         self._targets: list[Array] = []  # leaves `[num_rows, B, ...]`
         self._arrived: list[tuple[TimeStep, Array | None]] = []
         self._infos: list[tuple[int, dict[str, Any]]] = []
 
     @property
     def room(self) -> int:
-        """Number of rows that the fullest column still takes."""
-        return len(self._rows) - int(self._cursor.max())
+        """Number of rows that the fullest column still takes. A step counts as a row even where columns have gaps."""
+        return len(self._rows) - max(int(self._cursor.max()), self._num_steps)
 
     def append(self, rows: tuple[TimeStep, Nest, Nest], which: Array | None = None) -> None:
         """Writes the next row of each column.
@@ -44,12 +46,19 @@ class UnevenRollout:
           rows: time step, action and info, leaves `[B, ...]`.
           which: `[B]` bool, the columns that receive a row; None: all.
         """
-        if which is None:
-            self._write(self._cursor, self._columns, rows)
-            self._cursor += 1
-        else:
-            self._write(self._cursor[which], self._columns[which], nest.at(rows, which))
-            self._cursor += which
+        leaves, self._structure = nest.flatten(rows)
+        if not self._targets:
+            self._targets = [_zeros(len(self._rows), leaf) for leaf in leaves]
+        self._num_steps += which is None
+        if self._has_gaps:
+            present = rows[0].step_type != StepType.PAD
+            which = present if which is None else which & present
+        row, column = self._cursor, self._columns
+        if which is not None:
+            row, column, leaves = row[which], column[which], [leaf[which] for leaf in leaves]
+        for target, leaf in zip(self._targets, leaves):
+            target[row, column] = leaf
+        self._cursor += 1 if which is None else which
 
     def arrive(self, time_step: TimeStep, which: Array | None = None, info: dict[str, Any] | None = None) -> None:
         """Adds rows to `records`.
@@ -82,14 +91,6 @@ class UnevenRollout:
         time_step, action, info = nest.unflatten(self._structure, self._targets)
         time_step.step_type[self._rows[:, None] >= self._cursor] = StepType.PAD
         return time_step, action, info
-
-    def _write(self, row: Array, column: Array, rows: Nest) -> None:
-        """Writes leaves `[n, ...]` to these rows of these columns, `[n]` each."""
-        leaves, self._structure = nest.flatten(rows)
-        if not self._targets:
-            self._targets = [_zeros(len(self._rows), leaf) for leaf in leaves]
-        for target, leaf in zip(self._targets, leaves):
-            target[row, column] = leaf
 
 
 def _zeros(num_rows: int, leaf: Array) -> Array:
