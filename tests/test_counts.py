@@ -122,7 +122,8 @@ def of_an_update(trainer):
 
     def two():
         for _ in range(2):
-            trainer.learner.train(trainer.batches.chunks(trainer.batches.state_dict()["num_updates"] + 41), False)
+            steps = trainer.batches.state_dict()["num_updates"] + 41
+            trainer.learner.train(trainer.batches.chunks(steps, not trainer.learner.is_plain), False)
 
     return counts(two) / 2
 

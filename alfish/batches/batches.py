@@ -50,7 +50,6 @@ class Batches(abc.ABC):
       warmup_env_steps: environment steps before the first update.
       updates_per_iteration: mean number of minibatches for an unroll; known after `bind`.
       rows_per_update: number of rows that a minibatch trains; known after `bind`.
-      for_graph: whether updates are graphs, which gather minibatches themselves; set by the trainer.
     """
 
     on_policy: ClassVar[bool]
@@ -59,7 +58,6 @@ class Batches(abc.ABC):
     warmup_env_steps = 0
     updates_per_iteration = 1.0
     rows_per_update = 1
-    for_graph = False
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         """Connects the source to the other parts of a run.
@@ -95,8 +93,13 @@ class Batches(abc.ABC):
         """Adds an unroll of raw rows, arrays or tensors; leaves of batches are tensors."""
 
     @abc.abstractmethod
-    def chunks(self, steps: int) -> Iterator[Minibatches]:
-        """Yields the minibatches to train on in this iteration, at `steps` of the run's clock."""
+    def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
+        """Yields the minibatches to train on in this iteration.
+
+        Args:
+          steps: of the run's clock.
+          for_graph: whether updates are graphs, which can gather minibatches from a ring themselves.
+        """
 
     def holdout(self) -> Batch | None:
         """Returns rows that are never trained on, the same in every call; None: there are none."""

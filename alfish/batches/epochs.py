@@ -73,7 +73,7 @@ class EpochBatches(Batches):
     def add(self, experience: Experience) -> None:
         self._experience = nest.tensors(experience, self.algorithm.progress.device)
 
-    def chunks(self, steps: int) -> Iterator[Minibatches]:
+    def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
         for epoch in range(self._num_epochs):
             if epoch == 0 or self.algorithm.unroll_use.preprocess_each_epoch:
                 batch = self._batch(self._prepare(self._experience))

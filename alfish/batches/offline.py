@@ -77,9 +77,9 @@ class OfflineBatches(SequenceBatches):
     def add(self, experience: Experience) -> NoReturn:
         raise TypeError("OfflineBatches trains on recorded data and accepts no rows")
 
-    def chunks(self, steps: int) -> Iterator[Minibatches]:
+    def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
         assert self._windows is not None
-        yield self._chunk([(self._windows, self._batch_size)], self._num_updates)
+        yield self._chunk([(self._windows, self._batch_size)], self._num_updates, for_graph)
 
     def holdout(self) -> Batch | None:
         return None if self._held is None else self._seen(self._held.at(self._held_starts))

@@ -168,11 +168,11 @@ class ReplayBatches(SequenceBatches):
             raise return_error(experience.info, f"AlgStep with {words}", self.algorithm, "rollout_step") from error
         self.buffer.push(experience._replace(info=kept or None))
 
-    def chunks(self, steps: int) -> Iterator[Minibatches]:
+    def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
         schedule = self._schedule
         if count := self.rest():
             assert self._recorded is not None
-            yield self._chunk([(self._recorded, self._batch_size)], count)
+            yield self._chunk([(self._recorded, self._batch_size)], count, for_graph)
             schedule.num_updates += count
             return
         parts = [(self._collected, self._batch_size - self._num_recorded)]
@@ -181,7 +181,7 @@ class ReplayBatches(SequenceBatches):
         clears = due > 0 and not self.outlasts_acting
         while due > 0:
             count = min(due, self._max_chunk_size)
-            yield self._chunk(parts, count)
+            yield self._chunk(parts, count, for_graph)
             schedule.num_updates += count
             due -= count
         if clears:

@@ -187,18 +187,19 @@ class SequenceBatches(Batches):
         observe(self.transforms, buffer)
         return buffer, windows
 
-    def _chunk(self, parts: list[tuple[SequenceSampler, int]], num_updates: int) -> Minibatches:
+    def _chunk(self, parts: list[tuple[SequenceSampler, int]], num_updates: int, for_graph: bool) -> Minibatches:
         """Draws the minibatches of K updates.
 
         Args:
           parts: rings, and the number of windows of each in an update.
           num_updates: K.
+          for_graph: see `chunks`.
         """
         starts = [windows.draw(num_updates * count, num_updates) for windows, count in parts]
         update_priorities = None
         if any(windows.sampler.uses_priorities for windows, _ in parts):
             update_priorities = functools.partial(_update_priorities, parts, starts)
-        if self.for_graph and len(parts) == 1 and not self._preprocesses:
+        if for_graph and len(parts) == 1 and not self._preprocesses:
             stored = parts[0][0].in_place()
             if stored is not None:
                 return Minibatches(stored, _cut(starts[0], num_updates), update_priorities=update_priorities)

@@ -246,9 +246,8 @@ class Loop:
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)
         self.is_updating = True
-        batches.for_graph = not learner.is_plain  # plain, too, once it has fallen back
-        minibatches = self._timer.each(SAMPLE, batches.chunks(self._clock.value))
-        learned = learner.train(minibatches, self._owes_summary)
+        chunks = batches.chunks(self._clock.value, not learner.is_plain)  # plain, too, once it has fallen back
+        learned = learner.train(self._timer.each(SAMPLE, chunks), self._owes_summary)
         self._clock.updates = learner.updates
         if learned:
             self._owes_summary = False

@@ -154,8 +154,7 @@ def test_how_updates_are_chunked_does_not_change_what_is_trained(tmp_path):
 def test_a_chunk_is_at_most_so_many_updates(tmp_path, max_chunk_size, sizes, for_graph):
     trainer = make(tmp_path, replay={"max_chunk_size": max_chunk_size}, num_env_steps=10)
     list(run(trainer))
-    trainer.batches.for_graph = for_graph
-    chunks = list(trainer.batches.chunks(22))
+    chunks = list(trainer.batches.chunks(22, for_graph))
     assert [len(minibatches(chunk)) for chunk in chunks] == sizes
     for chunk, size in zip(chunks, sizes):  # windows of their own for every update
         assert isinstance(chunk.source, RingView) == for_graph
@@ -171,9 +170,9 @@ def test_a_chunk_is_at_most_so_many_updates(tmp_path, max_chunk_size, sizes, for
 def in_both_ways(source, num_updates):
     """The minibatches of one draw, as they are handed to plain updates and to graphs; and the latter's chunk."""
     made = []
-    for source.for_graph in (False, True):
+    for for_graph in (False, True):
         torch.manual_seed(0)
-        chunk = source._chunk([(source._collected, 20)], num_updates)
+        chunk = source._chunk([(source._collected, 20)], num_updates, for_graph)
         made.append(minibatches(chunk))
     return *made, chunk
 
@@ -205,7 +204,7 @@ def test_a_graph_gathers_what_plain_updates_are_handed(tmp_path, num_envs, num_e
         assert any(not batch.mask.all() for batch in handed) or window_length == 2
         assert isinstance(chunk.source, RingView) and chunk.is_steady
         assert (handed[0].weight is None) == (chunk.update_priorities is None) == (sampler is Uniform)
-        assert source._chunk([(source._collected, 20)], num_updates).source is chunk.source
+        assert source._chunk([(source._collected, 20)], num_updates, True).source is chunk.source
     store = source.buffer._store.rows[1]
     store += 1  # nothing is a copy
     assert torch.equal(minibatches(chunk)[0].experience.time_step.reward, handed[0].experience.time_step.reward + 1)
@@ -259,8 +258,10 @@ def test_the_trainer_says_whether_updates_are_graphs(tmp_path, compile):
             return super().calc_loss(experience, info)
 
     trainer = make(tmp_path, algorithm=Leaving, learner=functools.partial(Learner, compile=compile))
-    told = [(trainer.clock.updates, trainer.batches.for_graph) for _ in run(trainer)]
-    assert told[0] == (0, compile is True) and told[-1][0] > 50 and not told[-1][1]
+    told, chunks = [], trainer.batches.chunks
+    trainer.batches.chunks = lambda steps, for_graph: told.append(for_graph) or chunks(steps, for_graph)
+    *_, last = run(trainer)
+    assert told[0] == (compile is True) and not told[-1] and last.updates > 50
     assert trainer.learner.is_plain
 
 

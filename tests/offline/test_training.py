@@ -549,9 +549,9 @@ def test_a_graph_gathers_what_was_recorded_unless_memory_begins_with_it(tmp_path
     trainer = offline(tmp_path, algorithm, batches={"window_length": 3 if algorithm is Remembering else 2})
     trainer.start()
     made = []
-    for trainer.batches.for_graph in (False, True):
+    for for_graph in (False, True):
         torch.manual_seed(0)
-        [chunk] = trainer.batches.chunks(0)
+        [chunk] = trainer.batches.chunks(0, for_graph)
         made.append([take(chunk.source, index) for index in chunk.minibatches()])
     assert isinstance(chunk.source, RingView) == (algorithm is Regressor)
     for one, other in zip(*made, strict=True):
