@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gin
@@ -333,12 +333,3 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
         if not isinstance(listener, Listener):
             raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
     return together
-
-
-def named(listeners: Sequence[Listener]) -> Iterator[tuple[str, Listener]]:
-    """Yields each listener by its class's name, the second one of a class as `Evaluate 2`."""
-    counts: dict[str, int] = {}
-    for listener in listeners:
-        name = type(listener).__name__
-        counts[name] = counts.get(name, 0) + 1
-        yield (name if counts[name] == 1 else f"{name} {counts[name]}"), listener

@@ -32,6 +32,7 @@ class RunDirectory:
 
     Attributes:
       path: the argument.
+      is_open: whether `open` was called, so that this process writes here.
       checkpoints: the state of the run, without the rows of replay.
       replay_checkpoints: the rows of replay.
       config: texts to save with the run, by file name; the command line stores the gin configuration here.
@@ -51,6 +52,7 @@ class RunDirectory:
         self._described: dict[str, str] | None = None
         self._log = RunLog(self.path / "log.txt")
         self._unlock: Callable[[], Any] = lambda: None
+        self.is_open = False
 
     def open(self) -> None:
         """Creates and locks the directory, and starts its log.
@@ -68,6 +70,7 @@ class RunDirectory:
         files.check_places(self.path, (*FILES, *self.config), DIRECTORIES)
         self._log.open()
         weakref.finalize(self, self._log.close)
+        self.is_open = True
 
     def close(self) -> None:
         """Stops the recording of warnings, and unlocks the directory."""

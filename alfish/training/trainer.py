@@ -24,8 +24,9 @@ from alfish.runs.timer import LOOP, Timer
 from alfish.training.clock import Budget, Clock
 from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator
 from alfish.training.listener import LISTENERS, Listener, Report
-from alfish.training.listeners import CheckpointSaver, checked_listeners, named
+from alfish.training.listeners import CheckpointSaver, checked_listeners
 from alfish.training.loop import Loop
+from alfish.training.notifier import Notifier
 from alfish.training.parts import MAX_THREADS, Environments, make_parts, use_device
 from alfish.training.policy import Policy, load_networks
 from alfish.training.run_directory import RunDirectory
@@ -78,7 +79,6 @@ class Trainer:
       signals, device, seed: what the run uses; see `StopSignals` for the first.
     """
 
-    _started: list[Listener] | None = None  # the started listeners; None: before `start`
     _saved_iterations = 0  # iterations of the newest checkpoint
 
     def __init__(
@@ -117,10 +117,9 @@ class Trainer:
         self.environment, self.algorithm, self.transforms, self.batches = self._parts[:4]
         self.unroller, self.learner, self.metrics = self._parts[4:]
         self.listeners = checked_listeners(listeners, extra_listeners)
-        self.directory = RunDirectory(root_dir, arguments)
-        self._loop = Loop(
-            self._parts, self.clock, self.timer, self.signals, self.log, interaction_env_steps, summary_period
-        )
+        self._notifier, self.directory = Notifier(self.listeners), RunDirectory(root_dir, arguments)
+        settings = self.log, interaction_env_steps, summary_period
+        self._loop = Loop(self._parts, self.clock, self.timer, self.signals, *settings)
 
     @property
     def interrupted_by(self) -> int | None:
@@ -138,9 +137,8 @@ class Trainer:
         Raises:
           UsageError: the run is being trained already, or cannot be continued from its checkpoints.
         """
-        if self._started is not None:
+        if self.directory.is_open:
             return
-        self._started = []
         self.directory.open()
         _warn_of_settings(self)
         self.batches.start(self.environment)
@@ -148,9 +146,7 @@ class Trainer:
         if self.clock.finished:
             return
         self.directory.begin()
-        for listener in self.listeners:
-            listener.start(self)
-            self._started.append(listener)
+        self._notifier.start(self)
         _announce(self)
 
     def stop(self, reason: str) -> None:
@@ -195,7 +191,9 @@ class Trainer:
                 return None
             self.directory.write_config({"steps": self.clock.value, **provenance(self.device, self.seed)})
             for report in self.iterate():
-                self._tell_listeners(report)
+                self.timer.begin(LISTENERS)
+                self._notifier.after_iteration(self, report)
+                self.timer.begin(LOOP)
             if self.clock.stop_reason is not None:
                 self.log(f"Stopped at {self.clock.value:,} steps: {self.clock.stop_reason}")
             if self.clock.finished:
@@ -218,10 +216,8 @@ class Trainer:
         with contextlib.ExitStack() as stack:  # runs in reverse order
             stack.callback(self.directory.close)
             parts: list[Listener | Batches | Unroller] = [self.batches, self.unroller]
-            for part in parts + (self._started or [])[::-1]:
+            for part in parts + self._notifier.take_started()[::-1]:
                 stack.callback(self._close, part)
-            if self._started:
-                self._started = []
 
     def iterate(self) -> Iterator[Report]:
         """Yields the report of each iteration; the last report has `finished` set."""
@@ -239,7 +235,7 @@ class Trainer:
           options: for the environment's factory, such as render_mode.
         """
         evaluator = self._environments.evaluator(self._parts, num_episodes, num_envs, max_length, **options)
-        if self._started is not None:  # else this process does not write in the run's directory
+        if self.directory.is_open:  # else this process does not write in the run's directory
             evaluator.log = self.log
         return evaluator
 
@@ -277,7 +273,7 @@ class Trainer:
         return path
 
     def state_dict(self) -> dict[str, Any]:
-        listeners = {name: listener.state_dict() for name, listener in named(self.listeners)}
+        listeners = self._notifier.state_dict()
         return {**self._loop.state_dict(), "listeners": listeners, "config": self.directory.saved_config()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -289,25 +285,14 @@ class Trainer:
         """
         check_like(state, {name: here for name, here in self.state_dict().items() if name in PLAIN_STATE})
         self._loop.load_state_dict(state, self.directory.path)
-        for name, listener in named(self.listeners):  # a new listener keeps its initial state
-            if saved := state["listeners"].get(name):
-                listener.load_state_dict(saved)
+        self._notifier.load_state_dict(state["listeners"])
         self._saved_iterations = self.clock.iterations
 
     def log(self, text: str) -> None:
         """Prints a line above the progress bar, and writes it to `log.txt` once the run has started."""
         line = self.directory.log(text)
-        if not any(listener.show(line) for listener in self.listeners):
+        if not self._notifier.show(line):
             print(line, file=sys.stderr, flush=True)
-
-    def _tell_listeners(self, report: Report) -> None:
-        self.timer.begin(LISTENERS)
-        for listener in self.listeners:
-            try:
-                listener.after_iteration(self, report)
-            except Interrupted:  # the next report has `finished` set
-                self.log(f"{type(listener).__name__} was broken off by {self.signals.name}")
-        self.timer.begin(LOOP)
 
     def _rescue(self) -> None:
         """Saves the last iteration from another thread, because the main thread does not return."""

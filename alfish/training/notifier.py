@@ -1,0 +1,58 @@
+"""Calls of a run to its listeners."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from alfish.runs.stop_signals import Interrupted
+from alfish.training.listener import Listener, Report, Run
+
+
+class Notifier:
+    """Calls the listeners of a run in their order.
+
+    Args:
+      listeners: of the run; those that are appended before `start` take part.
+    """
+
+    def __init__(self, listeners: Sequence[Listener]):
+        self._listeners = listeners
+        self._started: list[Listener] = []
+
+    def start(self, run: Run) -> None:
+        """Starts each listener."""
+        for listener in self._listeners:
+            listener.start(run)
+            self._started.append(listener)
+
+    def after_iteration(self, run: Run, report: Report) -> None:
+        """Passes the report of an iteration to each listener; a signal may interrupt one of them."""
+        for listener in self._listeners:
+            try:
+                listener.after_iteration(run, report)
+            except Interrupted:  # the next report has `finished` set
+                run.log(f"{type(listener).__name__} was broken off by {run.signals.name}")
+
+    def show(self, line: str) -> bool:
+        """Prints a line of the log above a progress bar; returns False if no listener prints."""
+        return any(listener.show(line) for listener in self._listeners)
+
+    def take_started(self) -> list[Listener]:
+        """Returns the listeners that were started and must be closed; a second call returns none of them again."""
+        started, self._started = self._started, []
+        return started
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: listener.state_dict() for name, listener in self._named()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, listener in self._named():  # a new listener keeps its initial state
+            if saved := state.get(name):
+                listener.load_state_dict(saved)
+
+    def _named(self) -> Iterator[tuple[str, Listener]]:
+        """Yields each listener by its class's name, the second one of a class as `Evaluate 2`."""
+        counts: dict[str, int] = {}
+        for listener in self._listeners:
+            name = type(listener).__name__
+            counts[name] = counts.get(name, 0) + 1
+            yield (name if counts[name] == 1 else f"{name} {counts[name]}"), listener
