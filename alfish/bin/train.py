@@ -5,7 +5,8 @@
 
 A gin file is searched in the working directory, then among the shipped confs (`alfish confs` lists them). The same
 command continues an existing run from its newest checkpoint. A larger budget extends a finished run. Ctrl-C or SIGTERM
-saves a checkpoint and stops the run, also while it waits for an environment. A second Ctrl-C stops it at once.
+saves a checkpoint and stops the run, also while it waits for an environment. A second Ctrl-C stops it at once. SIGUSR1
+does the same as SIGTERM, and the exit status is 75: the job shall be queued again.
 
 --profile reports where the time went, and which settings would save time. A small budget is enough for it
 (--gin_param=Trainer.num_env_steps=20000). --throughput_limits measures how fast collecting could be at best.
@@ -29,6 +30,7 @@ from alfish.errors import RunError, UsageError
 from alfish.parameters import imports
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs.files import DiskError
+from alfish.runs.stop_signals import exit_status
 
 if TYPE_CHECKING:
     from alfish.training.trainer import Trainer
@@ -110,7 +112,7 @@ def _train(trainer: "Trainer") -> int:
         raise RunError(f"{error}; once it can be written to, the same command {at}") from error
     if trainer.interrupted_by is not None:
         trainer.log(f"{trainer.signals.name}: stopped at {trainer.clock.value:,} steps; the same command continues")
-        return 128 + trainer.interrupted_by
+        return exit_status(trainer.interrupted_by)
     if report is None:
         print(f"{trainer.directory.path} is done: {_end_of(trainer)}", file=sys.stderr)
     return 0

@@ -14,6 +14,7 @@ from alfish.configuration.reachability import refuse_unread
 from alfish.errors import UsageError
 from alfish.parameters import checked, description
 from alfish.parameters.description import CONFIG_FILE
+from alfish.runs.stop_signals import exit_status
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
 
@@ -117,8 +118,8 @@ def train(
 
     Raises:
       UsageError: a setting does not exist, nothing reads it, or its parameter does not take the value.
-      KeyboardInterrupt, SystemExit: SIGINT or SIGTERM was received. A checkpoint is saved, and the same call
-        continues the run if its budget is not spent.
+      KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGUSR1, was received. A checkpoint is saved, and the same
+        call continues the run if its budget is not spent.
     """
     if on_config_change not in ("stop", "old", "new"):
         raise UsageError(f"on_config_change is {on_config_change!r}; it is 'stop', 'old' or 'new'")
@@ -149,5 +150,5 @@ def train(
     if trainer.signals.number == signal.SIGINT:
         raise KeyboardInterrupt
     if trainer.signals.number is not None:
-        raise SystemExit(128 + trainer.signals.number)
+        raise SystemExit(exit_status(trainer.signals.number))
     return trainer.policy()

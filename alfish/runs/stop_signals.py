@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as requests to stop, with a bound on how long any wait delays them.
+"""SIGTERM, SIGUSR1 and Ctrl-C as requests to stop, with a bound on how long any wait delays them.
 
 A signal sets `StopSignals.number`. alfish's own loops read it, or call `check`. Code of others may wait for ever, in
 Python or in C, so it runs while `breakable` is set: after `GRACE_SECONDS` `Interrupted` is raised inside it. While
@@ -16,10 +16,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 GRACE_SECONDS = 1.5  # from a signal, or from the beginning of a later wait, until the wait is interrupted
 STUCK_SECONDS = 1.0  # from then on, until another thread takes over from a main thread that runs no Python
 LOOK_SECONDS = 0.05
+
+
+def exit_status(number: int) -> int:
+    """Returns the exit status of a process that a signal has stopped.
+
+    SIGUSR1 is what schedulers send before they take a machine away. The status is then EX_TEMPFAIL, 75, which means
+    that the same command shall run again; else it is 128 + the signal's number.
+    """
+    return os.EX_TEMPFAIL if number == signal.SIGUSR1 else 128 + number
 
 
 class Interrupted(BaseException):
@@ -27,13 +36,13 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-    """Context manager that receives SIGTERM and SIGINT; a second SIGINT raises KeyboardInterrupt.
+    """Context manager that receives SIGTERM, SIGUSR1 and SIGINT; a second SIGINT raises KeyboardInterrupt.
 
     Outside the main thread it does nothing.
 
     Args:
       rescue: saves the last complete state. Called in another thread if the main thread is in C code that does not
-        return; the process then exits with 128 + the signal's number.
+        return; the process then exits with `exit_status`.
 
     Attributes:
       number: of the first signal received; None: there was none.
@@ -144,14 +153,14 @@ class StopSignals:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
-            os._exit(128 + number)
+            os._exit(exit_status(number))
 
 
 _ENTERED: list[StopSignals] = []
 
 
 def _forget() -> None:
-    """Restores the handlers in a forked child: SIGTERM ends it, SIGINT is ignored."""
+    """Restores the handlers in a forked child: SIGTERM and SIGUSR1 end it, SIGINT is ignored."""
     for signals in _ENTERED:
         signals._restore()
         signal.signal(signal.SIGINT, signal.SIG_IGN)

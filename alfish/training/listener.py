@@ -58,7 +58,7 @@ class Run(Protocol):
       clock: counters, budget and progress.
       directory: the files of the run.
       listeners: all of them, in the order in which they receive reports.
-      signals: SIGTERM and SIGINT. A listener that waits for other code uses `with run.signals.breaking()`.
+      signals: SIGTERM, SIGUSR1 and SIGINT. A listener that waits for other code uses `with run.signals.breaking()`.
       timer: of the parts of an iteration.
       environment, algorithm, unroller, learner, device: those of the trainer.
     """

@@ -164,10 +164,11 @@ class Trainer:
         self.clock.stop(reason)
 
     def train(self) -> Report | None:
-        """Trains until the run is finished, or until SIGTERM or SIGINT is received; a second SIGINT exits at once.
+        """Trains until the run is finished, or until a signal is received (SIGTERM, SIGUSR1, SIGINT).
 
         After a signal the current iteration is completed, if that does not take long. If an environment does not
-        return, its rows are discarded, and listeners receive one more report, at the clock of the last iteration.
+        return, its rows are discarded, and listeners receive one more report, at the clock of the last iteration. A
+        second SIGINT exits at once.
 
         Returns:
           The last report; None if the run was finished already, or if a signal came before the first iteration.

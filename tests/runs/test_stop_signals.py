@@ -82,26 +82,29 @@ def test_nothing_is_broken_off_where_nothing_may_be():
 
 IN_C = """
 import ctypes, os, signal, sys
+number = int(sys.argv[1])
 from alfish.runs import stop_signals
 stop_signals.GRACE_SECONDS = stop_signals.STUCK_SECONDS = 0.1
 stop_signals.LOOK_SECONDS = 0.01
 with stop_signals.StopSignals(lambda: print("saved", flush=True)) as signals:
     if os.fork() == 0:
-        mine = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), signal.set_wakeup_fd(-1)
-        os._exit(mine != (signal.SIG_DFL, signal.SIG_IGN, -1))
+        mine = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+        os._exit([*mine, signal.set_wakeup_fd(-1)] != [signal.SIG_DFL, signal.SIG_DFL, signal.SIG_IGN, -1])
     print("child", os.wait()[1], flush=True)
     with signals.breaking():
         mutex = ctypes.create_string_buffer(256)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         while True:
             ctypes.CDLL(None).pthread_mutex_lock(mutex)  # the second time for ever, whatever signals come
 """
 
 
-def test_a_main_thread_that_does_not_return_from_c_is_given_up_with_what_is_whole():
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_a_main_thread_that_does_not_return_from_c_is_given_up_with_what_is_whole(number, status):
     """And a forked child answers for itself."""
-    process = subprocess.run([sys.executable, "-c", IN_C], capture_output=True, text=True, timeout=120)
-    assert (process.returncode, process.stdout, process.stderr) == (143, "child 0\nsaved\n", "")
+    command = [sys.executable, "-c", IN_C, str(int(number))]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (process.returncode, process.stdout, process.stderr) == (status, "child 0\nsaved\n", "")
 
 
 # Environments in the trainer's process.

@@ -360,8 +360,8 @@ def test_a_killed_run_resumes_with_the_same_command_and_ends_at_the_same_budget(
     assert "is done: Trainer.num_env_steps = 6,000 is spent" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, capsys, number):
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, capsys, number, status):
     def send():
         wait_for_a_checkpoint(tmp_path)
         os.kill(os.getpid(), number)
@@ -373,7 +373,7 @@ def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, capsys, number):
         "Trainer.wall_seconds=60",
     ]
     threading.Thread(target=send).start()
-    assert main(command(tmp_path, *TINY, *endless)) == 128 + number
+    assert main(command(tmp_path, *TINY, *endless)) == status
     errors = capsys.readouterr().err
     assert f"{number.name}: stopped at" in errors and "the same command continues" in errors
     assert "Traceback" not in errors and not (tmp_path / "done").exists()

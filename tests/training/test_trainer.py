@@ -336,7 +336,7 @@ def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
 # Signals.
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_in_a_listener_ends_the_run_with_one_finished_report(tmp_path, number):
     recorder = Recorder(2, lambda trainer: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
