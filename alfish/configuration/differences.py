@@ -1,10 +1,11 @@
-"""Comparison of configurations as texts, usually without the budget, because a run may be extended."""
+"""Comparison of configurations as texts, usually without the budget and `stop_at`, because a run may be extended."""
 
 import difflib
 import hashlib
 import re
 
-BUDGET_LINE = re.compile(r"^Trainer\.(num_env_steps|num_iterations|num_updates|wall_seconds) = .*$", re.MULTILINE)
+ENDS = "num_env_steps|num_iterations|num_updates|wall_seconds|stop_at"
+BUDGET_LINE = re.compile(rf"^Trainer\.({ENDS}) = .*$", re.MULTILINE)
 
 
 def difference(before: str, after: str, with_budget: bool = False) -> str:

@@ -53,9 +53,10 @@ class Clock:
 
     Args:
       budget: of the run.
+      stop_at: value at which training pauses; None: it does not.
 
     Attributes:
-      budget: the argument.
+      budget, stop_at: the arguments.
       env_steps: environment steps, all environments together.
       iterations, updates: finished ones.
       wall_seconds: of iterations; listeners are not counted.
@@ -63,11 +64,16 @@ class Clock:
       stop_reason: the argument of `stop`; None: `stop` was not called.
     """
 
-    def __init__(self, budget: Budget):
-        self.budget, self._counter = budget, BUDGETS[budget.name]
+    def __init__(self, budget: Budget, stop_at: int | None = None):
+        self.budget, self.stop_at, self._counter = budget, stop_at, BUDGETS[budget.name]
         self.env_steps = self.iterations = self.updates = self.idle = 0
         self.wall_seconds = 0.0
         self.stop_reason: str | None = None
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "Clock":
+        """Returns the clock for the arguments of a trainer; raises as `Budget.of`."""
+        return cls(Budget.of(arguments), arguments["stop_at"])
 
     @property
     def value(self) -> int:
@@ -93,6 +99,11 @@ class Clock:
         """True if the budget is spent, or if `stop` was called."""
         is_spent = self.spent >= self.budget.size or self.wall_seconds >= self.budget.wall_limit
         return self.stop_reason is not None or is_spent
+
+    @property
+    def paused(self) -> bool:
+        """True if `stop_at` is reached and the run is not finished."""
+        return self.stop_at is not None and self.value >= self.stop_at and not self.finished
 
     def stop(self, reason: str) -> None:
         """Finishes the run; see `Trainer.stop`."""

@@ -27,7 +27,7 @@ class Report:
       clock: see `Clock.value`.
       env_steps, iterations, updates, wall_seconds: the other counters of `Clock`.
       progress: spent fraction of the budget, in [0, 1].
-      finished: True in the last report: the run is finished, or was interrupted.
+      finished: True in the last report: the run is finished, has paused (`Trainer.stop_at`), or was interrupted.
       scalars: by name; empty unless a summary was due.
       nominal_clock: clock of scalars that do not belong at `clock`, by the prefix of their names. An evaluation belongs
         at the multiple of its period at which it was due, so that evaluations of several seeds have equal clocks.

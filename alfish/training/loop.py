@@ -100,14 +100,16 @@ class Loop:
 
     def report(self) -> Report:
         """Returns a report of the present clock, without scalars."""
-        return Report.of(self._clock, self._clock.finished or self._signals.number is not None)
+        clock = self._clock
+        return Report.of(clock, clock.finished or clock.paused or self._signals.number is not None)
 
     def iterate(self) -> Iterator[Report]:
         """Yields a report for each iteration; the last one has `finished` set."""
         finished = self._clock.finished
         while not finished:
-            # After `stop` nothing more is trained: the policy of the last report is the final one.
-            ends = self._clock.stop_reason is not None or self._signals.number is not None
+            # After `stop` nothing more is trained: the policy of the last report is the final one. A run that begins
+            # paused makes up for what a signal kept its listeners from.
+            ends = self._clock.stop_reason is not None or self._clock.paused or self._signals.number is not None
             try:
                 report = self.report() if ends else self.iteration()
             except Interrupted:

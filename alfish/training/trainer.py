@@ -21,7 +21,7 @@ from alfish.runs.loading import check_like
 from alfish.runs.provenance import provenance
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import LOOP, Timer
-from alfish.training.clock import Budget, Clock
+from alfish.training.clock import Clock
 from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator
 from alfish.training.listener import LISTENERS, Listener, Report
 from alfish.training.listeners import CheckpointSaver, checked_listeners
@@ -65,6 +65,8 @@ class Trainer:
         ends when either is spent, and progress, which schedules follow, is the spent fraction of the other budget.
       max_evaluation_length: actions after which an episode of an evaluation, of `alfish play` or of `alfish record` is
         truncated.
+      stop_at: clock steps at which this process saves a checkpoint and ends. The run is not finished and its schedules
+        are those of the budget, so the same run with a later stop_at continues. None: training goes on to the budget.
       interaction_env_steps: off-policy, environment steps after which acting ends. Training continues on the rows in
         replay, at the same rate, until the budget is spent. None: acting never ends.
       seed: of all random generators; environments get independent seeds derived from it.
@@ -101,6 +103,7 @@ class Trainer:
         num_iterations: PositiveInt | None = None,
         num_updates: PositiveInt | None = None,
         wall_seconds: PositiveFloat | None = None,
+        stop_at: PositiveInt | None = None,
         max_evaluation_length: PositiveInt = MAX_EPISODE_LENGTH,
         interaction_env_steps: NonNegativeInt | None = None,
         seed: Annotated[int, Range(0, 2**63 - 1)] = 0,
@@ -109,7 +112,7 @@ class Trainer:
         summary_period: PositiveInt = 1000,
     ):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "root_dir")}
-        self.clock, self.timer, self.signals = Clock(Budget.of(arguments)), Timer(), StopSignals(self._rescue)
+        self.clock, self.timer, self.signals = Clock.of(arguments), Timer(), StopSignals(self._rescue)
         self.device, self.seed = use_device(device, num_threads), seed
         self._environments = Environments(environment, evaluation_environment, seed, max_evaluation_length)
         factories = algorithm, transforms, batches, unroller, learner, metrics, extra_metrics, unroll_length
@@ -197,6 +200,8 @@ class Trainer:
                 self.timer.begin(LOOP)
             if self.clock.stop_reason is not None:
                 self.log(f"Stopped at {self.clock.value:,} steps: {self.clock.stop_reason}")
+            if self.clock.paused and self.interrupted_by is None:
+                self.log(f"Paused at {self.clock.value:,} steps (Trainer.stop_at = {self.clock.stop_at:,})")
             if self.clock.finished:
                 self.directory.mark_done(self.clock)
         except Interrupted:  # during the start: there is nothing to save

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,7 +28,8 @@ from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, Torso
 from alfish.runs.checkpoints import Checkpoints, Origin, run_id
 from alfish.schedules import Linear
-from alfish.training.listeners import CheckpointSaver, Summaries
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
@@ -104,6 +106,72 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     assert resumed.train().iterations == 8
     assert_same(tensors_of(whole), tensors_of(resumed))
     assert json.loads((tmp_path / "cut" / "done").read_text()) == json.loads((tmp_path / "whole" / "done").read_text())
+
+
+# Pauses (`Trainer.stop_at`).
+
+
+def make_pausing(root_dir, stop_at=None, **options):
+    listeners = [Evaluate(64, num_episodes=2), CheckpointSaver(0), Summaries()]
+    return make(root_dir, TensorPointMass, {"length": 6}, 8, listeners=listeners, stop_at=stop_at, **options)
+
+
+def test_a_paused_run_is_not_finished_and_continues_with_the_bits_of_one_that_never_paused(tmp_path):
+    whole = make_pausing(tmp_path / "whole")
+    whole.train()
+    for stop_at in (64, 70, 150):
+        paused = make_pausing(tmp_path / "cut", stop_at)
+        report = paused.train()
+        assert report.finished and report.env_steps >= stop_at and paused.interrupted_by is None
+        assert report.progress == report.iterations / 8, "the schedules are those of the budget"
+        assert not (tmp_path / "cut" / "done").exists()
+        assert Checkpoints(tmp_path / "cut" / "checkpoints").steps()[-1] == report.env_steps
+        assert f"(Trainer.stop_at = {stop_at})" in (tmp_path / "cut" / "log.txt").read_text().splitlines()[-1]
+    again = make_pausing(tmp_path / "cut")
+    again.train()
+    assert_same(tensors_of(whole), tensors_of(again))
+    whole_files, cut_files = (
+        {p.name: p.read_text() for p in (tmp_path / n / "eval").iterdir()} for n in ("whole", "cut")
+    )
+    assert whole_files == cut_files and len(whole_files) >= 3
+
+
+def test_a_stop_that_was_reached_before_trains_nothing(tmp_path):
+    first = make_pausing(tmp_path, 64)
+    first.train()
+    again = make_pausing(tmp_path, 32)
+    assert again.train().iterations == first.clock.iterations
+    assert_same(tensors_of(first), tensors_of(again))
+
+
+def test_a_budget_that_is_spent_at_the_stop_finishes_the_run(tmp_path):
+    trainer = make_pausing(tmp_path, 64, num_iterations=None, num_env_steps=64)
+    trainer.train()
+    assert trainer.clock.finished and (tmp_path / "done").exists()
+    assert "Paused" not in (tmp_path / "log.txt").read_text()
+
+
+class Signalling(Listener):
+    """Sends SIGTERM before the evaluation of the pause."""
+
+    def after_iteration(self, run, report):
+        if report.finished:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_evaluation_that_a_signal_kept_from_a_pause_is_made_up_for(tmp_path):
+    make_pausing(tmp_path / "whole", 64).train()
+    stopped = make_pausing(tmp_path / "cut", 64)
+    stopped.listeners.insert(0, Signalling())
+    stopped.train()
+    assert stopped.interrupted_by == signal.SIGTERM and not (tmp_path / "cut" / "eval").exists()
+    make_pausing(tmp_path / "cut", 64).train()
+    (path,) = (tmp_path / "whole" / "eval").iterdir()
+    assert (tmp_path / "cut" / "eval" / path.name).read_text() == path.read_text()
+    whole, cut = make_pausing(tmp_path / "whole", 100), make_pausing(tmp_path / "cut", 100)
+    whole.train(), cut.train()
+    assert_same(tensors_of(whole), tensors_of(cut))
+    assert len(list((tmp_path / "cut" / "eval").iterdir())) == 1, "it is not repeated"
 
 
 @pytest.mark.parametrize("name", ["saved_state", "saved_state_same_step"])
@@ -430,3 +498,13 @@ def test_the_saved_configuration_is_enough_to_go_on(tmp_path, capsys):
     assert "is done" in capsys.readouterr().err
     assert main(["train", f"--root_dir={tmp_path}", "--gin_param=Trainer.num_env_steps=2600"]) == 0
     assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 2600
+
+
+def test_a_later_stop_is_no_other_configuration(tmp_path, capsys):
+    assert main(command(tmp_path, *TINY, "Trainer.stop_at=500")) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"Paused at \d{3} steps \(Trainer.stop_at = 500\)", said) and not (tmp_path / "done").exists()
+    assert main(command(tmp_path, *TINY, "Trainer.stop_at=1000")) == 0
+    assert "(Trainer.stop_at = 1,000)" in capsys.readouterr().err
+    assert main(command(tmp_path, *TINY)) == 0
+    assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 2000
