@@ -78,6 +78,31 @@ def retrace(
     return one_step + decay * torch.cat([correction, torch.zeros_like(one_step[:1])])
 
 
+def behaviour_trace(experience: Experience, log_pi: torch.Tensor) -> torch.Tensor:
+    """Returns Retrace's c = min(1, pi / mu) of the actions at rows 1 to L-1, `[L-1, N]`.
+
+    It is 0 where mu is unknown: `log_prob` is nan, or the action is not the one that the policy drew.
+
+    Args:
+      experience: `[L, N]`, with the rollout's `action` and `log_prob` as info.
+      log_pi: `[L-1, N]`, log-probability of the actions under the policy in training.
+
+    Raises:
+      UsageError: there is no info, as in recorded data.
+    """
+    if experience.info is None:
+        raise UsageError(
+            "retrace needs the probability of each action when it was drawn, and recorded data have none; set retrace "
+            "to False"
+        )
+    rows = experience.action, experience.info["action"], experience.info["log_prob"]
+    action, sample, log_mu = nest.at(rows, slice(1, None))
+    known = ~log_mu.isnan()
+    for leaf, own in zip(nest.leaves(action), nest.leaves(sample)):
+        known = known & (leaf == own if leaf.ndim == known.ndim else (leaf == own).all(-1))
+    return torch.where(known, (log_pi - log_mu).exp().clamp(max=1), 0)
+
+
 def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:
     """Returns max(target, return), `[T-1, B]`; the target where the return is unknown.
 

@@ -15,8 +15,8 @@ from alfish.distributions import (
     Joint,
     MultiCategorical,
     SquashedNormal,
+    is_distribution,
 )
-from alfish.distributions.joint import is_distribution
 
 LEADING = [(), (5,), (3, 4), (1, 6)]
 

@@ -25,7 +25,7 @@ FLOORS = [
     (8, ["bin", "__main__"]),
 ]
 # Of algorithms; only these are imported by others.
-BASES = tuple(f"alfish.algorithms.{name}" for name in ("rl_algorithm", "actor_critic", "ppo"))
+BASES = tuple(f"alfish.algorithms.{name}" for name in ("rl_algorithm", "actor_critic", "ppo", "sac"))
 ORDER = [room for _, rooms in FLOORS for room in rooms]
 
 

@@ -65,7 +65,7 @@ WITHOUT_MEMORY = {
     "ppo_recall.gin": ["Torso.memory=None"],
     "appo_recall.gin": ["Torso.memory=None"],
     "dqn_recall.gin": ["Torso.memory=None", "ReplayBatches.burn_in=0"],
-    "sac_recall.gin": ["SAC.memory=None", "ReplayBatches.burn_in=0"],
+    "sac_recall.gin": ["Trainer.algorithm=@SAC", "ReplayBatches.burn_in=0"],
 }
 
 

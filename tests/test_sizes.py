@@ -15,8 +15,8 @@ PACKAGE_FILES = 15
 # What is opened to understand SAC whole: the algorithm, its hooks, the mathematics, and the networks it is built from.
 SAC = [
     *("algorithms/sac.py", "algorithms/rl_algorithm.py", "data.py", "returns.py", "targets.py", "losses.py"),
-    *("networks/hybrid_policy.py", "networks/critics.py", "networks/windows.py", "networks/target.py"),
-    *("networks/encoders.py", "networks/layers.py", "distributions/categorical.py", "distributions/normal.py"),
+    *("networks/hybrid_policy.py", "networks/critics.py", "networks/target.py", "networks/encoders.py"),
+    *("networks/layers.py", "distributions/categorical.py", "distributions/squashed_normal.py"),
 ]
 # What is opened before a first algorithm of one's own is written.
 NEWCOMER = ["data.py", "algorithms/rl_algorithm.py", "algorithms/actor_critic.py", "algorithms/ppo.py", "returns.py"]
@@ -74,8 +74,8 @@ def test_no_package_has_too_many_files():
         assert has_subpackage or len(modules) <= PACKAGE_FILES, f"{directory} has {len(modules)} modules"
 
 
-def test_sac_is_read_in_1600_lines_and_a_newcomer_reads_600():
-    assert count([name for name in SAC if (PACKAGE / name).is_file()]) < 1580
+def test_sac_is_read_in_1440_lines_and_a_newcomer_reads_600():
+    assert count([name for name in SAC if (PACKAGE / name).is_file()]) < 1440
     assert count([name for name in NEWCOMER if (PACKAGE / name).is_file()]) < 600
 
 

@@ -12,8 +12,9 @@ from typing import TypeAlias
 
 from alfish.distributions.bernoulli import Bernoulli
 from alfish.distributions.categorical import Categorical
-from alfish.distributions.joint import Joint, MultiCategorical
-from alfish.distributions.normal import DiagonalNormal, SquashedNormal
+from alfish.distributions.joint import Joint, MultiCategorical, is_distribution, sum_of
+from alfish.distributions.normal import DiagonalNormal
+from alfish.distributions.squashed_normal import SquashedNormal
 
 Distribution: TypeAlias = Categorical | MultiCategorical | Bernoulli | DiagonalNormal | Joint
 
@@ -25,4 +26,6 @@ __all__ = [
     "Joint",
     "MultiCategorical",
     "SquashedNormal",
+    "is_distribution",
+    "sum_of",
 ]

@@ -7,7 +7,8 @@ import torch
 from alfish import nest
 from alfish.distributions.bernoulli import Bernoulli
 from alfish.distributions.categorical import Categorical
-from alfish.distributions.normal import DiagonalNormal, SquashedNormal
+from alfish.distributions.normal import DiagonalNormal
+from alfish.distributions.squashed_normal import SquashedNormal
 from alfish.nest import Nest
 
 

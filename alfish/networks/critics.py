@@ -64,7 +64,7 @@ class CriticEnsemble(nn.Module):
       layer_norm: normalize before each activation (as RLPD and DroQ do).
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
       encoder: takes the observation spec.
-      memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `SAC.memory`.
+      memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `RecurrentSAC.memory`.
     """
 
     def __init__(

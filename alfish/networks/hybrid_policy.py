@@ -13,9 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import nest
-from alfish.distributions import Categorical, SquashedNormal
-from alfish.distributions.joint import sum_of
-from alfish.errors import UsageError
+from alfish.distributions import Categorical, SquashedNormal, sum_of
 from alfish.nest import Nest
 from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
@@ -27,9 +25,15 @@ class HybridAction(NamedTuple):
     box: torch.Tensor | None  # [..., A] of all Box leaves
     discrete: torch.Tensor | None  # [...] int64
 
+    def value(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns q of the Discrete choice, `[..., T, N]` from `[..., T, N, n]`; q itself without choices."""
+        if self.discrete is None:
+            return q
+        return q.gather(-1, self.discrete.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
 
 class HybridSpace:
-    """An action nest of Box leaves and at most one Discrete leaf.
+    """An action nest of Box leaves and at most one Discrete leaf; `specs.check_hybrid_action` refuses others.
 
     Args:
       action_spec: canonical action nest.
@@ -41,28 +45,7 @@ class HybridSpace:
         self._box_sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, spaces.Box)]
         self.box_size = sum(self._box_sizes)  # entries of all Box leaves
         self.num_choices = next((int(leaf.n) for leaf in leaves if isinstance(leaf, spaces.Discrete)), 0)
-
-    @staticmethod
-    def check(owner: str, action_spec: Nest) -> None:
-        """Raises UsageError, which names `owner` and the leaf, where the nest has another leaf or an unbounded one."""
-        num_discrete = 0
-        for name, leaf in nest.named_leaves(action_spec, "action"):
-            if isinstance(leaf, spaces.Box):
-                if not leaf.is_bounded("both"):
-                    raise UsageError(
-                        f"{owner} squashes its actions into bounds, and the {name} has none ({leaf}); wrap the "
-                        "environment, for example in gymnasium.wrappers.RescaleAction, or train with PPO"
-                    )
-            elif isinstance(leaf, spaces.Discrete):
-                num_discrete += 1
-            else:
-                raise UsageError(f"{owner} takes Box and Discrete actions, and the {name} is {leaf}; train with PPO")
-            if isinstance(leaf, spaces.Discrete) and leaf.n < 2:
-                raise UsageError(f"the {name} is {leaf}, which leaves nothing to choose; drop it from the action space")
-        if num_discrete > 1:
-            raise UsageError(
-                f"{owner} takes one Discrete action leaf, and this action has {num_discrete}; train with PPO"
-            )
+        self.critic_sizes = self.box_size, max(1, self.num_choices)  # a critic's action inputs and outputs
 
     def target_entropies(self, box: float | None, discrete: float | None, discrete_fraction: float) -> dict[str, float]:
         """Returns the target entropy of each part that exists, in nats.
@@ -95,22 +78,20 @@ class HybridSpace:
 
 
 class Choice(NamedTuple):
-    """A sample of the Box part, and the probabilities of the Discrete part beside it."""
+    """A sample of the Box part, and the distribution of the Discrete part; None where the space has no such leaf."""
 
-    box: torch.Tensor | None  # [..., A] in (-1, 1); None where the space has no Box leaf
-    log_density: torch.Tensor  # [...] of `box`; 0 where there is none
-    log_p: torch.Tensor | None  # [..., n]; None where the space has no Discrete leaf
+    box: torch.Tensor | None  # [..., A] in (-1, 1)
+    log_density: torch.Tensor | None  # [...] of `box`
+    discrete: Categorical | None
 
     def expectation(self, q: torch.Tensor) -> torch.Tensor:
         """Returns the expectation of q over the Discrete choices, `[...]` from `[..., n]`; q itself without choices."""
-        return q if self.log_p is None else (self.log_p.exp() * q).sum(-1)
+        return q if self.discrete is None else (self.discrete.log_p.exp() * q).sum(-1)
 
     def entropies(self) -> dict[str, torch.Tensor]:
         """Returns the entropy of each part, `[...]` in nats: estimated from the sample for Box, exact for Discrete."""
-        found = {} if self.box is None else {"box": -self.log_density}
-        if self.log_p is not None:
-            found["discrete"] = -(self.log_p.exp() * self.log_p).sum(-1)
-        return found
+        found = {} if self.log_density is None else {"box": -self.log_density}
+        return found if self.discrete is None else found | {"discrete": self.discrete.entropy()}
 
 
 class HybridPolicy(NamedTuple):
@@ -127,16 +108,12 @@ class HybridPolicy(NamedTuple):
 
     def log_prob(self, action: HybridAction) -> torch.Tensor:
         """Returns the log-probability `[...]` of both parts together."""
-        both = (self.box, action.box), (self.discrete, action.discrete)
-        return sum_of(part.log_prob(leaf) for part, leaf in both if part is not None and leaf is not None)
+        return sum_of(part.log_prob(leaf) for part, leaf in zip(self, action) if part and leaf is not None)
 
     def choose(self) -> Choice:
-        """Returns a sample of the Box part, differentiable in the parameters, with the Discrete probabilities."""
-        log_p = None if self.discrete is None else self.discrete.log_p
-        if self.box is not None:
-            return Choice(*self.box.sample_with_log_prob(), log_p)
-        assert log_p is not None
-        return Choice(None, torch.zeros_like(log_p[..., 0]), log_p)
+        """Returns a sample of the Box part, differentiable in the parameters, with the Discrete distribution."""
+        box, log_density = (None, None) if self.box is None else self.box.sample_with_log_prob()
+        return Choice(box, log_density, self.discrete)
 
 
 @gin.configurable(module="alfish.networks")

@@ -8,7 +8,7 @@ differs from the environment's own space as the stream does:
 `ObservationUnits` and `ActionUnits` are the only converters between the two.
 """
 
-from alfish.specs.checks import check_learnable, check_scalar_reward, outside
+from alfish.specs.checks import check_hybrid_action, check_learnable, check_scalar_reward, outside
 from alfish.specs.leaves import action_spec, describe, observation_spec, reward_spec, sample, zeros
 from alfish.specs.spaces import batch_of_one, is_bounded, map_space, torch_dtype
 from alfish.specs.units import ActionUnits, ObservationUnits
@@ -18,6 +18,7 @@ __all__ = [
     "ObservationUnits",
     "action_spec",
     "batch_of_one",
+    "check_hybrid_action",
     "check_learnable",
     "check_scalar_reward",
     "describe",

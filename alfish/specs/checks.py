@@ -7,6 +7,7 @@ from gymnasium import spaces
 
 from alfish import nest
 from alfish.errors import UsageError
+from alfish.nest import Nest
 from alfish.specs.spaces import LEAF_SPACES, map_space, shape_of
 
 
@@ -42,6 +43,29 @@ def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
     """Raises UsageError if rewards are vectors; `name` is the algorithm's."""
     if reward_spec.shape:
         raise UsageError(f"{name} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
+
+
+def check_hybrid_action(name: str, action_spec: Nest) -> None:
+    """Raises UsageError for an action other than bounded Box leaves and at most one Discrete leaf of several choices.
+
+    Args:
+      name: the algorithm's.
+      action_spec: canonical action nest.
+    """
+    named = nest.named_leaves(action_spec, "action")
+    for path, leaf in named:
+        if not isinstance(leaf, (spaces.Box, spaces.Discrete)):
+            raise UsageError(f"{name} takes Box and Discrete actions, and the {path} is {leaf}; train with PPO")
+        if isinstance(leaf, spaces.Box) and not leaf.is_bounded("both"):
+            raise UsageError(
+                f"{name} squashes its actions into bounds, and the {path} has none ({leaf}); wrap the environment, for "
+                "example in gymnasium.wrappers.RescaleAction, or train with PPO"
+            )
+        if isinstance(leaf, spaces.Discrete) and leaf.n < 2:
+            raise UsageError(f"the {path} is {leaf}, which leaves nothing to choose; drop it from the action space")
+    count = sum(isinstance(leaf, spaces.Discrete) for _, leaf in named)
+    if count > 1:
+        raise UsageError(f"{name} takes one Discrete action leaf, and this action has {count}; train with PPO")
 
 
 def outside(value: Any, space: spaces.Space, name: str) -> str | None:

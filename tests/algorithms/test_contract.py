@@ -168,7 +168,7 @@ def _window(algorithm, length=3, num_windows=8, seed=0):
     action = nest.map(
         lambda leaf: leaf.view(length, num_windows, *leaf.shape[1:]), specs.sample(algorithm.action_spec, count)
     )
-    return Experience(rows, action, None, None)
+    return Experience(rows, action, None, algorithm.initial_state(num_windows))
 
 
 def _replayed(experience, num_updates=1):
@@ -195,7 +195,7 @@ def _assert_actions(action, algorithm, leading):
 
 def test_the_shipped_algorithms_are_found_and_take_something():
     assert {"PPO", "A2C", "APPO"} <= set(ON_POLICY)
-    assert {"DQN", "SAC", "DDPG", "TD3", "TD3BC", "BC", "IQL"} <= set(OFF_POLICY)
+    assert {"DQN", "SAC", "RecurrentSAC", "DDPG", "TD3", "TD3BC", "BC", "IQL"} <= set(OFF_POLICY)
     assert KINDS["BC"] == KINDS["IQL"] == list(SPACES)
     assert all(KINDS.values())
     assert all(KINDS[name] == list(SPACES) for name in ON_POLICY)
@@ -274,7 +274,8 @@ def test_a_whole_update_changes_the_parameters_and_stays_finite(name, kind, num_
 def test_windows_give_a_loss_for_each_row_that_the_mask_speaks_of(name, kind, length):
     algorithm = _make(name, kind)
     experience = _window(algorithm, max(length, 3))
-    experience = nest.map(lambda leaf: leaf[:length], experience)
+    rows = nest.map(lambda leaf: leaf[:length], experience._replace(state=None))
+    experience = rows._replace(state=experience.state)
     for _ in range(2):  # delayed actors have their turn
         loss_info = algorithm.calc_loss(experience, algorithm.train_step(experience, None).info)
         per_row = loss_info.loss if isinstance(loss_info.loss, dict) else {"": loss_info.loss}

@@ -13,7 +13,7 @@ from alfish import nest, returns, targets
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
-from alfish.algorithms.sac import SAC
+from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches, take
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments import VectorEnvironment
@@ -260,7 +260,7 @@ def test_with_memory_returns_are_of_one_step_unless_told_otherwise(lambda_, expe
 def recurrent_sac(kind=GRU, **settings):
     memory = functools.partial(kind, size=5)
     defaults = {"critic": CRITIC, "actor_mlp": SMALL, "memory": memory, "gamma": 0.5}
-    _, sac, _ = make(functools.partial(SAC, **{**defaults, **settings}))
+    _, sac, _ = make(functools.partial(RecurrentSAC, **{**defaults, **settings}))
     return sac
 
 
@@ -348,11 +348,11 @@ def test_the_critics_loss_alone_moves_the_memory_of_sac():
     assert set(torch.autograd.grad(loss["actor"].sum(), memory, allow_unused=True)) == {None}
     groups = {name: {id(p) for p in group} for name, group in sac.parameter_groups().items()}
     assert all(id(parameter) in groups["critic"] for parameter in memory)
-    assert sac.actor_encoder is None and not any(p.requires_grad for p in sac.target_critic.parameters())
+    assert not list(sac.actor_encoder.parameters()) and not any(p.requires_grad for p in sac.target_critic.parameters())
 
 
 def test_sac_acts_by_its_memory():
-    unroller, sac, _ = make(functools.partial(SAC, critic=CRITIC, actor_mlp=SMALL, memory=GRU))
+    unroller, sac, _ = make(functools.partial(RecurrentSAC, critic=CRITIC, actor_mlp=SMALL))
     row = TimeStep(torch.full((B,), MID), None, None, torch.ones(B, 4), None, None)
     before = sac.initial_state(B)
     with torch.no_grad():

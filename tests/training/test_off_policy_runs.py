@@ -16,6 +16,7 @@ import alfish
 from alfish import nest
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3, DeterministicActor
@@ -47,7 +48,8 @@ ALGORITHMS = {
                              noise_correlation=0.8, actor_period=3),
     "recurrent dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=functools.partial(
         Torso, mlp=SMALL, memory=functools.partial(LSTM, size=4))), epsilon=Linear(1.0)),
-    "recurrent sac": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, memory=functools.partial(GRU, size=4)),
+    "recurrent sac": functools.partial(
+        RecurrentSAC, actor_mlp=SMALL, critic=CRITIC, memory=functools.partial(GRU, size=4)),
 }  # fmt: skip
 MEMORY = {"burn_in": 1, "state_period": 3}  # of replay
 # The environment's state is saved, so any moment will do; or it is not, but at the end of all episodes there is none:

@@ -19,6 +19,7 @@ from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
@@ -72,7 +73,7 @@ CASES = {  # algorithm, observation, action, transforms
         ActorCritic, actor_torso=RECURRENT, critic_torso=functools.partial(Torso, memory=LSTM))), VECTOR, BOX, [STACK]),
     "dqn with an LSTM": (functools.partial(DQN, q_network=functools.partial(
         QNetwork, torso=functools.partial(Torso, memory=LSTM))), NESTED, DISCRETE, [ObservationNormalizer]),
-    "sac with a GRU": (functools.partial(SAC, memory=GRU), VECTOR, BOTH, []),
+    "sac with a GRU": (RecurrentSAC, VECTOR, BOTH, []),
     "ddpg": (DDPG, NESTED, BOX, []),
     "td3": (TD3, VECTOR, BOX, []),
     "td3 with memory": (NOISY, BOXES, spaces.Tuple([BOX, BOX]), [STACK, ObservationNormalizer]),

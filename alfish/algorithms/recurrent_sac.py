@@ -1,0 +1,67 @@
+"""Soft actor-critic with memory, see `sac`: all rows of a window but the last train.
+
+Ni et al., 2022, https://arxiv.org/abs/2110.05038. The memory stands on the critics' encoder, and the critics' loss
+trains it. The actor takes the critics' features without a gradient to them.
+
+Difference from the paper: the actor has no memory of its own.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish.algorithms.sac import SAC, Features
+from alfish.data import Experience, TimeStep
+from alfish.nest import Nest
+from alfish.networks import GRU, HybridHead, Window
+from alfish.parameters import checked
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class RecurrentSAC(SAC):
+    """SAC whose critics and actor share a memory.
+
+    Args:
+      memory: takes the output size of the critics' encoder (`@GRU`, `@LSTM`).
+      sac_arguments: of SAC. `critic` also takes `memory`; `actor_mlp` takes the size of the critics' features;
+        `actor_encoder` is not used; `lambda_` is 0 by default without Retrace.
+    """
+
+    default_lambda: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        memory: Callable[[int], Any] = GRU,
+        **sac_arguments,
+    ):
+        self._memory = memory  # set first, because the base class calls `make_networks`
+        super().__init__(observation_spec, action_spec, reward_spec, **sac_arguments)
+        self.replay_needs = self.replay_needs._replace(recurrent_state=True)
+
+    def make_networks(
+        self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
+    ) -> None:
+        self.critic = critic(self.observation_spec, *self.action_space.critic_sizes, memory=self._memory)
+        self.actor_encoder = nn.Identity()
+        self.actor_mlp = actor_mlp(self.critic.feature_size)
+        self.policy_head = HybridHead(self.actor_mlp.output_size, self.action_space)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.critic.initial_state(batch_size)
+
+    def actor_features(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        return self.critic.features(time_step, state)
+
+    def window_features(self, experience: Experience) -> Features:
+        window = Window(experience, every_row=True)
+        critic, next_actor = window.both(self.critic.features)
+        return Features(critic, critic.detach(), next_actor, window.later(self.target_critic.network.features))
