@@ -159,12 +159,14 @@ class ReplayBatches(SequenceBatches):
         return env_steps < self.warmup_env_steps and not self._schedule.has_offline_updates
 
     def add(self, experience: Experience) -> None:
+        needed = self.algorithm.replay_needs.info
+        if not needed and experience.info is None:
+            self.buffer.push(experience)
+            return
         try:
-            kept = {name: getattr(experience.info, name) for name in self.algorithm.replay_needs.info}
+            kept = {name: getattr(experience.info, name) for name in needed}
         except AttributeError as error:
-            words = (
-                f"an info with the fields {', '.join(self.algorithm.replay_needs.info)}, which are in its replay_needs"
-            )
+            words = f"an info with the fields {', '.join(needed)}, which are in its replay_needs"
             raise return_error(experience.info, f"AlgStep with {words}", self.algorithm, "rollout_step") from error
         self.buffer.push(experience._replace(info=kept or None))
 

@@ -111,12 +111,10 @@ class RingBuffer:
             rows = store.end_broken_episodes(rows, kinds)
         if self._states is not None:
             self._states.push(experience.state, step_type[0] != StepType.PAD)
-        position = store.end.copy()
         if store.is_level and (is_quiet or (step_type != StepType.PAD).all()):
-            store.append(rows)
-            self._index(slice(None), int(position[0]), kinds, is_quiet)
+            self._index(slice(None), store.append(rows), kinds, is_quiet)
             return
-        real = step_type != StepType.PAD
+        position, real = store.end.copy(), step_type != StepType.PAD
         store.append_some(rows, real)
         for b in range(self.num_envs):
             own = kinds[np.concatenate([[True], real[:, b]]), b]

@@ -67,6 +67,7 @@ class RowStore:
     def __init__(self, length: int, num_envs: int, device: torch.device | str, directory: str | Path | None):
         self.length, self.num_envs = length, num_envs
         self.device = torch.device("cpu" if directory else device)
+        self._on_cpu = self.device.type == "cpu"
         self._directory = None if directory is None else Path(directory)
         self.end = np.zeros(num_envs, np.int64)
         self.start = np.zeros(num_envs, np.int64)
@@ -90,7 +91,7 @@ class RowStore:
 
     def oldest(self) -> np.ndarray:
         """Returns the position of each column's oldest row, `[B]`."""
-        return self.end - self.sizes()
+        return np.maximum(self.start, self.end - self.length)
 
     def accept(self, experience: Experience) -> tuple[Row, np.ndarray]:
         """Returns the part of new rows to store, and their step types as an array.
@@ -104,7 +105,7 @@ class RowStore:
           UsageError: T is more than `length`, there is not enough memory, or another store uses the directory.
         """
         rows, step_type = Row.of(experience), nest.as_array(experience.time_step.step_type)
-        if self.device.type != "cpu" or step_type is not experience.time_step.step_type:
+        if not self._on_cpu or step_type is not experience.time_step.step_type:
             rows = nest.tensors(rows, self.device)
         if len(step_type) > self.length:
             raise UsageError(
@@ -124,25 +125,25 @@ class RowStore:
             self._has_all_env_ids = bool(self._has_env_id.all())
         return rows, step_type
 
-    def append(self, rows: Row) -> None:
+    def append(self, rows: Row) -> int:
         """Appends rows to all columns, which have the same positions, as one block, or as two where the ring wraps.
 
         Args:
           rows: leaves `[T, B, ...]`, T at most `length`.
+
+        Returns:
+          The position of the first of these rows.
         """
-        begin, done = int(self.end[0]), 0
-        leaves = nest.leaves(rows)
-        num_rows = len(leaves[0])
-        while done < num_rows:
-            at = (begin + done) % self.length
-            count = min(num_rows - done, self.length - at)
-            target, source = slice(at, at + count), slice(done, done + count)
-            for grid, leaf in zip(self._grids, leaves):
-                if type(grid) is np.ndarray and type(leaf) is not np.ndarray:
-                    leaf = leaf.numpy()
-                grid[target] = leaf if count == num_rows else leaf[source]
-            done += count
+        begin, leaves = int(self.end[0]), nest.leaves(rows)
+        at = begin % self.length
+        num_rows, room = len(leaves[0]), self.length - at
+        if num_rows <= room:
+            self._write(at, leaves)
+        else:
+            self._write(at, [leaf[:room] for leaf in leaves])
+            self._write(0, [leaf[room:] for leaf in leaves])
         self.end += num_rows
+        return begin
 
     def append_some(self, rows: Row, chosen: np.ndarray) -> None:
         """Appends some of the rows to their columns, whose positions may differ.
@@ -186,7 +187,7 @@ class RowStore:
     def take(self, column: np.ndarray, position: np.ndarray) -> Row:
         """Returns copies of the stored rows at `position` (`[L, N]`) of `column` (`[N]`)."""
         index = (position % self.length) * self.num_envs + column
-        on_device = None if self.device.type == "cpu" else torch.from_numpy(index).to(self.device)
+        on_device = None if self._on_cpu else torch.from_numpy(index).to(self.device)
         taken = []
         for store in self._stores:
             if isinstance(store, np.ndarray):
@@ -314,6 +315,14 @@ class RowStore:
         self._set_rows(nest.map(allocate, row))
         self._stores = [nest.host_view(leaf) for leaf in nest.leaves(self.rows)]
         self._grids = [store.reshape(self.length, self.num_envs, *store.shape[1:]) for store in self._stores]
+
+    def _write(self, first: int, leaves: list[Any]) -> None:
+        """Writes leaves `[T, B, ...]` to the places from `first` on in all columns."""
+        target = slice(first, first + len(leaves[0]))
+        for grid, leaf in zip(self._grids, leaves):
+            if type(leaf) is not np.ndarray and type(grid) is np.ndarray:
+                leaf = leaf.numpy()
+            grid[target] = leaf
 
     def _set_rows(self, rows: Row) -> None:
         self.rows, self._structure = rows, nest.flatten(rows)[1]
