@@ -1,4 +1,4 @@
-"""Another transport than processes: AsyncUnroller asks for no more than the face of `Workers`."""
+"""Another transport than processes: AsyncUnroller asks for no more than `Transport` has."""
 
 import functools
 import types
@@ -13,16 +13,18 @@ from alfish.unrollers import SyncUnroller, Workers
 from alfish.unrollers.workers.messages import Died, Seconds, Segment, Started
 from alfish.unrollers.workers.pickling import from_bytes
 from alfish.unrollers.workers.shared_memory import state_tensors
+from alfish.unrollers.workers.transport import Transport
 
 
-class InProcess:
+class InProcess(Transport):
     """Workers that are objects of this process. Each fills its slots when the trainer waits."""
 
-    shrinks = False
+    num_left = newest = 0
 
     def __init__(self, count):
+        super().__init__()
         self.all = [types.SimpleNamespace(index=i, started=False, alive=True, generation=0) for i in range(count)]
-        self.num_left, self.num_restarts, self.newest = count, 0, 0
+        self.num_left = count
         self._published, self._granted, self._slots = {}, [], {}
         self.closed = 0
 

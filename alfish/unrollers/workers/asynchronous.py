@@ -2,8 +2,7 @@
 
 A worker fills segments: `unroll_length` rows of its environments, made with one version of the weights, in memory that
 it shares with the trainer. The trainer grants slots and consumes segments that are ready. The number of slots therefore
-bounds both the memory and the age of rows. `AsyncUnroller` decides what is granted and taken; `Workers` is the
-transport.
+bounds both the memory and the age of rows. `AsyncUnroller` decides what is granted and taken; a `Transport` carries it.
 """
 
 import functools
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import gin
+import numpy as np
 import torch
 
 from alfish import nest
@@ -36,12 +36,13 @@ from alfish.unrollers.workers.messages import (
     Stepping,
 )
 from alfish.unrollers.workers.pickling import EnvironmentMaker, to_bytes
-from alfish.unrollers.workers.pool import CHECK_SECONDS, Worker, Workers
+from alfish.unrollers.workers.pool import CHECK_SECONDS, Workers
 from alfish.unrollers.workers.segments import in_columns, records_in_columns, side_by_side
 from alfish.unrollers.workers.shared_memory import state_tensors
 from alfish.unrollers.workers.slot_ledger import SlotLedger
 from alfish.unrollers.workers.slots import example_records, example_row, slot_forms
 from alfish.unrollers.workers.stats import Stats
+from alfish.unrollers.workers.transport import Transport
 
 OFF_POLICY_LENGTH = 8  # minimum rows of a segment unless `unroll_length` is set
 WARN_SECONDS = 30.0  # of waiting until a line in the log
@@ -73,7 +74,8 @@ class AsyncUnroller(Unroller):
         not finite or not in its space, is replaced, and its episode ends with the row before. Environments that are not
         stepped one by one end their worker instead, which is restarted. None: the first error ends the worker.
       numpy_policy, overwrite_policy_output: see `SyncUnroller`.
-      workers: makes the transport from the number of workers; see `Workers` for time limits, restarts and cores.
+      workers: makes the transport from the number of workers; see `Workers` for time limits, restarts and cores, and
+        `alfish.unrollers.ray.RayWorkers` for workers on other machines.
 
     Attributes:
       num_env_errors: number of environments that were replaced.
@@ -103,7 +105,7 @@ class AsyncUnroller(Unroller):
         max_env_errors: NonNegativeInt | None = 100,
         numpy_policy: NonNegativeInt | None = 0,
         overwrite_policy_output: bool = False,
-        workers: Callable[[int], Workers] = Workers,
+        workers: Callable[[int], Transport] = Workers,
     ):
         super().__init__(environment, algorithm, transforms)
         self._workers, self._ledger = workers(num_workers), SlotLedger(num_workers, slots)
@@ -142,7 +144,7 @@ class AsyncUnroller(Unroller):
             )
         if self._workers.shrinks and self._lockstep:
             raise UsageError(
-                "Workers.on_failure = 'shrink' takes AsyncUnroller.mode = 'free': lockstep waits for each worker"
+                f"{self._workers.shrinks} takes AsyncUnroller.mode = 'free': lockstep waits for each worker"
             )
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
@@ -184,7 +186,7 @@ class AsyncUnroller(Unroller):
         self._stats.delivered([self.policy_version - segment.version for segment in taken])
         experience = self._join(taken)
         if self._algorithm.on_policy:  # in use until the next unroll, which bounds the lag
-            self._mask_old(experience, taken)
+            experience = self._mask_old(experience, taken)
         else:
             self._ledger.release()
         self._grant()
@@ -262,6 +264,7 @@ class AsyncUnroller(Unroller):
                 if not self._workers.grant(worker, Grant(slot, self._at_random, publication)):
                     break
                 self._ledger.grant(worker.index)
+        self._workers.send()
 
     def _take(self) -> list[Segment]:
         """Takes the segments of this unroll from those that are ready."""
@@ -285,13 +288,16 @@ class AsyncUnroller(Unroller):
             return nest.arrays(side_by_side([experience for experience, _ in parts]))
         return nest.arrays(in_columns([[experience for experience, _ in own] for own in by_worker]))
 
-    def _mask_old(self, experience: Experience, segments: list[Segment]) -> None:
-        """Masks all rows of segments that are older than `max_policy_lag`."""
-        num_envs = self._envs_per_worker
-        for i, segment in enumerate(segments):
-            if self._max_lag is not None and self.policy_version - segment.version > self._max_lag:
-                experience.time_step.step_type[:, i * num_envs : (i + 1) * num_envs] = StepType.PAD
-                self._stats.masked(self._length * num_envs)
+    def _mask_old(self, experience: Experience, segments: list[Segment]) -> Experience:
+        """Returns the experience with all rows of segments masked that are older than `max_policy_lag`."""
+        most = math.inf if self._max_lag is None else self._max_lag
+        old = np.repeat([self.policy_version - segment.version > most for segment in segments], self._envs_per_worker)
+        if not old.any():
+            return experience
+        self._stats.masked(self._length * int(old.sum()))
+        step_type = experience.time_step.step_type.copy()  # what a transport returned must not change
+        step_type[:, old] = StepType.PAD
+        return experience._replace(time_step=experience.time_step._replace(step_type=step_type))
 
     # Messages.
 
@@ -309,7 +315,7 @@ class AsyncUnroller(Unroller):
         for worker, message in self._workers.wait(0):
             self._receive(worker, message)
 
-    def _receive(self, worker: Worker, message: FromWorker) -> None:
+    def _receive(self, worker: Any, message: FromWorker) -> None:
         if isinstance(message, Segment):
             self._ledger.fill(message)
             self._stats.filled(message.seconds)

@@ -21,9 +21,9 @@ class Stepping(NamedTuple):
 class Plan(NamedTuple):
     """Settings that all workers of a run share. Can be pickled; nothing in it depends on where a worker runs."""
 
-    num_workers: int
+    num_workers: int  # of the run
     envs_per_worker: int
-    num_slots: int  # of all workers
+    num_slots: int  # of the pool's workers
     stepping: Stepping
     make_environment: EnvironmentMaker
     length: int  # rows a segment
@@ -33,20 +33,37 @@ class Plan(NamedTuple):
     forms: list  # shape and dtype of each leaf of a segment
     shown: tuple[str, ...]  # see `Unroller`
     keeps_infos: bool = True
+    first_worker: int = 0  # index in the run of the first worker of this pool
+
+    def part(self, first: int, count: int, generation: int) -> "Plan":
+        """Returns the plan of a pool that has only some workers of the run.
+
+        Args:
+          first: index in the run of its first worker.
+          count: number of its workers.
+          generation: number of processes of each of these workers before the pool. Only the first pool staggers.
+        """
+        return self._replace(
+            num_slots=self.num_slots // self.num_workers * count,
+            stepping=self.stepping._replace(stagger=0) if generation else self.stepping,
+            first_generation=self.first_generation + generation,
+            first_worker=first,
+        )
 
     def setup(self, worker_index: int, generation: int, cpu: int | None = None) -> "Setup":
         """Returns the setup of one process.
 
         Args:
-          worker_index: index of the worker in the run.
+          worker_index: index of the worker in its pool.
           generation: number of processes of this worker before this one.
           cpu: processor core to pin the worker to; None: none.
         """
-        first = worker_index * self.envs_per_worker
+        index = self.first_worker + worker_index
+        first = index * self.envs_per_worker
         columns = range(first, first + self.envs_per_worker)
         num_columns = self.envs_per_worker * self.num_workers
         # Differs from the seeds of the trainer, of other workers and of other generations.
-        key = (1, worker_index, self.first_generation + generation)
+        key = (1, index, self.first_generation + generation)
         return Setup(
             plan=self,
             worker_index=worker_index,
@@ -61,7 +78,7 @@ class Setup(NamedTuple):
     """All that one process needs to start."""
 
     plan: Plan
-    worker_index: int
+    worker_index: int  # in its pool
     seed: int
     first_env_id: int
     starts: list[int]  # vector step after which the first episode of each environment is truncated; 0: never
@@ -100,8 +117,8 @@ class Seconds(NamedTuple):
 class Segment(NamedTuple):
     """A slot is filled. The trainer owns it again."""
 
-    worker_index: int
-    slot: int
+    worker_index: int  # in its pool
+    slot: int  # among those of the pool
     sequence: int  # number of segments that the process filled before
     version: int  # `policy_version` of the weights
     num_records: int  # S of its `StepRecords`
@@ -126,6 +143,7 @@ class Failed(NamedTuple):
     """The worker ends because of an error that a restart would meet again."""
 
     traceback: str
+    missing: str = ""  # the module that could not be imported, if that is the error
 
 
 class Refused(NamedTuple):
@@ -134,7 +152,7 @@ class Refused(NamedTuple):
     sentence: str
 
 
-# From `Workers` to `AsyncUnroller`.
+# From a `Transport` to `AsyncUnroller`.
 
 
 class Died(NamedTuple):

@@ -7,12 +7,12 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import gin
+import numpy as np
 import torch
-from absl import logging
 
 from alfish.data import Experience
 from alfish.errors import RunError, UsageError
@@ -36,6 +36,7 @@ from alfish.unrollers.workers.pickling import to_bytes
 from alfish.unrollers.workers.server import SERVER
 from alfish.unrollers.workers.shared_memory import SharedMemory, SharedWeights
 from alfish.unrollers.workers.slots import Slots
+from alfish.unrollers.workers.transport import Deaths, Transport
 
 STACK_BYTES = 1 << 16
 CHECK_SECONDS = 0.5  # between two checks of what workers are doing
@@ -125,16 +126,24 @@ class Worker:
         return code
 
 
+class UnimportableError(RunError):
+    """A worker cannot import a module.
+
+    Attributes:
+      module: its name.
+    """
+
+    def __init__(self, text: str, module: str):
+        super().__init__(text)
+        self.module = module
+
+
 @gin.configurable(module="alfish.unrollers")
 @checked
-class Workers:
+class Workers(Transport):
     """Pool of worker processes on this machine.
 
     Receives messages of workers, kills workers that hang, and restarts workers that have died.
-
-    `AsyncUnroller` uses the following only, so that another class can run workers elsewhere: `start`, `publish`,
-    `newest`, `grant`, `wait`, `read`, `activities`, `close`, and the attributes below. Of a worker it reads `index` and
-    `generation`.
 
     Args:
       count: number of workers.
@@ -147,10 +156,7 @@ class Workers:
       cpus: processor cores to pin workers to, in turn; None: workers are not pinned.
 
     Attributes:
-      all: the workers, by index.
-      shrinks: whether `on_failure` is 'shrink'.
-      num_restarts: number of restarts.
-      log: receives lines for the user.
+      settings: the arguments but `count`, from which another machine makes an equal pool.
     """
 
     def __init__(
@@ -165,6 +171,16 @@ class Workers:
         on_failure: Literal["raise", "shrink"] = "raise",
         cpus: Sequence[NonNegativeInt] | None = None,
     ):
+        super().__init__()
+        self.settings: dict[str, Any] = {
+            "start_timeout": start_timeout,
+            "step_timeout": step_timeout,
+            "close_timeout": close_timeout,
+            "max_deaths": max_deaths,
+            "death_window": death_window,
+            "on_failure": on_failure,
+            "cpus": cpus,
+        }
         self._limits = {
             Heartbeat.STARTING: start_timeout,
             Heartbeat.RESETTING: start_timeout,
@@ -172,51 +188,40 @@ class Workers:
             Heartbeat.ACTING: step_timeout,
             Heartbeat.TAKING: step_timeout,
         }
-        self._close_timeout, self._max_deaths, self._death_window = close_timeout, max_deaths, death_window
-        self.shrinks, self._cpus = on_failure == "shrink", cpus
+        self._close_timeout, self._deaths = close_timeout, Deaths(max_deaths, death_window)
+        self.shrinks, self._cpus = "Workers.on_failure = 'shrink'" if on_failure == "shrink" else "", cpus
         self.heartbeats = SharedMemory(HEARTBEAT_BYTES * count)
         self._stacks = [SharedMemory(STACK_BYTES) for _ in range(count)]
         self.all = [Worker(i, Heartbeat(self.heartbeats, i), self._stacks[i]) for i in range(count)]
-        self._deaths: deque[float] = deque()
-        self.num_restarts = 0
         self._checked_at = 0.0
         self._selector = selectors.DefaultSelector()
         self._plan: Plan
         self._slots: Slots
         self._weights: SharedWeights
-        self.log: Callable[[str], None] = logging.warning
 
     @property
     def num_left(self) -> int:
-        """Number of workers that run or will be restarted."""
         return sum(worker.alive or worker.retry_at > 0 for worker in self.all)
 
     @property
     def newest(self) -> int:
-        """Number of the newest publication of weights, see `Grant.publication`."""
         return self._weights.newest
 
-    def start(self, plan: Plan, structure: Any, tensors: Sequence[torch.Tensor], version: int) -> None:
-        """Starts all workers.
-
-        Args:
-          plan: settings that all workers share.
-          structure: structure of a segment, see `Slots`.
-          tensors: the weights. `publish` copies their values.
-          version: `policy_version` of the present values.
-        """
+    def start(
+        self, plan: Plan, structure: Any, tensors: Sequence[torch.Tensor], version: int, number: int | None = None
+    ) -> None:
+        """See `Transport`; `number`: see `publish`."""
         self._plan, self._slots = plan, Slots(plan.forms, plan.num_slots, structure)
         self._weights = SharedWeights(tensors)
-        self.publish(version)
+        self.publish(version, number)
         for worker in self.all:
             self._spawn(worker)
 
-    def publish(self, version: int) -> None:
-        """Publishes the present values of the weights. Segments made with them have this version."""
-        self._weights.publish(version)
+    def publish(self, version: int, number: int | None = None) -> None:
+        """See `Transport`; `number`: of the publication, above `newest`; None: the next one."""
+        self._weights.publish(version, number)
 
     def grant(self, worker: Worker, grant: Grant) -> bool:
-        """Grants a slot to a worker. Returns False if the worker has not started, or has ended."""
         if not (worker.started and worker.alive):
             return False
         try:
@@ -226,18 +231,17 @@ class Workers:
         return True
 
     def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
-        """Returns the rows and the records of a segment. They are views, valid until its slot is granted again."""
         return self._slots.read(segment)
 
+    def words(self, segment: Segment) -> np.ndarray:
+        """Returns a view of the whole slot of a segment, for another machine; see `Slots.words`."""
+        return self._slots.words(segment.slot)
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable while workers have sent messages that `wait` has not yielded."""
+        return self._selector.fileno()  # type: ignore[attr-defined]
+
     def wait(self, timeout: float) -> Iterator[tuple[Worker, FromWorker]]:
-        """Yields messages of workers. Returns when there are some, or after `timeout` seconds.
-
-        `Died` is the last message of a process. Restarts that are due happen here.
-
-        Raises:
-          RunError: a worker failed in a way that a restart cannot mend, or too many workers died.
-          UsageError: a worker refused its environment or settings.
-        """
         for worker in self.all:
             if not worker.alive and worker.retry_at and time.monotonic() >= worker.retry_at:
                 self.num_restarts += 1
@@ -251,7 +255,6 @@ class Workers:
                     yield from self._check(worker)
 
     def activities(self) -> str:
-        """Returns a clause that says what each worker is doing."""
         parts = []
         for worker in self.all:
             activity, seconds = worker.activity()
@@ -260,7 +263,6 @@ class Workers:
         return ", ".join(parts)
 
     def close(self) -> None:
-        """Ends all workers at the same time."""
         for worker in self.all:
             worker.retry_at = 0.0
             if worker.alive:
@@ -299,7 +301,9 @@ class Workers:
             if isinstance(message, Refused):
                 raise UsageError(message.sentence)
             if isinstance(message, Failed) or (isinstance(message, EnvironmentFailed) and not worker.started):
-                raise RunError(f"worker {worker.index} failed:\n{message.traceback.rstrip()}")
+                text = f"worker {worker.index} failed:\n{message.traceback.rstrip()}"
+                missing = isinstance(message, Failed) and message.missing
+                raise UnimportableError(text, missing) if missing else RunError(text)
             if isinstance(message, EnvironmentFailed):
                 worker.last_words = f":\n{message.traceback.rstrip()}"
                 continue
@@ -338,23 +342,19 @@ class Workers:
         self._selector.unregister(worker.channel)
         worker.retry_at = 0.0
         code = worker.end(self._close_timeout)
-        now = time.monotonic()
-        self._deaths.append(now)
-        while self._deaths and self._deaths[0] < now - self._death_window:
-            self._deaths.popleft()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         text = f"worker {worker.index} ended {how}{worker.last_words}"
-        count = len(self._deaths)
-        if count > self._max_deaths:
+        count = self._deaths.add()
+        if count > self._deaths.most:
             if not self.shrinks or not self.num_left:
                 raise RunError(
-                    f"{text}\nThat is death {count} of workers within {self._death_window:g} s, more than "
-                    f"Workers.max_deaths = {self._max_deaths}"
+                    f"{text}\nThat is death {count} of workers within {self._deaths.seconds:g} s, more than "
+                    f"Workers.max_deaths = {self._deaths.most}"
                 )
             self.log(f"{text}\nToo many deaths of workers: the run continues without this one")
             self._deaths.clear()
         else:
             self.log(f"{text}\nIt is restarted")
-            worker.retry_at = now + min(0.1 * 2.0 ** min(worker.failures_in_row, 10), MAX_DELAY)
+            worker.retry_at = time.monotonic() + min(0.1 * 2.0 ** min(worker.failures_in_row, 10), MAX_DELAY)
             worker.failures_in_row += 1
         yield worker, Died()

@@ -51,6 +51,30 @@ class SharedMemory:
         return self._map[:]
 
 
+class Layout:
+    """Places of a list of tensors in one buffer.
+
+    Args:
+      forms: shape and dtype of each tensor.
+
+    Attributes:
+      num_words: length of the buffer in words of 8 bytes.
+    """
+
+    def __init__(self, forms: Sequence[tuple[tuple[int, ...], torch.dtype]]):
+        self._parts, size = [], 0
+        for shape, dtype in forms:
+            end = size + int(np.prod(shape)) * dtype.itemsize
+            self._parts.append((size, end, dtype, shape))
+            size += -(-(end - size) // ALIGNMENT) * ALIGNMENT
+        self.num_words = size // 8
+
+    def split(self, words: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the tensors as views of a buffer `[num_words]` int64."""
+        data = words.view(torch.uint8)
+        return [data[begin:end].view(dtype).view(shape) for begin, end, dtype, shape in self._parts]
+
+
 class Block:
     """`count` copies of a list of tensors in one shared memory.
 
@@ -65,17 +89,11 @@ class Block:
     """
 
     def __init__(self, forms: Sequence[tuple[tuple[int, ...], torch.dtype]], count: int, fd: int | None = None):
-        offsets, stride = [], 0
-        for shape, dtype in forms:
-            offsets.append(stride)
-            size = int(np.prod(shape)) * dtype.itemsize
-            stride += -(-size // ALIGNMENT) * ALIGNMENT
+        layout = Layout(forms)
+        stride = 8 * layout.num_words
         self.memory = SharedMemory(stride * count, fd)
-        self.copies = [
-            [self.memory.tensor(k * stride + offset, *form) for offset, form in zip(offsets, forms)]
-            for k in range(count)
-        ]
-        self.words = [self.memory.tensor(k * stride, (stride // 8,), torch.int64) for k in range(count)]
+        self.words = [self.memory.tensor(k * stride, (layout.num_words,), torch.int64) for k in range(count)]
+        self.copies = [layout.split(words) for words in self.words]
 
 
 class SharedWeights:
@@ -112,9 +130,10 @@ class SharedWeights:
         return int(self._newest[0])
 
     @torch.no_grad()
-    def publish(self, version: int) -> None:
-        """Publishes the values of the tensors under the next number."""
-        number = self.newest + 1
+    def publish(self, version: int, number: int | None = None) -> None:
+        """Publishes the values of the tensors under a number above `newest`; None: the next one."""
+        if number is None:
+            number = self.newest + 1
         *targets, last = self._block.copies[number % 2]
         for target, tensor in zip(targets, self._tensors):
             target.copy_(tensor)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from alfish import nest, specs
@@ -52,11 +53,21 @@ class Slots:
 
     def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
         """Returns views of the rows and the records in a segment's slot."""
-        experience, records = nest.unflatten(self._structure, self._block.copies[segment.slot])
-        version = torch.full(experience.time_step.env_id.shape[1:], segment.version, dtype=torch.int64)
-        count = segment.num_records
-        records = nest.map(lambda leaf: leaf[:count].numpy(), records)._replace(infos=segment.infos)
-        return experience._replace(policy_version=version), records
+        return rows_and_records(segment, self._structure, self._block.copies[segment.slot])
+
+    def words(self, slot: int) -> np.ndarray:
+        """Returns a view of a whole slot `[W]` int64; see `Layout`."""
+        return self._block.words[slot].numpy()
+
+
+def rows_and_records(
+    segment: Segment, structure: Any, leaves: Sequence[torch.Tensor]
+) -> tuple[Experience, StepRecords]:
+    """Returns the rows and the records of a segment from the leaves of its slot. Both are views of the leaves."""
+    experience, records = nest.unflatten(structure, leaves)
+    version = torch.full(experience.time_step.env_id.shape[1:], segment.version, dtype=torch.int64)
+    records = nest.map(lambda leaf: leaf[: segment.num_records].numpy(), records)._replace(infos=segment.infos)
+    return experience._replace(policy_version=version), records
 
 
 def example_row(environment: Environment, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int) -> Experience:

@@ -163,7 +163,8 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
         except UsageError as error:
             _end(channel, Refused(str(error)))
         except (Exception, SystemExit) as error:
-            _end(channel, Failed("".join(traceback.format_exception(error))))
+            missing = (error.name or str(error)) if isinstance(error, ImportError) else ""
+            _end(channel, Failed("".join(traceback.format_exception(error)), missing))
 
 
 def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: contextlib.ExitStack) -> None:
