@@ -1,0 +1,5 @@
+"""Workers on the machines of a Ray cluster. Ray is imported when a run connects to a cluster."""
+
+from alfish.unrollers.ray.pool import RayWorkers
+
+__all__ = ["RayWorkers"]

@@ -1,0 +1,195 @@
+"""Connection of the trainer to a Ray cluster.
+
+Ray is imported here and in methods of running pools only, so that alfish works without it.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from alfish.errors import UsageError, first_line
+from alfish.runs.stop_signals import SIGNALS, Interrupted
+
+PROBE_SECONDS = 5.0  # for a TCP connection to a cluster; Ray itself tries for a minute
+START = "`RAY_USAGE_STATS_ENABLED=0 ray start --head --num-cpus=0 --include-dashboard=false`"
+
+
+class Cluster:
+    """A Ray cluster that this process connects to.
+
+    Args:
+      address, code: see `RayWorkers`.
+
+    Raises:
+      UsageError: Ray is not installed.
+    """
+
+    def __init__(self, address: str | None, code: str):
+        if importlib.util.find_spec("ray") is None:
+            raise UsageError("RayWorkers needs the extra 'ray': pip install 'alfish[ray]'")
+        self._address, self._sends_code = address, code == "here"
+        self._owns = False  # this object has connected the process
+
+    def connect(self) -> None:
+        """Connects the process, unless it is connected already.
+
+        Raises:
+          UsageError: there is no such cluster, or its versions of Python or Ray differ.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        if ray.is_initialized():
+            return
+        address = self._address
+        if address == "auto":
+            address = os.environ.get("RAY_ADDRESS") or address
+        if address is not None:
+            _check_address(address)
+        settings: dict[str, Any] = {"runtime_env": {"py_modules": modules_here()}} if self._sends_code else {}
+        if address is None:
+            settings["include_dashboard"] = False
+        try:
+            with handlers_kept():
+                ray.init(address or "local", log_to_driver=False, logging_level=logging.WARNING, **settings)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            if address == "auto" and isinstance(error, ConnectionError):
+                raise UsageError(
+                    f"RayWorkers.address is 'auto', and no Ray cluster runs on this machine; start one with {START}, "
+                    "name the head in RAY_ADDRESS, or bind RayWorkers.address = None to start Ray here"
+                ) from error
+            raise UsageError(f"Ray cannot be used at RayWorkers.address = {address!r}: {error}") from error
+        self._owns = True
+
+    def check_room(self, num_hosts: int, cpus: float) -> None:
+        """Checks that the machines of the cluster have the processor cores for these hosts, when they are idle.
+
+        Args:
+          num_hosts: number of hosts.
+          cpus: processor cores of each, on one machine.
+
+        Raises:
+          UsageError: they have not.
+        """
+        machines = [node.get("CPU", 0.0) for node in _nodes().values()]
+        fitting = sum(math.floor(number / cpus) for number in machines)
+        if fitting < num_hosts:
+            raise UsageError(
+                f"{num_hosts} hosts need {cpus:g} CPUs each (RayWorkers.per_host x cpus_per_worker), and the cluster "
+                f"has room for {fitting}: its machines have {' + '.join(f'{number:g}' for number in machines)} CPUs; "
+                "join machines with `ray start --address=HEAD:6379`, lower AsyncUnroller.num_workers, "
+                "RayWorkers.per_host or cpus_per_worker, or begin with fewer hosts by RayWorkers.min_hosts"
+            )
+
+    def store_bytes(self) -> float:
+        """Returns the size of the object store of this machine."""
+        import ray
+
+        return _nodes()[ray.get_runtime_context().get_node_id()].get("object_store_memory", 0.0)
+
+    def put(self, thing: Any) -> Any:
+        """Returns Ray's reference to a value that several calls receive."""
+        import ray
+
+        return ray.put(thing)
+
+    def actor_class(self, of: type, cpus: float) -> Any:
+        """Returns a class of actors on any machines, which Ray neither restarts nor calls twice."""
+        import ray
+
+        return ray.remote(of).options(
+            num_cpus=cpus if cpus <= 1 else math.ceil(cpus),  # Ray takes fractions of one core only
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+        )
+
+    def close(self) -> None:
+        """Disconnects the process if `connect` has connected it."""
+        if self._owns:
+            import ray
+
+            self._owns = False
+            ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raises UsageError for an address at which there cannot be a cluster. 'auto' and 'local' are Ray's to find."""
+    if address.startswith("ray://"):
+        raise UsageError(
+            f"RayWorkers.address is {address!r}, which is of Ray Client; start the run on a machine of the cluster, "
+            "and name its head as HOST:6379"
+        )
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), PROBE_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"no Ray cluster answers at RayWorkers.address (or RAY_ADDRESS) = {address!r} ({first_line(error)}); start "
+            f"its head with {START}"
+        ) from error
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Restores the handlers of signals that `ray.init` replaces.
+
+    Ray's handler of SIGTERM raises SystemExit. If that happens in the block, the signal is raised again for the
+    restored handler, and `Interrupted` leaves the block. Outside the main thread nothing is replaced.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    interrupted = False
+    try:
+        yield
+    except SystemExit:
+        interrupted = True
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if interrupted:
+        signal.raise_signal(signal.SIGTERM)
+        raise Interrupted
+
+
+def modules_here() -> list[str]:
+    """Returns files and directories of the modules that this process has imported from the working directory.
+
+    Of a package it is the directory of the package. The working directory as a whole would include run directories.
+    """
+    here = Path.cwd().resolve()
+    found = set()
+    for name, module in list(sys.modules.items()):
+        if "." not in name and name != "__main__":
+            found |= {path for path in _paths(module) if path.parent == here}
+    return sorted(map(str, found))
+
+
+def _paths(module: ModuleType) -> list[Path]:
+    """Returns the directories of a package, or the file of a module; empty for modules without files."""
+    packages = getattr(module, "__path__", None)
+    if packages is not None:
+        return [Path(path).resolve() for path in packages]
+    file = getattr(module, "__file__", None)
+    return [Path(file).resolve()] if file and file.endswith(".py") else []
+
+
+def _nodes() -> dict[str, dict[str, float]]:
+    """Returns the resources of each machine that is alive, by Ray's id of the machine."""
+    import ray
+
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}

@@ -1,0 +1,150 @@
+"""The host: an actor of Ray that has workers on one machine.
+
+The actor has one event loop, in which all its methods run. No user's code runs in it: environments and policies are in
+the workers, which are processes that the actor's server forks, as on the trainer's machine.
+"""
+
+import asyncio
+import contextlib
+import os
+
+import numpy as np
+
+from alfish.errors import RunError, UsageError
+from alfish.unrollers.ray.messages import Event, Greeting, HostPlan, Order, Publication, Refusal, Reply, greeting
+from alfish.unrollers.workers.messages import Segment
+from alfish.unrollers.workers.pool import UnimportableError, Workers
+from alfish.unrollers.workers.shared_memory import Block
+
+REPLY_SECONDS = 2.0  # between two replies of a host that has nothing to report
+CHECK_SECONDS = 0.1  # between two looks at workers that are to be restarted or hang
+
+
+class Host:
+    """Workers of one machine. Ray makes an actor of it; all methods are called by the trainer."""
+
+    def __init__(self) -> None:
+        self._workers: Workers
+        self._weights: Block
+        self._orders: list[Order] = []
+        self._published: tuple[Publication, np.ndarray] | None = None
+        self._events: list[Event] = []
+        self._lines: list[str] = []
+        self._awake = asyncio.Event()  # there is something to do
+        self._news = asyncio.Event()  # there is something to report
+
+    async def greet(self) -> Greeting:
+        """Returns machine and versions. The first call."""
+        return greeting()
+
+    async def start(
+        self, plan: HostPlan, first: int, generation: int, publication: Publication, words: np.ndarray
+    ) -> Reply | Refusal:
+        """Starts the workers, and returns the first reply.
+
+        Args:
+          plan: what hosts share.
+          first: index in the run of the host's first worker.
+          generation: see `Plan.part`.
+          publication, words: the present weights.
+        """
+        self._patience = plan.patience
+        self._weights = Block(plan.forms, 1)
+        self._weights.words[0].numpy()[:] = words
+        self._workers = plan.pool(plan.num_workers, **plan.settings)
+        self._workers.log = self._log
+        part = plan.plan.part(first, plan.num_workers, generation)
+        self._workers.start(part, None, self._weights.copies[0], publication.version, publication.number)
+        self._called_at = self._now  # the start took seconds, in which no call was received
+        asyncio.get_running_loop().add_reader(self._workers.fileno(), self._awake.set)
+        self._attending = asyncio.create_task(self._attend())
+        return await self.poll()
+
+    async def tell(
+        self, orders: list[Order], publication: Publication | None = None, words: np.ndarray | None = None
+    ) -> None:
+        """Receives grants, and weights if there are new ones."""
+        self._called_at = self._now
+        self._orders += orders
+        if publication is not None and words is not None:
+            self._published = publication, words
+        self._awake.set()
+
+    async def poll(self) -> Reply | Refusal:
+        """Returns what happened since the reply before: at once if something did, or after `REPLY_SECONDS`."""
+        self._called_at = self._now
+        news = asyncio.create_task(self._news.wait())
+        await asyncio.wait({news, self._attending}, timeout=REPLY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        news.cancel()
+        if self._attending.done() and not self._events:
+            return self._attending.result()
+        self._news.clear()
+        events, self._events = self._events, []
+        lines, self._lines = self._lines, []
+        return Reply(events, lines, self._workers.newest)
+
+    async def keep(self) -> None:
+        """Tells the host that the trainer lives, also while it does not poll."""
+        self._called_at = self._now
+
+    async def activities(self) -> str:
+        """Returns a clause that says what each worker is doing."""
+        return self._workers.activities()
+
+    async def close(self) -> None:
+        """Ends the workers."""
+        self._attending.cancel()
+        asyncio.get_running_loop().remove_reader(self._workers.fileno())
+        self._workers.close()
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _log(self, line: str) -> None:
+        self._lines.append(line)
+        self._news.set()
+
+    async def _attend(self) -> Refusal:
+        """Carries messages between the trainer and the workers until one of them fails for good."""
+        try:
+            while True:
+                self._awake.clear()
+                self._publish()
+                self._grant()
+                self._receive()
+                if self._now - self._called_at > self._patience:
+                    self._end()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._awake.wait(), CHECK_SECONDS)
+        except UnimportableError as error:
+            return Refusal(str(error), by_user=True, missing=error.module)
+        except (RunError, UsageError) as error:
+            return Refusal(str(error), by_user=isinstance(error, UsageError))
+
+    def _publish(self) -> None:
+        published, self._published = self._published, None
+        if published is None:
+            return
+        (number, version), words = published
+        if number > self._workers.newest:  # Ray may deliver two calls in another order
+            self._weights.words[0].numpy()[:] = words
+            self._workers.publish(version, number)
+
+    def _grant(self) -> None:
+        orders, self._orders = self._orders, []
+        for index, generation, grant in orders:
+            worker = self._workers.all[index]
+            if worker.generation == generation:  # else the trainer has not received `Died` yet, and grants again
+                self._workers.grant(worker, grant)
+
+    def _receive(self) -> None:
+        for worker, message in self._workers.wait(0):
+            words = self._workers.words(message) if isinstance(message, Segment) else None
+            self._events.append(Event(worker.index, message, words))
+            self._news.set()
+
+    def _end(self) -> None:
+        """Ends the host: the trainer has ended, or another host has taken its place."""
+        self._workers.close()
+        os._exit(0)

@@ -1,0 +1,83 @@
+"""Messages between the trainer and a host: arguments and results of the methods of `Host`."""
+
+import os
+import platform
+import socket
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from alfish.unrollers.workers.messages import FromWorker, Grant, Plan
+from alfish.unrollers.workers.pool import Workers
+from alfish.unrollers.workers.slots import Form
+
+
+class Greeting(NamedTuple):
+    """A host has a process."""
+
+    machine: str  # name of its machine
+    pid: int
+    versions: dict[str, str]  # of the packages that must be those of the trainer
+
+
+class Publication(NamedTuple):
+    """Numbers of one publication of the weights. Their values travel beside it, as `[W]` int64; see `Layout`."""
+
+    number: int  # see `Grant.publication`; the same on all machines
+    version: int  # `policy_version`
+
+
+class HostPlan(NamedTuple):
+    """All that hosts share."""
+
+    num_workers: int  # of a host
+    pool: type[Workers]
+    settings: dict[str, Any]  # keyword arguments of `pool`
+    plan: Plan  # of the run
+    forms: list[Form]  # shape and dtype of each tensor of the weights
+    patience: float  # seconds without a call of the trainer, after which a host ends itself
+
+
+class Order(NamedTuple):
+    """A grant to one process of a host."""
+
+    worker_index: int  # in the host
+    generation: int  # of the process in the host; a successor does not receive the grant
+    grant: Grant  # with a slot of the host
+
+
+class Event(NamedTuple):
+    """A message of a worker."""
+
+    worker_index: int  # in the host
+    message: FromWorker
+    words: np.ndarray | None = None  # of a `Segment`: its slot `[W]` int64, see `Layout`
+
+
+class Reply(NamedTuple):
+    """All that happened in a host since the reply before."""
+
+    events: list[Event]
+    lines: list[str]  # for the user
+    newest: int  # number of the newest publication that workers can read
+
+
+class Refusal(NamedTuple):
+    """The host ends, because one of its workers has failed in a way that a restart cannot mend."""
+
+    text: str
+    by_user: bool  # the user has to correct a mistake
+    missing: str = ""  # the module that could not be imported
+
+
+def versions() -> dict[str, str]:
+    """Returns versions that must be equal on all machines, because pickles and the policy's numbers depend on them."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "alfish": metadata.version("alfish"), "torch": torch.__version__.partition("+")[0]}
+
+
+def greeting() -> Greeting:
+    """Returns the greeting of this process."""
+    return Greeting(socket.gethostname(), os.getpid(), versions())

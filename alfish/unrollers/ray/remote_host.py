@@ -1,0 +1,173 @@
+"""The trainer's side of a host."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from alfish.unrollers.ray.messages import Greeting, Order, Publication
+from alfish.unrollers.workers.messages import Grant
+
+ANSWER_SECONDS = 2.0  # for an answer beside the replies
+UNHEARD = 1000  # processes of a worker that may have begun in a host that died, and that no reply told of
+
+
+class RemoteWorker:
+    """A worker in a host.
+
+    Attributes:
+      index: in the run.
+      generation: number of processes before the present one, those of earlier hosts included.
+      started: whether the process has built and reset its environments.
+    """
+
+    def __init__(self, index: int, host: "RemoteHost"):
+        self.index, self.host = index, host
+        self.generation = 0
+        self.started = False
+
+
+class RemoteHost:
+    """The workers of one host: its present actor, and the state that outlives it.
+
+    Attributes:
+      index: of the host in the run.
+      workers: the workers, by index in the host.
+      answer: Ray's reference to the result of the outstanding call; there always is one.
+      asked_at: monotonic time of this call.
+      greeting: None: the actor has not answered yet, for example because there is no room for it.
+      sent, sent_at: number and monotonic time of the last weights that were sent.
+      newest: number of the newest weights that its workers can read, as of the last reply.
+      is_overdue: whether the last check found that the host is silent for too long.
+    """
+
+    def __init__(self, index: int, count: int):
+        self.index = index
+        self.workers = [RemoteWorker(index * count + place, self) for place in range(count)]
+        self.actor: Any = None  # before `request`
+        self.greeting: Greeting | None = None
+        self._first_generation = 0  # of the present actor's workers
+        self._orders: list[Order] = []
+
+    def __str__(self) -> str:
+        return f"host {self.index}" + (f" on {self.greeting.machine}" if self.greeting else "")
+
+    @property
+    def first(self) -> int:
+        """Index in the run of the first worker."""
+        return self.workers[0].index
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether there are grants to send."""
+        return bool(self._orders)
+
+    @property
+    def needs(self) -> int:
+        """Number of the newest weights that a grant to send names; 0: none does."""
+        return max((order.grant.publication or 0 for order in self._orders), default=0)
+
+    def request(self, actor_class: Any) -> None:
+        """Asks Ray for an actor. Returns at once; the actor starts where and when there is room."""
+        self.greeting = None
+        self.sent = self.newest = 0
+        self.actor = actor_class.remote()
+        self._expect(self.actor.greet.remote())
+
+    def begin(self, greeting: Greeting, plan: Any, publication: Publication, words: Any) -> None:
+        """Starts the workers; see `Host.start`. The plan is Ray's reference to a `HostPlan`."""
+        self.greeting = greeting
+        self._note(publication)
+        self._expect(self.actor.start.remote(plan, self.first, self._first_generation, publication, words))
+
+    def poll(self) -> None:
+        """Asks for the next reply."""
+        self._expect(self.actor.poll.remote())
+
+    def grant(self, worker: RemoteWorker, grant: Grant) -> None:
+        """Collects a grant for the next `send`."""
+        place = worker.index - self.first
+        self._orders.append(Order(place, worker.generation - self._first_generation, grant))
+
+    def send(self, publication: Publication | None, words: Any) -> None:
+        """Sends the grants, and weights if there are new ones; see `Host.tell`."""
+        orders, self._orders = self._orders, []
+        if publication is not None:
+            self._note(publication)
+        self.actor.tell.remote(orders, publication, words)
+
+    def keep(self) -> None:
+        """Tells the host that the trainer lives."""
+        if self.greeting is not None:
+            self.actor.keep.remote()
+
+    def activities(self) -> str:
+        """Returns a clause that says what its workers are doing."""
+        if self.greeting is None:
+            return "has not started; it may wait for room in the cluster"
+        import ray
+
+        try:
+            return str(ray.get(self.actor.activities.remote(), timeout=ANSWER_SECONDS))
+        except ray.exceptions.RayError:
+            return "does not answer"
+
+    def leave(self) -> None:
+        """Gives up the actor. Its answers are not received any more, and its workers count as dead."""
+        if self.actor is None:
+            return
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # the actor may be dead already
+            ray.kill(self.actor)
+        self._orders.clear()
+        self._first_generation = max(worker.generation for worker in self.workers) + UNHEARD
+        for worker in self.workers:
+            worker.generation, worker.started = self._first_generation, False
+
+    def _note(self, publication: Publication) -> None:
+        self.sent, self.sent_at = publication.number, time.monotonic()
+
+    def _expect(self, answer: Any) -> None:
+        self.answer, self.asked_at, self.is_overdue = answer, time.monotonic(), False
+
+
+class Keeper:
+    """Thread that tells hosts that the trainer lives, also while it evaluates or trains for minutes.
+
+    Args:
+      hosts: the hosts.
+      period: seconds between two calls.
+    """
+
+    def __init__(self, hosts: Sequence[RemoteHost], period: float):
+        self._hosts, self._period = hosts, period
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(target=self._run, name="keeper of Ray hosts", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, if it runs."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period):
+            for host in self._hosts:
+                host.keep()
+
+
+def end_all(hosts: Sequence[RemoteHost], timeout: float) -> None:
+    """Asks hosts to end their workers, and waits for them for `timeout` seconds and a little more."""
+    if not hosts:
+        return
+    import ray
+
+    closing = [host.actor.close.remote() for host in hosts]
+    ray.wait(closing, num_returns=len(closing), timeout=timeout + ANSWER_SECONDS)
