@@ -3,7 +3,9 @@
 Runs are trained from the copy, so that a gin file may be edited while they are under way.
 """
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
 from alfish.errors import UsageError
 from alfish.parameters.description import CONFIG_FILE
+from alfish.runs import files
 from alfish.runs.checkpoints import RUN_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.sweeps.run_state import EVALUATION
@@ -34,11 +37,11 @@ class Base(NamedTuple):
     seed: int
 
     @classmethod
-    def read(cls, files: Sequence[str], bindings: Sequence[str], variants: Iterable[Sequence[str]]) -> "Base":
+    def read(cls, gin_files: Sequence[str], bindings: Sequence[str], variants: Iterable[Sequence[str]]) -> "Base":
         """Reads a configuration, checks it with the bindings of each variant, and builds a trainer of the first one.
 
         Args:
-          files, bindings: as `reading.read` takes them.
+          gin_files, bindings: as `reading.read` takes them.
           variants: bindings by which runs will differ, as `PPO.gamma=0.98`; at least one variant.
 
         Raises:
@@ -47,10 +50,10 @@ class Base(NamedTuple):
         variants = list(variants)
         with reading.preserved(), process_preserved(), messages.without_chain():
             for variant in variants:
-                reading.read(files, [*bindings, *variant])
+                reading.read(gin_files, [*bindings, *variant])
             # On the CPU, because this process would keep its share of a GPU's memory as long as it runs.
             built = [*bindings, *variants[0], "Trainer.device='cpu'"]
-            with configured_run(Path(BASE), files, built, makes_directory=False) as trainer:
+            with configured_run(Path(BASE), gin_files, built, makes_directory=False) as trainer:
                 trainer.close()
             names = [listener.name for listener in trainer.listeners if isinstance(listener, Evaluate)]
             if EVALUATION not in names:
@@ -59,7 +62,7 @@ class Base(NamedTuple):
                     f"{EVALUATION!r}"
                 )
             operative_text = trainer.directory.config[reading.OPERATIVE_FILE]
-            reading.read(files, bindings)
+            reading.read(gin_files, bindings)
             return cls(reading.text(), operative_text, trainer.seed)
 
     def write(self, directory: Path) -> None:
@@ -71,6 +74,26 @@ class Base(NamedTuple):
     def difference(self, directory: Path) -> str:
         """Returns the lines by which the copy in a directory differs, budgets included; '' if there are none."""
         return differences.difference((directory / BASE / CONFIG_FILE).read_text(), self.text, with_budget=True)
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Creates the directory of a group of runs, and keeps other commands out of it; removes it if it remains empty.
+
+    Raises:
+      UsageError: another command is at work there.
+    """
+    make_directory(directory)
+    holder = threading.Event()  # any object that a weak reference may refer to
+    unlock = files.lock(directory, holder)
+    if unlock is None:
+        raise UsageError(f"another command is at work in {directory}; wait for its end, or choose another --root_dir")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            directory.rmdir()
+        unlock()
 
 
 def gin_file(directory: Path) -> str:

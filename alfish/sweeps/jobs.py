@@ -126,6 +126,11 @@ class LocalJobs:
             os.close(self._lifeline)
 
 
+def num_cores() -> int:
+    """Returns the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(group, signal.SIGKILL)

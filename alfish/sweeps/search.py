@@ -1,0 +1,154 @@
+"""The parameters that a sweep varies, and the values that each may take.
+
+    NAME=grid(...)         each of these values; with other samplers, any of them
+    NAME=choice(...)       any of these values
+    NAME=uniform(a, b)     a number between a and b
+    NAME=log(a, b)         a positive number whose logarithm is uniform
+    NAME=int(a, b)         an integer, both ends included
+
+NAME is a parameter as in a gin file, and values of grid and choice are written as there: `grid('relu', 'tanh')`.
+Everywhere else in this room a value is its gin text, so that a table, a file and a command show the same.
+"""
+
+import io
+import math
+import re
+import tokenize
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from alfish.errors import UsageError
+
+LISTS = ("grid", "choice")
+RANGES = ("uniform", "log", "int")
+FORMS = "grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b)"
+DIGITS = 6  # significant ones of a drawn number, so that people can copy it
+
+
+class Parameter(NamedTuple):
+    """A parameter that a sweep varies.
+
+    Attributes:
+      name: as in a gin file, such as `Learner.learning_rate`.
+      kind: one of LISTS and RANGES.
+      items: the values of a list, or the two ends of a range, as gin texts.
+    """
+
+    name: str
+    kind: str
+    items: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(self.items)})"
+
+    @property
+    def is_range(self) -> bool:
+        return self.kind in RANGES
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of a range."""
+        low, high = map(float, self.items)
+        return low, high
+
+    def draw(self, generator: np.random.Generator) -> str:
+        """Returns a random value."""
+        if not self.is_range:
+            return self.items[generator.integers(len(self.items))]
+        low, high = self.ends
+        if self.kind == "int":
+            return str(generator.integers(int(low), int(high), endpoint=True))
+        if self.kind == "log":
+            return self.text(math.exp(generator.uniform(math.log(low), math.log(high))))
+        return self.text(generator.uniform(low, high))
+
+    def text(self, value: float) -> str:
+        """Returns the gin text of a number of the range, rounded to `DIGITS`."""
+        if self.kind == "int":
+            return str(int(value))
+        low, high = self.ends
+        return repr(min(max(float(f"{value:.{DIGITS}g}"), low), high))
+
+    def distribution(self) -> Any:
+        """Returns Optuna's distribution."""
+        from optuna import distributions
+
+        if not self.is_range:
+            return distributions.CategoricalDistribution(self.items)
+        low, high = self.ends
+        if self.kind == "int":
+            return distributions.IntDistribution(int(low), int(high))
+        return distributions.FloatDistribution(low, high, log=self.kind == "log")
+
+    def number(self, text: str) -> float | str:
+        """Returns a value as `distribution` has it."""
+        return text if not self.is_range else int(text) if self.kind == "int" else float(text)
+
+
+def parse(arguments: Sequence[str]) -> tuple[Parameter, ...]:
+    """Returns the parameters of `--search` arguments.
+
+    Raises:
+      UsageError: there is none, one is no search, a range is upside down, or a parameter is named twice.
+    """
+    if not arguments:
+        raise UsageError("--search is missing: name what is varied, as in --search='PPO.gamma=grid(0.95, 0.99)'")
+    found = tuple(map(_parse_one, arguments))
+    names = [parameter.name for parameter in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--search names {name} {names.count(name)} times; give all of its values once")
+    return found
+
+
+def corners(parameters: Sequence[Parameter]) -> list[list[str]]:
+    """Returns bindings in which each value of a list and each end of a range occurs, those of each trial's kind."""
+    first = [parameter.items[0] for parameter in parameters]
+    points = [first]
+    for k, parameter in enumerate(parameters):
+        points += [[*first[:k], item, *first[k + 1 :]] for item in parameter.items[1:]]
+    return [[f"{one.name}={value}" for one, value in zip(parameters, point)] for point in points]
+
+
+def _parse_one(argument: str) -> Parameter:
+    said = f"--search={argument}"
+    match = re.fullmatch(r"\s*([\w./]+)\s*=\s*(\w+)\((.*)\)\s*", argument, re.DOTALL)
+    if match is None or match[2] not in (*LISTS, *RANGES):
+        raise UsageError(f"{said} is no search: write NAME={FORMS}")
+    name, kind, inner = match.groups()
+    items = _split(inner, said)
+    if name == "Trainer.seed":
+        raise UsageError(f"{said}: seeds are repetitions of a trial; write --seeds=3 for three of each")
+    if kind in LISTS:
+        if not items or len(set(items)) < len(items):
+            raise UsageError(f"{said}: {kind}(...) takes one or more different values")
+        return Parameter(name, kind, items)
+    number = r"[-+]?\d+" if kind == "int" else r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?"
+    if len(items) != 2 or not all(re.fullmatch(number, item) for item in items):
+        raise UsageError(f"{said}: {kind}(a, b) takes two {'integers' if kind == 'int' else 'numbers'}")
+    low, high = map(float, items)
+    if low >= high:
+        hint = f"write {kind}({items[1]}, {items[0]})" if low > high else "one value is a binding: --gin_param"
+        raise UsageError(f"{said}: the range is {'upside down' if low > high else 'empty'}; {hint}")
+    if kind == "log" and low <= 0:
+        raise UsageError(f"{said}: log(a, b) takes positive numbers; uniform(a, b) takes others")
+    return Parameter(name, kind, items)
+
+
+def _split(text: str, said: str) -> tuple[str, ...]:
+    """Returns the parts of a text between the commas outside of brackets and quotes."""
+    parts, depth, start = [], 0, 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text.replace("\n", " ")).readline):
+            if token.type != tokenize.OP:
+                continue
+            depth += (token.string in "([{") - (token.string in ")]}")
+            if token.string == "," and depth == 0:
+                parts.append(text[start : token.start[1]])
+                start = token.end[1]
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise UsageError(f"{said}: its values are not gin ({error.args[0]})") from error
+    last = text[start:]
+    return tuple(part.strip() for part in [*parts, *([last] if last.strip() else [])])

@@ -1,0 +1,171 @@
+"""Trials of a sweep, as their runs' directories show them.
+
+A trial is one setting of the searched parameters, trained by one run or, with several seeds, by one run for each seed.
+The directory of a run is a run of `alfish train` like any other. Beside its files, the sweep writes:
+
+    trial.json   before the run starts: number, bindings and seed, and which trials were complete when it was proposed
+    pruned       the evaluation after which the run was stopped
+    failed       why the run cannot go on; without this file it is tried again
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from alfish.runs.files import make_directory, write_atomically
+from alfish.sweeps.run_state import RunState
+
+TRIAL = "trial.json"
+PRUNED = "pruned"
+
+State = Literal["running", "complete", "pruned", "failed"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a trial.
+
+    Attributes:
+      state: what `alfish train` has written so far.
+      seed: `Trainer.seed`.
+      pruned_at: clock of the evaluation after which it was stopped; None: it was not pruned.
+    """
+
+    state: RunState
+    seed: int
+    pruned_at: int | None
+
+    @classmethod
+    def read(cls, directory: Path, seed: int) -> "Run":
+        pruned = directory / PRUNED
+        pruned_at = json.loads(pruned.read_text())["clock"] if pruned.is_file() else None
+        return cls(RunState.read(directory), seed, pruned_at)
+
+    def value(self, last: int) -> float | None:
+        """Returns the mean of the last evaluations' means, or that of the evaluation at which the run was pruned."""
+        return self.state.means[self.pruned_at] if self.pruned_at is not None else self.state.value(last)
+
+    def returns(self, last: int) -> list[float]:
+        """Returns those of all episodes from which `value` is computed."""
+        evaluations = self.state.evaluations
+        clocks = list(evaluations)[-last:] if self.pruned_at is None else [self.pruned_at]
+        return [value for clock in clocks for value in evaluations[clock]]
+
+    def failure(self, last: int) -> str | None:
+        """Returns why the run has no value; None: it has one, or is not over."""
+        if self.state.failure is not None or not self.state.is_done:
+            return self.state.failure
+        value = self.value(last)
+        return "has no evaluation" if value is None else None if math.isfinite(value) else "has no finite value"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial.
+
+    Attributes:
+      number: of the trial, from 0.
+      bindings: gin texts of the searched parameters.
+      seen: numbers of the trials that were complete when this one was proposed.
+      runs: one for each seed.
+      last: number of evaluations at the end of a run whose mean is its value.
+    """
+
+    number: int
+    bindings: Mapping[str, str]
+    seen: tuple[int, ...]
+    runs: tuple[Run, ...]
+    last: int
+
+    @cached_property
+    def state(self) -> State:
+        """'running' until a run has failed or was pruned, or all are done; the first of these runs decides."""
+        for run in self.runs:
+            if run.failure(self.last) is not None:
+                return "failed"
+            if run.pruned_at is not None:
+                return "pruned"
+        return "complete" if all(run.state.is_done for run in self.runs) else "running"
+
+    @property
+    def failure(self) -> str | None:
+        """Why the trial failed; None: it did not."""
+        return next((words for run in self.runs if (words := run.failure(self.last)) is not None), None)
+
+    @property
+    def values(self) -> list[float]:
+        """One value for each run of a complete trial, the value of the pruned run of a pruned one, else none."""
+        if self.state == "pruned":
+            runs = [next(run for run in self.runs if run.pruned_at is not None)]
+        else:
+            runs = list(self.runs) if self.state == "complete" else []
+        return [value for run in runs if (value := run.value(self.last)) is not None]
+
+    @property
+    def value(self) -> float | None:
+        """Mean of `values`; None: there is none."""
+        return math.fsum(self.values) / len(self.values) if self.values else None
+
+    @property
+    def steps(self) -> int | None:
+        """Clock of the evaluation that `value` ends with; None: there is no value."""
+        if self.state == "pruned":
+            return next(run.pruned_at for run in self.runs if run.pruned_at is not None)
+        return max(max(run.state.evaluations) for run in self.runs) if self.values else None
+
+
+class Trials:
+    """The trials in the directory of a sweep.
+
+    Args:
+      directory: of the sweep.
+      seeds: `Trainer.seed` of each run of a trial.
+      last: as in `Trial`.
+    """
+
+    def __init__(self, directory: Path, seeds: Sequence[int], last: int):
+        self._directory, self._seeds, self._last = directory, seeds, last
+        self._over: dict[int, Trial] = {}  # trials that have ended; they are read once
+
+    def read(self) -> list[Trial]:
+        """Returns the trials, by number."""
+        numbers = {int(path.parent.name.partition("-")[0]) for path in self._directory.glob(f"[0-9]*/{TRIAL}")}
+        trials = [self._over.get(number) or self._read_one(number) for number in sorted(numbers)]
+        self._over = {trial.number: trial for trial in trials if trial.state != "running"}
+        return trials
+
+    def forget(self, number: int) -> None:
+        """Makes the next `read` read a trial again that has ended."""
+        self._over.pop(number, None)
+
+    def write(self, number: int, bindings: Mapping[str, str], seen: Sequence[int]) -> Trial:
+        """Writes a new trial, or the rest of one whose writer was killed; returns it."""
+        for directory, seed in self._places(number):
+            content = {"trial": number, "bindings": dict(bindings), "seed": seed, "seen": list(seen)}
+            make_directory(directory)
+            write_atomically(directory / TRIAL, json.dumps(content, indent=2) + "\n")
+        return self._read_one(number)
+
+    def _read_one(self, number: int) -> Trial:
+        places = self._places(number)
+        paths = [directory / TRIAL for directory, _ in places]
+        content = json.loads(next(path for path in paths if path.is_file()).read_text())
+        if not all(path.is_file() for path in paths):
+            return self.write(number, content["bindings"], content["seen"])
+        runs = tuple(Run.read(directory, seed) for directory, seed in places)
+        return Trial(number, content["bindings"], tuple(content["seen"]), runs, self._last)
+
+    def _places(self, number: int) -> list[tuple[Path, int]]:
+        """Returns directory and seed of each run of a trial."""
+        if len(self._seeds) == 1:
+            return [(self._directory / f"{number:03d}", self._seeds[0])]
+        return [(self._directory / f"{number:03d}-{k}", seed) for k, seed in enumerate(self._seeds)]
+
+
+def mark_pruned(run: Run, clock: int) -> None:
+    """Writes that a run was pruned after its evaluation at `clock`."""
+    write_atomically(run.state.directory / PRUNED, json.dumps({"clock": clock}) + "\n")
