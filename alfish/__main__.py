@@ -11,6 +11,7 @@ from alfish.errors import RunError, UsageError, exited, printable
 
 SUBCOMMANDS = {
     "train": "train what a gin file describes, or continue a run",
+    "sweep": "train a configuration with many settings, and compare them",
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "play": "play episodes of a run's policy, and film them",
     "record": "record episodes of a run's policy as a data set",

@@ -1,0 +1,133 @@
+"""Trains one configuration with many settings, and compares them.
+
+  alfish sweep --gin_file=ppo_cartpole.gin --root_dir=sweeps/rate --jobs=4 \\
+      --search='learning_rate/Linear.start=log(1e-4, 1e-2)' --search='PPO.gamma=grid(0.98, 0.99)' --seeds=3 --trials=20
+  alfish sweep --root_dir=sweeps/rate            # goes on with it, as it was specified
+  alfish sweep --root_dir=sweeps/rate --show     # table and picture of what there is
+
+--search names a parameter and its values: grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b). If all of them
+are grid(...), each combination is a trial. Otherwise Optuna's TPE proposes them (pip install 'alfish[sweep]'), or
+--sampler=random. With --seeds=3, each trial is three runs with the seeds Trainer.seed, Trainer.seed + 1 and so on, and
+its value is their mean. The value of a run is the mean return of its last evaluation, or of its last --last ones.
+
+Each run is a directory of `alfish train` in --root_dir, and these directories are the only state. Ctrl-C or SIGTERM
+ends the runs with checkpoints, and the same command continues the sweep, also if it was killed. A run that fails is a
+failed trial; remove its file `failed` to try it again. --prune stops runs whose evaluations are below the median of
+others. More --trials extend a sweep that is over.
+
+--ray trains each run on the cluster of Ray whose address is in RAY_ADDRESS, or that was started on this machine. All of
+its machines must see --root_dir under the same path.
+
+At the end, root_dir has trials.csv, and trials.png with the value against each parameter and the curves of all trials.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from alfish.bin import show
+from alfish.configuration.directory import run_directory
+from alfish.errors import UsageError
+
+if TYPE_CHECKING:
+    from alfish.sweeps.jobs import Jobs
+    from alfish.sweeps.specification import Specification
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "gin_param", [], "One binding of all runs, as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
+)
+flags.DEFINE_string("root_dir", None, "Directory of the sweep; created if needed.", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "search", [], "A parameter and its values, as 'PPO.gamma=grid(0.98, 0.99)'; repeatable.", flag_values=FLAGS
+)
+flags.DEFINE_enum(
+    "sampler", None, ["grid", "random", "tpe"], "Default: grid if it can be, else tpe.", flag_values=FLAGS
+)
+flags.DEFINE_integer("sampler_seed", None, "Seed of random and tpe; default: 0.", 0, flag_values=FLAGS)
+flags.DEFINE_integer("seeds", None, "Number of runs of each trial; default: 1.", 1, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "trials", None, "Number of trials; default: 20, or all combinations of a grid.", 1, flag_values=FLAGS
+)
+flags.DEFINE_integer(
+    "last", None, "Number of last evaluations that a value is the mean of; default: 1.", 1, flag_values=FLAGS
+)
+flags.DEFINE_boolean("prune", None, "Stop runs that are worse than the median of others.", flag_values=FLAGS)
+flags.DEFINE_integer("jobs", None, "Number of runs at the same time; default: one for each core.", 1, flag_values=FLAGS)
+flags.DEFINE_boolean("ray", False, "Train the runs on a cluster of Ray.", flag_values=FLAGS)
+flags.DEFINE_boolean(
+    "show", False, "Show table and picture of the sweep as it is, and start nothing.", flag_values=FLAGS
+)
+
+SPECIFIED = ("search", "sampler", "sampler_seed", "seeds", "last", "prune", "trials")
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    if not flag_values.root_dir:
+        raise UsageError("--root_dir is missing: name a directory for the sweep, as in --root_dir=sweeps/rate")
+    directory = run_directory(flag_values.root_dir)
+    from alfish.sweeps.specification import Specification
+
+    if flag_values.show:
+        _show(directory, Specification.read(directory))
+        return 0
+    return _sweep(directory, flag_values)
+
+
+def _sweep(directory: Path, flag_values: flags.FlagValues) -> int:
+    """Runs a sweep, and returns the exit status."""
+    from alfish.runs.stop_signals import StopSignals
+    from alfish.sweeps.base import locked
+    from alfish.sweeps.specification import open_specification
+    from alfish.sweeps.sweep import Sweep
+
+    given = {name: flag_values[name].value for name in SPECIFIED}
+    with locked(directory), StopSignals(lambda: None) as signals:
+        specification = open_specification(directory, flag_values.gin_file, flag_values.gin_param, given)
+        jobs = _jobs(flag_values)
+        try:
+            Sweep(directory, specification, jobs, signals, _log).run()
+        finally:
+            if jobs.running:
+                _log(f"{len(jobs.running)} runs save a checkpoint and end; Ctrl-C ends them at once")
+            jobs.close()
+        if signals.number is not None:
+            _log(f"{signals.name}: stopped; the same command continues")
+            return 128 + signals.number
+        _show(directory, specification)
+        return 0
+
+
+def _jobs(flag_values: flags.FlagValues) -> "Jobs":
+    from alfish.sweeps.jobs import LocalJobs, num_cores
+
+    if flag_values.ray:
+        from alfish.sweeps.ray_jobs import RayJobs
+
+        return RayJobs(flag_values.jobs)
+    return LocalJobs(flag_values.jobs or num_cores())
+
+
+def _show(directory: Path, specification: "Specification") -> None:
+    """Writes trials.csv and the picture, and prints the table."""
+    from alfish.sweeps.plot import PICTURE, write_picture
+    from alfish.sweeps.sweep import trials_of
+    from alfish.sweeps.table import CSV, table, write_csv
+
+    trials = trials_of(directory, specification).read()
+    write_csv(directory, specification, trials)
+    show(table(specification, trials))
+    written = [str(directory / CSV)]
+    try:
+        write_picture(directory, specification, trials)
+        written.append(str(directory / PICTURE))
+    except UsageError as error:  # matplotlib is missing: the table is there all the same
+        _log(str(error))
+    show(f"written: {' and '.join(written)}")
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,97 @@
+"""The picture of a sweep: the value against each parameter, and the curves of all trials."""
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from alfish.errors import UsageError
+from alfish.runs.files import write_atomically
+from alfish.sweeps.search import Parameter
+from alfish.sweeps.specification import Specification
+from alfish.sweeps.trials import Trial
+
+PICTURE = "trials.png"
+COLORS = {"complete": "tab:blue", "pruned": "tab:orange", "running": "tab:gray"}
+BEST = "tab:red"
+
+
+def write_picture(directory: Path, specification: Specification, trials: Sequence[Trial]) -> None:
+    """Writes `trials.png`.
+
+    Raises:
+      UsageError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UsageError(
+            "the picture of a sweep needs the extra 'sweep': pip install 'alfish[sweep]', then --show draws it"
+        ) from error
+    parameters = specification.parameters
+    best = max((one for one in trials if one.state == "complete"), key=lambda one: one.value or -math.inf, default=None)
+    figure = Figure(figsize=(4 * (len(parameters) + 1) + 1, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(parameters) + 1, squeeze=False)[0]
+    for axis, parameter in zip(axes, parameters):
+        _draw_parameter(axis, parameter, trials, best)
+    _draw_curves(axes[-1], trials, best)
+    axes[0].set_ylabel("return of the last evaluation")
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, metadata={"Software": None})
+    write_atomically(directory / PICTURE, picture.getvalue())
+
+
+def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], best: Trial | None) -> None:
+    """Draws the value of each trial against one parameter."""
+    numbers = _numbers(parameter)
+    for state, color in COLORS.items():
+        own = [trial for trial in trials if trial.state == state and trial.value is not None]
+        if own:
+            xs = [numbers(trial.bindings[parameter.name]) for trial in own]
+            axis.scatter(xs, [trial.value for trial in own], s=18, color=color, label=state, alpha=0.8)
+    if best is not None:
+        axis.scatter([numbers(best.bindings[parameter.name])], [best.value], s=70, facecolors="none", edgecolors=BEST)
+    if parameter.kind == "log":
+        low, high = parameter.ends
+        axis.set_xscale("log")
+        axis.set_xlim(low / 1.2, high * 1.2)
+        axis.tick_params("x", which="minor", labelbottom=high < 10 * low)  # over more, these labels would overlap
+    if numbers is not float:
+        axis.set_xticks(range(len(parameter.items)), parameter.items, rotation=20)
+        axis.set_xlim(-0.5, len(parameter.items) - 0.5)
+    axis.set_xlabel(parameter.name)
+    axis.grid(alpha=0.3)
+
+
+def _numbers(parameter: Parameter) -> Any:
+    """Returns the function from gin texts to places on the axis: numbers, or the places of other values in the list."""
+    try:
+        [float(item) for item in parameter.items]
+    except ValueError:
+        return parameter.items.index
+    return float
+
+
+def _draw_curves(axis: Any, trials: Sequence[Trial], best: Trial | None) -> None:
+    """Draws the mean return of each trial over the steps; up to where it was pruned."""
+    for trial in trials:
+        curve = _curve(trial)
+        color = BEST if trial is best else COLORS.get(trial.state, "tab:gray")
+        front = trial is best
+        axis.plot(*zip(*curve), color=color, alpha=1.0 if front else 0.4, linewidth=2 if front else 1, zorder=2 + front)
+    for label, color in [*COLORS.items(), ("best", BEST)]:
+        if label == "best" or any(trial.state == label for trial in trials):
+            axis.plot([], [], color=color, label=label)
+    axis.set_xlabel("steps")
+    axis.legend(fontsize="small")
+    axis.grid(alpha=0.3)
+
+
+def _curve(trial: Trial) -> list[tuple[int, float]]:
+    """Returns the steps at which all of a trial's runs were evaluated, and the mean of their returns."""
+    runs = [run for run in trial.runs if run.state.evaluations]
+    clocks = set.intersection(*(set(run.state.evaluations) for run in runs)) if runs else set()
+    stop = min((run.pruned_at for run in runs if run.pruned_at is not None), default=math.inf)
+    means = [run.state.means for run in runs]
+    return [(clock, math.fsum(one[clock] for one in means) / len(means)) for clock in sorted(clocks) if clock <= stop]

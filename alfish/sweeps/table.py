@@ -1,0 +1,103 @@
+"""Results of a sweep as `trials.csv`, and as a table of the best trials for people."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from alfish.errors import printable
+from alfish.formatting import counted, significant
+from alfish.runs.files import write_atomically
+from alfish.sweeps.specification import Specification
+from alfish.sweeps.trials import Trial
+
+CSV = "trials.csv"
+NUM_SHOWN = 10  # trials of each state in the table for people
+# 97.5 % quantiles of Student's t distribution for 1 to 10 degrees of freedom.
+QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def write_csv(directory: Path, specification: Specification, trials: Sequence[Trial]) -> None:
+    """Writes `trials.csv`: one row for each trial.
+
+    Columns: trial, one for each searched parameter, seeds, state, steps (clock of the last evaluation), mean, ci_low
+    and ci_high (see `interval`), and the reason of a failure.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    names = list(specification.search)
+    rows.writerow(["trial", *names, "seeds", "state", "steps", "mean", "ci_low", "ci_high", "reason"])
+    for trial in trials:
+        low, high = interval(trial)
+        rows.writerow(
+            [
+                trial.number,
+                *(trial.bindings[name] for name in names),
+                " ".join(str(run.seed) for run in trial.runs),
+                trial.state,
+                *("" if value is None else value for value in (trial.steps, trial.value, low, high)),
+                trial.failure or "",
+            ]
+        )
+    write_atomically(directory / CSV, text.getvalue())
+
+
+def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
+    """Returns a 95 % interval of a trial's value: Student's t over its seeds.
+
+    With one seed, a bootstrap over its episodes, which says nothing about other seeds.
+    """
+    if trial.value is None:
+        return None, None
+    if len(trial.values) > 1:
+        freedom = len(trial.values) - 1
+        error = float(np.std(trial.values, ddof=1)) / math.sqrt(len(trial.values))
+        half = _quantile(freedom) * error
+        return trial.value - half, trial.value + half
+    run = next(run for run in trial.runs if run.pruned_at is not None) if trial.state == "pruned" else trial.runs[0]
+    returns = np.array(run.returns(trial.last))
+    draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def table(specification: Specification, trials: Sequence[Trial]) -> str:
+    """Returns the best trials, the best first, those that were pruned or failed, and how many there are of each."""
+    names = list(specification.search)
+    rows = [["trial", *names, "state", "steps", "mean", "95 % interval"]]
+    left_out, reasons = [], []
+    for state in ("complete", "pruned", "running", "failed"):
+        own = [trial for trial in trials if trial.state == state]
+        own.sort(key=lambda trial: -(trial.value if trial.value is not None else -math.inf))
+        rows += [_cells(trial, names) for trial in own[:NUM_SHOWN]]
+        reasons += [
+            f"trial {trial.number} failed: {printable(trial.failure)}" for trial in own[:NUM_SHOWN] if trial.failure
+        ]
+        if len(own) > NUM_SHOWN:
+            left_out.append(f"{counted(len(own) - NUM_SHOWN, f'{state} trial')} more")
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, *reasons, *([f"and {', '.join(left_out)}: see {CSV}"] if left_out else [])])
+
+
+def _cells(trial: Trial, names: Sequence[str]) -> list[str]:
+    low, high = interval(trial)
+    mean = "" if trial.value is None else significant(trial.value)
+    between = "" if low is None or high is None else f"[{significant(low)}, {significant(high)}]"
+    steps = "" if trial.steps is None else f"{trial.steps:,}"
+    return [str(trial.number), *(trial.bindings[name] for name in names), trial.state, steps, mean, between]
+
+
+def _quantile(freedom: int) -> float:
+    """Returns the 97.5 % quantile of Student's t distribution.
+
+    Beyond the table by the first terms of its expansion around the normal quantile (Abramowitz & Stegun, 26.7.5), which
+    are right to 0.01.
+    """
+    if freedom <= len(QUANTILES):
+        return QUANTILES[freedom - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

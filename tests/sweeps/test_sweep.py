@@ -1,0 +1,336 @@
+"""Sweeps with runs that cost nothing: what is started, pruned and told, and that a kill changes nothing."""
+
+import csv
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from alfish.errors import UsageError
+from alfish.runs.stop_signals import StopSignals
+from alfish.sweeps.jobs import OUTPUT, Ended
+from alfish.sweeps.plot import PICTURE, write_picture
+from alfish.sweeps.specification import FILE, Specification, open_specification
+from alfish.sweeps.sweep import Sweep, trials_of
+from alfish.sweeps.table import CSV, interval, table, write_csv
+from alfish.sweeps.trials import PRUNED, TRIAL
+
+SPECIFICATION = Specification(
+    search={"a.x": "uniform(0, 1)", "a.kind": "choice('one', 'two')"},
+    sampler="random",
+    sampler_seed=3,
+    seeds=[5],
+    last=1,
+    prune=False,
+    trials=12,
+)
+BUDGET, PERIOD = 400, 100
+
+
+class Killed(BaseException):
+    pass
+
+
+class Jobs:
+    """Runs whose curves are known functions of their bindings. Each `wait` gives every run one more evaluation.
+
+    Args:
+      size: as in `Jobs`.
+      calls: of methods until `Killed` is raised; None: for ever.
+    """
+
+    def __init__(self, size=1, calls=None):
+        self.size, self._calls = size, calls
+        self._arguments, self._stopped = {}, set()
+        self.started, self.most = [], 0
+
+    @property
+    def running(self):
+        return list(self._arguments)
+
+    def start(self, directory, arguments):
+        self._live()
+        assert not (directory / "done").exists() and not (directory / PRUNED).exists()
+        assert (directory / TRIAL).is_file() and directory not in self._arguments
+        self._arguments[directory] = arguments
+        self.started.append(directory.name)
+        self.most = max(self.most, len(self._arguments))
+
+    def stop(self, directory):
+        self._live()
+        self._stopped.add(directory)
+
+    def wait(self, timeout):
+        self._live()
+        ended = []
+        for directory, arguments in list(self._arguments.items()):
+            status = 143 if directory in self._stopped else evaluate(directory, arguments)
+            if status is not None:
+                ended.append(Ended(directory, status))
+                del self._arguments[directory]
+        return ended
+
+    def close(self):
+        pass
+
+    def _live(self):
+        if self._calls is not None:
+            self._calls -= 1
+            if self._calls < 0:
+                raise Killed
+
+
+def evaluate(directory, arguments):
+    """Writes the next evaluation of a run; returns its exit status, or None while it runs."""
+    words = dict(argument.removeprefix("--gin_param=").split("=", 1) for argument in arguments[1:])
+    x, seed = float(words["a.x"]), int(words["Trainer.seed"])
+    if x > 0.95:
+        (directory / OUTPUT).write_text("alfish train: loss or gradient was not finite\n")
+        return 1
+    (directory / "eval").mkdir(exist_ok=True)
+    clock = PERIOD * (1 + len(list((directory / "eval").iterdir())))
+    if clock <= BUDGET:
+        value = (1 - abs(x - 0.6)) * clock + seed + (words["a.kind"] == "'one'")
+        rows = f"episode,seed,return,length\n0,0,{value!r},1\n1,1,{value + 1!r},1\n"
+        (directory / "eval" / f"evaluation-{clock:012d}.csv").write_text(rows)
+        return None
+    (directory / "done").write_text("{}")
+    return 0
+
+
+def run(directory, specification=SPECIFICATION, jobs=None, log=lambda line: None):
+    """Runs a sweep without a configuration; returns its table."""
+    directory.mkdir(exist_ok=True)
+    jobs = jobs or Jobs()
+    Sweep(directory, specification, jobs, StopSignals(lambda: None), log).run()
+    trials = trials_of(directory, specification).read()
+    write_csv(directory, specification, trials)
+    return (directory / CSV).read_text()
+
+
+def rows(text):
+    return list(csv.DictReader(text.splitlines()))
+
+
+def test_every_trial_is_trained_with_its_bindings_and_seed_and_told_in_the_table(tmp_path):
+    jobs = Jobs()
+    found = rows(run(tmp_path / "s", jobs=jobs))
+    assert jobs.started == [f"{k:03d}" for k in range(12)] and jobs.most == 1
+    for row in found:
+        content = json.loads((tmp_path / "s" / f"{int(row['trial']):03d}" / TRIAL).read_text())
+        assert content["bindings"] == {"a.x": row["a.x"], "a.kind": row["a.kind"]} and content["seed"] == 5
+        assert row["seeds"] == "5"
+        if row["state"] == "complete":
+            expected = (1 - abs(float(row["a.x"]) - 0.6)) * BUDGET + 5.5 + (row["a.kind"] == "'one'")
+            assert float(row["mean"]) == pytest.approx(expected) and row["steps"] == str(BUDGET)
+            assert float(row["ci_low"]) <= float(row["mean"]) <= float(row["ci_high"])
+        assert (row["state"] == "failed") == (float(row["a.x"]) > 0.95)
+
+
+def test_a_trial_that_fails_has_its_sentence_in_the_table_and_the_others_go_on(tmp_path):
+    specification = dataclasses.replace(SPECIFICATION, sampler_seed=1, trials=30)
+    found, lines = rows(run(tmp_path / "s", specification)), []
+    failed = [row for row in found if row["state"] == "failed"]
+    assert failed and len(failed) < 10 and len(found) == 30
+    for row in failed:
+        assert row["reason"] == "loss or gradient was not finite" and not row["mean"] and float(row["a.x"]) > 0.95
+    # It is not tried again, until its marker is removed.
+    jobs = Jobs()
+    run(tmp_path / "s", specification, jobs, lines.append)
+    assert not jobs.started and lines == ["30 trials of 30 are over already"]
+    name = f"{int(failed[0]['trial']):03d}"
+    (tmp_path / "s" / name / "failed").unlink()
+    run(tmp_path / "s", specification, jobs)
+    assert jobs.started == [name]
+
+
+def test_so_many_jobs_run_at_a_time_and_the_table_is_the_same(tmp_path):
+    jobs = Jobs(3)
+    assert run(tmp_path / "three", jobs=jobs) == run(tmp_path / "one")
+    assert jobs.most == 3
+
+
+def test_a_trial_of_several_seeds_is_several_runs_and_their_mean(tmp_path):
+    specification = dataclasses.replace(SPECIFICATION, seeds=[5, 6, 10], trials=2)
+    jobs = Jobs()
+    found = rows(run(tmp_path / "s", specification, jobs))
+    assert jobs.started == ["000-0", "000-1", "000-2", "001-0", "001-1", "001-2"]
+    for row in found:
+        expected = (1 - abs(float(row["a.x"]) - 0.6)) * BUDGET + 7.5 + (row["a.kind"] == "'one'")
+        assert float(row["mean"]) == pytest.approx(expected) and row["seeds"] == "5 6 10"
+        # Student's t with two degrees of freedom: 4.303 x 2.6458 / sqrt(3).
+        assert float(row["ci_high"]) - float(row["mean"]) == pytest.approx(6.573, abs=0.001)
+
+
+def test_the_value_may_be_the_mean_of_several_evaluations(tmp_path):
+    specification = dataclasses.replace(SPECIFICATION, last=3, trials=1)
+    row = rows(run(tmp_path / "s", specification))[0]
+    expected = (1 - abs(float(row["a.x"]) - 0.6)) * 300 + 5.5 + (row["a.kind"] == "'one'")
+    assert float(row["mean"]) == pytest.approx(expected)
+
+
+def test_more_trials_extend_a_sweep(tmp_path):
+    short = run(tmp_path / "s", dataclasses.replace(SPECIFICATION, trials=5))
+    whole = run(tmp_path / "s")
+    assert whole.startswith(short) and whole == run(tmp_path / "other")
+
+
+def test_a_pruned_run_is_stopped_and_its_value_is_that_of_the_evaluation(tmp_path):
+    specification = dataclasses.replace(SPECIFICATION, prune=True, trials=20)
+    lines = []
+    found = rows(run(tmp_path / "s", specification, log=lines.append))
+    pruned = [row for row in found if row["state"] == "pruned"]
+    complete = [row for row in found if row["state"] == "complete"]
+    assert 3 <= len(pruned) <= 12 and len(complete) >= 5
+    for row in pruned:
+        directory = tmp_path / "s" / f"{int(row['trial']):03d}"
+        assert not (directory / "done").exists() and int(row["steps"]) < BUDGET
+        assert json.loads((directory / PRUNED).read_text()) == {"clock": int(row["steps"])}
+        assert f"Trial {row['trial']} was pruned at {row['steps']} steps" in lines
+
+
+@pytest.mark.parametrize("prune", [False, True])
+@pytest.mark.parametrize("seeds", [[5], [5, 6]])
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_sweep_that_is_killed_at_any_moment_equals_an_uninterrupted_one(tmp_path, sampler, seeds, prune):
+    specification = dataclasses.replace(SPECIFICATION, sampler=sampler, seeds=seeds, prune=prune, trials=14)
+    expected = run(tmp_path / "whole", specification)
+    draw = random.Random(len(seeds) + 2 * prune)
+    kills = 0
+    while True:
+        try:
+            found = run(tmp_path / "killed", specification, Jobs(calls=draw.randrange(1, 25)))
+            break
+        except Killed:
+            kills += 1
+    assert kills > 3
+    assert found == expected
+    states = {row["state"] for row in rows(found)}
+    assert ("pruned" in states) == prune
+
+
+@pytest.mark.parametrize("prune", [False, True])
+def test_with_several_jobs_a_kill_changes_nothing_either_where_nothing_depends_on_the_order(tmp_path, prune):
+    """A random draw depends on nothing; pruning on what had been seen, which trial.json keeps."""
+    specification = dataclasses.replace(SPECIFICATION, prune=prune)
+    run(tmp_path / "s", specification, Jobs(3))
+    expected = (tmp_path / "s" / CSV).read_text()
+    for _ in range(3):
+        assert run(tmp_path / "s", specification, Jobs(3)) == expected
+
+
+def test_a_kill_between_two_files_of_a_trial_leaves_no_half_a_trial(tmp_path):
+    specification = dataclasses.replace(SPECIFICATION, seeds=[5, 6], trials=2)
+    expected = run(tmp_path / "whole", specification)
+    (tmp_path / "s" / "000-0").mkdir(parents=True)
+    text = (tmp_path / "whole" / "000-0" / TRIAL).read_text()
+    (tmp_path / "s" / "000-0" / TRIAL).write_text(text)
+    (tmp_path / "s" / "001-1").mkdir()  # before its file was written
+    assert run(tmp_path / "s", specification) == expected
+
+
+def test_a_removed_trial_is_proposed_again_as_it_was(tmp_path):
+    import shutil
+
+    specification = dataclasses.replace(SPECIFICATION, sampler="tpe", trials=14)
+    expected = run(tmp_path / "s", specification)
+    shutil.rmtree(tmp_path / "s" / "012")
+    assert run(tmp_path / "s", specification) == expected
+
+
+def test_a_run_that_ends_without_its_budget_fails(tmp_path):
+    class Stops(Jobs):
+        def wait(self, timeout):
+            return [Ended(self._arguments.popitem()[0], 0)]
+
+    found = rows(run(tmp_path / "s", dataclasses.replace(SPECIFICATION, trials=1), Stops()))
+    assert found[0]["reason"] == "ended before its budget was spent"
+
+
+def test_after_a_signal_nothing_is_started(tmp_path):
+    jobs, signals = Jobs(2), StopSignals(lambda: None)
+
+    def log(line):
+        signals.number = 15
+
+    (tmp_path / "s").mkdir()
+    Sweep(tmp_path / "s", SPECIFICATION, jobs, signals, log).run()
+    assert jobs.started == ["000"]
+
+
+def test_table_and_picture_show_every_state(tmp_path):
+    specification = dataclasses.replace(SPECIFICATION, prune=True, trials=40, sampler_seed=1)
+    run(tmp_path / "s", specification)
+    (tmp_path / "s" / "001" / "done").unlink()
+    (tmp_path / "s" / "001" / PRUNED).unlink(missing_ok=True)
+    trials = trials_of(tmp_path / "s", specification).read()
+    assert {trial.state for trial in trials} == {"complete", "pruned", "failed", "running"}
+    shown = table(specification, trials)
+    best = max((trial for trial in trials if trial.state == "complete"), key=lambda trial: trial.value)
+    assert shown.splitlines()[1].split()[0] == str(best.number)
+    assert "failed: loss or gradient was not finite" in shown and "complete trials more" in shown
+    write_picture(tmp_path / "s", specification, trials)
+    assert (tmp_path / "s" / PICTURE).read_bytes().startswith(b"\x89PNG")
+    # Also of a sweep in which nothing has happened.
+    write_picture(tmp_path / "s", specification, [])
+    assert len(table(specification, []).splitlines()) == 1
+    assert interval(next(trial for trial in trials if trial.state == "failed")) == (None, None)
+
+
+GIVEN = {
+    "search": ["Learner.learning_rate=grid(1e-3, 1e-2)"],
+    **dict.fromkeys(["sampler", "sampler_seed", "seeds", "last", "prune", "trials"]),
+}
+
+
+def opened(directory, toy, bindings=(), **given):
+    return open_specification(directory, [str(toy)] if toy else [], list(bindings), GIVEN | given)
+
+
+def test_a_new_sweep_is_checked_and_then_written(toy, tmp_path):
+    found = opened(tmp_path / "s", toy, ["Trainer.seed=4"], seeds=2)
+    assert found == Specification({"Learner.learning_rate": "grid(1e-3, 1e-2)"}, "grid", 0, [4, 5], 1, False, 2)
+    assert Specification.read(tmp_path / "s") == found
+    for given in ({"search": ["PPO.gama=grid(1)"]}, {"search": ["PPO.gamma=grid(0.9, 2)"]}, {"search": []}):
+        with pytest.raises(UsageError):
+            opened(tmp_path / "other", toy, **given)
+    with pytest.raises(UsageError, match="--gin_file is missing"):
+        opened(tmp_path / "other", None)
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_same_specification_goes_on_and_what_is_left_out_is_as_it_was(toy, tmp_path):
+    directory = tmp_path / "s"
+    first = opened(directory, toy, seeds=2, last=3)
+    assert opened(directory, toy, seeds=2, last=3) == first
+    assert opened(directory, toy) == opened(directory, None, search=[]) == first
+    assert opened(directory, None, search=[], trials=1).trials == 1
+    assert Specification.read(directory).trials == 1
+
+
+@pytest.mark.parametrize(
+    "bindings, given, lines",
+    [
+        ((), {"seeds": 3}, ["- seeds = [0, 1]", "+ seeds = [0, 1, 2]"]),
+        ((), {"sampler": "random"}, ["- sampler = grid", "+ sampler = random"]),
+        ((), {"search": ["PPO.gamma=grid(0.9)"]}, ["{'Learner.learning_rate': 'grid(1e-3, 1e-2)'}", "PPO.gamma"]),
+        (["Trainer.num_env_steps=2001"], {}, ["-Trainer.num_env_steps = 2000", "+Trainer.num_env_steps = 2001"]),
+        (["PPO.gamma=0.5"], {}, ["+PPO.gamma = 0.5"]),
+    ],
+)
+def test_another_specification_is_refused_with_the_difference(toy, tmp_path, bindings, given, lines):
+    directory = tmp_path / "s"
+    opened(directory, toy, seeds=2)
+    before = (directory / FILE).read_text()
+    with pytest.raises(UsageError) as error:
+        opened(directory, toy, bindings, **given)
+    assert all(line in str(error.value) for line in lines) and "another specification" in str(error.value)
+    assert (directory / FILE).read_text() == before
+
+
+def test_a_directory_of_something_else_is_refused(toy, tmp_path):
+    (tmp_path / "run_id").touch()
+    with pytest.raises(UsageError, match="is a run; choose another --root_dir"):
+        opened(Path(tmp_path), toy)
