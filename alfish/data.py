@@ -80,7 +80,8 @@ class LossInfo(NamedTuple):
     # For summaries: [T', N] (averaged over rows that train) or 0-d. The learner detaches these, and the priority.
     extra: dict[str, torch.Tensor] | None = None
     priority: torch.Tensor | None = None  # [T', N], priority of drawing a row again: |TD error|
-    stop: torch.Tensor | None = None  # 0-d bool: skip this update and the rest of the iteration
+    # [T', N]: skip this update and the rest of the iteration, if the mean over the rows that train is positive
+    stop: torch.Tensor | None = None
 
 
 def trainable(step_type: Any) -> Any:

@@ -10,7 +10,7 @@ Rewards, values and discounts are `[T, B]`, or `[T, B, R]` for vector rewards.
 
 import torch
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.data import trainable
 from alfish.losses import masked_mean
 
@@ -71,9 +71,9 @@ def gae(
 
 
 def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns `[T, B]` values scaled to mean 0 and standard deviation 1 over the rows of a `[T, B]` mask."""
-    mean = masked_mean(values, mask)
-    deviation = masked_mean((values - mean).square(), mask).sqrt()
+    """Returns `[T, B]` values scaled to mean 0 and deviation 1 over the rows of a `[T, B]` mask, of all learners."""
+    mean = replicas.mean(masked_mean(values, mask), mask)
+    deviation = replicas.mean(masked_mean((values - mean).square(), mask), mask).sqrt()
     return (values - mean) / (deviation + 1e-8)
 
 

@@ -64,8 +64,8 @@ def check_loss_info(loss_info: LossInfo, owner: object) -> None:
     scalar, stop = loss_info.scalar, loss_info.stop
     if scalar is not None and not isinstance(scalar, Mapping):
         raise UsageError(f"{hook}.scalar {kind_of(scalar)}; it is a dict from a parameter group to its 0-d loss")
-    if stop is not None and (not _is_tensor(stop) or stop.ndim):
-        raise UsageError(f"{hook}.stop {kind_of(stop)}; it is a 0-d bool tensor")
+    if stop is not None and (not _is_tensor(stop) or not stop.ndim):
+        raise UsageError(f"{hook}.stop {kind_of(stop)}; it is a tensor, one number per row")
     losses = loss_info.loss if isinstance(loss_info.loss, Mapping) else {"": loss_info.loss}
     for field, each in (("loss", losses), ("scalar", scalar or {})):
         for name, loss in each.items():

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from alfish import losses
 from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.algorithms.rl_algorithm import UnrollUse
-from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
+from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
@@ -36,7 +36,6 @@ class PPOTarget(NamedTuple):
     target: torch.Tensor  # of the value
     value: torch.Tensor | None  # when the target was computed; for value_clip_range
     policy: Distribution | None  # which drew the action; for target_kl
-    trains: torch.Tensor | None  # bool mask of the rows that train; for target_kl
     extra: dict[str, torch.Tensor]  # for summaries
 
 
@@ -105,7 +104,6 @@ class PPO(ActorCriticAlgorithm):
             target=target,
             value=None if self._value_clip_range is None else value,
             policy=None if self._target_kl is None else policy,
-            trains=None if self._target_kl is None else trainable(step_type),
             extra=extra,
         )
         return experience._replace(info=info)
@@ -123,7 +121,7 @@ class PPO(ActorCriticAlgorithm):
             kl = log_ratio.exp() - 1 - log_ratio  # unbiased and never negative (Schulman, 2020)
             stop = None
             if self._target_kl is not None:
-                stop = losses.masked_mean(rollout.policy.kl(info.policy), rollout.trains) > 1.5 * self._target_kl
+                stop = rollout.policy.kl(info.policy) - 1.5 * self._target_kl
         total = self.total_loss(policy_loss, value_loss, info.policy)
         return total._replace(extra={**(total.extra or {}), **extra, **rollout.extra, "kl": kl}, stop=stop)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import gin
 import torch
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.algorithms.contract import kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Batches, Minibatches
@@ -31,7 +31,7 @@ class EpochBatches(Batches):
     on_policy = True
 
     def __init__(self, num_epochs: PositiveInt | None = None, minibatch_size: PositiveInt | None = None):
-        self._given_epochs, self._minibatch_size = num_epochs, minibatch_size
+        self._given_epochs, self._given_size = num_epochs, minibatch_size
         self._has_checked = False  # whether the result of preprocess_experience was checked
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
@@ -51,8 +51,10 @@ class EpochBatches(Batches):
                 f"Trainer.unroll_length is 1, and the memory of {type(algorithm).__name__} learns across the rows of "
                 "an unroll: take 2 or more (ppo_recall.gin has 32)"
             )
-        rows, size = int(unroll_length) * num_envs, self._minibatch_size
-        self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), size or rows
+        num_envs *= replicas.size()
+        rows, size = int(unroll_length) * num_envs, self._given_size
+        self._minibatch_size = None if size is None else replicas.fraction(size, "EpochBatches.minibatch_size")
+        self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), (size or rows) // replicas.size()
         if size is None:
             return
         if size < 1 or rows % size:
@@ -63,10 +65,12 @@ class EpochBatches(Batches):
                 f"({unroll_length} steps x {num_envs} environments); the nearest that do are "
                 f"{' and '.join(str(n) for n in nearest)}"
             )
-        if self._has_state and size % unroll_length:
+        multiple = int(unroll_length) * replicas.size()
+        if self._has_state and size % multiple:
+            of_learners = "" if replicas.size() == 1 else f" times the number of learners, {multiple}"
             raise UsageError(
                 f"EpochBatches.minibatch_size is {size}; a policy with memory trains on whole sequences, so it must be "
-                f"a multiple of the unroll length {unroll_length}"
+                f"a multiple of the unroll length {unroll_length}{of_learners}"
             )
         self.updates_per_iteration *= rows / size
 

@@ -7,6 +7,7 @@ import gin
 import numpy as np
 import torch
 
+from alfish import replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Minibatches
 from alfish.batches.sequence_sampler import SequenceBatches, SequenceSampler
@@ -53,7 +54,8 @@ class OfflineBatches(SequenceBatches):
         hindsight: Callable[[], HindsightReplay] | None = None,
     ):
         super().__init__(window_length, burn_in)
-        self._make_buffer, self._batch_size, self._num_updates = buffer, batch_size, updates_per_iteration
+        self._make_buffer, self._num_updates = buffer, updates_per_iteration
+        self._batch_size = replicas.fraction(batch_size, "OfflineBatches.batch_size")
         self._sampler, self._hindsight = sampler, hindsight
         self._windows: SequenceSampler | None = None  # see `start`
         self._held: SequenceSampler | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import gin
 
+from alfish import replicas
 from alfish.algorithms.contract import return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Minibatches
@@ -90,8 +91,9 @@ class ReplayBatches(SequenceBatches):
             raise UsageError(
                 f"ReplayBatches.capacity is {capacity}, less than the {warmup_env_steps} steps of warm-up; raise it"
             )
-        self._capacity, self._batch_size, self._state_period = capacity, batch_size, state_period
-        self._num_recorded = 0 if offline is None else _num_recorded(batch_size, offline_fraction)
+        self._capacity = replicas.fraction(capacity, "ReplayBatches.capacity")
+        self._batch_size, self._state_period = replicas.fraction(batch_size, "ReplayBatches.batch_size"), state_period
+        self._num_recorded = 0 if offline is None else _num_recorded(self._batch_size, offline_fraction)
         self._schedule = UpdateSchedule(updates_per_env_step, warmup_env_steps, offline_updates)
         self.warmup_env_steps = warmup_env_steps
         self._sampler, self._hindsight, self.outlasts_acting = sampler, hindsight, not clear_after_use
@@ -116,7 +118,8 @@ class ReplayBatches(SequenceBatches):
                 f"ReplayBatches.capacity is {self._capacity}, too little for one window of {num_rows} rows "
                 f"of each of {num_envs} environments; raise it"
             )
-        self._schedule.first_env_steps = max(self.warmup_env_steps, needed, self._batch_size - self._num_recorded)
+        needed_in_all = replicas.size() * max(needed, self._batch_size - self._num_recorded)
+        self._schedule.first_env_steps = max(self.warmup_env_steps, needed_in_all)
         if math.ceil(unroll_length) > self._capacity // num_envs:
             raise UsageError(
                 f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
@@ -127,15 +130,16 @@ class ReplayBatches(SequenceBatches):
                 f"ReplayBatches.clear_after_use leaves the {unroll_length} rows of an unroll for windows of {num_rows} "
                 f"rows{', which look back' if transforms.look_back else ''}; raise Trainer.unroll_length"
             )
-        self.updates_per_iteration = self._schedule.ratio * unroll_length * num_envs
+        self.updates_per_iteration = self._schedule.ratio * unroll_length * num_envs * replicas.size()
         self.rows_per_update = self._batch_size * (self.window_length - 1)
         device = self._device or algorithm.progress.device
+        directory = None if self._directory is None else replicas.own_directory(self._directory)
         try:
             self.buffer = RingBuffer(
                 self._capacity,
                 num_envs,
                 device,
-                self._directory,
+                directory,
                 transforms.look_back,
                 state_period,
                 keeps_episodes=self._hindsight is not None,

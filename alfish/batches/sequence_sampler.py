@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Batches, Minibatches
 from alfish.data import Batch, StepType
@@ -184,7 +184,8 @@ class SequenceBatches(Batches):
         buffer.check_spaces(environment.observation_space, environment.action_space)
         windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows)
         windows.start(environment)
-        observe(self.transforms, buffer)
+        with replicas.apart():  # all learners have the same data
+            observe(self.transforms, buffer)
         return buffer, windows
 
     def _chunk(self, parts: list[tuple[SequenceSampler, int]], num_updates: int, for_graph: bool) -> Minibatches:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from alfish import replicas
 from alfish.bin import help_texts
 from alfish.configuration.directory import run_directory
 from alfish.errors import RunError, UsageError
@@ -91,11 +92,13 @@ def main(flag_values: flags.FlagValues) -> int:
             )
         )
         if flag_values.throughput_limits:
+            if replicas.size() > 1:
+                raise UsageError("--throughput_limits measures one learner; leave torchrun out")
             from alfish.training.profiler import throughput_limits
 
             print(throughput_limits(trainer))
             return 0
-        if flag_values.profile:
+        if flag_values.profile and replicas.rank() == 0:
             from alfish.training.profiler import Profile
 
             trainer.listeners.append(Profile())
@@ -113,7 +116,7 @@ def _train(trainer: "Trainer") -> int:
     if trainer.interrupted_by is not None:
         trainer.log(f"{trainer.signals.name}: stopped at {trainer.clock.value:,} steps; the same command continues")
         return exit_status(trainer.interrupted_by)
-    if report is None:
+    if report is None and replicas.rank() == 0:
         print(f"{trainer.directory.path} is done: {_end_of(trainer)}", file=sys.stderr)
     return 0
 

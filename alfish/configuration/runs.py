@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from alfish import replicas
 from alfish.configuration import differences, locating, messages, reading
 from alfish.configuration.bindings import Reading
 from alfish.configuration.directory import is_to_change, make_directory, run_directory
@@ -67,11 +68,12 @@ def configured_run(
         built when training starts.
     """
     found = reading.read(files, bindings)
-    is_new = not root_dir.exists()
-    if makes_directory:
-        make_directory(root_dir)
-    saved = root_dir / CONFIG_FILE
     with contextlib.ExitStack() as stack:
+        stack.enter_context(replicas.joined())
+        is_new = not root_dir.exists() and replicas.size() == 1
+        if makes_directory:
+            make_directory(root_dir)
+        saved = root_dir / CONFIG_FILE
         if saved.is_file() and not is_to_change(saved, on_config_change):
             found = stack.enter_context(reading.saved(saved, allow_import))
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from absl import logging
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.batches import Minibatches, take
 from alfish.compiler import torch_internals
 from alfish.compiler.cuda_graphs import RecordedFunction
@@ -15,7 +15,7 @@ from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.data import Batch
 from alfish.errors import RunError
 from alfish.learner.optimizers import CompilableOptimizer
-from alfish.learner.updates import Updates, UpdateStats, extra_sums
+from alfish.learner.updates import Updates, UpdateStats, extra_sums, over_learners
 from alfish.nest import Nest
 from alfish.replay import RingView
 from alfish.runs import random_state
@@ -33,7 +33,7 @@ class CompiledUpdates:
     Args:
       updates: plain updates, which share parameters, optimizers and counters with these.
       precision: see `CompiledFunction`.
-      records: whether to record each graph as a CUDA graph, if it runs on a GPU.
+      records: whether to record each graph as a CUDA graph, if it runs on a GPU and there is one learner.
       log: is called with a line for each new graph.
     """
 
@@ -42,7 +42,7 @@ class CompiledUpdates:
     ):
         self._plain, self._precision = updates, precision
         self._log = log
-        self._records = records and not updates.on_cpu
+        self._records = records and not updates.on_cpu and not replicas.is_joined()
         self._tolerance = 1e-3 if precision == "float32" else 0.1
         self._made: dict[Hashable, _Graph] = {}
         self._last: Any = None  # the last chunk's source
@@ -90,7 +90,7 @@ class CompiledUpdates:
         key = (plain.algorithm.graph_key(), *[leaf.shape for leaf in at], self._layout)
         graph = self._made.get(key)
         if graph is None:
-            graph = self._made[key] = self._make(source, index)
+            graph = self._made[key] = self._make_by_all(source, index)
         total = self._compare(graph, take(source, index), at) if is_checked(graph.num_calls) else None
         graph.num_calls += 1
         coefficients: list[float] = []
@@ -149,6 +149,17 @@ class CompiledUpdates:
             )
         return result
 
+    def _make_by_all(self, source: Batch | RingView, index: Nest) -> "_Graph":
+        """Returns a new graph, once all learners have made theirs; a plain update would wait for one in a graph."""
+        failure: Exception | None = None
+        try:
+            graph = self._make(source, index)
+        except (NotCompilable, torch_internals.TorchChanged) as error:
+            failure = error
+        if any(failed for (failed,) in replicas.gather(failure is not None)):
+            raise failure or NotCompilable("another learner could not compile it")
+        return graph
+
     def _make(self, source: Batch | RingView, index: Nest) -> "_Graph":
         plain, algorithm = self._plain, self._plain.algorithm
         for name, optimizer in plain.optimizers.items():
@@ -166,26 +177,26 @@ class CompiledUpdates:
                 parameters[name] = [view.detach().requires_grad_() for view in views]
                 of_module.update(zip(self._names[name], parameters[name]))
             with torch_internals.reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
-                losses, loss_info = plain.losses(batch)
-                gradients = plain.gradients(losses, parameters)
-            trained[:] = losses
+                means, loss_info = plain.means(batch)
+                gradients = plain.gradients(means, parameters)
+            trained[:] = means.losses
             num_applied, consecutive_skips = tensors["counters"]
             with torch.no_grad():
                 is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)
-                if loss_info.stop is not None:
-                    is_applied = is_applied * ~loss_info.stop
-                    skips = torch.where(loss_info.stop, consecutive_skips, skips)
+                if gradients.stops is not None:
+                    is_applied = is_applied * ~gradients.stops
+                    skips = torch.where(gradients.stops, consecutive_skips, skips)
                 num_applied.add_(is_applied)
                 consecutive_skips.copy_(skips)
                 remaining = iter(coefficients.unbind())
                 for name, optimizer in self._optimizers.items():
                     own = [next(remaining) for _ in range(optimizer.num_coefficients)]
-                    if name in losses:
+                    if name in means.losses:
                         state = tensors["parameters"][name], gradients.by_group[name], tensors["moments"][name]
                         optimizer.apply(*state, own, is_applied)
                 extra = extra_sums(loss_info, batch)
                 priority = plain.priority(loss_info, batch)
-            return {"total": gradients.total, "stop": loss_info.stop, "extra": extra, "priority": priority}
+            return {"total": gradients.total, "stop": gradients.stops, "extra": extra, "priority": priority}
 
         arguments = self._tensors, self._here(self._coefficients), index, source
         function = CompiledFunction(update, arguments, self._precision)
@@ -206,7 +217,8 @@ class CompiledUpdates:
             torch.enable_grad(),
             torch_internals.reparametrize_module(algorithm, buffers, tie_weights=True),
         ):
-            losses, _ = plain.losses(batch)
+            means, _ = plain.means(batch)
+        losses = over_learners(means, {})[0].losses
         expected = torch.stack([loss.detach() for loss in losses.values()])
         copies = [leaf.clone() for leaf in self._leaves]
         coefficients = self._here(torch.ones_like(self._coefficients))

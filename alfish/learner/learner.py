@@ -16,7 +16,7 @@ import gin
 import torch
 from absl import logging
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
 from alfish.batches import Minibatches
 from alfish.compiler.inductor import NotCompilable
@@ -142,9 +142,9 @@ class Learner:
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """Returns the losses and extras of a batch as `train` does, without training; no random state changes."""
         algorithm = self._algorithm
-        with in_eval_mode(algorithm), random_state.preserved():
-            losses, loss_info = self._plain.losses(batch)
-        values = {self._name("loss", name): float(loss) for name, loss in losses.items()}
+        with in_eval_mode(algorithm), random_state.preserved(), replicas.apart():
+            means, loss_info = self._plain.means(batch)
+        values = {self._name("loss", name): float(loss) for name, loss in means.losses.items()}
         sums = extra_sums(loss_info, batch)
         return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}
 
@@ -216,8 +216,10 @@ class Learner:
             self._sum_up()
         if not summarize:
             return {}
-        means = {key: total / count for key, (total, count) in self._sums.items()}
-        self._sums = {}
+        sums, self._sums = self._sums, {}
+        if replicas.is_joined():
+            sums = dict(zip(sums, replicas.total(torch.stack(list(sums.values())))))
+        means = {key: total / count for key, (total, count) in sums.items()}
         read = torch.stack([mean.float() for mean in means.values()]).tolist()
         result = dict(zip(means, read))
         for name, learning_rate in self._learning_rate.items():

@@ -2,6 +2,9 @@
 
 A group's parameters are views of one flat vector. So an optimizer step, a norm and a clip are one operation each, for
 any number of layers. An update reads no value from the device, except one flag on a CPU.
+
+With several learners, means are over the rows of all of them. Means and gradients are multiplied by the number of their
+rows, added up over all learners in one sum, and divided by the sum of these numbers.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.algorithms.contract import check_loss_info, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches, take
@@ -35,12 +38,21 @@ class UpdateStats(NamedTuple):
     priority: torch.Tensor | None = None  # [N], if windows were drawn by priority
 
 
+class Means(NamedTuple):
+    """Means of a batch over its trainable rows."""
+
+    losses: dict[str, torch.Tensor]  # 0-d, of each group
+    stop: torch.Tensor | None  # 0-d, of `LossInfo.stop`
+    num_rows: torch.Tensor | None  # numbers of rows of the losses and of `stop`; None with one learner
+
+
 class Gradients(NamedTuple):
     """Gradients of one batch, with their norms and losses."""
 
     by_group: dict[str, list[torch.Tensor]]  # a flat vector for each dtype, clipped
     total: torch.Tensor  # the groups' losses, then their gradients' norms before clipping
     is_finite: torch.Tensor  # 0-d float32: 1, or 0 where the update must be skipped
+    stops: torch.Tensor | None  # 0-d bool: the algorithm requests a stop; None: it has no limit
 
 
 class Updates:
@@ -84,14 +96,16 @@ class Updates:
         """
         batch = take(chunk.source, index)
         with torch.enable_grad():
-            losses, loss_info = self.losses(batch)
+            means, loss_info = self.means(batch)
+            if means.stop is not None and means.num_rows is None and means.stop > 0:
+                return None  # without gradients; several learners decide by the mean of all their rows, below
             try:
-                if loss_info.stop is not None and bool(loss_info.stop):
-                    return None
-                gradients = self.gradients(losses, {name: group.parameters for name, group in self.groups.items()})
+                gradients = self.gradients(means, {name: group.parameters for name, group in self.groups.items()})
             except Exception:
                 check_loss_info(loss_info, self.algorithm)
                 raise
+        if gradients.stops is not None and means.num_rows is not None and gradients.stops:
+            return None
         is_finite = gradients.is_finite
         self.num_applied += is_finite
         self.consecutive_skips.add_(1).mul_(1 - is_finite)
@@ -103,14 +117,14 @@ class Updates:
             elif is_finite:
                 self.optimizers[name].step(learning_rate[name])
         extra = extra_sums(loss_info, batch) if summarize else {}
-        return UpdateStats(list(losses), gradients.total, extra, self.priority(loss_info, batch))
+        return UpdateStats(list(means.losses), gradients.total, extra, self.priority(loss_info, batch))
 
     def num_consecutive_skips(self) -> int:
         """Returns `consecutive_skips` as a number; waits for the device."""
         return int(self._consecutive_skips)
 
-    def losses(self, batch: Batch) -> tuple[dict[str, torch.Tensor], LossInfo]:
-        """Returns each group's loss, 0-d, and what calc_loss returned."""
+    def means(self, batch: Batch) -> tuple[Means, LossInfo]:
+        """Returns the means of this learner's batch, and what calc_loss returned."""
         algorithm, experience = self.algorithm, batch.experience
         step = algorithm.train_step(experience, experience.state)
         if not isinstance(step, AlgStep):
@@ -119,7 +133,7 @@ class Updates:
         if not isinstance(loss_info, LossInfo):
             raise return_error(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
         try:
-            return self._reduce(loss_info, batch), loss_info
+            return self._means(loss_info, batch), loss_info
         except Exception:
             check_loss_info(loss_info, algorithm)
             raise
@@ -144,23 +158,24 @@ class Updates:
         mean = rows.sum(0) / mask.sum(0).clamp(min=1)
         return LARGEST_FRACTION * rows.amax(0) + (1 - LARGEST_FRACTION) * mean
 
-    def gradients(self, losses: dict[str, torch.Tensor], parameters: Mapping[str, list[Any]]) -> Gradients:
-        """Returns the gradients of each group's loss for the group's `parameters`."""
-        by_group, norms, last = {}, [], list(losses)[-1]
-        for name, loss in losses.items():
+    def gradients(self, means: Means, parameters: Mapping[str, list[Any]]) -> Gradients:
+        """Returns the gradients of each group's loss for the group's `parameters`, of all learners' rows."""
+        by_group, last = {}, list(means.losses)[-1]
+        for name, loss in means.losses.items():
             by_group[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
-            norms.append(_norm(by_group[name]))
-        total = torch.stack([*losses.values(), *norms]).detach()
+        means, by_group = over_learners(means, by_group)
+        norms = [_norm(vectors) for vectors in by_group.values()]
+        total = torch.stack([*means.losses.values(), *norms]).detach()
         is_finite = torch.isfinite(total.sum()).float()
         if self._max_grad_norm is not None:
             for norm, each in zip(norms, by_group.values()):
                 scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
                 for gradient in each:
                     gradient.mul_(scale)
-        return Gradients(by_group, total, is_finite)
+        return Gradients(by_group, total, is_finite, None if means.stop is None else means.stop > 0)
 
-    def _reduce(self, loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
-        """Returns each group's 0-d loss: the mean over trainable rows, with replay's weights, plus its scalar loss."""
+    def _means(self, loss_info: LossInfo, batch: Batch) -> Means:
+        """Returns means over trainable rows: each group's loss, with replay's weights, plus its scalar loss; `stop`."""
         per_row = loss_info.loss if isinstance(loss_info.loss, dict) else {self._only_group(): loss_info.loss}
         losses, weighted = {}, self.algorithm.weighted_losses
         scalar = loss_info.scalar or {}
@@ -169,9 +184,9 @@ class Updates:
                 raise UsageError(
                     f"calc_loss returned a loss for {name!r}; the parameter groups are {list(self.groups)}"
                 )
+        masks = dict.fromkeys(scalar, batch.mask)
         for name, loss in per_row.items():
-            num_rows = len(loss) if loss.ndim else 0
-            mask = batch.mask[:num_rows] if num_rows else batch.mask
+            mask = masks[name] = _mask(batch, loss)
             if loss.shape != mask.shape:
                 raise UsageError(
                     f"calc_loss must return one loss per row: {name!r} has shape {tuple(loss.shape)} for rows of "
@@ -190,7 +205,18 @@ class Updates:
                 )
         if not losses:
             raise UsageError(f"calc_loss returned no loss; the parameter groups are {list(self.groups)}")
-        return losses
+        stop, counted = None, [masks[name] for name in losses]
+        if loss_info.stop is not None:
+            mask = _mask(batch, loss_info.stop)
+            if loss_info.stop.shape != mask.shape:
+                raise UsageError(
+                    f"LossInfo.stop of {type(self.algorithm).__name__} has shape {tuple(loss_info.stop.shape)}; it is "
+                    f"one number for each row of {tuple(mask.shape)}"
+                )
+            stop = masked_mean(loss_info.stop.detach(), mask)
+            counted.append(mask)
+        num_rows = torch.stack([mask.sum() for mask in counted]) if replicas.is_joined() else None
+        return Means(losses, stop, num_rows)
 
     def _only_group(self) -> str:
         if len(self.groups) > 1:
@@ -221,6 +247,31 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
         else:
             sums[name] = torch.stack([value, torch.ones_like(value)])
     return sums
+
+
+def over_learners(means: Means, by_group: dict[str, list[torch.Tensor]]) -> tuple[Means, dict[str, list[torch.Tensor]]]:
+    """Returns means and gradients over the rows of all learners; with one learner, the arguments.
+
+    Args:
+      means: of this learner.
+      by_group: gradients of its losses, in their order; may be empty.
+    """
+    if means.num_rows is None:
+        return means, by_group
+    numbers = torch.stack([*means.losses.values(), *([] if means.stop is None else [means.stop])]).detach()
+    vectors = [(vector, k) for k, vectors in enumerate(by_group.values()) for vector in vectors]
+    parts = [means.num_rows, numbers * means.num_rows, *(vector * means.num_rows[k] for vector, k in vectors)]
+    summed = replicas.total(torch.cat(parts)).split([len(part) for part in parts])
+    num_rows = summed[0].clamp(min=1)
+    numbers = summed[1] / num_rows
+    losses, stop = dict(zip(means.losses, numbers)), None if means.stop is None else numbers[-1]
+    divided = iter((each / num_rows[k]).to(vector.dtype) for each, (vector, k) in zip(summed[2:], vectors))
+    return Means(losses, stop, num_rows), {name: [next(divided) for _ in each] for name, each in by_group.items()}
+
+
+def _mask(batch: Batch, rows: torch.Tensor) -> torch.Tensor:
+    """Returns the mask of the first rows of a batch, as many as `rows` `[T', N]` has."""
+    return batch.mask[: len(rows)] if rows.ndim and len(rows) else batch.mask
 
 
 class Group:

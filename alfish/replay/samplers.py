@@ -11,6 +11,7 @@ import gin
 import numpy as np
 import torch
 
+from alfish import replicas
 from alfish.errors import UsageError
 from alfish.parameters import PositiveFloat, PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer, no_window
@@ -114,13 +115,14 @@ class Uniform(Sampler):
         if self._recent_fraction == 0:
             return
         assert self._recent_rows is not None
-        self._newest = self._recent_rows // buffer.num_envs
+        num_envs = buffer.num_envs * replicas.size()
+        self._newest = self._recent_rows // num_envs
         # Two stored states may be as far apart as the first row of a stretch and the last row of the next one.
         needed = window_length + 2 * (buffer.state_period or 0)
         if self._newest < needed:
             raise UsageError(
-                f"Uniform.recent_rows is {self._recent_rows}, {self._newest} of each of {buffer.num_envs} "
-                f"environments, and windows take {needed}; raise it to {needed * buffer.num_envs}"
+                f"Uniform.recent_rows is {self._recent_rows}, {self._newest} of each of {num_envs} "
+                f"environments, and windows take {needed}; raise it to {needed * num_envs}"
             )
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
@@ -154,6 +156,7 @@ class Prioritized(Sampler):
     p_i is the priority that row i was last given, plus `epsilon`. n is the number of rows that may start a window. A
     new row has the largest p seen so far, at least 1.
 
+    With several learners each has a sum and a number n of its own, which is exact where their replays are equally long.
     Draws are independent of each other. The paper draws one window from each of N equal parts of the sum; that
     stratification would be lost when the windows are split into minibatches.
 
@@ -210,7 +213,7 @@ class Prioritized(Sampler):
         weight = (self._tree.weights(leaf) * (self._count / self._tree.total)) ** -beta
         if self._normalize:
             of_batches = weight.reshape(num_batches, -1)  # a view
-            of_batches /= of_batches.max(1, keepdims=True)
+            of_batches /= self._agreed(of_batches.max(1))[:, None]
         window = column, position, weight.astype(np.float32)
         return SequenceIndex(*(torch.from_numpy(leaf).to(self.buffer.device) for leaf in window))
 
@@ -291,6 +294,14 @@ class Prioritized(Sampler):
         column, position = rows_between(np.maximum(low, self._low), np.minimum(low + count, self._high))
         may_start = self.buffer.may_start(column, position)
         assert np.array_equal(self._priority[self._leaf(column, position)] > 0, may_start)
+
+    def _agreed(self, maxima: np.ndarray) -> np.ndarray:
+        """Returns the largest weights `[K]` of the minibatches of all learners; agrees on the largest priority, too."""
+        if not replicas.is_joined():
+            return maxima
+        *maxima, largest = np.array(replicas.gather(*maxima, self._largest)).max(0)
+        self._largest = np.float32(largest)
+        return np.array(maxima)
 
     def _catch_up(self) -> None:
         """Sets the priorities of overwritten rows to 0, and those of new rows to the largest."""

@@ -45,14 +45,18 @@ class StopSignals:
         return; the process then exits with `exit_status`.
 
     Attributes:
-      number: of the first signal received; None: there was none.
+      received: number of the first signal received; None: there was none.
+      number: number of the signal that ends the run; None: there is none. It is `received`, unless `is_shared`.
+      is_shared: whether other processes must agree that the run ends; they set `number`.
       breakable: whether the main thread may be interrupted at any point. Loops for which the calls of `breaking` are
         too slow set it themselves.
     """
 
     def __init__(self, rescue: Callable[[], None]):
         self._rescue = rescue
+        self.received: int | None = None
         self.number: int | None = None
+        self.is_shared = False
         self.breakable = False
         self._began: float | None = None  # time of a wait after a signal, or of the last attempt to interrupt it
         self._raises = False  # the next call of the handler comes from the watching thread
@@ -66,7 +70,7 @@ class StopSignals:
 
     def check(self) -> None:
         """Raises Interrupted if a signal was received."""
-        if self.number is not None:
+        if self.received is not None:
             raise Interrupted
 
     @contextlib.contextmanager
@@ -81,7 +85,8 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is not threading.main_thread():
             return self
-        self.number, self._began, self._main = None, None, threading.get_ident()
+        self.received = self.number = self._began = None
+        self._main = threading.get_ident()
         self._ended = threading.Event()
         # Written in C when a signal arrives, also while the main thread is in C code and cannot run `_handle`.
         self._arrivals, self._arrive = os.pipe()
@@ -118,8 +123,10 @@ class StopSignals:
         if raises:
             if self.breakable:
                 raise Interrupted
-        elif self.number is None:
-            self.number = number
+        elif self.received is None:
+            self.received = number
+            if not self.is_shared:
+                self.number = number
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import gin
 
+from alfish import replicas
 from alfish.errors import UsageError
 from alfish.formatting import significant
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
@@ -317,7 +318,7 @@ class StopWithoutProgress(_Watcher):
 
 
 def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[Listener]) -> list[Listener]:
-    """Returns the listeners of a run.
+    """Returns the listeners of a run; of several learners, all but the first only save what is their own.
 
     Args:
       listeners: None: evaluation, checkpoints, summaries and the progress bar.
@@ -332,4 +333,4 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
     for listener in together:
         if not isinstance(listener, Listener):
             raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
-    return together
+    return [listener for listener in together if isinstance(listener, CheckpointSaver) or replicas.rank() == 0]

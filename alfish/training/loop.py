@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.batches import ReplayBatches
 from alfish.data import IS_STEP, Experience
 from alfish.errors import UsageError, first_line
@@ -16,6 +16,7 @@ from alfish.offline.spaces import TrainedSpaces
 from alfish.runs.random_state import rng_state, set_rng_state
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import LOOP, Timer
+from alfish.training.agreement import Agreement, Ended, SharedAgreement
 from alfish.training.clock import Clock
 from alfish.training.listener import Report
 from alfish.training.parts import Parts
@@ -39,12 +40,11 @@ class Loop:
       interaction_env_steps: environment steps after which acting ends; None: it never does.
       summary_period: clock steps between two summaries.
 
-    Attributes:
-      is_updating: whether parameters are being changed, so that they must not be saved.
-
     Raises:
       UsageError: acting ends, but the budget or the batches need it.
     """
+
+    _is_of_others = False  # whether another number of learners saved the state that was loaded
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class Loop:
         self._parts, self._clock, self._timer, self._signals = parts, clock, timer, signals
         parts.unroller.log = parts.learner.log = self._log = log
         parts.unroller.check_signals = signals.check
-        self.is_updating = False
+        self._is_updating = False
+        self._agreement = (SharedAgreement if replicas.is_joined() else Agreement)(clock, signals)
         self._device = parts.algorithm.progress.device
         self._progress = nest.host_view(parts.algorithm.progress)
         self._modes = ModeSwitch(parts.algorithm)
@@ -73,10 +74,16 @@ class Loop:
         self._collect_seconds = 0.0  # of this process
         self._at_summary = self._totals()  # totals at the last summary, or at the beginning of this process
 
+    @property
+    def may_save(self) -> bool:
+        """True if the state is whole and may be saved after an error."""
+        return self._agreement.saves_after_errors and not self._is_updating
+
     def iteration(self) -> Report:
         """Makes one iteration: collects rows, makes the updates that are due, and counts."""
         clock, timer = self._clock, self._timer
         began = timer.begin(COLLECT)
+        self._agreement.begin(began)
         self._progress[...] = clock.progress
         experience = self._advance()
         collected = timer.begin(UPDATE)
@@ -85,11 +92,10 @@ class Loop:
         timer.begin(LOOP)
         if experience is not None and self._observes:
             self._observe(experience)
-        self.is_updating = False
+        self._is_updating = False
         clock.iterations += 1
         self._parts.unroller.publish()
-        ended = timer.begin(LOOP)
-        clock.wall_seconds += ended - began
+        self._agreement.pause(timer.begin(LOOP))
         self._collect_seconds += collected - began
         report = self.report()
         if learned:
@@ -111,7 +117,10 @@ class Loop:
             # paused makes up for what a signal kept its listeners from.
             ends = self._clock.stop_reason is not None or self._clock.paused or self._signals.number is not None
             try:
-                report = self.report() if ends else self.iteration()
+                report = self._end() if ends else self.iteration()
+            except Ended:
+                self._parts.unroller.break_off()
+                report = self.report()
             except Interrupted:
                 report = self._broken_off("broke off")
             except Exception as error:
@@ -151,7 +160,11 @@ class Loop:
         self._log(f"Resuming from {checkpoints.directory} at {found:,} steps")
         if needs_rows and found in directory.with_rows() and found < (newest := checkpoints.steps()[-1]):
             self._log(f"The checkpoint at {newest:,} steps is newer, but was saved without the rows of replay")
-        loss = directory.load_rows(found, batches.load_stored)
+        if self._is_of_others:
+            self._log("It was saved by another number of learners: episodes begin anew")
+            loss: str | None = "is of another number of learners"
+        else:
+            loss = directory.load_rows(found, batches.load_stored)
         if loss is not None and isinstance(batches, ReplayBatches):
             num_steps = batches.resume_without_rows(clock.value)
             if self._interaction_env_steps is not None:  # acting may have ended, and without rows nothing trains
@@ -175,6 +188,7 @@ class Loop:
                 "next_summary": self._next_summary,
                 "owes_summary": self._owes_summary,
                 "owed_steps": self._owed_steps,
+                "num_learners": replicas.size(),
             },
             "num_threads": torch.get_num_threads(),
         }
@@ -189,18 +203,28 @@ class Loop:
         parts = self._parts
         load_networks(parts.algorithm, parts.transforms, state, name)
         parts.learner.load_state_dict(state["learner"])
-        if state["unroller"] is not None:  # as older versions left it after an error
-            parts.unroller.load_state_dict(state["unroller"])
         parts.batches.load_state_dict(state["batches"])
-        parts.metrics.load_state_dict(state["metrics"])
-        counters = state["counters"]
+        counters, unroller = state["counters"], state["unroller"]
+        self._is_of_others = counters.get("num_learners", 1) != replicas.size()
+        if not self._is_of_others:
+            parts.metrics.load_state_dict(state["metrics"])
+        elif unroller is not None:
+            unroller = {"policy_version": unroller["policy_version"]}  # of no environments
+        if unroller is not None:  # as older versions left it after an error
+            parts.unroller.load_state_dict(unroller)
         self._clock.load_state_dict(counters)
         self._clock.updates = parts.learner.updates
         self._next_summary, self._owed_steps = counters["next_summary"], counters["owed_steps"]
         self._owes_summary = counters.get("owes_summary", False)  # older versions had none
         self._at_summary = self._totals()
         torch.set_num_threads(state["num_threads"])
-        set_rng_state(state["rng"])
+        if not self._is_of_others or replicas.rank() == 0:
+            set_rng_state(state["rng"])
+
+    def _end(self) -> Report:
+        """Returns the last report of a run that was stopped after its last iteration."""
+        self._agreement.end()
+        return self.report()
 
     def _broken_off(self, what: str) -> Report:
         """Discards the rows of an unroll that a signal interrupted; returns a last report."""
@@ -215,39 +239,43 @@ class Loop:
         rest = batches.rest()
         owed_steps = self._owed_steps + (0 if rest else unroller.unroll_length)
         length = int(owed_steps)
-        experience = None
+        has_acted = self._interaction_env_steps is not None and clock.env_steps >= self._interaction_env_steps
+        if not rest and not has_acted and (length or unroller.drains):
+            experience, steps = self._collect(length)
+        else:
+            experience, steps = None, self._agreement.steps(0)
+        clock.env_steps += steps
         if rest:
             clock.idle += rest
-        elif self._interaction_env_steps is not None and clock.env_steps >= self._interaction_env_steps:
-            clock.idle += length * unroller.num_envs
-        elif length or unroller.drains:
-            experience = self._collect(length)
+        elif has_acted:
+            clock.idle += length * unroller.num_envs * replicas.size()
         self._owed_steps = owed_steps - length
         return experience
 
-    def _collect(self, length: int) -> Experience:
-        """Makes an unroll, counts its steps, and stores its rows."""
-        batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
+    def _collect(self, length: int) -> tuple[Experience, int]:
+        """Makes an unroll and stores its rows; returns it, and the steps of all learners."""
+        batches, unroller = self._parts.batches, self._parts.unroller
         self._modes.switch(training=False)
-        self._signals.breakable = True
-        experience = unroller.unroll(length, batches.acts_at_random(clock.env_steps))
-        self._signals.breakable = False
+        with self._agreement.collecting():
+            self._signals.breakable = True
+            experience = unroller.unroll(length, batches.acts_at_random(self._clock.env_steps))
+            self._signals.breakable = False
         self._timer.begin(METRICS)
         records = unroller.records
         assert records is not None
+        steps = self._agreement.steps(int(np.count_nonzero(IS_STEP.take(records.step_type))))
         seen, taken = records.observation, records.action
         self._parts.metrics.update(records.step_type, records.reward, records.infos, observation=seen, action=taken)
-        clock.env_steps += int(np.count_nonzero(IS_STEP.take(records.step_type)))
         self._timer.begin(STORE)
         batches.add(experience)
-        return experience
+        return experience, steps
 
     def _update(self, summary_is_due: bool) -> dict[str, float]:
         """Makes the updates that are due; returns their scalars if a summary is due."""
         batches, learner = self._parts.batches, self._parts.learner
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)
-        self.is_updating = True
+        self._is_updating = True
         chunks = batches.chunks(self._clock.value, not learner.is_plain)  # plain, too, once it has fallen back
         learned = learner.train(self._timer.each(SAMPLE, chunks), self._owes_summary)
         self._clock.updates = learner.updates
@@ -269,6 +297,7 @@ class Loop:
         """Returns the scalars of a summary, except those of updates."""
         batches, learner, clock = self._parts.batches, self._parts.learner, self._clock
         self._next_summary = (clock.value // self._summary_period + 1) * self._summary_period
+        self.check_equal()
         scalars: dict[str, float] = {}
         if (held := batches.holdout()) is not None:
             scalars |= {f"holdout/{name}": value for name, value in learner.evaluate(held).items()}
@@ -281,6 +310,17 @@ class Loop:
         scalars["time/train_ms"] = 1000 * (wall - collecting) / iterations
         scalars["time/env_steps_per_second"] = env_steps / wall
         return scalars
+
+    def check_equal(self) -> None:
+        """Checks that networks and transforms are the same in all learners.
+
+        Raises:
+          RunError: names what differs.
+        """
+        if replicas.is_joined():
+            modules = {"": self._parts.algorithm, "transforms.": self._parts.transforms}
+            states = ((head + name, leaf) for head, each in modules.items() for name, leaf in each.state_dict().items())
+            replicas.check_equal({name: leaf for name, leaf in states if isinstance(leaf, torch.Tensor)})
 
     def _totals(self) -> tuple[float, ...]:
         """Counters and seconds from which rates are computed."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from alfish import replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.environments import Environment
@@ -68,7 +69,27 @@ class Environments:
 
     def new(self) -> Environment:
         """Returns an environment to train in."""
-        return build(self.make, Environment, "Trainer.environment", seed=self.seed)
+        return build(self.make, Environment, "Trainer.environment", seed=replicas.seed_of(self.seed))
+
+    def part_of(self, environment: Environment) -> Environment:
+        """Returns this learner's part of the environments that it steps itself, in place of all of them.
+
+        Raises:
+          UsageError: the learners cannot divide their number, or the factory makes another number than was asked for.
+        """
+        if replicas.size() == 1:
+            return environment
+        num_envs = replicas.fraction(environment.num_envs, "the number of environments (make_environment.num_envs)")
+        environment.close()
+        seed = replicas.seed_of(self.seed)
+        part = build(self.make, Environment, "Trainer.environment", seed=seed, num_envs=num_envs)
+        if part.num_envs != num_envs:
+            part.close()
+            raise UsageError(
+                f"Trainer.environment made {part.num_envs} environments, and each of {replicas.size()} learners asked "
+                f"for {num_envs}; a factory takes the keyword num_envs"
+            )
+        return part
 
     def evaluator(
         self, parts: Parts, num_episodes: int, num_envs: int, max_length: int | None, **environment_arguments: Any
@@ -117,9 +138,12 @@ def make_parts(
     networks = make_networks(algorithm, transforms, *specs, device)
     source = _make_batches(batches, networks[0])
     collector = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
+    if not collector.drains and replicas.size() > 1:  # those of worker processes are divided by worker
+        environment = environments.part_of(environment)
+        collector = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
     if not source.acts:
         _check_offline(source, collector, budget)
-    collector.bind(environments.make, unroll_length, environments.seed)
+    collector.bind(environments.make, unroll_length, replicas.seed_of(environments.seed))
     if not collector.unroll_length:
         raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
     source.bind(*networks, collector.unroll_length, collector.num_columns)
@@ -131,6 +155,8 @@ def make_parts(
         collector.ignore_infos()
     iterations = _iterations(budget, collector, source)
     trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
+    if replicas.rank():
+        _seed_all(replicas.seed_of(environments.seed))  # from here on; before, all learners made equal parameters
     return Parts(environment, *networks, source, collector, trained, measured)
 
 
@@ -141,7 +167,17 @@ def use_device(name: str, num_threads: int) -> torch.device:
       UsageError: there is no such device.
     """
     torch.set_num_threads(num_threads)
-    return device_named(name)
+    device = device_named(name)
+    if device.type != "cuda" or not replicas.is_joined():
+        return device
+    own, num_gpus = replicas.local_rank(), torch.cuda.device_count()
+    if device.index is not None or own >= num_gpus:
+        raise UsageError(
+            f"Trainer.device is {name!r}; each learner of a machine takes a GPU of its own, of the {num_gpus} here: "
+            "give torchrun as many --nproc-per-node at most, and set the device to 'cuda' or 'cpu'"
+        )
+    torch.cuda.set_device(own)
+    return torch.device("cuda", own)
 
 
 def device_named(name: str) -> torch.device:
@@ -190,7 +226,7 @@ def _check_offline(batches: Batches, unroller: Unroller, budget: Budget) -> None
 def _iterations(budget: Budget, unroller: Unroller, batches: Batches) -> float:
     """Returns the number of iterations that a budget is expected to last."""
     if budget.name == "num_env_steps":
-        return budget.size / (unroller.unroll_length * unroller.num_columns)
+        return budget.size / (unroller.unroll_length * unroller.num_columns * replicas.size())
     if budget.name == "num_updates":
         return budget.size / batches.updates_per_iteration
     if budget.name == "wall_seconds":

@@ -1,18 +1,21 @@
 """A run's directory: its lock, log, configuration, identity and checkpoints."""
 
 import json
+import os
+import shutil
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from alfish import replicas
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.parameters.description import CONFIG_FILE, as_gin
 from alfish.runs import files
 from alfish.runs.checkpoint_file import BrokenCheckpoint
-from alfish.runs.checkpoints import RUN_FILE, Checkpoints, Origin, new_run_id, run_id
+from alfish.runs.checkpoints import RUN_FILE, SUPERSEDED, Checkpoints, Origin, new_run_id, run_id
 from alfish.runs.files import DiskError, write_atomically
 from alfish.runs.provenance import append
 from alfish.runs.run_log import RunLog
@@ -77,8 +80,12 @@ class RunDirectory:
         self._log.close()
         self._unlock()
 
-    def log(self, text: str) -> str:
-        """Writes a line to `log.txt`, once the directory is open; returns the line, with the error if that failed."""
+    def log(self, text: str) -> str | None:
+        """Writes a line to `log.txt`, once the directory is open.
+
+        Returns:
+          The line to print, with the error if writing failed; None: it is not to be printed.
+        """
         try:
             self._log.write(text)
         except DiskError as error:  # the caller still prints the line
@@ -148,11 +155,15 @@ class RunDirectory:
         return None
 
     def begin(self) -> None:
-        """Writes the id of a new run, and removes the file `done`."""
+        """Writes the id of a new run, removes the file `done`, and sets aside what earlier, further learners saved."""
         if run_id(self.path) is None:
             self._set_origin(self.checkpoints.origin.run or new_run_id())
             write_atomically(self.path / RUN_FILE, f"{self.checkpoints.origin.run}\n")
         (self.path / "done").unlink(missing_ok=True)
+        for directory in sorted(self.path.glob("ranks/rank-???"))[replicas.size() - 1 :]:
+            superseded = directory.with_name(directory.name + SUPERSEDED)
+            shutil.rmtree(superseded, ignore_errors=True)
+            os.rename(directory, superseded)
 
     def mark_done(self, clock: Clock) -> None:
         """Writes the file `done`, which marks the run as finished."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import gin
 
+from alfish import replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches
 from alfish.environments import Environment, make_environment
@@ -29,7 +30,7 @@ from alfish.training.loop import Loop
 from alfish.training.notifier import Notifier
 from alfish.training.parts import MAX_THREADS, Environments, make_parts, use_device
 from alfish.training.policy import Policy, load_networks
-from alfish.training.run_directory import RunDirectory
+from alfish.training.shared_directory import own_directory
 from alfish.unrollers import SyncUnroller, Unroller
 
 # The entries of a trainer's state whose kinds are the same in every checkpoint.
@@ -120,7 +121,7 @@ class Trainer:
         self.environment, self.algorithm, self.transforms, self.batches = self._parts[:4]
         self.unroller, self.learner, self.metrics = self._parts[4:]
         self.listeners = checked_listeners(listeners, extra_listeners)
-        self._notifier, self.directory = Notifier(self.listeners), RunDirectory(root_dir, arguments)
+        self._notifier, self.directory = Notifier(self.listeners), own_directory(root_dir, arguments)
         settings = self.log, interaction_env_steps, summary_period
         self._loop = Loop(self._parts, self.clock, self.timer, self.signals, *settings)
 
@@ -297,20 +298,20 @@ class Trainer:
     def log(self, text: str) -> None:
         """Prints a line above the progress bar, and writes it to `log.txt` once the run has started."""
         line = self.directory.log(text)
-        if not self._notifier.show(line):
+        if line is not None and not self._notifier.show(line):
             print(line, file=sys.stderr, flush=True)
 
     def _rescue(self) -> None:
         """Saves the last iteration from another thread, because the main thread does not return."""
         self.log(f"{self.signals.name}: a call that holds the main thread does not return; the process is ended")
-        if not self.is_saved:
+        if not self.is_saved and self._loop.may_save:
             self.unroller.break_off()
             self.save()
             self.log(f"Saved a checkpoint at {self.clock.value:,} steps")
 
     def _save_what_is_whole(self) -> None:
         """Saves the last iteration after an error outside of updates; rows of the unfinished unroll are lost."""
-        if self._loop.is_updating:
+        if not self._loop.may_save:
             return
         self.unroller.break_off()
         try:
@@ -346,9 +347,11 @@ def _announce(trainer: Trainer) -> None:
     """Logs the algorithm, the environment, the size and the budget of the run."""
     environment, budget, parameters = trainer.environment, trainer.clock.budget, trainer.algorithm.parameters()
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    acting = f"{counted(trainer.unroller.num_envs, 'environment')}, " if trainer.batches.acts else ""
+    num_envs = trainer.unroller.num_envs * replicas.size()
+    acting = f"{counted(num_envs, 'environment')}, " if trainer.batches.acts else ""
+    learners = f"{counted(replicas.size(), 'learner')}, " if replicas.is_joined() else ""
     trainer.log(
-        f"{type(trainer.algorithm).__name__} on {environment.name}: {acting}{trained:,} parameters on "
+        f"{type(trainer.algorithm).__name__} on {environment.name}: {learners}{acting}{trained:,} parameters on "
         f"{trainer.device}, Trainer.{budget.name} = {budget.size:,}"
     )
     if environment.lacks_limit:

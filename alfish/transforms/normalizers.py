@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -20,7 +20,10 @@ from alfish.transforms.transform import Transform
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance per entry of all observed rows, in float64. Source: Chan et al., 1979, eq. 2.1."""
+    """Mean and variance per entry of all rows that all learners observed, in float64.
+
+    Source: Chan et al., 1979, eq. 2.1.
+    """
 
     count: torch.Tensor
     mean: torch.Tensor
@@ -41,10 +44,10 @@ class RunningMoments(nn.Module):
         """Adds rows `[N, *shape]` where `mask` `[N]` is True."""
         mask = nest.widened(mask, rows)
         rows = torch.where(mask, rows, 0).double()
-        number = mask.sum().double()
+        number = replicas.total(mask.sum().double())
         safe = number.clamp(min=1)
-        mean = rows.sum(0) / safe
-        squares = torch.where(mask, rows - mean, 0).square().sum(0)
+        mean = replicas.total(rows.sum(0)) / safe
+        squares = replicas.total(torch.where(mask, rows - mean, 0).square().sum(0))
         total = self.count + number
         delta = mean - self.mean
         self.squares += squares + delta.square() * self.count * number / total.clamp(min=1)

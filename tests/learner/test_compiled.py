@@ -810,7 +810,7 @@ def test_a_fallback_amid_a_chunk_goes_on_with_the_minibatch_that_was_due(interpr
 
 def test_a_stop_amid_a_chunk_ends_the_iteration(interpreted):
     def hook(self, loss, experience):
-        too_far = (experience.time_step.reward > 100).any()
+        too_far = (experience.time_step.reward > 100).to(loss.dtype)[: len(loss)]
         return LossInfo(loss, extra={"rows": experience.time_step.observation}, stop=too_far)
 
     def iterations(as_columns):

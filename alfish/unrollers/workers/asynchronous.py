@@ -16,7 +16,7 @@ import gin
 import numpy as np
 import torch
 
-from alfish import nest
+from alfish import nest, replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, StepType
 from alfish.environments import Environment
@@ -108,6 +108,7 @@ class AsyncUnroller(Unroller):
         workers: Callable[[int], Transport] = Workers,
     ):
         super().__init__(environment, algorithm, transforms)
+        num_workers, segments_per_unroll = _own_part(num_workers, segments_per_unroll)
         self._workers, self._ledger = workers(num_workers), SlotLedger(num_workers, slots)
         self._lockstep, self._length = mode == "lockstep", unroll_length or 0  # 0: set by `bind`
         self._check_settings(segments_per_unroll, overwrite_policy_output)
@@ -347,3 +348,11 @@ class AsyncUnroller(Unroller):
                 f"than AsyncUnroller.max_env_errors = {self._max_env_errors}:\n{error.traceback.rstrip()}"
             )
         self.log(f"environment {error.env_id} failed and is replaced:\n{error.traceback.rstrip()}")
+
+
+def _own_part(num_workers: int, segments_per_unroll: int | None) -> tuple[int, int | None]:
+    """Returns this learner's part of the workers and segments of all learners."""
+    own = replicas.fraction(num_workers, "AsyncUnroller.num_workers")
+    if segments_per_unroll is None:
+        return own, None
+    return own, replicas.fraction(segments_per_unroll, "AsyncUnroller.segments_per_unroll")

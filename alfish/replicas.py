@@ -1,0 +1,213 @@
+"""Several learners of one run: the ranks that torchrun started, their sums, and what they agree on.
+
+Rank r of W does what one learner does, with 1/W of the environments and of the rows of each update. What one learner
+sums over rows, several sum over ranks. All ranks make the same calls in the same order; a call waits for all of them.
+
+A program that torchrun did not start is one learner. Then sums are their arguments, and torch.distributed is not
+imported. This is the only room that knows of ranks.
+"""
+
+import contextlib
+import datetime
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alfish.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+# Set by torchrun for each process; without them, the environment variables of a scheduler start one learner.
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# A learner waits while the first one evaluates and saves. A learner that died is noticed at once, by its connection.
+TIMEOUT = datetime.timedelta(hours=2)
+
+_group: "_Group | None" = None
+_is_apart = False
+
+
+class _Group:
+    """The process group of all learners; `sum` is a functional collective, which a graph may contain."""
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as distributed
+        from torch.distributed import _functional_collectives  # noqa: F401, gives the operations below their shapes
+
+        has_gpus = torch.cuda.is_available() and distributed.is_nccl_available()
+        # Numbers of the host travel by gloo also where gradients travel by NCCL.
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=TIMEOUT)
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.leave = distributed.destroy_process_group
+        self._operations: Any = torch.ops._c10d_functional
+        self._name = distributed.group.WORLD.group_name  # type: ignore[union-attr]
+
+    def sum(self, values: "torch.Tensor") -> "torch.Tensor":
+        summed = self._operations.all_reduce(values, "sum", self._name)
+        return self._operations.wait_tensor(summed)
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
+    """Joins the learners that torchrun started, for the duration of the context. Without torchrun it does nothing.
+
+    Raises:
+      UsageError: torchrun would restart learners in a way that cannot succeed.
+    """
+    global _group
+    if _group is not None or not all(name in os.environ for name in VARIABLES):
+        yield
+        return
+    _refuse_shared_store()
+    _group = _Group()
+    try:
+        yield
+        _group.leave()  # after an error the others may wait in a sum, and leaving would wait for them
+    finally:
+        _group = None
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Keeps this learner's sums its own in the context, for what one learner computes alone or all compute alike."""
+    global _is_apart
+    before, _is_apart = _is_apart, True
+    try:
+        yield
+    finally:
+        _is_apart = before
+
+
+def is_joined() -> bool:
+    """Returns True if torchrun started this process, even as the only learner."""
+    return _group is not None and not _is_apart
+
+
+def rank() -> int:
+    """Returns the index of this learner; 0 without torchrun."""
+    return 0 if _group is None else _group.rank
+
+
+def size() -> int:
+    """Returns the number of learners; 1 without torchrun."""
+    return 1 if _group is None else _group.size
+
+
+def local_rank() -> int:
+    """Returns the index of this learner among those of its machine; 0 without torchrun."""
+    return 0 if _group is None else int(os.environ["LOCAL_RANK"])
+
+
+def own_directory(path: str | Path) -> Path:
+    """Returns where this learner keeps what is its own below `path`: `path` itself for rank 0."""
+    return Path(path) / "ranks" / f"rank-{rank():03}" if rank() else Path(path)
+
+
+def total(values: "torch.Tensor") -> "torch.Tensor":
+    """Returns the elementwise sum over all learners, the same bits for each; without others, `values` itself."""
+    return values if _group is None or _is_apart else _group.sum(values)
+
+
+def mean(own: "torch.Tensor", mask: "torch.Tensor") -> "torch.Tensor":
+    """Returns the mean over the rows of all learners; without others, `own` itself.
+
+    Args:
+      own: 0-d mean over the rows of this learner.
+      mask: bool, those rows.
+    """
+    if not is_joined():
+        return own
+    import torch
+
+    num_rows = mask.sum()
+    summed, count = total(torch.stack([own * num_rows, num_rows]))
+    return summed / count.clamp(min=1)
+
+
+def gather(*numbers: float) -> list[list[float]]:
+    """Returns the numbers of all learners, a list for each rank. Numbers are float64."""
+    if _group is None or _is_apart:
+        return [list(numbers)]
+    import torch
+
+    table = torch.zeros(_group.size, len(numbers), dtype=torch.float64)
+    table[_group.rank] = torch.tensor(numbers, dtype=torch.float64)
+    return total(table).tolist()
+
+
+def of_first(text: str) -> str:
+    """Returns the text of rank 0."""
+    own = text.encode()
+    length = int(gather(len(own))[0][0])
+    return bytes(int(code) for code in gather(*own[:length], *[0] * (length - len(own)))[0]).decode()
+
+
+def fraction(count: int, what: str) -> int:
+    """Returns this learner's part of a number of the run, `count / size()`.
+
+    Args:
+      count: of all learners together.
+      what: name of the setting, for the message.
+
+    Raises:
+      UsageError: the learners cannot divide it.
+    """
+    own, rest = divmod(count, size())
+    if rest:
+        nearest = " and ".join(str(n) for n in (own * size(), (own + 1) * size()) if n)
+        raise UsageError(f"{what} is {count}, which {size()} learners cannot divide; they can divide {nearest}")
+    return own
+
+
+def seed_of(seed: int) -> int:
+    """Returns the seed of this learner's environments and noise, from that of the run; rank 0 has the run's."""
+    if rank() == 0:
+        return seed
+    import numpy as np
+
+    return int(np.random.SeedSequence(seed, spawn_key=(2, rank())).generate_state(1)[0] >> 1)
+
+
+def check_equal(tensors: "Mapping[str, torch.Tensor]") -> None:
+    """Checks that tensors have the same bits in all learners.
+
+    Args:
+      tensors: by name.
+
+    Raises:
+      RunError: names the first tensor that differs.
+    """
+    if not is_joined():
+        return
+    checksums = gather(*(_checksum(tensor) for tensor in tensors.values()))
+    for name, of_ranks in zip(tensors, zip(*checksums, strict=True), strict=True):
+        if len(set(of_ranks)) > 1:
+            differing = next(rank for rank, each in enumerate(of_ranks) if each != of_ranks[0])
+            raise RunError(
+                f"{name} differs between learners 0 and {differing}; what changes it from rows, as after_iteration or "
+                "a running mean in a module, must sum them over all learners by alfish.replicas.total"
+            )
+
+
+def _checksum(tensor: "torch.Tensor") -> int:
+    import torch
+
+    content: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(content)
+
+
+def _refuse_shared_store() -> None:
+    """Raises UsageError if restarted learners could find the address of a dead one.
+
+    torchrun shares its own store with the learners where TORCHELASTIC_USE_AGENT_STORE is true (pytorch#135712).
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"):
+        raise UsageError(
+            f"torchrun has --max-restarts={restarts} and shares its store with the learners "
+            "(TORCHELASTIC_USE_AGENT_STORE), where a restarted learner may find the address of a dead one; set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, and use --standalone or --rdzv-backend=c10d"
+        )
