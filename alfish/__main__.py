@@ -12,6 +12,7 @@ from alfish.errors import RunError, UsageError, exited, printable
 SUBCOMMANDS = {
     "train": "train what a gin file describes, or continue a run",
     "sweep": "train a configuration with many settings, and compare them",
+    "population": "train members at once, and replace the worst by copies of the best",
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "play": "play episodes of a run's policy, and film them",
     "record": "record episodes of a run's policy as a data set",

@@ -118,7 +118,7 @@ class Checkpoints:
         if step < 0:
             raise ValueError(f"A checkpoint's steps must be at least 0, got {step}.")
         check_loadable(state)
-        path = self._path(step)
+        path = self.path(step)
         make_directory(self.directory)
         with writing(path):
             self._remove_leftovers()
@@ -187,7 +187,7 @@ class Checkpoints:
           UsageError: if the file cannot be read, or was not saved at `step`.
         """
         self._check_exists(step)
-        return read_header(self._path(step), step)
+        return read_header(self.path(step), step)
 
     def _load_latest(
         self, into: Callable[[Any], Any] | None, config: str | None, mmap: bool, first: Collection[int]
@@ -203,7 +203,7 @@ class Checkpoints:
                 broken.append(error)
                 continue
             for fault in broken:
-                logging.warning("%s; FALLING BACK to %s.", fault, self._path(step).name)
+                logging.warning("%s; FALLING BACK to %s.", fault, self.path(step).name)
             return step, state
         raise UsageError(
             f"None of the {len(steps)} checkpoints in {self.directory} is readable ({broken[0]}); restore the files "
@@ -211,7 +211,7 @@ class Checkpoints:
         )
 
     def _read(self, step: int, into: Callable[[Any], Any] | None, config: str | None, mmap: bool) -> Nest:
-        path = self._path(step)
+        path = self.path(step)
         header, state = read_file(path, step, mmap)
         if self.origin.run is not None and header.run not in (None, self.origin.run):
             raise UsageError(
@@ -235,7 +235,7 @@ class Checkpoints:
     def _supersede(self, step: int) -> None:
         for later in self.steps():
             if later > step:
-                path = self._path(later)
+                path = self.path(later)
                 os.replace(path, path.with_name(path.name + SUPERSEDED))
                 logging.warning("%s is ahead of %d steps: renamed to *%s.", path, step, SUPERSEDED)
 
@@ -250,7 +250,7 @@ class Checkpoints:
             kept.update(step for period, step in first_of_period.items() if period > 0)
         for step in steps:
             if step not in kept:
-                self._path(step).unlink(missing_ok=True)
+                self.path(step).unlink(missing_ok=True)
         for path in sorted(self.directory.glob(f"checkpoint-*.pt{SUPERSEDED}"))[:-NUM_SUPERSEDED]:
             path.unlink(missing_ok=True)
 
@@ -277,7 +277,8 @@ class Checkpoints:
             available = f"there are {steps}" if steps else "there is none"
             raise UsageError(f"There is no checkpoint at {step} steps in {self.directory}; {available}.")
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """Returns the file of the checkpoint at `step`, which need not exist."""
         return self.directory / f"checkpoint-{step:012d}.pt"
 
     @property

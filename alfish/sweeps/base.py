@@ -4,6 +4,7 @@ Runs are trained from the copy, so that a gin file may be edited while they are 
 """
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from alfish.runs import files
 from alfish.runs.checkpoints import RUN_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.sweeps.run_state import EVALUATION
+from alfish.training.clock import Budget
 from alfish.training.listeners import Evaluate
 
 BASE = "base"  # in the directory of a group of runs: the configuration that they share
@@ -30,11 +32,17 @@ class Base(NamedTuple):
       text: in gin's normal form.
       operative_text: with all defaults in force.
       seed: `Trainer.seed`.
+      budget: of a run.
+      iteration_steps: clock steps of one iteration.
+      evaluation_period: clock steps between evaluations; 0: they are at the end only.
     """
 
     text: str
     operative_text: str
     seed: int
+    budget: Budget
+    iteration_steps: int
+    evaluation_period: int
 
     @classmethod
     def read(cls, gin_files: Sequence[str], bindings: Sequence[str], variants: Iterable[Sequence[str]]) -> "Base":
@@ -55,15 +63,17 @@ class Base(NamedTuple):
             built = [*bindings, *variants[0], "Trainer.device='cpu'"]
             with configured_run(Path(BASE), gin_files, built, makes_directory=False) as trainer:
                 trainer.close()
-            names = [listener.name for listener in trainer.listeners if isinstance(listener, Evaluate)]
-            if EVALUATION not in names:
+            evaluations = [listener for listener in trainer.listeners if isinstance(listener, Evaluate)]
+            periods = {listener.name: listener.period for listener in evaluations}
+            if EVALUATION not in periods:
                 raise UsageError(
                     "the runs would not be compared by anything: Trainer.listeners has no @Evaluate() with the name "
                     f"{EVALUATION!r}"
                 )
             operative_text = trainer.directory.config[reading.OPERATIVE_FILE]
             reading.read(gin_files, bindings)
-            return cls(reading.text(), operative_text, trainer.seed)
+            steps = math.ceil(trainer.unroller.unroll_length * trainer.unroller.num_envs)
+            return cls(reading.text(), operative_text, trainer.seed, trainer.clock.budget, steps, periods[EVALUATION])
 
     def write(self, directory: Path) -> None:
         """Writes the copy into the directory of a group of runs."""

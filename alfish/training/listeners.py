@@ -38,7 +38,7 @@ class Evaluate(Listener):
       name: of the files and scalars; several Evaluate listeners need different names.
 
     Attributes:
-      name: the argument.
+      period, name: the arguments.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Evaluate(Listener):
         seed: NonNegativeInt = 0,
         name: str = "evaluation",
     ):
-        self._period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
+        self.period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
         self.name = name
         self._evaluator: Evaluator | None = None
         self._next = period
@@ -65,7 +65,7 @@ class Evaluate(Listener):
         self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        due = self._period and report.clock >= self._next
+        due = self.period and report.clock >= self._next
         # After an interruption, a due evaluation follows the resume.
         if not (due or run.clock.finished) or run.interrupted_by is not None:
             return
@@ -77,8 +77,8 @@ class Evaluate(Listener):
             evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
         self._last = policy
         nominal = self._nominal_clock(run, report)
-        if self._period:
-            self._next = (report.clock // self._period + 1) * self._period
+        if self.period:
+            self._next = (report.clock // self.period + 1) * self.period
         directory = run.directory.path / "eval"
         make_directory(directory)
         write_atomically(directory / f"{self.name}-{nominal:012d}.csv", evaluation.to_csv())
@@ -95,7 +95,7 @@ class Evaluate(Listener):
         name, budget, _ = run.clock.budget
         if name == "num_env_steps" and report.env_steps >= budget:
             return int(budget)
-        return report.clock if run.clock.finished else report.clock // self._period * self._period
+        return report.clock if run.clock.finished else report.clock // self.period * self.period
 
     def close(self) -> None:
         if self._evaluator is not None:

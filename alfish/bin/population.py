@@ -1,0 +1,98 @@
+"""Trains several members at once, and replaces the worst by copies of the best with other settings, again and again.
+
+  alfish population --gin_file=ppo_pendulum.gin --root_dir=pbt/pendulum --jobs=4 --members=8 --generations=10 \\
+      --perturb='Learner.learning_rate=1e-5..1e-2' --gin_param=Evaluate.period=20000 --steps=20000
+  alfish population --root_dir=pbt/pendulum      # goes on with it, as it was specified
+  alfish play --root_dir=pbt/pendulum/best       # the best member of the newest generation
+
+--perturb names a parameter and its bounds. Members begin with random values between them (the logarithm is uniform).
+After each generation of --steps clock steps, a member's value is the mean return of its last evaluation, or of its last
+--last ones. The worst quarter (--share) continues from checkpoints of the best quarter, with each value multiplied by
+0.8 or 1.25. With --gap=2, only a member whose value is worse by 2 standard errors is replaced. --share=0 replaces none.
+
+A member in a generation is a run directory of `alfish train`, such as g003/m2, with its parent and its settings in
+member.json. It is written once, so nobody's progress is lost, and these directories are the only state. Ctrl-C or
+SIGTERM ends the runs with checkpoints, and the same command continues, also if it was killed; after SIGUSR1 the exit
+status is 75. The configuration is that of a run: its budget and schedules span all generations. More --generations of
+the same --steps extend a population. A member that fails is replaced; without --share it ends.
+
+members.csv has the parent, the settings and the value of each member.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from alfish.configuration.directory import run_directory
+from alfish.errors import UsageError
+
+if TYPE_CHECKING:
+    from alfish.sweeps.jobs import Jobs
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "gin_param", [], "One binding of all members, as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
+)
+flags.DEFINE_string("root_dir", None, "Directory of the population; created if needed.", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "perturb", [], "A parameter and its bounds, as 'Learner.learning_rate=1e-5..1e-2'; repeatable.", flag_values=FLAGS
+)
+flags.DEFINE_integer("members", None, "Number of members; default: 8.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("generations", None, "Number of generations; default: 10.", 1, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "steps", None, "Clock steps of a generation; default: num_env_steps / generations.", 1, flag_values=FLAGS
+)
+flags.DEFINE_float(
+    "share", None, "Fraction of members that are replaced after a generation; default: 0.25.", 0, 0.5, flag_values=FLAGS
+)
+flags.DEFINE_float(
+    "gap", None, "Standard errors by which a replaced member must be worse; default: 0.", 0, flag_values=FLAGS
+)
+flags.DEFINE_integer(
+    "last", None, "Number of last evaluations that a value is the mean of; default: 1.", 1, flag_values=FLAGS
+)
+flags.DEFINE_integer("jobs", None, "Number of runs at the same time; default: one for each core.", 1, flag_values=FLAGS)
+flags.DEFINE_boolean("ray", False, "Train the members on a cluster of Ray.", flag_values=FLAGS)
+
+SPECIFIED = ("perturb", "members", "generations", "steps", "share", "gap", "last")
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    if not flag_values.root_dir:
+        raise UsageError("--root_dir is missing: name a directory for the population, as in --root_dir=pbt/ppo")
+    directory = run_directory(flag_values.root_dir)
+    from alfish.runs.stop_signals import StopSignals, exit_status
+    from alfish.sweeps.base import locked
+    from alfish.sweeps.population import Population, open_specification
+
+    given = {name: flag_values[name].value for name in SPECIFIED}
+    with locked(directory), StopSignals(lambda: None) as signals:
+        specification = open_specification(directory, flag_values.gin_file, flag_values.gin_param, given)
+        jobs = _jobs(flag_values)
+        try:
+            Population(directory, specification, jobs, signals, _log).run()
+        finally:
+            if jobs.running:
+                _log(f"{len(jobs.running)} runs save a checkpoint and end; Ctrl-C ends them at once")
+            jobs.close()
+        if signals.number is not None:
+            _log(f"{signals.name}: stopped; the same command continues")
+            return exit_status(signals.number)
+    _log(f"written: {directory / 'members.csv'}; {directory / 'best'} is the best member of the last generation")
+    return 0
+
+
+def _jobs(flag_values: flags.FlagValues) -> "Jobs":
+    from alfish.sweeps.jobs import LocalJobs, num_cores
+
+    if flag_values.ray:
+        from alfish.sweeps.ray_jobs import RayJobs
+
+        return RayJobs(flag_values.jobs)
+    return LocalJobs(flag_values.jobs or num_cores())
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

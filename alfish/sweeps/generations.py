@@ -1,0 +1,244 @@
+"""Generations of a population: the settings of each member, and the member whose checkpoint it continues from.
+
+    g000/m0, g000/m1, ...    run directories of `alfish train`, which stop at `steps`
+    g001/m0, ...             each continues from the last checkpoint of a member of g000, and stops at 2 x `steps`
+
+A run directory is written by one run and never again. It belongs to the population once it has `member.json`, which is
+written last. What a generation does follows from the directories of the one before it and from the specification, so
+it is the same however often it is decided.
+
+Source: Jaderberg et al., 2017, Population based training of neural networks; truncation selection, with generations.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from alfish.errors import UsageError
+from alfish.runs.checkpoints import Checkpoints
+from alfish.runs.files import make_directory, open_atomically, write_atomically, writing
+from alfish.sweeps.run_state import RunState
+from alfish.training.clock import BUDGETS
+
+MEMBER = "member.json"
+FACTORS = (0.8, 1.25)
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+DIGITS = 6  # significant ones of a value, so that people can copy it
+MAX_DRAWS = 20  # of a copy that would equal another member
+OWN = ("seed", "stop_at", *BUDGETS)  # parameters of Trainer that the population sets or relies on
+
+
+class Perturbed(NamedTuple):
+    """A parameter that differs between members.
+
+    Attributes:
+      name: as in a gin file, such as `Learner.learning_rate`.
+      low, high: gin texts of its bounds.
+    """
+
+    name: str
+    low: str
+    high: str
+
+    @classmethod
+    def parse(cls, argument: str) -> "Perturbed":
+        """Returns the parameter of `NAME=LOW..HIGH`.
+
+        Raises:
+          UsageError: the argument has another form, or no value lies between the bounds.
+        """
+        said = f"--perturb={argument}"
+        match = re.fullmatch(rf"\s*([\w./]+)\s*=\s*({NUMBER})\s*\.\.\s*({NUMBER})\s*", argument)
+        if match is None:
+            raise UsageError(f"{said} is not NAME=LOW..HIGH, as in --perturb=PPO.clip=0.1..0.3")
+        found = cls(*match.groups())
+        low, high = found.bounds
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise UsageError(f"{said}: bounds are finite numbers")
+        if low >= high:
+            hint = f"write {found.high}..{found.low}" if low > high else "one value is a binding: --gin_param"
+            raise UsageError(f"{said}: the range is {'upside down' if low > high else 'empty'}; {hint}")
+        if low < 0:
+            raise UsageError(f"{said}: values are multiplied by {FACTORS[0]} or {FACTORS[1]}; LOW is at least 0")
+        owner, _, parameter = found.name.rpartition(".")
+        if owner == "Trainer" and parameter in OWN:
+            raise UsageError(f"{said}: the population itself needs {found.name} to be the same for all members")
+        return found
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return float(self.low), float(self.high)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether values are whole numbers, as both bounds are."""
+        return all(re.fullmatch(r"\d+", end) for end in (self.low, self.high))
+
+    def draw(self, generator: np.random.Generator) -> str:
+        """Returns a random value as gin text; its logarithm is uniform, unless the lower bound is 0."""
+        low, high = self.bounds
+        if low == 0:
+            return self._text(generator.uniform(low, high))
+        return self._text(math.exp(generator.uniform(math.log(low), math.log(high))))
+
+    def perturb(self, text: str, generator: np.random.Generator) -> str:
+        """Returns a value times 0.8 or 1.25, within the bounds; a whole number changes by at least 1."""
+        value, is_up = float(text), bool(generator.integers(2))
+        new = value * FACTORS[is_up]
+        if self.is_whole:
+            new = max(new, value + 1) if is_up else min(new, value - 1)
+        return self._text(new)
+
+    def _text(self, value: float) -> str:
+        low, high = self.bounds
+        if self.is_whole:
+            return str(min(max(round(value), int(low)), int(high)))
+        return repr(min(max(float(f"{value:.{DIGITS}g}"), low), high))
+
+
+class Member(NamedTuple):
+    """A member in one generation.
+
+    Attributes:
+      generation, number: both from 0.
+      parent: name of the member that it continues from; None: it begins with new parameters.
+      bindings: gin texts of the perturbed parameters.
+    """
+
+    generation: int
+    number: int
+    parent: str | None
+    bindings: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Its directory in that of the population, such as 'g003/m2'."""
+        return f"g{self.generation:03d}/m{self.number}"
+
+    def write(self, root: Path) -> "Member":
+        """Creates the run directory, unless it exists; returns the member as it is there.
+
+        Args:
+          root: directory of the population.
+        """
+        path = root / self.name / MEMBER
+        if path.is_file():
+            return self._replace(**json.loads(path.read_text()))
+        make_directory(path.parent)
+        if self.parent is not None:
+            for kind in ("replay", "checkpoints"):  # the newest rows of replay are those of the newest checkpoint
+                saved = Checkpoints(root / self.parent / kind)
+                for newest in saved.steps()[-1:]:
+                    make_directory(path.parent / kind)
+                    _link(saved.path(newest), Checkpoints(path.parent / kind).path(newest))
+        content = {"parent": self.parent, "bindings": dict(self.bindings)}
+        write_atomically(path, json.dumps(content, indent=2) + "\n")
+        return self
+
+
+class Result(NamedTuple):
+    """A member at the end of its generation.
+
+    Attributes:
+      member: the member.
+      value: mean return of its last evaluations; -inf: the member has failed, or the mean is not finite.
+      variance: of `value`, from the episodes of these evaluations; inf: there was one episode.
+    """
+
+    member: Member
+    value: float
+    variance: float
+
+    @classmethod
+    def of(cls, member: Member, state: RunState, last: int) -> "Result":
+        """Returns the result of a member.
+
+        Args:
+          member: the member.
+          state: of its run.
+          last: number of evaluations at the end of the generation that count.
+        """
+        value = None if state.failure is not None else state.value(last)
+        if value is None or not math.isfinite(value):
+            return cls(member, -math.inf, 0.0)
+        used = [np.array(returns) for returns in list(state.evaluations.values())[-last:]]
+        variances = [returns.var(ddof=1) / returns.size if returns.size > 1 else math.inf for returns in used]
+        return cls(member, value, float(sum(variances)) / len(used) ** 2)
+
+    @property
+    def has_failed(self) -> bool:
+        return self.value == -math.inf
+
+    def beats(self, other: "Result", gap: float) -> bool:
+        """Returns True if the values differ by more than `gap` standard errors of their difference."""
+        margin = gap * math.sqrt(self.variance + other.variance) if gap else 0.0
+        return other.has_failed or self.value - other.value > margin
+
+
+def first_generation(num_members: int, perturbed: Sequence[Perturbed], seed: int) -> list[Member]:
+    """Returns members with random values of the perturbed parameters."""
+    generators = [np.random.default_rng([seed, 0, number]) for number in range(num_members)]
+    drawn = [{one.name: one.draw(generator) for one in perturbed} for generator in generators]
+    return [Member(0, number, None, bindings) for number, bindings in enumerate(drawn)]
+
+
+def next_generation(
+    results: Sequence[Result], perturbed: Sequence[Perturbed], seed: int, num_replaced: int, gap: float
+) -> list[Member]:
+    """Returns the members that follow a whole generation.
+
+    Each of the worst `num_replaced`, and each that has failed, continues from one of the best `num_replaced`, with its
+    settings perturbed. All others continue with their own. Without replacement, a member that has failed ends.
+
+    Args:
+      results: of a generation, by number.
+      perturbed: parameters that differ between members.
+      seed: of the population.
+      num_replaced: number of members that are replaced, at most half of them.
+      gap: standard errors by which a member must be worse than the one that replaces it.
+    """
+    ranked = sorted(results, key=lambda result: -result.value)
+    best = [result for result in ranked[:num_replaced] if not result.has_failed]
+    worst = ranked[len(ranked) - num_replaced :]
+    followers = [_follower(result, result) for result in results if not result.has_failed]
+    settings = [(one.parent, one.bindings) for one in followers]  # a copy that equals another member is of no use
+    members = {one.number: one for one in followers}
+    for result in results:
+        if not best or not (result in worst or result.has_failed):
+            continue
+        generator = np.random.default_rng([seed, result.member.generation + 1, result.member.number])
+        for _ in range(MAX_DRAWS):
+            parent = best[generator.integers(len(best))]
+            copy = _follower(result, parent)
+            copy = copy._replace(bindings={p.name: p.perturb(copy.bindings[p.name], generator) for p in perturbed})
+            if (copy.parent, copy.bindings) not in settings:
+                break
+        if parent.beats(result, gap):
+            settings.append((copy.parent, copy.bindings))
+            members[copy.number] = copy
+    return [members[number] for number in sorted(members)]
+
+
+def _follower(result: Result, parent: Result) -> Member:
+    """Returns the member that takes the place of `result`, and continues from `parent` with its settings."""
+    generation, number = result.member.generation + 1, result.member.number
+    return Member(generation, number, parent.member.name, parent.member.bindings)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Makes `target` a hard link of a file that is never written again; a copy, where there are no hard links."""
+    with writing(target):
+        if target.exists():  # from a command that was killed
+            return
+        try:
+            os.link(source, target)
+        except OSError:
+            with open(source, "rb") as read, open_atomically(target) as file:
+                shutil.copyfileobj(read, file)

@@ -1,0 +1,479 @@
+"""Populations: who is replaced by whom, that members are runs like any other, and that a kill changes nothing."""
+
+import csv
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from alfish.__main__ import main
+from alfish.errors import RunError, UsageError
+from alfish.runs.checkpoints import Checkpoints
+from alfish.runs.stop_signals import StopSignals
+from alfish.sweeps.generations import (
+    MEMBER,
+    Member,
+    Perturbed,
+    Result,
+    first_generation,
+    next_generation,
+)
+from alfish.sweeps.jobs import Ended
+from alfish.sweeps.population import BEST, CSV, FILE, Population, Specification, open_specification
+from alfish.sweeps.run_state import FAILED, RunState
+
+RATE = "Learner.learning_rate"
+SPECIFICATION = Specification(
+    perturb={"a.x": "0.001..10", "a.n": "1..64"},
+    seed=3,
+    members=8,
+    generations=6,
+    steps=100,
+    share=0.25,
+    gap=0.0,
+    last=1,
+)
+NOT_GIVEN = dict.fromkeys(("members", "generations", "steps", "share", "gap", "last")) | {"perturb": []}
+
+
+# Values.
+
+
+def test_first_values_are_spread_over_the_range_and_depend_on_the_seed_alone():
+    perturbed = [Perturbed.parse("a.x=1e-5..1e-1"), Perturbed.parse("a.n=1..4"), Perturbed.parse("a.z=0..2")]
+    members = first_generation(400, perturbed, seed=0)
+    assert members == first_generation(400, perturbed, seed=0) != first_generation(400, perturbed, seed=1)
+    x, n, z = (np.array([float(member.bindings[name]) for member in members]) for name in ("a.x", "a.n", "a.z"))
+    assert abs(np.median(np.log10(x)) - -3) < 0.3 and x.min() < 3e-5 and x.max() > 3e-2
+    assert set(n) == {1, 2, 3, 4} and all("." not in member.bindings["a.n"] for member in members)
+    assert abs(np.median(z) - 1) < 0.2 and z.max() <= 2
+    assert all(float(f"{float(member.bindings['a.x']):.6g}") == float(member.bindings["a.x"]) for member in members)
+
+
+def test_values_are_multiplied_within_the_bounds_and_whole_numbers_change_by_at_least_one():
+    generator = np.random.default_rng(0)
+    real, whole = Perturbed.parse("a.x=0.5..10"), Perturbed.parse("a.n=1..64")
+    assert {real.perturb("4.0", generator) for _ in range(50)} == {"3.2", "5.0"}
+    assert {real.perturb("9.0", generator) for _ in range(50)} == {"7.2", "10.0"}
+    assert {real.perturb("0.5", generator) for _ in range(50)} == {"0.5", "0.625"}
+    assert {whole.perturb("2", generator) for _ in range(50)} == {"1", "3"}
+    assert {whole.perturb("40", generator) for _ in range(50)} == {"32", "50"}
+    assert {whole.perturb("64", generator) for _ in range(50)} == {"51", "64"}
+
+
+# Decisions.
+
+
+def result(number, value, x="1.0", variance=0.0, generation=4):
+    return Result(Member(generation, number, None, {"a.x": x}), value, variance)
+
+
+def follow(results, num_replaced=2, gap=0.0, seed=0):
+    return next_generation(results, [Perturbed.parse("a.x=0.001..1000")], seed, num_replaced, gap)
+
+
+def test_the_worst_continue_from_the_best_with_other_settings_and_the_rest_with_its_own():
+    values = [5, 1, 7, 3, 2, 8, 4, 6]
+    results = [result(number, value, str(10.0 * number + 1)) for number, value in enumerate(values)]
+    drawn = set()
+    for seed in range(40):
+        members = follow(results, seed=seed)
+        assert members == follow(results, seed=seed)
+        assert [(member.generation, member.number) for member in members] == [(5, number) for number in range(8)]
+        for member in members:
+            if member.number in (1, 4):
+                assert member.parent in ("g004/m2", "g004/m5")
+                before = results[int(member.parent[-1])].member.bindings["a.x"]
+                drawn.add((member.number, member.parent, round(float(member.bindings["a.x"]) / float(before), 2)))
+            else:
+                assert member.parent == f"g004/m{member.number}"
+                assert member.bindings == results[member.number].member.bindings
+    assert drawn == {(number, f"g004/m{best}", f) for number in (1, 4) for best in (2, 5) for f in (0.8, 1.25)}
+
+
+def test_no_two_members_are_the_same():
+    """Two copies of one member would else have the same settings half of the time, and the same bits."""
+    for seed in range(40):
+        results = [result(0, 9, "1000.0"), result(1, 1), result(2, 8, "1000.0"), result(3, 2)]
+        members = follow(results, seed=seed)
+        assert len({(member.parent, member.bindings["a.x"]) for member in members}) == 4
+
+
+def test_a_gap_is_counted_in_standard_errors():
+    for variance, gap, is_replaced in [(0.5, 0.9, True), (0.5, 1.1, False), (0.0, 1.1, True), (np.inf, 1e-9, False)]:
+        members = follow([result(0, 3.0, variance=variance), result(1, 2.0, variance=variance)], 1, gap)
+        assert (members[1].parent == "g004/m0") == is_replaced
+    equal = follow([result(0, 2.0), result(1, 2.0)], 1)
+    assert [member.parent for member in equal] == ["g004/m0", "g004/m1"]
+
+
+def test_whoever_failed_is_replaced_whatever_the_gap_and_ends_where_none_is_replaced():
+    lost = -np.inf
+    results = [result(0, 1.0, variance=9.0), result(1, lost), result(2, 2.0, variance=9.0), result(3, lost)]
+    assert [member.parent for member in follow(results, 1, gap=3.0)] == [
+        "g004/m0",
+        "g004/m2",
+        "g004/m2",
+        "g004/m2",
+    ]
+    assert [member.number for member in follow(results, 0)] == [0, 2]
+    assert all(member.parent != "g004/m1" for member in follow(results, 2))
+
+
+def test_a_value_is_the_mean_of_the_last_evaluations():
+    state = RunState(Path(), False, None, 300, {100: (1.0, 3.0), 200: (2.0, 6.0), 300: (5.0, 7.0)})
+    member = Member(0, 0, None, {})
+    assert Result.of(member, state, 1) == Result(member, 6.0, 1.0)
+    assert Result.of(member, state, 2) == Result(member, 5.0, (1.0 + 4.0) / 4)
+    assert Result.of(member, state._replace(failure="why"), 1).has_failed
+    assert Result.of(member, state._replace(evaluations={300: (np.nan, 1.0)}), 1).has_failed
+    assert Result.of(member, state._replace(evaluations={300: (1.0,)}), 1).variance == np.inf
+
+
+# Runs that cost nothing.
+
+
+class Killed(BaseException):
+    pass
+
+
+class Runs:
+    """Jobs whose runs write what a run writes: their value depends on all settings of their ancestors.
+
+    Args:
+      generator: of kills, which raise Killed; None: nobody is killed.
+      fails: name of a member that fails.
+    """
+
+    size = 3
+
+    def __init__(self, generator=None, fails=None):
+        self._generator, self._fails, self.running, self.arguments = generator, fails, [], {}
+
+    def start(self, directory, arguments):
+        self.running.append(directory)
+        self.arguments[directory] = arguments
+        self._maybe_kill()
+
+    def _maybe_kill(self):
+        if self._generator is not None and self._generator.random() < 0.1:
+            raise Killed
+
+    def wait(self, timeout):
+        self._maybe_kill()
+        directory = self.running.pop(0)
+        if f"{directory.parent.name}/{directory.name}" == self._fails:
+            return [Ended(directory, 1)]
+        if self._generator is not None and self._generator.random() < 0.2:
+            return [Ended(directory, -9)]
+        settings = dict(one.removeprefix("--gin_param=").split("=", 1) for one in self.arguments[directory][1:-1])
+        stop_at, parent = int(settings["Trainer.stop_at"]), Checkpoints(directory / "checkpoints")
+        score = json.loads(parent.path(parent.steps()[-1]).read_text()) if parent.steps() else 0.0
+        score += float(settings["a.x"]) + 0.1 * float(settings["a.n"])
+        (directory / "eval").mkdir(exist_ok=True)
+        for k in range(4):
+            text = f"episode,return\n0,{score + 0.25 * k}\n1,{score}\n"
+            (directory / "eval" / f"evaluation-{stop_at - 25 * (3 - k):012d}.csv").write_text(text)
+        (directory / "checkpoints").mkdir(exist_ok=True)
+        temporary = directory / "temporary"
+        temporary.write_text(json.dumps(score))
+        self._maybe_kill()
+        os.replace(temporary, parent.path(stop_at + 7))
+        (directory / "replay").mkdir(exist_ok=True)
+        Checkpoints(directory / "replay").path(stop_at + 7).write_text(f"rows of {score}")
+        return [Ended(directory, 0)]
+
+
+def run(directory, jobs, specification=SPECIFICATION, signals=None):
+    lines = []
+    Population(directory, specification, jobs, signals or StopSignals(lambda: None), lines.append).run()
+    return lines
+
+
+def content(directory):
+    """Text of each file that must not depend on kills."""
+    files = [*directory.glob(f"g*/m*/{MEMBER}"), *directory.glob("g*/m*/*/*"), directory / CSV]
+    return {str(path.relative_to(directory)): path.read_text() for path in files}
+
+
+def test_generations_are_directories_that_continue_from_links_of_their_parents_files(tmp_path):
+    jobs = Runs()
+    run(tmp_path, jobs)
+    assert len(list(tmp_path.glob("g*/m*/" + MEMBER))) == 48
+    copies = 0
+    for path in tmp_path.glob("g*/m*/" + MEMBER):
+        generation, member = int(path.parent.parent.name[1:]), int(path.parent.name[1:])
+        noted, arguments = json.loads(path.read_text()), jobs.arguments[path.parent]
+        assert arguments[0] == f"--gin_file={tmp_path}/base/config.gin" and arguments[-1] == "--on_config_change=new"
+        settings = {
+            **noted["bindings"],
+            "Trainer.seed": str(3 + member),
+            "Trainer.stop_at": str(100 * generation + 100),
+        }
+        assert arguments[1:-1] == [f"--gin_param={name}={value}" for name, value in settings.items()]
+        if generation == 0:
+            assert noted["parent"] is None
+            continue
+        parent = tmp_path / noted["parent"]
+        assert parent.parent.name == f"g{generation - 1:03d}"
+        copies += parent.name != path.parent.name
+        for kind in ("checkpoints", "replay"):
+            name = f"checkpoint-{100 * generation + 7:012d}.pt"
+            assert (path.parent / kind / name).samefile(parent / kind / name)
+    assert copies == 2 * 5
+    rows = list(csv.DictReader((tmp_path / CSV).read_text().splitlines()))
+    last = {row["member"]: float(row["value"]) for row in rows if row["generation"] == "5"}
+    assert os.readlink(tmp_path / BEST) == f"g005/m{max(last, key=last.get)}"
+    assert max(last.values()) > 2 * max(float(row["value"]) for row in rows if row["generation"] == "1")
+
+
+@pytest.mark.parametrize("share, gap", [(0.25, 0.0), (0.5, 1.0), (0.0, 0.0)])
+def test_kills_at_any_moment_change_nothing(tmp_path, share, gap):
+    specification = Specification(**{**vars(SPECIFICATION), "share": share, "gap": gap})
+    run(tmp_path / "whole", Runs(), specification)
+    for seed in range(2):
+        generator, kills = random.Random(seed), 0
+        while True:
+            try:
+                run(tmp_path / str(seed), Runs(generator), specification)
+                break
+            except Killed:
+                kills += 1
+        assert kills > 10
+        assert content(tmp_path / str(seed)) == content(tmp_path / "whole")
+        assert os.readlink(tmp_path / str(seed) / BEST) == os.readlink(tmp_path / "whole" / BEST)
+
+
+def test_a_member_exists_when_its_description_is_written_which_comes_last(tmp_path):
+    """What a killed command has left is completed, not taken for a run of new parameters."""
+    run(tmp_path / "whole", Runs())
+    run(tmp_path / "cut", Runs(), Specification(**{**vars(SPECIFICATION), "generations": 3}))
+    begun = tmp_path / "cut" / "g003"
+    for number, kinds in enumerate([(), ("replay",), ("replay", "checkpoints")]):
+        parent = json.loads((tmp_path / "whole" / f"g003/m{number}" / MEMBER).read_text())["parent"]
+        for kind in kinds:
+            (begun / f"m{number}" / kind).mkdir(parents=True)
+            name = f"checkpoint-{307:012d}.pt"
+            os.link(tmp_path / "cut" / parent / kind / name, begun / f"m{number}" / kind / name)
+    run(tmp_path / "cut", Runs())
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+def test_files_are_copied_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    def link(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", link)
+    two = Specification(**{**vars(SPECIFICATION), "generations": 2})
+    run(tmp_path / "copied", Runs(), two)
+    monkeypatch.undo()
+    run(tmp_path / "linked", Runs(), two)
+    assert content(tmp_path / "copied") == content(tmp_path / "linked")
+
+
+def test_a_member_that_failed_is_replaced_and_all_that_failed_are_an_error(tmp_path):
+    lines = run(tmp_path / "one", Runs(fails="g001/m0"))
+    assert "g001/m0 failed: exit status 1" in lines and (tmp_path / "one/g001/m0" / FAILED).exists()
+    noted = json.loads((tmp_path / "one" / "g002/m0" / MEMBER).read_text())
+    assert noted["parent"] != "g001/m0"
+    single = Specification(**{**vars(SPECIFICATION), "members": 1, "share": 0.0})
+    with pytest.raises(RunError, match="all members of generation 1 have failed; the first one: exit status 1"):
+        run(tmp_path / "all", Runs(fails="g001/m0"), single)
+
+
+def test_a_signal_ends_a_population_before_anything_more_is_started(tmp_path):
+    signals = StopSignals(lambda: None)
+
+    class Signalled(Runs):
+        def wait(self, timeout):
+            signals.number = 15
+            return super().wait(timeout)
+
+    jobs = Signalled()
+    run(tmp_path, jobs, signals=signals)
+    assert len(jobs.arguments) == 3 and not (tmp_path / CSV).exists()
+    run(tmp_path, Runs())
+    run(tmp_path / "whole", Runs())
+    assert (tmp_path / CSV).read_text() == (tmp_path / "whole" / CSV).read_text()
+
+
+# The specification.
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({}, "--perturb is missing"),
+        ({"perturb": ["PPO.gamma"]}, "is not NAME=LOW..HIGH"),
+        ({"perturb": ["PPO.gamma=0.9"]}, "is not NAME=LOW..HIGH"),
+        ({"perturb": ["PPO.gamma=low..high"]}, "is not NAME=LOW..HIGH"),
+        ({"perturb": ["PPO.gamma=0.99..0.9"]}, "the range is upside down; write 0.9..0.99"),
+        ({"perturb": ["PPO.gamma=0.9..0.9"]}, "the range is empty"),
+        ({"perturb": ["PPO.gamma=0.9..1e999"]}, "bounds are finite"),
+        ({"perturb": ["PPO.entropy_coef=-1..1"]}, "LOW is at least 0"),
+        ({"perturb": ["Trainer.seed=1..9"]}, "the population itself needs Trainer.seed"),
+        ({"perturb": ["Trainer.num_env_steps=1..9"]}, "the population itself needs Trainer.num_env_steps"),
+        ({"perturb": ["PPO.gamma=0.9..0.95", "PPO.gamma=0.9..0.99"]}, "names PPO.gamma 2 times"),
+        ({"perturb": ["PPO.gama=0.9..0.95"]}, "did you mean gamma?"),
+        ({"perturb": ["PPO.gamma=0.9..1.5"]}, "PPO.gamma is 1.5"),
+        ({"perturb": ["Linear.start=0.9..1.5"]}, "nothing reads Linear.start"),
+        ({"perturb": ["PPO.gamma=0.9..0.95"], "steps": 700, "generations": 2}, "does not end with an evaluation"),
+        (
+            {"perturb": ["PPO.gamma=0.9..0.95"], "steps": 1500, "generations": 3},
+            "of 1,500 steps are more",
+        ),
+        ({"perturb": ["PPO.gamma=0.9..0.95"], "members": 3, "generations": 4}, "0.25 of 3 members is less than one"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_anything_starts(toy, tmp_path, given, words):
+    with pytest.raises(UsageError) as raised:
+        open_specification(tmp_path / "new", [str(toy)], [], NOT_GIVEN | given)
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_generations_that_an_iteration_or_the_budget_do_not_fit_are_refused(toy, tmp_path):
+    given = NOT_GIVEN | {"perturb": ["PPO.gamma=0.9..0.95"], "generations": 20}
+    for bindings, words in [
+        (["Evaluate.period=100"], "an iteration takes 128 steps, and a generation has 100"),
+        (["Evaluate.period=0"], "Evaluate.period is 0"),
+        (
+            ["Trainer.num_env_steps=None", "Trainer.num_iterations=9"],
+            "--steps is missing: the budget is",
+        ),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            open_specification(tmp_path / "new", [str(toy)], bindings, given)
+
+
+def test_a_population_goes_on_as_it_was_specified_and_another_one_is_refused_with_the_difference(toy, tmp_path):
+    given = NOT_GIVEN | {"perturb": ["PPO.gamma=0.9..0.95"], "generations": 2, "steps": 500}
+    first = open_specification(tmp_path / "p", [str(toy)], ["Trainer.seed=4"], given)
+    assert (first.seed, first.members, first.share) == (4, 8, 0.25)
+    assert open_specification(tmp_path / "p", [], [], NOT_GIVEN) == first
+    more = open_specification(tmp_path / "p", [], [], NOT_GIVEN | {"generations": 4})
+    assert (more.generations, more.steps) == (4, 500)
+    before = (tmp_path / "p" / FILE).read_bytes()
+    for bindings, changed, words in [
+        (["Trainer.seed=4"], {"share": 0.5}, "-share = 0.25\n+share = 0.5"),
+        (["Trainer.seed=4"], {"perturb": ["PPO.gamma=0.9..0.96"]}, "+perturb = {'PPO.gamma': '0.9..0.96'}"),
+        (["Trainer.seed=5"], {}, "-Trainer.seed = 4\n+Trainer.seed = 5"),
+        (["Trainer.seed=4", "PPO.lambda_=0.8"], {}, "+PPO.lambda_ = 0.8"),
+    ]:
+        with pytest.raises(UsageError) as raised:
+            open_specification(tmp_path / "p", [str(toy)], bindings, NOT_GIVEN | changed)
+        assert "another specification (- then, + now)" in str(raised.value) and words in str(raised.value)
+    with pytest.raises(UsageError, match="--gin_param needs --gin_file"):
+        open_specification(tmp_path / "p", [], ["PPO.lambda_=0.8"], NOT_GIVEN)
+    assert (tmp_path / "p" / FILE).read_bytes() == before
+
+
+def test_the_command_names_what_is_missing_and_refuses_the_directory_of_something_else(toy, tmp_path, capsys):
+    perturb = "--perturb=PPO.gamma=0.9..0.95"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run_id").write_text("1\n")
+    for arguments, words in [
+        ([], "--root_dir is missing"),
+        ([f"--root_dir={tmp_path}/x", perturb], "--gin_file is missing"),
+        ([f"--root_dir={tmp_path}/run", perturb, f"--gin_file={toy}"], "is a run; choose another --root_dir"),
+        ([f"--root_dir={tmp_path}/x", perturb, f"--gin_file={toy}", "--share=0.7"], "is not a number in the range"),
+    ]:
+        assert main(["population", *arguments]) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+# Real runs, in this process.
+
+
+class Here:
+    """Jobs that train in this process, one after another."""
+
+    size = 1
+
+    def __init__(self):
+        self.running, self._ended = [], []
+
+    def start(self, directory, arguments):
+        self.running.append(directory)
+        self._ended.append(Ended(directory, main(["train", f"--root_dir={directory}", *arguments])))
+
+    def wait(self, timeout):
+        self.running.clear()
+        ended, self._ended = self._ended, []
+        return ended
+
+
+def train(toy, directory, **given):
+    """Trains a population, and returns its specification."""
+    specification = open_specification(directory, [str(toy)], [], NOT_GIVEN | given)
+    run(directory, Here(), specification)
+    return specification
+
+
+def weights(directory):
+    """Parameters in the newest checkpoint of a run."""
+    _, state = Checkpoints(directory / "checkpoints").load("latest")
+    return torch.cat([value.flatten().double() for value in state["algorithm"].values()])
+
+
+def test_without_replacement_members_are_runs_that_were_stopped_and_continued(toy, tmp_path):
+    """And here, where the environment can be continued exactly, runs that never stopped."""
+    perturb = [f"{RATE}=1e-4..1e-1", "PPO.entropy_coef=0.001..0.1"]
+    train(toy, tmp_path / "p", perturb=perturb, members=2, generations=2, share=0.0)
+    for number in range(2):
+        noted = json.loads((tmp_path / "p" / f"g001/m{number}" / MEMBER).read_text())
+        assert noted["parent"] == f"g000/m{number}"
+        bindings = [f"--gin_param={name}={value}" for name, value in noted["bindings"].items()]
+        arguments = [f"--gin_file={toy}", f"--gin_param=Trainer.seed={number}", *bindings]
+        for name, stops in (("stopped", ["1000", "2000"]), ("whole", ["None"])):
+            for stop_at in stops:
+                directory = tmp_path / f"{name}{number}"
+                stop = f"--gin_param=Trainer.stop_at={stop_at}"
+                assert main(["train", f"--root_dir={directory}", *arguments, stop]) == 0
+            assert torch.equal(weights(tmp_path / "p" / f"g001/m{number}"), weights(directory))
+        assert (tmp_path / "p" / f"g001/m{number}" / "done").is_file()
+        assert not (tmp_path / "p" / f"g000/m{number}" / "done").exists()
+
+
+@pytest.mark.parametrize(
+    "parameter, bounds",
+    [
+        (RATE, "1e-4..1e-1"),
+        ("PPO.clip_range", "1e-4..0.3"),
+        ("PPO.gamma", "0.5..0.99"),
+        ("PPO.entropy_coef", "0.001..10"),
+        ("optimizers.Adam.weight_decay", "0.001..10"),
+        ("EpochBatches.num_epochs", "1..8"),
+    ],
+)
+def test_what_is_perturbed_is_in_force_after_the_parents_checkpoint_was_loaded(toy, tmp_path, parameter, bounds):
+    """The copy continues with the weights of its parent, and as a run with the new value from there on does."""
+    train(toy, tmp_path / "p", perturb=[f"{parameter}={bounds}"], members=2, generations=2, share=0.5)
+    (copy,) = [
+        number
+        for number in range(2)
+        if json.loads((tmp_path / "p" / f"g001/m{number}" / MEMBER).read_text())["parent"] != f"g000/m{number}"
+    ]
+    parent, own = 1 - copy, tmp_path / "p" / "g001" / f"m{1 - copy}"
+    old, new = (
+        json.loads((tmp_path / "p" / f"g001/m{n}" / MEMBER).read_text())["bindings"][parameter] for n in (parent, copy)
+    )
+    assert old != new
+    assert not torch.equal(weights(own), weights(tmp_path / "p" / f"g001/m{copy}"))
+    text = (tmp_path / "p" / f"g001/m{copy}" / "operative_config.gin").read_text()
+    assert f"\n{parameter.rpartition('.')[0].rpartition('.')[2]}.{parameter.rpartition('.')[2]} = {new}\n" in text
+
+
+def test_a_member_whose_training_diverges_is_replaced(toy, tmp_path, capsys):
+    train(toy, tmp_path / "p", perturb=[f"{RATE}=1e-40..1e36"], members=4, generations=2, share=0.25)
+    failed = [path.parent.name for path in (tmp_path / "p" / "g000").glob(f"*/{FAILED}")]
+    assert failed
+    for name in failed:
+        noted = json.loads((tmp_path / "p" / "g001" / name / MEMBER).read_text())
+        assert noted["parent"] and noted["parent"].partition("/")[2] not in failed
