@@ -25,8 +25,10 @@ class NotTranslatable(Exception):
     """The function does something that has no translation; the message names it."""
 
 
-def translated(node: torch.fx.Node) -> Callable[..., Any]:
+def translated(node: torch.fx.Node) -> Callable[..., Any] | str:
     """Returns a function of arrays that does what a recorded operation does with tensors.
+
+    A string is the expression of such a function, with `{0}`, `{1}` ... for its arguments; it saves a call.
 
     Args:
       node: a call; its `meta["val"]` has the result's shape and dtype.
@@ -51,7 +53,7 @@ def translated(node: torch.fx.Node) -> Callable[..., Any]:
     inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
     if node.target is aten.where.self:
         inputs -= {torch.bool}  # of its condition
-    if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE:
+    if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE or type(function) is str:
         return function
     # numpy promotes 0-d arrays, and torch does not.
     return lambda *arguments: np.asarray(function(*arguments)).astype(dtype, copy=False)
@@ -75,15 +77,32 @@ def equalize_compared(graph: torch.fx.Graph) -> None:
                 node.replace_input_with(argument, cast)
 
 
+def align_biases(graph: torch.fx.Graph) -> None:
+    """Adds a dimension to the bias of a product of one row, because numpy adds equal shapes in half the time.
+
+    As part of the graph, this is done in `prepare` only.
+    """
+    for node in list(graph.nodes):
+        if node.target is not aten.addmm.default:
+            continue
+        bias, left, _ = node.args
+        if len(left.meta["val"]) == 1 and bias.meta["val"].ndim == 1:
+            with graph.inserting_before(node):
+                row = graph.call_function(aten.unsqueeze.default, (bias, 0))
+            row.meta["val"] = bias.meta["val"].unsqueeze(0)
+            node.args = (row, *node.args[1:])
+
+
 def operand(node: torch.fx.Node, argument: Any) -> Any:
     """Returns an argument that is no tensor in the form that is fastest in numpy.
 
     A number becomes an array of the operation's dtype, because numpy's search for that dtype takes as long as a small
     operation.
     """
-    if node.target not in ARITHMETIC or not isinstance(argument, (int, float)):
+    if node.target not in ARITHMETIC | SCALAR_COMPARISONS or not isinstance(argument, (int, float)):
         return argument
-    (dtype, *others) = {x.meta["val"].dtype for x in (node, *node.all_input_nodes)}
+    typed = node.all_input_nodes if node.target in SCALAR_COMPARISONS else (node, *node.all_input_nodes)
+    (dtype, *others) = {x.meta["val"].dtype for x in typed}
     return np.array(argument, numpy_dtype(dtype)) if dtype.is_floating_point and not others else argument
 
 
@@ -136,16 +155,14 @@ def _broadcast(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any
     return lambda x, *rest: np.broadcast_to(x, shape)
 
 
-def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any] | str:
     *_, left, right = node.args
     rows, inner = left.meta["val"].shape  # type: ignore[union-attr]
     size = rows * inner * right.meta["val"].shape[-1]  # type: ignore[union-attr]
     is_small = size <= (SMALL_PRODUCT if rows > 1 else SMALL_VECTOR_PRODUCT)
     if len(node.args) == 3:
-        if is_small and rows == 1:  # equal shapes: numpy adds in half the time
-            return lambda bias, a, b: a.dot(b) + bias.reshape(1, -1)
         if is_small:
-            return lambda bias, a, b: a.dot(b) + bias
+            return "{1}.dot({2}) + {0}"
         return lambda bias, a, b: torch.addmm(_tensor(bias), _tensor(a), _tensor(b)).numpy()
     if is_small:
         return np.ndarray.dot  # equal to matmul, in half the time
@@ -267,11 +284,9 @@ VIEWS = {
 }  # fmt: skip
 CASTS = {aten._to_copy.default}
 COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
+SCALAR_COMPARISONS = {aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar}
 # Operations whose results have torch's dtype in numpy for arguments of any dtype.
-OF_ONE_DTYPE = COMPARISONS | {
-    aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar,
-    aten.logical_not.default, aten.argmax.default,
-}  # fmt: skip
+OF_ONE_DTYPE = COMPARISONS | SCALAR_COMPARISONS | {aten.logical_not.default, aten.argmax.default}
 # Operations of tensors and numbers that compute in the tensors' dtype.
 ARITHMETIC = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.clamp.default, aten.clamp_min.default,

@@ -14,7 +14,14 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.compiler.numpy_operations import NotTranslatable, equalize_compared, numpy_dtype, operand, translated
+from alfish.compiler.numpy_operations import (
+    NotTranslatable,
+    align_biases,
+    equalize_compared,
+    numpy_dtype,
+    operand,
+    translated,
+)
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.compiler.tracer import is_random, record
 from alfish.nest import Nest
@@ -52,6 +59,7 @@ class NumpyProgram:
         try:
             graph = record(flat, zeros)
             equalize_compared(graph)
+            align_biases(graph)
         except TorchChanged:
             raise
         except Exception as error:
@@ -118,7 +126,9 @@ class NumpyProgram:
                     continue
                 # A random operation uses only a tensor's shape, which is known.
                 arguments = [None if is_random(node) and isinstance(x, torch.fx.Node) else x for x in node.args]
-                line = f"{node.name} = {constant(translated(node))}({', '.join(written(x, node) for x in arguments)})"
+                call, names = translated(node), [written(x, node) for x in arguments]
+                value = call.format(*names) if isinstance(call, str) else f"{constant(call)}({', '.join(names)})"
+                line = f"{node.name} = {value}"
                 if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not is_random(node):
                     fixed.append(node)
                     first.append(line)
