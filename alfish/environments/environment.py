@@ -103,7 +103,7 @@ class Environment(abc.ABC):
 
         Default: arrays on the host.
         """
-        if type(rows) is np.ndarray:  # the common case
+        if type(rows) is np.ndarray or rows is None:  # the common cases
             return rows
         return nest.as_array(rows) if type(rows) is torch.Tensor else nest.arrays(rows)
 

@@ -78,12 +78,19 @@ class ActionUnits:
     Args:
       space: action space of one environment.
       device: of torch tensors; None for numpy arrays.
+
+    Attributes:
+      executed: function that returns the action that is executed for a sampled action, in the algorithm's units.
+      stretch: function that converts what `executed` returned to the environment's units; may return the same array.
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None):
         check_learnable(space, "action")
-        self._units = map_space(lambda leaf: _LeafUnits(leaf, device), space)
-        self._bare = self._units if isinstance(self._units, _LeafUnits) else None
+        self._units = units = map_space(lambda leaf: _LeafUnits(leaf, device), space)
+        self.executed: Callable[[Nest], Nest] = functools.partial(nest.map, _LeafUnits.executed, units)
+        self.stretch: Callable[[Nest], Any] = functools.partial(nest.map, _LeafUnits.stretch, units)
+        if isinstance(units, _LeafUnits):  # the common case: the space is a leaf
+            self.executed, self.stretch = units.executed, units.stretch
 
     def to_environment(self, action: Nest) -> Any:
         """Converts a canonical action nest (leaves `[B, ...]`) to the environment's units."""
@@ -92,18 +99,6 @@ class ActionUnits:
     def from_environment(self, action: Nest) -> Nest:
         """Converts actions of the environment, within its bounds, to canonical ones."""
         return nest.map(_LeafUnits.from_environment, self._units, action)
-
-    def stretch(self, executed: Nest) -> Any:
-        """Converts what `executed` returned to the environment's units; may return the same array."""
-        if self._bare is not None:  # the common case: the space is a leaf
-            return self._bare.stretch(executed)
-        return nest.map(_LeafUnits.stretch, self._units, executed)
-
-    def executed(self, action: Nest) -> Nest:
-        """Returns the action that is executed for a sampled action, in the algorithm's units."""
-        if self._bare is not None:
-            return self._bare.executed(action)
-        return nest.map(_LeafUnits.executed, self._units, action)
 
 
 class _LeafUnits:

@@ -60,6 +60,8 @@ def _sum_is_finite(leaves: list[Any]) -> bool:
     """True if the sum of all floats in the leaves, arrays or tensors, is finite."""
     total: Any = 0
     for leaf in leaves:
-        if leaf.dtype.kind == "f" if type(leaf) is np.ndarray else leaf.is_floating_point():
-            total = total + leaf.sum()
+        if type(leaf) is not np.ndarray:
+            total = total + leaf.sum() if leaf.is_floating_point() else total
+        elif leaf.dtype.kind == "f":
+            total = total + np.add.reduce(leaf, axis=None)  # `sum` without its function in Python
     return math.isfinite(total)

@@ -106,7 +106,7 @@ class SyncUnroller(Unroller):
         time_step, *rows = unroll(length, unseen)
         self._check(time_step)
         others = *rows, state, self._ones * self.policy_version, transform_state
-        return Experience(time_step, *self.environment.convert(others))
+        return Experience(time_step, *map(self.environment.convert, others))
 
     def generate_batch(self, num_steps: int) -> Experience:
         """Collects the rows of the next vector steps, for a program without a trainer.
@@ -231,9 +231,8 @@ class SyncUnroller(Unroller):
             rows.append((last, step.output, step.info))
         # Field by field: most fields are bare leaves, and walking through whole rows takes longer than stacking them.
         time_steps, actions, step_infos = zip(*rows)
-        time_step = TimeStep(*[nest.map(_stacked, *field) for field in zip(*time_steps)])
-        action = nest.map(_stacked, *actions)
-        info = None if step_infos[0] is None else nest.map(_stacked, *step_infos)
+        time_step = TimeStep(*map(_stacked, zip(*time_steps)))
+        action, info = _stacked(actions), _stacked(step_infos)
         step_type, reward = as_array(time_step.step_type), as_array(time_step.reward)
         if not self._algorithm.on_policy:  # else it is the extra row
             step_type = np.concatenate([step_type, as_array(last.step_type)[None]])
@@ -334,11 +333,16 @@ def refuse_on_policy(algorithm: RLAlgorithm) -> None:
         )
 
 
-def _stacked(*leaves: Any) -> Any:
-    """Stacks leaves: arrays into an array, which takes a fraction of torch's time, else into a tensor."""
-    if {*map(type, leaves)} == {np.ndarray}:
-        return np.array(leaves)
-    return torch.stack([as_tensor(leaf) for leaf in leaves])
+def _stacked(nests: tuple[Nest, ...]) -> Nest:
+    """Stacks nests leaf by leaf: arrays into an array, which takes a fraction of torch's time, else into a tensor.
+
+    If a policy changes to or from numpy within an unroll, the first leaf or the last one is a tensor.
+    """
+    if type(nests[0]) is np.ndarray and type(nests[-1]) is np.ndarray:
+        return np.array(nests)
+    if type(nests[0]) in (np.ndarray, torch.Tensor):
+        return torch.stack([as_tensor(leaf) for leaf in nests])
+    return nest.map(lambda *leaves: _stacked(leaves), *nests)
 
 
 def _ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
