@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from alfish import nest
 from alfish.nest import Array, Nest
 
 
@@ -97,18 +96,3 @@ def trainable(step_type: Any) -> Any:
     """
     here, arrival = step_type[:-1], step_type[1:]
     return (here <= StepType.MID) & ((arrival == StepType.MID) | (arrival == StepType.LAST))
-
-
-def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Nest:
-    """Returns the policy state to act from: `initial_state` where a row is FIRST, else `state`.
-
-    Unrollers, the evaluator and memory networks call this before each step; algorithms do not.
-
-    Args:
-      state: nest of `[B, ...]`, or None.
-      initial_state: the same nest.
-      step_type: `[B]` int32.
-    """
-    if state is None:
-        return None
-    return nest.where(step_type == StepType.FIRST, initial_state, state)

@@ -49,21 +49,6 @@ def huber(error: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
     return torch.where(size <= delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
 
 
-def expectile(error: torch.Tensor, fraction: float) -> torch.Tensor:
-    """Returns half the squared error, times `fraction` where the error is positive and times 1 - `fraction` elsewhere.
-
-    The value that minimizes the mean loss of the errors `target - value` is an expectile of the targets: their mean at
-    0.5, and their maximum in the limit 1.
-
-    Args:
-      error: `[...]`.
-      fraction: in (0, 1).
-
-    Source: Kostrikov et al., 2022, eq. 3, https://arxiv.org/abs/2110.06169.
-    """
-    return torch.where(error > 0, fraction, 1 - fraction) * squared(error)
-
-
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Returns the mean of `[T, N, ...]` values over the rows of a `[T, N]` bool mask; 0 for an empty mask."""
     mask = nest.widened(mask, values)

@@ -2,7 +2,7 @@ import itertools
 
 import torch
 
-from alfish.data import StepType, reset_state, trainable
+from alfish.data import StepType, trainable
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -30,17 +30,3 @@ def test_columns_are_judged_apart():
 
 def test_one_row_trains_nothing():
     assert trainable(torch.zeros(1, 3, dtype=torch.int32)).shape == (0, 3)
-
-
-def test_state_is_reset_at_first_and_nowhere_else():
-    step_type = torch.tensor([FIRST, MID, LAST, PAD], dtype=torch.int32)
-    state = {"h": torch.ones(4, 2), "n": torch.ones(4)}
-    initial = {"h": torch.zeros(4, 2), "n": torch.full((4,), 7.0)}
-    reset = reset_state(state, initial, step_type)
-    assert reset["h"].tolist() == [[0, 0], [1, 1], [1, 1], [1, 1]]
-    assert reset["n"].tolist() == [7, 1, 1, 1]
-    assert state["n"].tolist() == [1, 1, 1, 1], "reset_state wrote into its argument"
-
-
-def test_without_memory_there_is_nothing_to_reset():
-    assert reset_state(None, None, torch.zeros(2, dtype=torch.int32)) is None

@@ -134,7 +134,7 @@ class IQL(RLAlgorithm):
         weight = (self._beta * advantage.detach()).exp().clamp(max=self._max_weight)
         loss = {
             "critic": losses.squared(error).sum(0),
-            "value": losses.expectile(advantage, self._expectile),
+            "value": expectile_loss(advantage, self._expectile),
             "actor": -weight * info.log_prob,
         }
         extra = {
@@ -163,6 +163,21 @@ class IQL(RLAlgorithm):
             return leaf.clamp(-1, 1) if isinstance(spec, spaces.Box) else leaf
 
         return nest.map(clip, action, self.action_spec)
+
+
+def expectile_loss(error: torch.Tensor, fraction: float) -> torch.Tensor:
+    """Returns half the squared error, times `fraction` where the error is positive and times 1 - `fraction` elsewhere.
+
+    The value that minimizes the mean loss of the errors `target - value` is an expectile of the targets: their mean at
+    0.5, and their maximum in the limit 1.
+
+    Args:
+      error: `[...]`.
+      fraction: in (0, 1).
+
+    Source: Kostrikov et al., 2022, eq. 3.
+    """
+    return torch.where(error > 0, fraction, 1 - fraction) * losses.squared(error)
 
 
 def _code(leaf: spaces.Space) -> nn.Module:

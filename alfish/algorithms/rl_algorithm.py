@@ -16,8 +16,7 @@ update. Update buffers in place, and never write into a time step.
 """
 
 import abc
-import contextlib
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -135,14 +134,3 @@ class RLAlgorithm(nn.Module, abc.ABC):
     def has_state(self) -> bool:
         """Returns True if `initial_state` has tensors."""
         return bool(nest.leaves(self.initial_state(1)))
-
-
-@contextlib.contextmanager
-def in_eval_mode(algorithm: RLAlgorithm) -> Iterator[None]:
-    """Puts the algorithm into evaluation mode, and restores its mode on exit."""
-    was_training = algorithm.training
-    algorithm.eval()
-    try:
-        yield
-    finally:
-        algorithm.train(was_training)

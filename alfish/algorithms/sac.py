@@ -74,8 +74,7 @@ class SAC(RLAlgorithm):
       initial_alpha: temperature at the start.
       learn_alpha: whether temperatures are learned.
       box_target_entropy: in nats; None: minus the number of Box entries.
-      discrete_target_entropy: in nats; None: `discrete_entropy_fraction` of the maximum, log n.
-      discrete_entropy_fraction: in [0, 1].
+      discrete_entropy_fraction: target entropy of the Discrete leaf, in [0, 1] of the maximum, log n.
       retrace: returns of several steps are corrected by min(1, pi / mu). They end at actions that the policy did not
         draw, and where log_prob is nan.
       lower_bound: targets are at least the return to the end of the episode. Correct only in deterministic environments
@@ -104,7 +103,6 @@ class SAC(RLAlgorithm):
         initial_alpha: PositiveFloat = 1.0,
         learn_alpha: bool = True,
         box_target_entropy: FiniteFloat | None = None,
-        discrete_target_entropy: FiniteFloat | None = None,
         discrete_entropy_fraction: UnitInterval = 0.5,
         retrace: bool = False,
         lower_bound: bool = False,
@@ -116,8 +114,7 @@ class SAC(RLAlgorithm):
         if target_subset is not None and target_subset > size:
             raise UsageError(f"SAC.target_subset is {target_subset}; it is at most the {size} critics")
         self.target_critic = TargetNetwork(self.critic, target_rate, target_period)
-        target_entropies = box_target_entropy, discrete_target_entropy, discrete_entropy_fraction
-        self._target_entropy = self.action_space.target_entropies(*target_entropies)
+        self._target_entropy = self.action_space.target_entropies(box_target_entropy, discrete_entropy_fraction)
         alphas = {kind: torch.tensor(math.log(initial_alpha)) for kind in self._target_entropy}
         self.log_alpha = nn.ParameterDict({kind: nn.Parameter(alpha, learn_alpha) for kind, alpha in alphas.items()})
         self.replay_needs = ReplayNeeds(SACRollout._fields if retrace else (), gamma if lower_bound else None)

@@ -17,7 +17,8 @@ import torch
 from absl import logging
 
 from alfish import nest, replicas
-from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
+from alfish.algorithms.acting import in_eval_mode
+from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches
 from alfish.compiler.inductor import NotCompilable
 from alfish.compiler.torch_internals import TorchChanged

@@ -47,19 +47,18 @@ class HybridSpace:
         self.num_choices = next((int(leaf.n) for leaf in leaves if isinstance(leaf, spaces.Discrete)), 0)
         self.critic_sizes = self.box_size, max(1, self.num_choices)  # a critic's action inputs and outputs
 
-    def target_entropies(self, box: float | None, discrete: float | None, discrete_fraction: float) -> dict[str, float]:
+    def target_entropies(self, box: float | None, discrete_fraction: float) -> dict[str, float]:
         """Returns the target entropy of each part that exists, in nats.
 
         Args:
           box: None: minus the number of Box entries.
-          discrete: None: `discrete_fraction` of the maximum, log n.
-          discrete_fraction: in [0, 1].
+          discrete_fraction: in [0, 1], of the maximum, log n.
         """
         found: dict[str, float] = {}
         if self.box_size:
             found["box"] = -self.box_size if box is None else box
         if self.num_choices:
-            found["discrete"] = discrete_fraction * math.log(self.num_choices) if discrete is None else discrete
+            found["discrete"] = discrete_fraction * math.log(self.num_choices)
         return found
 
     def join(self, action: HybridAction) -> Nest:
@@ -156,9 +155,7 @@ class HybridHead(nn.Module):
     def __init__(self, input_size: int, space: HybridSpace):
         super().__init__()
         self.box = SquashedNormalHead(input_size, space.box_size) if space.box_size else None
-        self.discrete = None
-        if space.num_choices:
-            self.discrete = orthogonal(nn.Linear(input_size, space.num_choices), 0.01)
+        self.discrete = orthogonal(nn.Linear(input_size, space.num_choices), 0.01) if space.num_choices else None
 
     def forward(self, features: torch.Tensor) -> HybridPolicy:
         box, discrete = self.box, self.discrete  # attributes of modules are looked up in Python

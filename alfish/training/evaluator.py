@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
-from alfish.data import StepType, TimeStep, reset_state
+from alfish.algorithms.acting import in_eval_mode, reset_state
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.nest import Nest

@@ -10,9 +10,10 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest, specs
+from alfish.algorithms.acting import in_eval_mode, reset_state
 from alfish.algorithms.contract import check_initial_state
-from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
-from alfish.data import StepType, TimeStep, reset_state
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters.parts import build

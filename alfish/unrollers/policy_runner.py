@@ -7,13 +7,14 @@ import torch
 from absl import logging
 
 from alfish import nest
+from alfish.algorithms.acting import reset_state
 from alfish.algorithms.contract import check_action, check_step
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import torch_internals
 from alfish.compiler.inductor import is_checked
 from alfish.compiler.numpy_program import NotTranslatable, NumpyProgram
 from alfish.compiler.torch_internals import TorchChanged
-from alfish.data import AlgStep, TimeStep, reset_state
+from alfish.data import AlgStep, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest, as_array, as_tensor
 from alfish.runs import random_state

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.algorithms.rl_algorithm import RLAlgorithm, in_eval_mode
+from alfish.algorithms.acting import in_eval_mode, reset_state
+from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler.numpy_program import quiet
-from alfish.data import AlgStep, Experience, StepType, TimeStep, reset_state
+from alfish.data import AlgStep, Experience, StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.nest import Nest, as_array, as_tensor

@@ -18,9 +18,10 @@ from gymnasium import spaces
 
 import alfish.algorithms
 from alfish import nest, specs
+from alfish.algorithms.acting import reset_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import EpochBatches, Minibatches
-from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
+from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.transforms import Transforms

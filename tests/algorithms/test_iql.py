@@ -7,9 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from alfish import losses, nest, returns, specs
+from alfish import nest, returns, specs
 from alfish.algorithms.bc import BC
-from alfish.algorithms.iql import IQL
+from alfish.algorithms.iql import IQL, expectile_loss
 from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
@@ -66,7 +66,7 @@ def chunk_of(experience, num_updates):
 
 
 def test_an_expectile_loss_weighs_positive_errors_more():
-    loss = losses.expectile(torch.tensor([2.0, -2.0, 0.0]), 0.7)
+    loss = expectile_loss(torch.tensor([2.0, -2.0, 0.0]), 0.7)
     torch.testing.assert_close(loss, torch.tensor([0.7 * 2, 0.3 * 2, 0.0]))
 
 
@@ -74,7 +74,7 @@ def test_an_expectile_loss_weighs_positive_errors_more():
 def test_its_minimum_is_the_expectile_of_a_fair_coin(expectile):
     value = torch.tensor(0.5, requires_grad=True)
     for _ in range(300):
-        (slope,) = torch.autograd.grad(losses.expectile(torch.tensor([0.0, 1.0]) - value, expectile).sum(), value)
+        (slope,) = torch.autograd.grad(expectile_loss(torch.tensor([0.0, 1.0]) - value, expectile).sum(), value)
         value = (value.detach() - 0.2 * slope).requires_grad_()
     assert float(value.detach()) == pytest.approx(expectile, abs=1e-4)
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
+from alfish.algorithms.acting import reset_state
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
@@ -31,7 +32,7 @@ from alfish.batches import EpochBatches, Minibatches, ReplayBatches, take
 from alfish.compiler import cuda_graphs, inductor, matmul
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.compiler.torch_internals import HOMES
-from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, reset_state, trainable
+from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
 from alfish.learner.compiled_updates import CALLS_BEFORE_RECORDING

@@ -9,7 +9,8 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import nest, specs
-from alfish.data import StepType, TimeStep, reset_state
+from alfish.algorithms.acting import reset_state
+from alfish.data import StepType, TimeStep
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, QNetwork, Torso, burn_in_state
 from alfish.networks.memory import cut
 

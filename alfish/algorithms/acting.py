@@ -1,0 +1,37 @@
+"""Calls of the hooks that act: in evaluation mode, from a state that is reset where an episode begins."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import StepType
+from alfish.nest import Nest
+
+
+def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Nest:
+    """Returns the policy state to act from: `initial_state` where a row is FIRST, else `state`.
+
+    Callers of `rollout_step` and `predict_step` reset the state first. Memories reset it inside a sequence of rows.
+
+    Args:
+      state: nest of `[B, ...]`, or None.
+      initial_state: the same nest.
+      step_type: `[B]` int32.
+    """
+    if state is None:
+        return None
+    return nest.where(step_type == StepType.FIRST, initial_state, state)
+
+
+@contextlib.contextmanager
+def in_eval_mode(algorithm: RLAlgorithm) -> Iterator[None]:
+    """Puts the algorithm into evaluation mode, and restores its mode on exit."""
+    was_training = algorithm.training
+    algorithm.eval()
+    try:
+        yield
+    finally:
+        algorithm.train(was_training)
