@@ -56,8 +56,18 @@ flags.DEFINE_integer(
     "last", None, "Number of last evaluations that a value is the mean of; default: 1.", 1, flag_values=FLAGS
 )
 flags.DEFINE_boolean("prune", None, "Stop runs that are worse than the median of others.", flag_values=FLAGS)
-flags.DEFINE_integer("jobs", None, "Number of runs at the same time; default: one for each core.", 1, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "jobs",
+    None,
+    "Number of runs at the same time; default: one for each core, of the cluster with --ray.",
+    1,
+    flag_values=FLAGS,
+)
 flags.DEFINE_boolean("ray", False, "Train the runs on a cluster of Ray.", flag_values=FLAGS)
+flags.DEFINE_float(
+    "cpus_per_run", 1.0, "With --ray: processor cores that are reserved for each run.", 1e-3, flag_values=FLAGS
+)
+flags.DEFINE_float("gpus_per_run", 0.0, "With --ray: GPUs, or a fraction of one, for each run.", 0.0, flag_values=FLAGS)
 flags.DEFINE_boolean(
     "show", False, "Show table and picture of the sweep as it is, and start nothing.", flag_values=FLAGS
 )
@@ -107,7 +117,7 @@ def _jobs(flag_values: flags.FlagValues) -> "Jobs":
     if flag_values.ray:
         from alfish.sweeps.ray_jobs import RayJobs
 
-        return RayJobs(flag_values.jobs)
+        return RayJobs(flag_values.jobs, flag_values.cpus_per_run, flag_values.gpus_per_run)
     return LocalJobs(flag_values.jobs or num_cores())
 
 

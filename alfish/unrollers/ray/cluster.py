@@ -29,15 +29,16 @@ class Cluster:
 
     Args:
       address, code: see `RayWorkers`.
+      setting: parameter or flag of the command with which the user asked for the cluster.
 
     Raises:
       UsageError: Ray is not installed.
     """
 
-    def __init__(self, address: str | None, code: str):
+    def __init__(self, address: str | None, code: str, setting: str = "RayWorkers.address"):
         if importlib.util.find_spec("ray") is None:
-            raise UsageError("RayWorkers needs the extra 'ray': pip install 'alfish[ray]'")
-        self._address, self._sends_code = address, code == "here"
+            raise UsageError(f"{setting.partition('.')[0]} needs the extra 'ray': pip install 'alfish[ray]'")
+        self._address, self._sends_code, self._setting = address, code == "here", setting
         self._owns = False  # this object has connected the process
 
     def connect(self) -> None:
@@ -55,7 +56,7 @@ class Cluster:
         if address == "auto":
             address = os.environ.get("RAY_ADDRESS") or address
         if address is not None:
-            _check_address(address)
+            _check_address(address, self._setting)
         settings: dict[str, Any] = {"runtime_env": {"py_modules": modules_here()}} if self._sends_code else {}
         if address is None:
             settings["include_dashboard"] = False
@@ -64,11 +65,12 @@ class Cluster:
                 ray.init(address or "local", log_to_driver=False, logging_level=logging.WARNING, **settings)
         except (ConnectionError, RuntimeError, ValueError) as error:
             if address == "auto" and isinstance(error, ConnectionError):
+                here = f", or bind {self._setting} = None to start Ray here" if "." in self._setting else ""
                 raise UsageError(
-                    f"RayWorkers.address is 'auto', and no Ray cluster runs on this machine; start one with {START}, "
-                    "name the head in RAY_ADDRESS, or bind RayWorkers.address = None to start Ray here"
+                    f"{self._setting} finds no Ray cluster on this machine; start one with {START}, or name the head "
+                    f"in RAY_ADDRESS{here}"
                 ) from error
-            raise UsageError(f"Ray cannot be used at RayWorkers.address = {address!r}: {error}") from error
+            raise UsageError(f"Ray cannot be used at {self._setting} = {address!r}: {error}") from error
         self._owns = True
 
     def check_room(self, num_hosts: int, cpus: float) -> None:
@@ -81,15 +83,19 @@ class Cluster:
         Raises:
           UsageError: they have not.
         """
-        machines = [node.get("CPU", 0.0) for node in _nodes().values()]
-        fitting = sum(math.floor(number / cpus) for number in machines)
+        fitting = self.num_places(cpus)
         if fitting < num_hosts:
+            machines = [node.get("CPU", 0.0) for node in _nodes().values()]
             raise UsageError(
                 f"{num_hosts} hosts need {cpus:g} CPUs each (RayWorkers.per_host x cpus_per_worker), and the cluster "
                 f"has room for {fitting}: its machines have {' + '.join(f'{number:g}' for number in machines)} CPUs; "
                 "join machines with `ray start --address=HEAD:6379`, lower AsyncUnroller.num_workers, "
                 "RayWorkers.per_host or cpus_per_worker, or begin with fewer hosts by RayWorkers.min_hosts"
             )
+
+    def num_places(self, cpus: float) -> int:
+        """Returns how many processes with this number of processor cores the idle machines of the cluster can run."""
+        return sum(math.floor(node.get("CPU", 0.0) / cpus) for node in _nodes().values())
 
     def store_bytes(self) -> float:
         """Returns the size of the object store of this machine."""
@@ -123,11 +129,11 @@ class Cluster:
             ray.shutdown()
 
 
-def _check_address(address: str) -> None:
+def _check_address(address: str, setting: str) -> None:
     """Raises UsageError for an address at which there cannot be a cluster. 'auto' and 'local' are Ray's to find."""
     if address.startswith("ray://"):
         raise UsageError(
-            f"RayWorkers.address is {address!r}, which is of Ray Client; start the run on a machine of the cluster, "
+            f"{setting} is {address!r}, which is of Ray Client; start the run on a machine of the cluster, "
             "and name its head as HOST:6379"
         )
     host, colon, port = address.rpartition(":")
@@ -137,8 +143,8 @@ def _check_address(address: str) -> None:
         socket.create_connection((host, int(port)), PROBE_SECONDS).close()
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"no Ray cluster answers at RayWorkers.address (or RAY_ADDRESS) = {address!r} ({first_line(error)}); start "
-            f"its head with {START}"
+            f"no Ray cluster answers at {setting} (or RAY_ADDRESS) = {address!r} ({first_line(error)}); start its head "
+            f"with {START}"
         ) from error
 
 

@@ -1,0 +1,112 @@
+"""Runs on the machines of a Ray cluster, which see their directories under the same path.
+
+Ray is imported in methods only, so that sweeps work without it.
+"""
+
+import math
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from alfish.errors import UsageError
+from alfish.sweeps.jobs import Ended, LocalJobs
+from alfish.unrollers.ray.cluster import Cluster
+
+POLL_SECONDS = 1.0
+
+
+class RayJobs:
+    """`Jobs` on a Ray cluster: each process is a task.
+
+    Ray repeats a task whose machine has died, as often as that happens, because the same command continues the run; so
+    at most the steps since its last checkpoint are lost.
+
+    Args:
+      size: number of runs at the same time; None: as many as the cluster has room for now.
+      cpus, gpus: that are reserved for each run.
+
+    Raises:
+      UsageError: Ray is not installed, or there is no cluster, or none of its machines has so many cores.
+    """
+
+    def __init__(self, size: int | None = None, cpus: float = 1.0, gpus: float = 0.0):
+        self._cluster = Cluster("auto", "same", "--ray")
+        self._cluster.connect()
+        import ray
+
+        places = self._cluster.num_places(cpus)
+        if not places:
+            raise UsageError(f"no machine of the Ray cluster has {cpus:g} CPUs; lower --cpus_per_run, or join machines")
+        self.size = size or places
+        # Ray takes fractions of one core only.
+        cpus = cpus if cpus <= 1 else math.ceil(cpus)
+        self._train = ray.remote(train).options(num_cpus=cpus, num_gpus=gpus, max_retries=-1)
+        self._tasks: dict[Any, Path] = {}  # by Ray's reference to the result
+        self._stopped: set[Path] = set()
+
+    @property
+    def running(self) -> Sequence[Path]:
+        return list(self._tasks.values())
+
+    def start(self, directory: Path, arguments: Sequence[str]) -> None:
+        task = self._train.remote(str(directory.resolve()), [_absolute(argument) for argument in arguments])
+        self._tasks[task] = directory
+
+    def stop(self, directory: Path) -> None:
+        import ray
+
+        for task, own in self._tasks.items():
+            if own == directory and directory not in self._stopped:
+                self._stopped.add(directory)
+                ray.cancel(task)  # raises KeyboardInterrupt in the task
+
+    def wait(self, timeout: float) -> list[Ended]:
+        import ray
+
+        ready, _ = ray.wait(list(self._tasks), timeout=timeout)
+        return [Ended(directory := self._tasks.pop(task), self._status(task, directory)) for task in ready]
+
+    def close(self) -> None:
+        import ray
+
+        for directory in self.running:
+            self.stop(directory)
+        try:
+            while self._tasks:
+                self.wait(POLL_SECONDS)
+        finally:
+            for task in self._tasks:
+                ray.cancel(task, force=True)
+            self._tasks.clear()
+            self._cluster.close()
+
+    def _status(self, task: Any, directory: Path) -> int:
+        """Returns the exit status of a run whose task has ended."""
+        import ray
+
+        was_stopped = directory in self._stopped
+        self._stopped.discard(directory)
+        try:
+            return int(ray.get(task))
+        except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError, KeyboardInterrupt):
+            return 128 + signal.SIGTERM if was_stopped else -signal.SIGKILL
+
+
+def train(directory: str, arguments: Sequence[str]) -> int:
+    """Runs `alfish train` on a machine of the cluster; returns its exit status."""
+    jobs = LocalJobs(1)
+    try:
+        jobs.start(Path(directory), arguments)
+        while not (ended := jobs.wait(POLL_SECONDS)):
+            pass
+        return ended[0].status
+    finally:
+        jobs.close()
+
+
+def _absolute(argument: str) -> str:
+    """Returns an argument with the path of its gin file, because tasks have another working directory."""
+    flag, _, file = argument.partition("=")
+    return f"{flag}={os.path.abspath(file)}" if flag == "--gin_file" else argument

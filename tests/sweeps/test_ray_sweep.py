@@ -1,0 +1,52 @@
+"""Sweeps on a Ray cluster: the table is that of one machine, also where Ray's processes are killed."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "unrollers"))
+from ray_cluster import nodes  # noqa: E402, F401
+from test_kills import ACTIVATION, RATE, assert_nothing_is_left, members, sweep, whole  # noqa: E402
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("nodes")]
+FLAGS = ("--sampler=random", "--trials=3", "--jobs=2", RATE, ACTIVATION)
+
+
+def until(condition, process, directory):
+    end = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < end and process.poll() is None, directory.with_suffix(".log").read_text()
+        time.sleep(0.02)
+
+
+def parent(pid):
+    return int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def test_a_sweep_on_ray_has_the_table_of_one_machine_although_a_task_is_killed(toy, tmp_path):
+    directory = tmp_path / "ray"
+    process = sweep(toy, directory, "--ray", *FLAGS)
+    until(lambda: list(directory.glob("00*/checkpoints/*.pt")), process, directory)
+    killed = members(directory)[:1]
+    for pid in killed:
+        os.kill(parent(pid), signal.SIGKILL)  # Ray's worker; the run ends with its lifeline
+    assert process.wait(300) == 0, directory.with_suffix(".log").read_text()
+    assert killed
+    assert (directory / "trials.csv").read_text() == whole(toy, tmp_path / "one", *FLAGS)
+    assert_nothing_is_left(directory)
+
+
+def test_a_signal_ends_the_runs_of_ray_with_their_checkpoints(toy, tmp_path):
+    toy.write_text(toy.read_text() + "Trainer.num_env_steps = 200000\nCheckpointSaver.period = 150000\n")
+    directory = tmp_path / "s"
+    process = sweep(toy, directory, "--ray", *FLAGS)
+    until(lambda: list(directory.glob("000/eval/*")) and list(directory.glob("001/eval/*")), process, directory)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 143
+    assert_nothing_is_left(directory)
+    assert all(list((directory / name).glob("checkpoints/*.pt")) for name in ("000", "001"))
+    assert not list(directory.glob("*/done"))
