@@ -89,7 +89,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 def _sweep(directory: Path, flag_values: flags.FlagValues) -> int:
     """Runs a sweep, and returns the exit status."""
-    from alfish.runs.stop_signals import StopSignals
+    from alfish.runs.stop_signals import StopSignals, exit_status
     from alfish.sweeps.base import locked
     from alfish.sweeps.specification import open_specification
     from alfish.sweeps.sweep import Sweep
@@ -106,7 +106,7 @@ def _sweep(directory: Path, flag_values: flags.FlagValues) -> int:
             jobs.close()
         if signals.number is not None:
             _log(f"{signals.name}: stopped; the same command continues")
-            return 128 + signals.number
+            return exit_status(signals.number)
         _show(directory, specification)
         return 0
 

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from alfish.errors import printable
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import write_atomically
+from alfish.runs.stop_signals import SIGNALS, exit_status
 from alfish.sweeps.jobs import OUTPUT, Ended
 
 FAILED = "failed"  # a file in a run's directory: why the run cannot go on. Without the file it is tried again.
 EVALUATION = "evaluation"  # name of the listener Evaluate whose files are read
-INTERRUPTED = (75, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a run that the same command continues
+INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of a run that the same command continues
 # Processes of a run that may be killed, one after another, without a new checkpoint.
 MAX_DEATHS = 5
 

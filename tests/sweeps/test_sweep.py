@@ -191,6 +191,21 @@ def test_a_pruned_run_is_stopped_and_its_value_is_that_of_the_evaluation(tmp_pat
         assert f"Trial {row['trial']} was pruned at {row['steps']} steps" in lines
 
 
+def test_pruning_does_not_depend_on_the_moment_of_a_look(tmp_path):
+    class Fast(Jobs):
+        """Runs that are over before the sweep looks at their evaluations."""
+
+        def wait(self, timeout):
+            while not (ended := super().wait(timeout)):
+                pass
+            return ended
+
+    specification = dataclasses.replace(SPECIFICATION, prune=True, trials=20)
+    expected = run(tmp_path / "slow", specification)
+    assert run(tmp_path / "fast", specification, Fast()) == expected
+    assert "pruned" in expected
+
+
 @pytest.mark.parametrize("prune", [False, True])
 @pytest.mark.parametrize("seeds", [[5], [5, 6]])
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
