@@ -151,7 +151,7 @@ class Trainer:
             return
         self.directory.begin()
         self._notifier.start(self)
-        _announce(self)
+        _announce(self, self._environments.max_evaluation_length)
 
     def stop(self, reason: str) -> None:
         """Finishes the run with the iteration under way, as if its budget was spent. The first call counts.
@@ -343,7 +343,7 @@ def _warn_of_settings(trainer: Trainer) -> None:
         )
 
 
-def _announce(trainer: Trainer) -> None:
+def _announce(trainer: Trainer, max_evaluation_length: int) -> None:
     """Logs the algorithm, the environment, the size and the budget of the run."""
     environment, budget, parameters = trainer.environment, trainer.clock.budget, trainer.algorithm.parameters()
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
@@ -357,6 +357,6 @@ def _announce(trainer: Trainer) -> None:
     if environment.lacks_limit:
         trainer.log(
             f"{environment.name} has no time limit, so an episode may never end, and evaluation cuts it at "
-            f"{trainer._environments.max_evaluation_length:,} steps (Trainer.max_evaluation_length); "
+            f"{max_evaluation_length:,} steps (Trainer.max_evaluation_length); "
             "make_environment.env_kwargs = {'max_episode_steps': 1000} sets a limit"
         )
