@@ -7,7 +7,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
 
 from alfish.environments.sequential import SequentialVectorEnv
 
@@ -31,6 +30,7 @@ class Members:
         self._env = env
         self.first_seeds: Sequence[int] | None = list(seeds)
         self.abandoned = False
+        self._is_pending = False  # a call of the members has not ended
         self._one_here: gymnasium.Env | None = None  # where the members are in other processes
 
     @property
@@ -82,12 +82,16 @@ class Members:
         if isinstance(self._env, AsyncVectorEnv):
             self._env.set_attr("np_random", generators)  # these are copies: the members are in other processes
 
+    def note_failure(self, error: BaseException) -> None:
+        """Stores whether a call is still pending after `error`: after a signal, and if a process has died."""
+        self._is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
+
     def close(self) -> None:
         """Closes the vector environment, also during a step."""
         if not isinstance(self._env, AsyncVectorEnv):
             self._env.close()
-        elif self.abandoned and self._env._state != AsyncState.DEFAULT:
-            _end_processes(self._env)  # gymnasium would wait for the current step
+        elif self._is_pending:
+            _end_processes(self._env)  # gymnasium would wait for the end of the call
         else:
             try:
                 self._env.close()

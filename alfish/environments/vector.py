@@ -67,8 +67,8 @@ class VectorEnvironment(Environment):
         options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
         try:
             observation, self.infos = self.env.reset(seed=self._members.seed_argument(seeds), **options)
-        except Exception as error:
-            refuse_breach(error, self.name, "reset")
+        except BaseException as error:
+            self._refuse(error, "reset")
             raise
         self._was_done[:] = False
         self._nothing_began, self._restart = True, False
@@ -84,8 +84,8 @@ class VectorEnvironment(Environment):
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         try:
             observation, reward, terminated, truncated, self.infos = self.env.step(handed)
-        except Exception as error:
-            refuse_breach(error, self.name, "step")
+        except BaseException as error:
+            self._refuse(error, "step")
             raise
         if self._reads_executed:
             executed = self._reported(executed)
@@ -205,6 +205,12 @@ class VectorEnvironment(Environment):
 
     def close(self) -> None:
         self._members.close()
+
+    def _refuse(self, error: BaseException, method: str) -> None:
+        """Notes an error of `step` or `reset`; raises UsageError if it is a breach of gymnasium's interface."""
+        self._members.note_failure(error)
+        if isinstance(error, Exception):
+            refuse_breach(error, self.name, method)
 
     def _check_shapes(self, observation: Nest) -> None:
         """Raises UsageError where an observation that `reset` returned has another shape than its space."""

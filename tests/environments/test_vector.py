@@ -1,7 +1,9 @@
 """Vector environments in every autoreset mode become one stream: FIRST MID ... LAST, reward k at step k."""
 
 import copy
+import os
 import re
+import time
 
 import gymnasium
 import numpy as np
@@ -16,6 +18,7 @@ from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import NestedBandit, Stamped
 from alfish.errors import UsageError
+from alfish.runs.stop_signals import Interrupted
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 LENGTHS = ((3, 5, 1, 8), (2, 2, 7), (1,))
@@ -850,3 +853,65 @@ def test_what_the_next_episode_says_of_itself_is_no_info_of_the_last_row(mode):
         time_step = environment.step(np.zeros(2, np.int64))
         if mode == AutoresetMode.DISABLED or (time_step.step_type == MID).all():
             assert "level" not in environment.infos
+
+
+class Ending(gymnasium.Env):
+    """Its steps do what the action says: 0 ends at once, 1 raises, 2 never ends. `close` leaves a file."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(3)
+
+    def __init__(self, directory):
+        self._file = directory / f"{os.getpid()}"
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action == 1:
+            raise ValueError("no step")
+        if action == 2:
+            time.sleep(10**6)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def close(self):
+        self._file.touch()
+
+
+def ending(directory):
+    env = AsyncVectorEnv([lambda: Ending(directory)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
+    environment = VectorEnvironment(env, [0, 1])
+    environment.reset()
+    return environment, env.processes
+
+
+def test_a_pending_step_of_processes_is_not_waited_for(tmp_path, monkeypatch):
+    """After a signal, and after a process has died; gymnasium would wait for ever, or raise again."""
+
+    def interrupted(*arguments, **keywords):
+        raise Interrupted
+
+    environment, processes = ending(tmp_path)
+    monkeypatch.setattr(environment.env, "step_wait", interrupted)
+    with pytest.raises(Interrupted):
+        environment.step(np.array([0, 2]))
+    environment.abandon()
+    environment.close()
+    assert not any(process.is_alive() for process in processes)
+    environment, processes = ending(tmp_path)
+    processes[0].kill()
+    processes[0].join()
+    with pytest.raises((EOFError, OSError)):
+        environment.step(np.array([0, 0]))
+    environment.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium's log
+def test_the_others_are_closed_in_peace_after_one_has_raised(tmp_path):
+    environment, processes = ending(tmp_path)
+    with pytest.raises(ValueError, match="no step"):
+        environment.step(np.array([0, 1]))
+    environment.abandon()
+    environment.close()
+    assert (tmp_path / str(processes[0].pid)).exists() and not any(process.is_alive() for process in processes)
