@@ -19,10 +19,10 @@ from alfish.unrollers.unroller import ENVIRONMENT, POLICY
 
 WORKERS = "waiting for workers, and taking over their rows"  # COLLECT, where others collect
 SHARES = {
-    "worker_wait_share": "waiting for the trainer",
-    "worker_env_share": "environments",
-    "worker_policy_share": "policy",
-    "worker_copy_share": "copying",
+    "worker_wait_fraction": "waiting for the trainer",
+    "worker_env_fraction": "environments",
+    "worker_policy_fraction": "policy",
+    "worker_copy_fraction": "copying",
 }
 LONG_UPDATE = 1000  # microseconds of a compiled update from which more threads are faster
 
@@ -127,7 +127,7 @@ class Profile(Listener):
         if self._worker_shares:
             parts = ", ".join(f"{share:.0%} {SHARES[name]}" for name, share in self._worker_shares.items())
             lines.append(f"  workers: {parts}")
-        idle = self._worker_shares.get("worker_wait_share", 0.0) if self._worker_shares else None
+        idle = self._worker_shares.get("worker_wait_fraction", 0.0) if self._worker_shares else None
         return "\n".join([*lines, *(f"  - {line}" for line in advice(measured, self._run, idle))])
 
     def _now(self, report: Report) -> Measured:

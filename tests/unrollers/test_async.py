@@ -266,7 +266,7 @@ def test_lockstep_lags_by_one_iteration_and_free_by_no_more_than_the_slots(made)
             wait_until_slots_are_full(unroller)  # training takes longer than acting
             unroller.publish()
         stats = unroller.stats()
-        assert stats["lag_max"] == slots - 1 and stats["worker_wait_share"] > 0.3
+        assert stats["lag_max"] == slots - 1 and stats["worker_wait_fraction"] > 0.3
 
 
 def test_a_segment_is_made_with_one_version_of_the_weights(made):

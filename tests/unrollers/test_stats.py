@@ -17,12 +17,12 @@ def test_shares_are_of_what_all_workers_did_since_the_call_before():
     stats.masked(8)
     stats.masked(4)
     taken = stats.take()
-    shares = [taken[f"worker_{name}_share"] for name in ("wait", "env", "policy", "copy")]
+    shares = [taken[f"worker_{name}_fraction"] for name in ("wait", "env", "policy", "copy")]
     assert shares == pytest.approx([2 / 8, 2 / 8, 3 / 8, 1 / 8])
     assert (taken["lag_min"], taken["lag_mean"], taken["lag_max"], taken["masked_rows"]) == (0, 2, 3, 12)
     assert all(type(value) is float for value in taken.values())
-    nothing = {"worker_wait_share", "worker_env_share", "worker_policy_share", "worker_copy_share"}
-    assert stats.take() == dict.fromkeys(nothing | {"trainer_wait_share", "masked_rows"}, 0.0)
+    nothing = {"worker_wait_fraction", "worker_env_fraction", "worker_policy_fraction", "worker_copy_fraction"}
+    assert stats.take() == dict.fromkeys(nothing | {"trainer_wait_fraction", "masked_rows"}, 0.0)
 
 
 def test_what_the_trainer_waited_is_a_share_of_the_time_between_two_calls(monkeypatch):
@@ -32,7 +32,7 @@ def test_what_the_trainer_waited_is_a_share_of_the_time_between_two_calls(monkey
     stats.waited(1.0)
     stats.waited(0.5)
     now = 106.0
-    assert stats.take()["trainer_wait_share"] == pytest.approx(0.25)
+    assert stats.take()["trainer_wait_fraction"] == pytest.approx(0.25)
     stats.waited(1.0)
     now = 108.0
-    assert stats.take()["trainer_wait_share"] == pytest.approx(0.5)
+    assert stats.take()["trainer_wait_fraction"] == pytest.approx(0.5)

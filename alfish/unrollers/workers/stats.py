@@ -32,8 +32,8 @@ class Stats:
     def take(self) -> dict[str, float]:
         """Returns scalars by name, and starts over. Times are fractions of the workers' or the trainer's time."""
         total = self._seconds.sum() or 1.0
-        result = {f"worker_{name}_share": float(part / total) for name, part in zip(Seconds._fields, self._seconds)}
-        result["trainer_wait_share"] = self._waited / max(time.perf_counter() - self._began, 1e-9)
+        result = {f"worker_{name}_fraction": float(part / total) for name, part in zip(Seconds._fields, self._seconds)}
+        result["trainer_wait_fraction"] = self._waited / max(time.perf_counter() - self._began, 1e-9)
         if self._lags:
             result["lag_min"] = float(min(self._lags))
             result["lag_mean"] = float(np.mean(self._lags))
