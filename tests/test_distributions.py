@@ -233,3 +233,62 @@ def test_a_joint_travels_as_a_nest_of_tensors():
     assert rows.log_prob(rows.sample()).shape == (4, 2)
     assert not is_distribution(joint)
     assert all(is_distribution(part) for part in (*_joint()[1].values(),))
+
+
+def _mask(*shape, seed=3):
+    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.4
+    mask[..., 1] = True
+    return mask
+
+
+def test_a_masked_categorical_is_the_one_of_the_allowed_logits_alone_and_so_are_its_gradients():
+    logits, others, mask = _logits(40, 6).double(), _logits(40, 6, seed=1).double(), _mask(40, 6)
+    for row in range(40):
+        whole, other = logits[row].clone().requires_grad_(), others[row]
+        alone = logits[row][mask[row]].clone().requires_grad_()
+        ours, less = Categorical.of(whole, mask[row]), Categorical.of(alone)
+        their, fewer = Categorical.of(other, mask[row]), Categorical.of(other[mask[row]])
+        for k, i in enumerate(mask[row].nonzero()[:, 0]):
+            values = ours.log_prob(i), ours.entropy(), ours.kl(their)
+            expected = less.log_prob(torch.tensor(k)), less.entropy(), less.kl(fewer)
+            for value, same in zip(values, expected):
+                assert torch.allclose(value, same, atol=1e-12)
+                (gradient,) = torch.autograd.grad(value, whole, retain_graph=True)
+                (wanted,) = torch.autograd.grad(same, alone, retain_graph=True)
+                assert torch.allclose(gradient[mask[row]], wanted, atol=1e-12)
+                assert (gradient[~mask[row]] == 0).all()
+
+
+def test_what_a_mask_forbids_is_never_drawn_and_nothing_is_nan():
+    torch.manual_seed(0)
+    logits, mask = 30 * _logits(5000, 8), _mask(5000, 8)
+    mask[0] = False
+    masked = Categorical.of(logits.requires_grad_(), mask)
+    for action in (masked.sample(), masked.mode()):
+        assert mask.gather(-1, action[:, None])[1:].all()
+    assert (masked.log_p.exp()[~mask][8:] == 0).all()
+    assert torch.allclose(masked.log_p[0].exp(), torch.full((8,), 1 / 8))  # none is allowed: all are
+    loss = masked.entropy().sum() + masked.kl(Categorical.of(_logits(5000, 8), mask)).sum()
+    assert loss.isfinite()
+    assert torch.autograd.grad(loss, logits)[0].isfinite().all()
+
+
+def test_masked_bits_have_their_only_value_and_no_gradient():
+    torch.manual_seed(0)
+    logits = _logits(4000, 4).requires_grad_()
+    mask = torch.tensor([[1, 1], [1, 0], [0, 1], [0, 0]]).bool().expand(4000, 4, 2)
+    masked, free = Bernoulli.of(logits, mask), Bernoulli(logits[:, [0, 3]])
+    sample = masked.sample()
+    for action in (sample, masked.mode()):
+        assert (action[:, 1] == 0).all() and (action[:, 2] == 1).all()
+        assert action[:, 0].unique().tolist() == action[:, 3].unique().tolist() == [0, 1]  # 3: none is allowed, so both
+    other = Bernoulli.of(_logits(4000, 4, seed=1), mask), Bernoulli(_logits(4000, 4, seed=1)[:, [0, 3]])
+    pairs = [
+        (masked.log_prob(sample), free.log_prob(sample[:, [0, 3]])),
+        (masked.entropy(), free.entropy()),
+        (masked.kl(other[0]), free.kl(other[1])),
+    ]
+    for ours, alone in pairs:
+        assert torch.allclose(ours, alone, atol=1e-5)
+        gradient, expected = (torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (ours, alone))
+        assert torch.allclose(gradient, expected, atol=1e-6) and (gradient[:, [1, 2]] == 0).all()

@@ -22,7 +22,7 @@ from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks import FLOORED_HEAD, Torso, Window
+from alfish.networks import FLOORED_HEAD, Torso, Window, head_masks
 from alfish.parameters import checked
 
 
@@ -57,6 +57,7 @@ class BC(RLAlgorithm):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.torso: Any = torso(observation_spec)
         self.policy_head: Any = policy_head(self.torso.output_size, action_spec)
+        self.action_masks = head_masks(self.policy_head, observation_spec, action_spec)
         self.replay_needs = ReplayNeeds(recurrent_state=self.has_state)
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -64,16 +65,16 @@ class BC(RLAlgorithm):
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self.torso(time_step, state)
-        return AlgStep(self.policy_head(features).sample(), state)
+        return AlgStep(self._policy(features, time_step).sample(), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self.torso(time_step, state)
-        return AlgStep(self.policy_head(features).mode(), state)
+        return AlgStep(self._policy(features, time_step).mode(), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         features = Window(experience, self.replay_needs.recurrent_state).trained(self.torso)
-        action = nest.at(experience.action, slice(0, features.shape[0]))
-        return AlgStep(info=BCTrain(self.policy_head(features), action))
+        step, action = nest.at((experience.time_step, experience.action), slice(0, features.shape[0]))
+        return AlgStep(info=BCTrain(self._policy(features, step), action))
 
     def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:
         log_prob = info.policy.log_prob(info.action)
@@ -84,3 +85,8 @@ class BC(RLAlgorithm):
             if errors:
                 extra["squared_error"] = torch.cat(errors, -1).square().mean(-1)
         return LossInfo(-log_prob, extra=extra)
+
+    def _policy(self, features: torch.Tensor, time_step: TimeStep) -> Distribution:
+        if self.action_masks is None:
+            return self.policy_head(features)
+        return self.policy_head(features, self.action_masks(time_step.observation))

@@ -97,14 +97,15 @@ class DQN(RLAlgorithm):
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         q, state = self.q_network(time_step, state)
-        greedy = q.argmax(-1)
+        mask = self._mask(time_step)
+        greedy = _greedy(q, mask)
         explore = torch.rand(greedy.shape, device=greedy.device) < self._epsilon(self.progress)
-        action = torch.where(explore, torch.randint_like(greedy, self.num_actions), greedy)
-        return AlgStep(self._nested(action), state)
+        uniform = torch.randint_like(greedy, self.num_actions) if mask is None else specs.uniform_choice(mask)
+        return AlgStep(self._nested(torch.where(explore, uniform, greedy)), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         q, state = self.q_network(time_step, state)
-        return AlgStep(self._nested(q.argmax(-1)), state)
+        return AlgStep(self._nested(_greedy(q, self._mask(time_step))), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         window = Window(experience, self.replay_needs.recurrent_state)
@@ -114,7 +115,8 @@ class DQN(RLAlgorithm):
         else:
             all_q, chooser_q = window.trained(self.q_network), target_q
         (taken,) = nest.leaves(experience.action)
-        greedy, later = chooser_q.argmax(-1), taken[1:]
+        mask = self._mask(experience.time_step)
+        greedy, later = _greedy(chooser_q, None if mask is None else mask[1:]), taken[1:]
         q = _of_action(all_q, taken[: all_q.shape[0]])
         following = NextValues(_of_action(target_q, greedy))
         if self._retrace:
@@ -132,8 +134,17 @@ class DQN(RLAlgorithm):
     def after_update(self) -> None:
         self.target.update(self.q_network)
 
+    def _mask(self, time_step: TimeStep) -> torch.Tensor | None:
+        """Returns the allowed actions, `[..., A]` bool; None: all."""
+        return None if self.action_masks is None else self.action_masks(time_step.observation)[0]
+
     def _nested(self, action: torch.Tensor) -> Nest:
         return nest.map(lambda _: action, self.action_spec)
+
+
+def _greedy(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Returns the action with the largest value of those that `mask` allows; both are `[..., A]`."""
+    return q.argmax(-1) if mask is None else torch.where(mask, q, -torch.inf).argmax(-1)
 
 
 def _of_action(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:

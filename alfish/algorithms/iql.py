@@ -23,7 +23,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, TargetNetwork
+from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, TargetNetwork, head_masks
 from alfish.networks.encoders import Flat, OneHot
 from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
 
@@ -83,6 +83,7 @@ class IQL(RLAlgorithm):
         self.actor_encoder: Any = actor_encoder(observation_spec)
         self.actor_mlp: Any = actor_mlp(self.actor_encoder.output_size)
         self.policy_head: Any = policy_head(self.actor_mlp.output_size, action_spec)
+        self.action_masks = head_masks(self.policy_head, observation_spec, action_spec)
         self.critic: Any = critic(observation_spec, sum(code.output_size for code in self.action_codes))
         self.value: Any = value(observation_spec, 0)
         self.target_critic = TargetNetwork(self.critic, target_rate)
@@ -151,7 +152,12 @@ class IQL(RLAlgorithm):
         self.target_critic.update(self.critic)
 
     def _policy(self, observation: Nest) -> Distribution:
-        return self.policy_head(self.actor_mlp(self.actor_encoder(observation)))
+        features = self.actor_mlp(self.actor_encoder(observation))
+        return (
+            self.policy_head(features)
+            if self.action_masks is None
+            else self.policy_head(features, self.action_masks(observation))
+        )
 
     def _value(self, time_step: TimeStep) -> torch.Tensor:
         return self.value(self.value.features(time_step, None)[0])[0]

@@ -52,6 +52,9 @@ class RLAlgorithm(nn.Module, abc.ABC):
       observation_spec: nest of spaces, after transforms.
       action_spec: canonical action nest: Box in [-1, 1], see `alfish.specs`.
       reward_spec: Box of shape (), or (R,) for vector rewards.
+
+    Attributes:
+      action_masks: reader of the mask in observations; None: there is none. Hooks return actions that it allows.
     """
 
     on_policy: ClassVar[bool]  # True: trains on the unroll itself; False: on batches from replay
@@ -73,6 +76,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         self.observation_spec = observation_spec
         self.action_spec = action_spec
         self.reward_spec = reward_spec
+        self.action_masks = specs.mask_reader(observation_spec, action_spec)
         self.register_buffer("progress", torch.zeros((), dtype=torch.float64))
 
     @classmethod
@@ -88,11 +92,9 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Returns actions that explore. `time_step` is `[B]`; `state` is already reset where a row is FIRST."""
 
     def random_action(self, time_step: TimeStep) -> Nest:
-        """Returns uniformly random actions `[B, ...]` for the warm-up of replay. Default: from the whole action space.
-
-        Override it if an environment accepts only some actions at a time and the observation has the mask.
-        """
-        return specs.sample(self.action_spec, len(time_step.step_type))
+        """Returns uniformly random actions `[B, ...]` for the warm-up of replay; allowed ones if there is a mask."""
+        masks = None if self.action_masks is None else self.action_masks(time_step.observation)
+        return specs.sample(self.action_spec, len(time_step.step_type), masks)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         """Returns the best actions: the mode, not a sample. Default: calls `rollout_step`."""

@@ -4,14 +4,23 @@ from typing import NamedTuple
 
 import torch
 
+FORBIDDEN = -1e9  # logit of a forbidden choice, with probability 0; -inf would make p log p nan
+
 
 class Categorical(NamedTuple):
-    """One of A choices; actions are `[...]` int64. Made by `Categorical.of(logits)`."""
+    """One of A choices; actions are `[...]` int64. Made by `Categorical.of`.
+
+    Choices that a mask forbids have probability 0 and no part in entropy, KL and gradients. Where a mask allows none,
+    all are equally probable.
+    """
 
     log_p: torch.Tensor  # [..., A], normalized log-probabilities
 
     @classmethod
-    def of(cls, logits: torch.Tensor) -> "Categorical":
+    def of(cls, logits: torch.Tensor, mask: torch.Tensor | None = None) -> "Categorical":
+        """Returns the distribution for logits `[..., A]`, over the choices that `mask` allows (`[..., A]` bool)."""
+        if mask is not None:
+            logits = torch.where(mask, logits, FORBIDDEN)
         return cls(logits.log_softmax(-1))
 
     def sample(self) -> torch.Tensor:

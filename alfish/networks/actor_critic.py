@@ -12,7 +12,7 @@ from alfish import nest
 from alfish.data import TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks.heads import PolicyHead
+from alfish.networks.heads import PolicyHead, head_masks
 from alfish.networks.layers import orthogonal
 from alfish.networks.torsos import Torso
 from alfish.parameters import checked
@@ -35,7 +35,8 @@ class ActorCritic(nn.Module):
       action_spec: canonical action nest.
       reward_spec: its shape, () or (R,), is the shape of a value.
       actor_torso, critic_torso: take the observation spec; gin scopes bind them separately (`@actor/Torso`).
-      policy_head: takes the torso's output size and the action spec.
+      policy_head: takes the torso's output size and the action spec. Its `forward` takes features and, if the
+        observation has an action mask, the mask of each leaf of the action.
       shared_torso: whether the critic uses the actor's torso; critic_torso is then not built.
     """
 
@@ -53,6 +54,7 @@ class ActorCritic(nn.Module):
         self.actor_torso: Any = actor_torso(observation_spec)
         self.critic_torso: Any = None if shared_torso else critic_torso(observation_spec)
         self.policy_head: Any = policy_head(self.actor_torso.output_size, action_spec)
+        self._masks = head_masks(self.policy_head, observation_spec, action_spec)
         critic_size = (self.actor_torso if self.critic_torso is None else self.critic_torso).output_size
         self._has_two_states = self.critic_torso is not None and bool(nest.leaves(self._two_states(1)))
         self._vector_reward = bool(reward_spec.shape)
@@ -67,12 +69,12 @@ class ActorCritic(nn.Module):
         """Returns the policy and the next state, the critic's included."""
         if not self._has_two_states:
             features, state = self.actor_torso(time_step, state)
-            return self.policy_head(features), state
+            return self._policy(features, time_step), state
         features, actor = self.actor_torso(time_step, state["actor"])
         critic = state["critic"]
         if critic is not None:
             _, critic = self.critic_torso(time_step, critic)
-        return self.policy_head(features), {"actor": actor, "critic": critic}
+        return self._policy(features, time_step), {"actor": actor, "critic": critic}
 
     def value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
         """Returns the value `[...]`, or `[..., R]` for vector rewards, without a state: `policy` returns it."""
@@ -89,11 +91,16 @@ class ActorCritic(nn.Module):
             features, actor = self.actor_torso(time_step, state["actor"])
             critic_features, critic = self.critic_torso(time_step, state["critic"])
             after = {"actor": actor, "critic": critic}
-        return PolicyValue(self.policy_head(features), self._value(critic_features)), after
+        return PolicyValue(self._policy(features, time_step), self._value(critic_features)), after
 
     def _two_states(self, batch_size: int) -> dict[str, Nest]:
         torsos = {"actor": self.actor_torso, "critic": self.critic_torso}
         return {name: torso.initial_state(batch_size) for name, torso in torsos.items()}
+
+    def _policy(self, features: torch.Tensor, time_step: TimeStep) -> Distribution:
+        if self._masks is None:
+            return self.policy_head(features)
+        return self.policy_head(features, self._masks(time_step.observation))
 
     def _value(self, features: torch.Tensor) -> torch.Tensor:
         value = self.value_head(features)

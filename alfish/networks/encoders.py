@@ -6,6 +6,7 @@ size chooses the CNN: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3; smaller i
 Box is divided by the high of its space, to [0, 1].
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.images import encoder_by_size, integer_scale, is_image
 from alfish.parameters import checked
+from alfish.specs import ActionMask
 
 # From a leaf's space to a module that has `output_size` and maps [*, *shape] to [*, output_size].
 LeafEncoder = Callable[..., Any]
@@ -37,6 +39,7 @@ class Encoder(nn.Module):
       vector: encoder of every other Box and MultiBinary leaf.
       discrete: encoder of Discrete and MultiDiscrete leaves.
       leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`); these override the rules.
+      sees_mask: whether an action mask is encoded like other leaves. False: it is left out.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Encoder(nn.Module):
         vector: LeafEncoder | None = None,
         discrete: LeafEncoder | None = None,
         leaves: Mapping[str, LeafEncoder] | None = None,
+        sees_mask: bool = False,
     ):
         super().__init__()
         specs, paths, overrides = nest.leaves(observation_spec), nest.paths(observation_spec), dict(leaves or {})
@@ -60,7 +64,10 @@ class Encoder(nn.Module):
                 return discrete or OneHot
             return (image or encoder_by_size(spec) or Flat) if is_image(spec) else (vector or Flat)
 
-        encoders = [choose(path, spec)(spec) for path, spec in zip(paths, specs)]
+        self._sees = [sees_mask or path in overrides or not isinstance(s, ActionMask) for path, s in zip(paths, specs)]
+        if not any(self._sees):
+            raise UsageError("the observation has an action mask and nothing else; set Encoder.sees_mask = True")
+        encoders = [choose(path, spec)(spec) for path, spec in itertools.compress(zip(paths, specs), self._sees)]
         self.encoders = nn.ModuleList(encoders)
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
 
@@ -71,7 +78,8 @@ class Encoder(nn.Module):
     def forward(self, observation: Nest) -> torch.Tensor:
         if self._is_plain:
             return observation
-        features = [encoder(leaf) for encoder, leaf in zip(self.encoders, nest.leaves(observation))]
+        leaves = itertools.compress(nest.leaves(observation), self._sees)
+        features = [encoder(leaf) for encoder, leaf in zip(self.encoders, leaves)]
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 

@@ -1,6 +1,8 @@
 """Heads that map features to distributions over actions."""
 
 import functools
+import inspect
+from collections.abc import Sequence
 
 import gin
 import torch
@@ -18,10 +20,11 @@ from alfish.distributions import (
     Joint,
     MultiCategorical,
 )
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
-from alfish.specs import is_bounded
+from alfish.specs import MaskReader, is_bounded, mask_reader
 
 
 @gin.configurable(module="alfish.networks")
@@ -73,11 +76,37 @@ class PolicyHead(nn.Module):
         self.heads = nn.ModuleList(heads)
         self._is_bare = isinstance(action_spec, spaces.Space)
 
-    def forward(self, features: torch.Tensor) -> Distribution:
-        if self._is_bare:
+    def forward(self, features: torch.Tensor, masks: Sequence[torch.Tensor | None] | None = None) -> Distribution:
+        """Returns the distributions for features `[..., input_size]`.
+
+        Args:
+          features: of the rows.
+          masks: of each leaf, the choices that are allowed (`specs.MaskReader`); None: all.
+        """
+        if masks is None and self._is_bare:
             return self.heads[0](features)
-        remaining = iter(self.heads)
-        return Joint(nest.map(lambda _: next(remaining)(features), self._structure))
+        if masks is None:
+            remaining = iter(self.heads)
+            return Joint(nest.map(lambda _: next(remaining)(features), self._structure))
+        parts = iter(
+            [head(features) if mask is None else head(features, mask) for head, mask in zip(self.heads, masks)]
+        )
+        return next(parts) if self._is_bare else Joint(nest.map(lambda _: next(parts), self._structure))
+
+
+def head_masks(head: nn.Module, observation_spec: Nest, action_spec: Nest) -> MaskReader | None:
+    """Returns the reader of the masks that a policy head is called with; None if the observation has none.
+
+    Raises:
+      UsageError: the head takes no masks.
+    """
+    reader = mask_reader(observation_spec, action_spec)
+    if reader is not None and len(inspect.signature(head.forward).parameters) < 2:
+        raise UsageError(
+            f"the observation has an action mask, and {type(head).__name__}.forward takes features only; give it a "
+            "second argument, the mask of each leaf, as PolicyHead has"
+        )
+    return reader
 
 
 # For recorded data: without a lower bound on std the likelihood of constant actions is unbounded.
@@ -90,13 +119,15 @@ class _LogitsHead(nn.Module):
         self._sizes, self._kind = sizes, kind
         self.linear = orthogonal(nn.Linear(input_size, sum(sizes)), gain)
 
-    def forward(self, features: torch.Tensor) -> Distribution:
+    def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> Distribution:
         logits = self.linear(features)
         if self._kind == "categorical":
-            return Categorical.of(logits)
+            return Categorical.of(logits, mask)
         if self._kind == "bernoulli":
-            return Bernoulli(logits)
-        return MultiCategorical(tuple(Categorical.of(part) for part in logits.split(self._sizes, -1)))
+            return Bernoulli.of(logits, None if mask is None else mask.unflatten(-1, (-1, 2)))
+        parts = logits.split(self._sizes, -1)
+        masks = [None] * len(parts) if mask is None else mask.split(self._sizes, -1)
+        return MultiCategorical(tuple(map(Categorical.of, parts, masks)))
 
 
 class _NormalHead(nn.Module):

@@ -6,15 +6,21 @@ differs from the environment's own space as the stream does:
 - actions have canonical units. A bounded Box becomes one-dimensional float32 in [-1, 1]; any other Box keeps the
   environment's units. Discrete and MultiDiscrete start at 0 and are int64. MultiBinary is flat.
 `ObservationUnits` and `ActionUnits` are the only converters between the two.
+
+An observation may have an action mask (`alfish.specs.masks`), a leaf of the space `ActionMask`.
 """
 
 from alfish.specs.checks import check_hybrid_action, check_learnable, check_scalar_reward, outside
 from alfish.specs.leaves import action_spec, describe, observation_spec, reward_spec, sample, zeros
+from alfish.specs.masks import ActionMask, MaskLayout, MaskReader, mask_path, mask_reader, num_choices, uniform_choice
 from alfish.specs.spaces import batch_of_one, is_bounded, map_space, torch_dtype
 from alfish.specs.units import ActionUnits, ObservationUnits
 
 __all__ = [
+    "ActionMask",
     "ActionUnits",
+    "MaskLayout",
+    "MaskReader",
     "ObservationUnits",
     "action_spec",
     "batch_of_one",
@@ -24,10 +30,14 @@ __all__ = [
     "describe",
     "is_bounded",
     "map_space",
+    "mask_path",
+    "mask_reader",
+    "num_choices",
     "observation_spec",
     "outside",
     "reward_spec",
     "sample",
     "torch_dtype",
+    "uniform_choice",
     "zeros",
 ]

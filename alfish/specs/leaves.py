@@ -1,5 +1,6 @@
 """The specs of an environment's spaces, and values of a spec."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from gymnasium import spaces
 from alfish import nest
 from alfish.nest import Nest
 from alfish.specs.checks import check_learnable
+from alfish.specs.masks import uniform_action
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype
 
 
@@ -42,11 +44,16 @@ def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cp
     return nest.map(lambda leaf: torch.zeros((*leading, *shape_of(leaf)), dtype=torch_dtype(leaf), device=device), spec)
 
 
-def sample(spec: Nest, batch_size: int) -> Nest:
+def sample(spec: Nest, batch_size: int, masks: Sequence[torch.Tensor | None] | None = None) -> Nest:
     """Returns uniform random actions `[B, ...]` of a canonical action spec.
 
     An entry of a Box without two bounds is drawn from an interval of length 2: [-1, 1], or the nearest one within the
     bound that it has.
+
+    Args:
+      spec: canonical action nest.
+      batch_size: B.
+      masks: of each leaf, the choices that are allowed, see `MaskLayout.split`; None: all.
     """
 
     def draw(leaf: spaces.Space) -> torch.Tensor:
@@ -63,7 +70,12 @@ def sample(spec: Nest, batch_size: int) -> Nest:
         count: Any = leaf.n if isinstance(leaf, spaces.Discrete) else torch.from_numpy(leaf.nvec)  # type: ignore[attr-defined]
         return (torch.rand(shape, dtype=torch.float64) * count).long()
 
-    return nest.map(draw, spec)
+    if masks is None:
+        return nest.map(draw, spec)
+    leaves, structure = nest.flatten(spec)
+    return nest.unflatten(
+        structure, [draw(leaf) if mask is None else uniform_action(leaf, mask) for leaf, mask in zip(leaves, masks)]
+    )
 
 
 def describe(spec: Nest) -> str:

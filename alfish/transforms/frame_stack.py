@@ -12,6 +12,7 @@ from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters import Range, checked
+from alfish.specs import ActionMask
 from alfish.transforms.transform import RowReader, Transform
 
 
@@ -21,7 +22,8 @@ class FrameStack(Transform):
     """Stacks each observation behind the `num_frames - 1` before it, oldest first.
 
     An episode's first frame is repeated. A grey image [H, W] becomes [num_frames, H, W]. Images with channels,
-    [H, W, C] or [C, H, W], are stacked along the channels. A vector [D] becomes [num_frames * D].
+    [H, W, C] or [C, H, W], are stacked along the channels. A vector [D] becomes [num_frames * D]. An action mask is not
+    stacked: of its frames the newest is taken.
 
     The state is the frames before a row, leaves `[B, num_frames - 1, ...]`, oldest first.
     """
@@ -29,6 +31,8 @@ class FrameStack(Transform):
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, num_frames: Annotated[int, Range(2)] = 4):
         super().__init__(observation_spec, reward_spec)
         for path, leaf in zip(nest.paths(observation_spec), nest.leaves(observation_spec)):
+            if isinstance(leaf, ActionMask):
+                continue
             if not isinstance(leaf, spaces.Box) or not 1 <= len(leaf.shape) <= 3:
                 raise UsageError(f"FrameStack stacks vectors and images, and the observation {path or ''} is {leaf}")
         self.num_frames = num_frames
@@ -83,13 +87,18 @@ class FrameStack(Transform):
 
     def _join(self, frames: torch.Tensor, leaf: spaces.Box) -> torch.Tensor:
         """Reshapes `[*, num_frames, ...]` to the stacked shape."""
+        if isinstance(leaf, ActionMask):
+            return frames[..., -1, :]
         if len(leaf.shape) == 2:
             return frames
         if len(leaf.shape) == 3 and leaf.shape[-1] <= leaf.shape[0]:  # [H, W, C]
             return frames.movedim(-4, -2).flatten(-2)
         return frames.flatten(-len(leaf.shape) - 1, -len(leaf.shape))
 
-    def _stacked_spec(self, leaf: spaces.Box) -> spaces.Box:
+    def _stacked_spec(self, leaf: spaces.Box) -> spaces.Space:
+        if isinstance(leaf, ActionMask):
+            return leaf
+
         def stacked(bound: np.ndarray) -> np.ndarray:
             frames = torch.from_numpy(np.repeat(bound[None], self.num_frames, 0))
             return self._join(frames, leaf).numpy()

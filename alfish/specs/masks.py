@@ -1,0 +1,178 @@
+"""Action masks: a leaf of the observation that tells which choices of the action the environment accepts.
+
+Row t's mask is of the action at row t. Its space is an `ActionMask`: an entry is 1 if the choice is allowed, and 0 if
+it is forbidden. The entries follow the leaves of the action: n for Discrete, n_1 + n_2 + ... for MultiDiscrete, and two
+for each bit of MultiBinary ("may be 0", "may be 1"), or one ("may be 1"). A Box has none.
+
+A mask cannot express constraints between the entries of an action, nor ones that depend on a Box entry.
+"""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.specs.spaces import shape_of, torch_dtype
+
+
+class ActionMask(spaces.MultiBinary):
+    """The space of an action mask, `[n]` int8. It marks this leaf in observation spaces and specs."""
+
+    def __init__(self, n: int):
+        super().__init__(n)
+
+    def __repr__(self) -> str:
+        return f"ActionMask({self.n})"
+
+
+class MaskLayout:
+    """Places of the choices in a mask.
+
+    Args:
+      action_spec: canonical action nest.
+      size: entries of the mask; also an attribute.
+      name: of the mask, for messages.
+
+    Raises:
+      UsageError: the action has no choices, or another number of them.
+    """
+
+    def __init__(self, action_spec: Nest, size: int, name: str):
+        leaves = nest.leaves(action_spec)
+        choices = [_choices(leaf) for leaf in leaves]  # of each leaf, a count for each entry
+        counts = list(itertools.chain(*choices))
+        num_bits = [shape_of(leaf)[0] if isinstance(leaf, spaces.MultiBinary) else 0 for leaf in leaves]
+        total, short = sum(counts), sum(counts) - sum(num_bits)
+        if not counts:
+            raise UsageError(f"{name} is an action mask, and the action {action_spec} has no choices; leave it out")
+        if size not in (total, short):
+            other = f", or {short} with one for each bit" if short < total else ""
+            raise UsageError(
+                f"{name} is an action mask of {size} entries, and the action {action_spec} has {total} choices{other}"
+            )
+        self.size = size
+        self._is_short = size < total  # one entry for each bit
+        self._num_bits = num_bits if self._is_short else [0] * len(leaves)
+        self._sizes = [sum(each) - bits for each, bits in zip(choices, self._num_bits)]  # of each leaf's part
+        self._starts = np.cumsum([0, *counts[:-1]])  # of each entry's choices, with two for each bit
+
+    def split(self, mask: torch.Tensor) -> list[torch.Tensor | None]:
+        """Returns the mask of each leaf, `[..., choices]` bool from `[..., size]`, with two for each bit.
+
+        None for a Box.
+        """
+        allowed = mask.bool()
+        parts = [allowed] if len(self._sizes) == 1 else allowed.split(self._sizes, -1)
+        if self._is_short:
+            parts = [
+                torch.stack([torch.ones_like(part), part], -1).flatten(-2) if bits else part
+                for part, bits in zip(parts, self._num_bits)
+            ]
+        return [part if size else None for part, size in zip(parts, self._sizes)]
+
+    def forbids(self, mask: np.ndarray, action: Nest) -> np.ndarray:
+        """Returns whether masks `[N, size]` forbid actions (leaves `[N, ...]`, canonical), `[N]` bool."""
+        leaves = [leaf.reshape(len(mask), -1) for leaf, n in zip(nest.leaves(action), self._sizes) if n]
+        index = self._starts + np.concatenate(leaves, 1)
+        return np.logical_not(np.take_along_axis(self.whole(mask), index, 1)).any(1)
+
+    def is_empty(self, mask: np.ndarray) -> np.ndarray:
+        """Returns whether masks `[N, size]` allow no choice of some entry of the action, `[N]` bool."""
+        return (np.add.reduceat(self.whole(mask), self._starts, 1, np.intp) == 0).any(1)
+
+    def whole(self, mask: np.ndarray) -> np.ndarray:
+        """Returns masks `[N, choices]` bool, with two for each bit."""
+        allowed = mask != 0
+        if not self._is_short:
+            return allowed
+        parts = np.split(allowed, np.cumsum(self._sizes)[:-1], 1)
+        return np.concatenate([
+            np.stack([np.ones_like(part), part], -1).reshape(len(part), -1) if bits else part
+            for part, bits in zip(parts, self._num_bits)
+        ], 1)  # fmt: skip
+
+
+class MaskReader:
+    """Reads the action mask in observations.
+
+    Args:
+      path: keys of the mask in the observation.
+      layout: of the mask.
+    """
+
+    def __init__(self, path: tuple[Any, ...], layout: MaskLayout):
+        self.path, self.layout = path, layout
+        self.name = ".".join(map(str, ("observation", *path)))
+
+    def __call__(self, observation: Nest) -> list[torch.Tensor | None]:
+        """Returns the mask of each leaf of the action, see `MaskLayout.split`."""
+        return self.layout.split(self.mask(observation))
+
+    def mask(self, observation: Nest) -> Any:
+        """Returns the mask in an observation, as it is there."""
+        for key in self.path:
+            observation = observation[key]
+        return observation
+
+    def is_empty(self, observation: Nest) -> np.ndarray:
+        """Returns whether rows `[N]` allow no choice of some entry of the action, `[N]` bool."""
+        return self.layout.is_empty(nest.as_array(self.mask(observation)))
+
+
+def mask_path(observation_spec: Nest) -> tuple[Any, ...] | None:
+    """Returns the keys of the action mask; None if there is none.
+
+    Raises:
+      UsageError: there are several.
+    """
+    named = zip(nest.keys(observation_spec), nest.named_leaves(observation_spec, "observation"))
+    found = [(keys, name) for keys, (name, leaf) in named if isinstance(leaf, ActionMask)]
+    if len(found) > 1:
+        raise UsageError(f"{' and '.join(name for _, name in found)} are action masks; join them into one leaf")
+    return found[0][0] if found else None
+
+
+def mask_reader(observation_spec: Nest, action_spec: Nest) -> MaskReader | None:
+    """Returns the reader of the action mask; None if the observation has none."""
+    path = mask_path(observation_spec)
+    if path is None:
+        return None
+    leaf = observation_spec
+    for key in path:
+        leaf = leaf[key]
+    return MaskReader(path, MaskLayout(action_spec, leaf.n, ".".join(map(str, ("observation", *path)))))
+
+
+def uniform_choice(mask: torch.Tensor) -> torch.Tensor:
+    """Returns one of the allowed choices, drawn uniformly: `[...]` int64 from `[..., n]` bool.
+
+    If none is allowed, it is one of all.
+    """
+    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # forbidden ones are below 1
+
+
+def uniform_action(leaf: spaces.Space, mask: torch.Tensor) -> torch.Tensor:
+    """Returns uniformly random allowed actions of one leaf, `[B, ...]` from `[B, choices]` bool."""
+    if isinstance(leaf, spaces.Discrete):
+        return uniform_choice(mask)
+    parts = mask.split(_choices(leaf), -1)
+    return torch.stack([uniform_choice(part) for part in parts], -1).to(torch_dtype(leaf))
+
+
+def num_choices(action_spec: Nest) -> int:
+    """Returns the number of choices in an action, two for each bit."""
+    return sum(sum(_choices(leaf)) for leaf in nest.leaves(action_spec))
+
+
+def _choices(leaf: spaces.Space) -> list[int]:
+    """Returns the number of choices of each entry of an action leaf; nothing for a Box."""
+    if isinstance(leaf, spaces.Discrete):
+        return [int(leaf.n)]
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return [int(n) for n in leaf.nvec]
+    return [2] * shape_of(leaf)[0] if isinstance(leaf, spaces.MultiBinary) else []
