@@ -73,6 +73,7 @@ class Environment(abc.ABC):
         self.env_spec: EnvSpec | None = None
         self.env_id: Array = np.arange(first_env_id, first_env_id + num_envs, dtype=np.int32)
         self.infos = {}
+        self._masks = specs.mask_reader(self.observation_spec, self.action_spec)
 
     @property
     def lacks_limit(self) -> bool:
@@ -186,3 +187,14 @@ class Environment(abc.ABC):
 
     def close(self) -> None:
         """Closes the environments."""
+
+    def _check_masks(self, observation: Nest) -> None:
+        """Raises UsageError if the mask of a FIRST row allows no choice of an entry of the action."""
+        if self._masks is None:
+            return
+        empty = self._masks.is_empty(observation)
+        if empty.any():
+            raise UsageError(
+                f"{self.name}: {self._masks.name} forbids every choice of an entry of the action in row "
+                f"{int(np.flatnonzero(empty)[0])} of a reset; an environment allows one until its episode ends"
+            )

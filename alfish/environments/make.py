@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from alfish import specs
 from alfish.environments import rendering
 from alfish.environments.environment import Environment
+from alfish.environments.masks import MaskedObservation
 from alfish.environments.sequential import SequentialVectorEnv, check_ends, refuse_breach, refuse_vector
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
@@ -46,6 +47,7 @@ def make_environment(
     seed: NonNegativeInt = 0,
     evaluation: bool = False,
     render_mode: str | None = None,
+    action_mask: str | None = None,
 ) -> Environment:
     """Builds environments that step together.
 
@@ -63,6 +65,9 @@ def make_environment(
       evaluation: builds single environments in this process, whatever `vectorization` is, which the evaluator resets. A
         VectorEnv of the user stays as it is.
       render_mode: gymnasium's render mode.
+      action_mask: where the environment has the mask of the actions that it accepts: 'observation:LEAF', 'info:KEY' or
+        'method:NAME'; vector classes: 'observation:LEAF'. It becomes a leaf of the observation, see
+        `environments.masks`. None: there is no mask.
 
     Raises:
       UsageError: the id does not exist (the message has close matches), an extra is missing, or a space cannot be
@@ -80,12 +85,12 @@ def make_environment(
     if callable(env_id) and is_vector:
         with _named_kwargs(env_id, kwargs):
             env = env_id(num_envs=num_envs, **kwargs)
-        return _adapt(env, seeds, evaluation, env_id, None)
+        return _adapt(env, seeds, evaluation, env_id, None, action_mask)
     if vectorization == "envpool" and not evaluation:
-        return _make_envpool(env_id, num_envs, seeds, kwargs)
+        return _make_envpool(env_id, num_envs, seeds, kwargs, action_mask)
     if vectorization == "vector_entry_point" and not evaluation:
         env = _make_vector_class(env_id, num_envs, kwargs)
-        return _adapt(env, seeds, False, env_id, None)
+        return _adapt(env, seeds, False, env_id, None, action_mask)
     if vectorization == "envpool" and env_id not in gymnasium.registry:
         raise UsageError(
             f"make_environment.env_id: only EnvPool has {env_id!r}, and evaluation uses gymnasium's environments; "
@@ -108,7 +113,7 @@ def make_environment(
             env = _wrapped(env, wrapper)
         specs.check_learnable(env.observation_space, "observation")  # before gymnasium makes batches of them
         specs.check_learnable(env.action_space, "action")
-        return env
+        return env if action_mask is None else MaskedObservation(env, action_mask)
 
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
     try:
@@ -230,14 +235,20 @@ def spawn_seeds(seed: int, count: int) -> list[int]:
 
 
 def _adapt(
-    env: VectorEnv, seeds: Sequence[int], evaluation: bool, env_id: str | Callable[..., Any], env_spec: EnvSpec | None
+    env: VectorEnv,
+    seeds: Sequence[int],
+    evaluation: bool,
+    env_id: str | Callable[..., Any],
+    env_spec: EnvSpec | None,
+    action_mask: str | None = None,
 ) -> Environment:
+    """Returns an environment of a vector environment; `action_mask` if its observations are not marked yet."""
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
     environment: Environment
     if returns_tensors:
-        environment = TensorEnvironment(env, seeds[0])
+        environment = TensorEnvironment(env, seeds[0], action_mask=action_mask)
     else:
-        environment = VectorEnvironment(env, seeds, autoreset=not evaluation)
+        environment = VectorEnvironment(env, seeds, autoreset=not evaluation, action_mask=action_mask)
     environment.name, environment.env_spec = _name(env_id), env_spec
     return environment
 
@@ -333,7 +344,9 @@ def _missing_extra(env_id: str, error: Exception) -> UsageError:
     return UsageError(f"{env_id} cannot be built: {words}")
 
 
-def _make_envpool(env_id: Any, num_envs: int, seeds: Sequence[int], kwargs: Mapping[str, Any]) -> Environment:
+def _make_envpool(
+    env_id: Any, num_envs: int, seeds: Sequence[int], kwargs: Mapping[str, Any], action_mask: str | None
+) -> Environment:
     try:
         import envpool
     except ImportError as error:
@@ -342,7 +355,7 @@ def _make_envpool(env_id: Any, num_envs: int, seeds: Sequence[int], kwargs: Mapp
         close = difflib.get_close_matches(str(env_id), envpool.list_all_envs(), 3, 0.5)
         raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
     env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
-    environment = EnvPoolEnvironment(env, seeds)
+    environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask)
     environment.name = env_id
     return environment
 

@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
+from alfish.environments.masks import marked
 from alfish.environments.vector import autoreset_mode
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -26,25 +27,29 @@ class TensorEnvironment(Environment):
       env: has `metadata['autoreset_mode']`, and a `device` (default: cpu).
       seed: seed of the first reset.
       first_env_id: global id of environment 0.
+      action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: there is none.
 
     Attributes:
       device: of all leaves.
     """
 
-    def __init__(self, env: VectorEnv, seed: int, first_env_id: int = 0):
+    def __init__(self, env: VectorEnv, seed: int, first_env_id: int = 0, action_mask: str | None = None):
         mode = autoreset_mode(env)
         if mode == AutoresetMode.DISABLED:
             raise UsageError(f"{type(env).__name__} returns tensors and disables autoreset; give it NEXT_STEP")
         reward_space = getattr(env, "reward_space", None)
         num_rewards = None if reward_space is None else reward_space.shape[0]
-        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space, num_rewards, first_env_id)
+        observed = (
+            env.single_observation_space if action_mask is None else marked(env.single_observation_space, action_mask)
+        )
+        super().__init__(env.num_envs, observed, env.single_action_space, num_rewards, first_env_id)
         self.device = device = torch.device(getattr(env, "device", "cpu"))
         self.env_id = torch.from_numpy(self.env_id).to(device)
         self.env = env
         self.ragged = mode == AutoresetMode.SAME_STEP
         self._seed: int | None = seed
         self._units = ActionUnits(env.single_action_space, device)
-        self._read = ObservationUnits(env.single_observation_space, device).from_environment
+        self._read = ObservationUnits(observed, device).from_environment
         self._was_done = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
         self._restart = False
@@ -54,7 +59,9 @@ class TensorEnvironment(Environment):
         seed, self._seed = (self._seed if seeds is None else seeds[0]), None
         observation, self.infos = self.env.reset(seed=seed)
         self._was_done = torch.zeros_like(self._was_done)
-        return self._first(self._read(observation))
+        first = self._first(self._read(observation))
+        self._check_masks(first.observation)
+        return first
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from alfish.errors import UsageError
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 
 
@@ -201,6 +202,75 @@ class Recall(gymnasium.Env):
         observation[self._cue] = self._step == 0
         observation[-1] = self._step == self._delay
         return observation
+
+
+@gin.configurable(module="alfish.environments.toy")
+@checked
+class MaskedIdentity(gymnasium.Env):
+    """The action must be the observed number, and most other actions are forbidden, others at each step.
+
+    The number is uniform. `action_masks()` and the info 'action_mask' are the mask, which always allows the right
+    action. The best return is `length`; uniform allowed actions have length / (num_actions - num_forbidden).
+
+    Args:
+      num_actions: n.
+      num_forbidden: of each step; below n.
+      action: 'discrete'; 'multi_discrete', two numbers, each with its mask; 'multi_binary', n bits, each of which has
+        one allowed value with probability num_forbidden / n.
+      length: actions per episode, which is then truncated.
+
+    Source: InvalidActionEnvDiscrete of sb3-contrib, with fresh masks at each step as there.
+    """
+
+    def __init__(
+        self,
+        num_actions: PositiveInt = 80,
+        num_forbidden: NonNegativeInt = 60,
+        action: Literal["discrete", "multi_discrete", "multi_binary"] = "discrete",
+        length: PositiveInt = 100,
+    ):
+        if num_forbidden >= num_actions:
+            raise UsageError(f"MaskedIdentity.num_forbidden is {num_forbidden}; it is below its {num_actions} actions")
+        spaces_of = {
+            "discrete": spaces.Discrete(num_actions),
+            "multi_discrete": spaces.MultiDiscrete([num_actions] * 2),
+            "multi_binary": spaces.MultiBinary(num_actions),
+        }
+        self.observation_space = self.action_space = spaces_of[action]
+        self._kind, self._size, self._num_forbidden, self._length = action, num_actions, num_forbidden, length
+        self._step = 0
+        self._target: Any = None
+        self._mask = np.ones(0, np.int8)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observe(), {"action_mask": self._mask}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self._step += 1
+        reward = float(np.mean(np.asarray(action) == self._target))
+        return self._observe(), reward, False, self._step >= self._length, {"action_mask": self._mask}
+
+    def action_masks(self) -> np.ndarray:
+        return self._mask
+
+    def _observe(self) -> Any:
+        if self._kind == "multi_binary":
+            self._target = self.np_random.integers(2, size=self._size, dtype=np.int8)
+            is_free = self.np_random.random(self._size) * self._size >= self._num_forbidden
+            self._mask = np.stack([is_free | (self._target == 0), is_free | (self._target == 1)], -1).reshape(-1)
+            return self._target
+        targets = self.np_random.integers(self._size, size=1 if self._kind == "discrete" else 2)
+        self._mask = np.concatenate([self._allowed(target) for target in targets])
+        self._target = targets[0] if self._kind == "discrete" else targets
+        return self._target
+
+    def _allowed(self, target: int) -> np.ndarray:
+        order = self.np_random.permutation(self._size)
+        mask = np.ones(self._size, np.int8)
+        mask[order[order != target][: self._num_forbidden]] = 0
+        return mask
 
 
 @gin.configurable(module="alfish.environments.toy")

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
+from alfish.environments.masks import marked
 from alfish.environments.members import Members
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.errors import UsageError
@@ -27,18 +28,26 @@ class VectorEnvironment(Environment):
       seeds: one per environment, for the first reset. A vector class of its own takes only the first seed.
       first_env_id: global id of environment 0.
       autoreset: False: under DISABLED, the caller resets environments (`reset(seeds, rows)`), as evaluation does.
+      action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: none, or a marked one.
 
     Raises:
       UsageError: the autoreset mode is missing, or a space cannot be learned from.
     """
 
-    def __init__(self, env: VectorEnv, seeds: Sequence[int], first_env_id: int = 0, autoreset: bool = True):
+    def __init__(
+        self,
+        env: VectorEnv,
+        seeds: Sequence[int],
+        first_env_id: int = 0,
+        autoreset: bool = True,
+        action_mask: str | None = None,
+    ):
         mode = autoreset_mode(env)
         reward_space = getattr(env, "reward_space", None)
         num_rewards = None if reward_space is None else reward_space.shape[0]
         super().__init__(
             env.num_envs,
-            env.single_observation_space,
+            env.single_observation_space if action_mask is None else marked(env.single_observation_space, action_mask),
             env.single_action_space,
             num_rewards,
             first_env_id,
@@ -52,9 +61,9 @@ class VectorEnvironment(Environment):
         self.can_replace = self._sequential is not None
         self.follows_progress = bool(self._members.curricula())
         self._units = ActionUnits(env.single_action_space)
-        self._read = ObservationUnits(env.single_observation_space).from_environment
+        self._read = ObservationUnits(self.observation_space).from_environment
         copies = self._sequential is None  # a sequential environment makes a new batch at each step
-        self._read_step = ObservationUnits(env.single_observation_space, copies=copies).from_environment
+        self._read_step = ObservationUnits(self.observation_space, copies=copies).from_environment
         self._reads_executed = False
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: these reset in the next step
         self._resets: tuple[np.ndarray, TimeStep] | None = None
@@ -74,6 +83,7 @@ class VectorEnvironment(Environment):
         self._nothing_began, self._restart = True, False
         first = self._first(self._read(observation))
         self._check_shapes(first.observation)
+        self._check_masks(first.observation)
         return first
 
     def step(self, action: Nest) -> TimeStep:

@@ -8,7 +8,7 @@ from gymnasium.utils.env_checker import check_env
 from toys import TwoLengths
 
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
-from alfish.environments.toy import Bandit, NestedBandit, OneState, Recall, Stamped, TensorPointMass
+from alfish.environments.toy import Bandit, MaskedIdentity, NestedBandit, OneState, Recall, Stamped, TensorPointMass
 from alfish.errors import UsageError
 
 TOYS = [
@@ -22,6 +22,7 @@ TOYS = [
     lambda: Recall(2, 0),
     BitFlip,
     lambda: BitFlip(1),
+    *(lambda kind=kind: MaskedIdentity(6, 4, kind) for kind in ("discrete", "multi_discrete", "multi_binary")),
 ]
 
 
@@ -254,3 +255,20 @@ def test_all_toys_are_reproducible_from_their_seeds():
                 if terminated or truncated:
                     record.append(env.reset()[0])
         assert gymnasium.utils.env_checker.data_equivalence(*seen)
+
+
+@pytest.mark.parametrize("num_forbidden", [0, 3, 5])
+def test_masked_identity_forbids_so_many_others_and_other_ones_at_each_step(num_forbidden):
+    env = MaskedIdentity(6, num_forbidden)
+    target, info = env.reset(seed=0)
+    masks = []
+    for _ in range(50):
+        mask = info["action_mask"]
+        assert mask is env.action_masks() and mask[target] == 1 and (mask == 0).sum() == num_forbidden
+        masks.append((int(target), mask.tobytes()))
+        target, reward, _, _, info = env.step(target)
+        assert reward == 1
+    assert len(set(masks)) > (20 if num_forbidden == 3 else 5)
+    assert env.step((target + 1) % 6)[1] == 0
+    with pytest.raises(UsageError, match="MaskedIdentity.num_forbidden is 6; it is below its 6 actions"):
+        MaskedIdentity(6, 6)

@@ -1,0 +1,178 @@
+"""Action masks of environments, as a leaf of the observation.
+
+`make_environment.action_mask` names where an environment has its mask:
+- 'observation:action_mask': a leaf of the observation (PettingZoo), or 'observation:game.legal' in another Dict;
+- 'info:action_mask': an info of reset and step (gymnasium's Taxi);
+- 'method:action_masks': a method of the environment (sb3-contrib).
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.errors import UsageError
+from alfish.specs import ActionMask, ActionUnits, MaskLayout
+
+LEAF = "action_mask"  # of the masks that an info or a method returns
+KINDS = ("observation", "info", "method")
+
+
+class MaskedObservation(gymnasium.Wrapper):
+    """Puts the action mask of an environment into its observation, as a leaf of the space `ActionMask`.
+
+    The mask of an info or a method becomes the leaf `action_mask`, beside those of a Dict observation; any other
+    observation becomes the leaf `observation`. No action follows the end of an episode, so a mask that is missing or
+    allows nothing there becomes all 1.
+
+    Args:
+      env: the environment.
+      source: 'observation:LEAF', 'info:KEY' or 'method:NAME'.
+
+    Raises:
+      UsageError: there is no such mask, or it does not fit the action; while acting, a mask is missing or allows no
+        choice of an entry of the action, or an action is one that its mask forbids.
+    """
+
+    def __init__(self, env: gymnasium.Env, source: str):
+        super().__init__(env)
+        self._name = f"make_environment.action_mask = {source!r}"
+        self._kind, self._where = parsed(source)
+        self._units = ActionUnits(env.action_space)
+        self._action_spec = specs.action_spec(env.action_space)
+        if self._kind == "observation":
+            self.observation_space = marked(env.observation_space, source)
+        else:
+            self.observation_space = self._extended(env.observation_space)
+        if self._kind == "method" and not env.has_wrapper_attr(self._where):
+            raise UsageError(f"{self._name}, and {type(env.unwrapped).__name__} has no method {self._where}")
+        self._path = self._where.split(".") if self._kind == "observation" else [LEAF]
+        size = at(self.observation_space, self._path).n
+        self._layout = MaskLayout(self._action_spec, size, self._name)
+        self._mask = np.ones((1, size), np.int8)  # of the newest row
+        self._num_steps = 0  # of the episode
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**arguments)
+        self._num_steps = 0
+        return self._masked(observation, info, False), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        canonical = self._units.from_environment(specs.batch_of_one(action, self.env.action_space))
+        if self._layout.forbids(self._mask, canonical)[0]:
+            raise UsageError(
+                f"{self._name}: the action {action} after {self._num_steps} steps of an episode is forbidden by its "
+                f"mask, whose choices {np.flatnonzero(self._mask[0]).tolist()} are allowed; an algorithm takes masks "
+                "from the observation, see RLAlgorithm.action_masks"
+            )
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._num_steps += 1
+        return self._masked(observation, info, terminated or truncated), reward, terminated, truncated, info
+
+    def _masked(self, observation: Any, info: dict[str, Any], has_ended: bool) -> Any:
+        """Returns the observation with its mask."""
+        given = self._given(observation, info)
+        mask = self._whole if given is None else self._fitted(given)
+        if self._layout.is_empty(mask)[0]:
+            if not has_ended:
+                raise UsageError(
+                    f"{self._name}: the mask after {self._num_steps} steps of an episode forbids every choice of an "
+                    f"entry of the action ({_shown(mask[0])}); an environment allows one until its episode ends"
+                )
+            mask = self._whole
+        if given is None and not has_ended:
+            raise UsageError(
+                f"{self._name}, and there was none after {self._num_steps} steps of an episode; the environment "
+                "returns one at each reset and step"
+            )
+        self._mask = mask
+        if self._kind == "observation":
+            return _replaced(observation, self._path, mask[0])
+        own = observation if isinstance(self.env.observation_space, spaces.Dict) else {"observation": observation}
+        return {**own, LEAF: mask[0]}
+
+    @property
+    def _whole(self) -> np.ndarray:
+        """The mask that allows everything, `[1, n]`."""
+        return np.ones_like(self._mask)
+
+    def _given(self, observation: Any, info: dict[str, Any]) -> Any:
+        """Returns the environment's own mask; None if it is missing."""
+        if self._kind == "observation":
+            return at(observation, self._path)
+        return info.get(self._where) if self._kind == "info" else self.env.get_wrapper_attr(self._where)()
+
+    def _fitted(self, given: Any) -> np.ndarray:
+        """Returns a mask in the leaf's form, a copy, `[1, n]`. A list has one mask for each entry of the action."""
+        flat = np.hstack(given) if isinstance(given, (list, tuple)) else np.asarray(given)
+        mask = (flat.reshape(1, -1) != 0).astype(np.int8)
+        if mask.shape != self._mask.shape:
+            mask = MaskLayout(self._action_spec, mask.size, self._name).whole(mask).astype(np.int8)
+        return mask
+
+    def _extended(self, space: spaces.Space) -> spaces.Dict:
+        """Returns the observation space with the leaf `action_mask`, of one entry for each choice."""
+        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+        if LEAF in parts:
+            raise UsageError(
+                f"{self._name}, and the observation already has a leaf {LEAF}; name it by 'observation:{LEAF}'"
+            )
+        size = max(1, specs.num_choices(self._action_spec))  # 0 is refused with the action's name
+        return spaces.Dict({**parts, LEAF: ActionMask(size)})
+
+
+def parsed(source: str) -> tuple[str, str]:
+    """Returns the kind of a source and where it is there."""
+    kind, _, where = source.partition(":")
+    if kind not in KINDS or not where:
+        raise UsageError(
+            f"make_environment.action_mask is {source!r}; it is 'observation:LEAF', 'info:KEY' or 'method:NAME', as "
+            "'info:action_mask'"
+        )
+    return kind, where
+
+
+def marked(space: spaces.Space, source: str) -> spaces.Space:
+    """Returns an observation space in which the leaf that `source` names is an `ActionMask`.
+
+    Raises:
+      UsageError: there is no such leaf, or it is no space of numbers; or the mask is no leaf of the observation.
+    """
+    kind, where = parsed(source)
+    if kind != "observation":
+        raise UsageError(
+            f"make_environment.action_mask is {source!r}, and a vector class has its masks in the observation only; "
+            "put it there, and name it by 'observation:LEAF'"
+        )
+    leaf = at(space, where.split("."))
+    if not isinstance(leaf, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
+        raise UsageError(
+            f"make_environment.action_mask is {source!r}, and "
+            + ("the observation has no such leaf" if leaf is None else f"that leaf is {leaf}, no array of 0 and 1")
+            + f" ({space})"
+        )
+    return _replaced(space, where.split("."), ActionMask(int(np.prod(leaf.shape))))
+
+
+def at(value: Any, path: list[str]) -> Any:
+    """Returns the leaf of a Dict or of its space at a path; None if there is none."""
+    for key in path:
+        parts = value.spaces if isinstance(value, spaces.Dict) else value
+        if not isinstance(parts, dict) or key not in parts:
+            return None
+        value = parts[key]
+    return value
+
+
+def _replaced(value: Any, path: list[str], leaf: Any) -> Any:
+    """Returns a Dict or its space with another leaf at a path."""
+    if not path:
+        return leaf
+    parts = {**value, path[0]: _replaced(value[path[0]], path[1:], leaf)}
+    return spaces.Dict(parts) if isinstance(value, spaces.Dict) else parts
+
+
+def _shown(mask: np.ndarray) -> str:
+    return np.array2string(mask, threshold=20)
