@@ -12,7 +12,7 @@ from alfish.batches.batches import Batches, Minibatches
 from alfish.data import Batch, StepType
 from alfish.environments import Environment
 from alfish.errors import UsageError
-from alfish.offline import OfflineBuffer
+from alfish.offline import OfflineBuffer, Spaces
 from alfish.replay import HindsightReplay, RingBuffer, RingView, Sampler, SequenceIndex
 from alfish.transforms import Transforms
 
@@ -180,6 +180,8 @@ class SequenceBatches(Batches):
         asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
         if needs.return_gamma is not None:
             asked["return_gamma"] = needs.return_gamma
+        if algorithm.action_masks is not None:  # data without masks then get some
+            asked["spaces"] = Spaces(environment.observation_space, environment.action_space)
         buffer = make_buffer(**asked)
         buffer.check_spaces(environment.observation_space, environment.action_space)
         windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows)

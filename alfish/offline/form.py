@@ -30,6 +30,46 @@ class UnusableError(Exception):
     """An episode that cannot become rows; the message completes "episode 7: ..."."""
 
 
+class RecordedMask:
+    """The action mask in recorded observations.
+
+    Args:
+      reader: of the mask in observations.
+      units: of the actions.
+    """
+
+    def __init__(self, reader: specs.MaskReader, units: specs.ActionUnits):
+        self._reader, self._units = reader, units
+        self.name = reader.name
+
+    @classmethod
+    def of(cls, spaces: Spaces) -> "RecordedMask | None":
+        """Returns the mask in these spaces, both known; None if they have none."""
+        assert spaces.observation is not None and spaces.action is not None
+        reader = specs.mask_reader(specs.observation_spec(spaces.observation), specs.action_spec(spaces.action))
+        return None if reader is None else cls(reader, specs.ActionUnits(spaces.action))
+
+    def is_in(self, observations: Nest) -> bool:
+        return self._reader.path in nest.keys(observations)
+
+    def added(self, observations: Nest, count: int) -> Nest:
+        """Returns `count` observations with a mask that allows everything."""
+        *parents, key = self._reader.path
+        if not isinstance(observations, dict):  # the environment's own observation, beside which the mask stands
+            observations = {"observation": observations}
+        result = parent = dict(observations)
+        for name in parents:
+            parent[name] = parent = dict(parent[name])
+        parent[key] = np.ones((count, self._reader.layout.size), np.int8)
+        return result
+
+    def forbids(self, observations: Nest, actions: Nest) -> bool:
+        """Returns whether one of the actions `[T, ...]` is forbidden at its row; observations have T rows at least."""
+        taken = self._units.from_environment(actions)
+        mask = self._reader.mask(observations)[: len(nest.leaves(taken)[0])]
+        return bool(self._reader.layout.forbids(mask, taken).any())
+
+
 class EpisodeForm:
     """Converts episodes to the form that the spaces declare. The first episode declares what no space does.
 
@@ -49,6 +89,7 @@ class EpisodeForm:
         self._report = report
         self._leaves = {"observation": _leaves(spaces.observation), "action": _leaves(spaces.action)}
         self._reward_shape: tuple[int, ...] | None = None
+        self._mask = None if None in spaces else RecordedMask.of(spaces)
 
     def observations(self, episode: Episode) -> Iterator[tuple[str, np.ndarray, Leaf]]:
         """Yields the observation's leaves, each with its name for messages."""
@@ -92,8 +133,14 @@ class EpisodeForm:
                 f"it has {' and '.join(map(str, sorted({num_observations, *counts})))} observations for {length} "
                 f"actions, not {length + 1}"
             )
-        observations = self._cast(episode.observations, "observation", episode.id)
+        observations = episode.observations
+        if self._mask is not None and not self._mask.is_in(observations):
+            self._report.add("warning", f"the data have no {self._mask.name}: every action counts as allowed")
+            observations = self._mask.added(observations, num_observations)
+        observations = self._cast(observations, "observation", episode.id)
         actions = self._cast(episode.actions, "action", episode.id)
+        if self._mask is not None and self._mask.forbids(observations, actions):
+            raise UnusableError(f"an action is one that its mask, {self._mask.name}, forbids")
         mended = Episode(episode.id, observations, actions, rewards, terminated, truncated)
         return self._completed(mended, num_observations) if length else mended
 

@@ -73,7 +73,7 @@ def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the en
     """Checks that data can be used as the environment's without conversion.
 
     Bounds of observations may differ, and float64 may be float32, because algorithms see neither. Bounds of actions may
-    not differ, because they define the units.
+    not differ, because they define the units. The data need not have the environment's action mask.
 
     Args:
       data: spaces of `name`; None fits all.
@@ -98,7 +98,7 @@ def differences(data: Spaces, environment: Spaces) -> list[str]:
     return [
         f"the {kind} are declared as {_shown(there)}, the environment's are {_shown(here)}"
         for kind, there, here in zip(("observations", "actions"), data, environment)
-        if there is not None and here is not None and there != here
+        if there is not None and here is not None and there not in (here, *unmasked(here))
     ]
 
 
@@ -123,6 +123,8 @@ def to_json(space: spaces.Space | None) -> Any:
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
         return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    if isinstance(space, specs.ActionMask):
+        return {"type": "ActionMask", "n": space.n}
     assert isinstance(space, spaces.MultiBinary), f"{space} is no space that alfish learns from"
     return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [int(size) for size in space.n]}
 
@@ -157,6 +159,8 @@ def from_json(value: Any) -> spaces.Space | None:
         return spaces.MultiDiscrete(np.array(value["nvec"]), start=np.array(value["start"]))
     if kind == "MultiBinary":
         return spaces.MultiBinary(value["n"])
+    if kind == "ActionMask":
+        return specs.ActionMask(value["n"])
     raise ValueError(f"{kind!r} is no space")
 
 
@@ -179,12 +183,27 @@ def _bound_to_json(bound: np.ndarray) -> Any:
     return bound.astype(str).tolist() if bound.dtype.kind == "f" else bound.astype(int).tolist()
 
 
+def unmasked(space: spaces.Space) -> list[spaces.Space]:
+    """Returns the forms that observations of a space with an action mask have without it; none if it has no mask."""
+    if not isinstance(space, spaces.Dict):
+        return []
+    rest = {key: child for key, child in space.spaces.items() if not isinstance(child, specs.ActionMask)}
+    if len(rest) < len(space.spaces):
+        bare = [rest["observation"]] if rest.keys() == {"observation"} else []
+        return [spaces.Dict(rest), *bare]
+    return [spaces.Dict({**rest, key: form}) for key, child in rest.items() for form in unmasked(child)]
+
+
 def _observations_fit(there: spaces.Space, here: spaces.Space) -> bool:
+    return _same_observations(there, here) or any(_same_observations(there, form) for form in unmasked(here))
+
+
+def _same_observations(there: spaces.Space, here: spaces.Space) -> bool:
     if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
         # As the stream has them.
         one, other = specs.observation_spec(there), specs.observation_spec(here)
         return one.shape == other.shape and one.dtype == other.dtype
-    return _fit(there, here, _observations_fit)
+    return _fit(there, here, _same_observations)
 
 
 def _actions_fit(there: spaces.Space, here: spaces.Space) -> bool:

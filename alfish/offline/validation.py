@@ -3,7 +3,8 @@
 Four kinds of findings:
 1. errors of form: a missing field, lengths that do not fit, another nest or shape, a dtype that cannot be cast, an
    episode that cannot be read. Such an episode can never be used.
-   Neither can one with a Discrete, MultiDiscrete or MultiBinary value out of its range.
+   Neither can one with a Discrete, MultiDiscrete or MultiBinary value out of its range, or with an action that its
+   mask forbids.
 2. errors of content, which the policy 'warn' lets pass: values that are not finite (kept), an end before the last step
    (the episode is split there), Box actions out of bounds (clipped).
 3. mended: float64 and integers to the stream's dtypes, both flags (terminated), no flag at the end (truncated), T
