@@ -78,6 +78,8 @@ GOALS = [
     Goal("dqn_recall", (0, 1, 2), 0.95, True),
     Goal("sac_recall", (0, 1, 2), 0.95, True),
     Goal("dqn_bitflip", (0, 1, 2), -7.5, True),
+    Goal("ppo_masked", (0, 1, 2, 3, 4), 90, True),
+    Goal("dqn_masked", (0, 1, 2, 3, 4), 90, True),
 ]
 OFFLINE = [
     _offline("bc_pendulum", "expert", -140),
@@ -89,7 +91,7 @@ OFFLINE = [
     _offline("iql_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
     _offline("td3_bc_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
 ]
-# What prioritized replay, longer returns and hindsight are worth, and what bfloat16 costs.
+# What prioritized replay, longer returns, hindsight and masks are worth, and what bfloat16 costs.
 ABLATIONS = [
     Goal(
         "dqn_lunarlander",
@@ -105,6 +107,8 @@ ABLATIONS = [
     Goal(
         "dqn_bitflip", (0, 1, 2), -15, True, settings=("HindsightReplay.fraction = 0.0",), variant="without-hindsight"
     ),
+    Goal("ppo_masked", (0, 1, 2, 3, 4), 0, True, settings=("make_environment.action_mask = None",), variant="unmasked"),
+    Goal("dqn_masked", (0, 1, 2, 3, 4), 0, True, settings=("make_environment.action_mask = None",), variant="unmasked"),
     _bfloat16("sac_halfcheetah", 4500),
     _bfloat16("td3_halfcheetah", 4500),
 ]
