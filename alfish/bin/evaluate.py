@@ -14,21 +14,14 @@ import json
 
 from absl import flags
 
-from alfish.bin import help_texts
+from alfish.bin import shared_flags
 from alfish.errors import UsageError
 from alfish.formatting import counted, significant
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
-flags.DEFINE_integer("num_episodes", 20, "Number of episodes.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, help_texts.LARGEST_SEED, flag_values=FLAGS)
-flags.DEFINE_integer("num_envs", 8, "Number of environments that run at the same time.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
-flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
+shared_flags.define_episodes(FLAGS, 20)
+flags.DEFINE_integer("num_envs", 8, shared_flags.NUM_ENVS, 1, flag_values=FLAGS)
 flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)
-flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
-flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -37,7 +30,7 @@ def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
-        which = help_texts.checkpoint(flag_values.checkpoint)
+        which = shared_flags.checkpoint(flag_values.checkpoint)
         if not trainer.batches.acts:
             which, _ = trainer.directory.checkpoints.load(which)
         env_steps = trainer.load_policy(which)

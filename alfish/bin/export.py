@@ -13,13 +13,13 @@ before anything runs.
 
 from absl import flags
 
-from alfish.bin import help_texts
+from alfish.bin import shared_flags
 from alfish.bin.record import as_json, check_arguments, origin, written
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "Directory to create, or minari:namespace/name-v0.", flag_values=FLAGS)
-flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:

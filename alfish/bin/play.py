@@ -18,22 +18,15 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from alfish.bin import help_texts
+from alfish.bin import shared_flags
 from alfish.environments import Environment, VectorEnvironment, rendering
 from alfish.environments.members import single_environments
 from alfish.errors import RunError, UsageError, first_line
 from alfish.formatting import significant
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
-flags.DEFINE_integer("num_episodes", 1, "Number of episodes.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, help_texts.LARGEST_SEED, flag_values=FLAGS)
-flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
-flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
+shared_flags.define_episodes(FLAGS, 1)
 flags.DEFINE_string("video", None, "File of the film, .mp4 or .gif.", flag_values=FLAGS)
-flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
-flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -46,7 +39,7 @@ def main(flag_values: flags.FlagValues) -> int:
         trainer = stack.enter_context(
             open_run(flag_values.root_dir, flag_values.device, allow_import=flag_values.allow_import)
         )
-        env_steps = trainer.load_policy(help_texts.checkpoint(flag_values.checkpoint))
+        env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
         # One environment at a time, so that a film's frames come in order.
         arguments = {"render_mode": "rgb_array"} if film else {}
         evaluator = trainer.evaluator(flag_values.num_episodes, 1, flag_values.max_length, **arguments)

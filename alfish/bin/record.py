@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 import alfish
-from alfish.bin import help_texts
+from alfish.bin import shared_flags
 from alfish.configuration import reading
 from alfish.errors import RunError, UsageError
 from alfish.formatting import counted
@@ -38,22 +38,15 @@ if TYPE_CHECKING:
     from alfish.training.trainer import Trainer
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
+shared_flags.define_episodes(FLAGS, 100)
 flags.DEFINE_string("output", None, "Directory to create, or minari:namespace/name-v0.", flag_values=FLAGS)
-flags.DEFINE_string("checkpoint", "latest", help_texts.CHECKPOINT, flag_values=FLAGS)
-flags.DEFINE_integer("num_episodes", 100, "Number of episodes to run.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, help_texts.LARGEST_SEED, flag_values=FLAGS)
-flags.DEFINE_integer("num_envs", 8, "Number of environments that run at the same time.", 1, flag_values=FLAGS)
-flags.DEFINE_integer("max_length", None, help_texts.MAX_LENGTH, 1, flag_values=FLAGS)
-flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
+flags.DEFINE_integer("num_envs", 8, shared_flags.NUM_ENVS, 1, flag_values=FLAGS)
 flags.DEFINE_float("min_return", None, "Write only episodes with at least this return.", flag_values=FLAGS)
-flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
-flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
     check_arguments(flag_values.root_dir, flag_values.output)
-    which = help_texts.checkpoint(flag_values.checkpoint)
+    which = shared_flags.checkpoint(flag_values.checkpoint)
     num_episodes, least = flag_values.num_episodes, flag_values.min_return
     from alfish.configuration.opening import open_run
     from alfish.offline import Report, Spaces, Validator, open_writer

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from alfish import replicas
-from alfish.bin import help_texts
+from alfish.bin import shared_flags
 from alfish.configuration.directory import run_directory
 from alfish.errors import RunError, UsageError
 from alfish.parameters import imports
@@ -63,7 +63,7 @@ flags.DEFINE_enum(
     "configuration, or continue with the new one.",
     flag_values=FLAGS,
 )
-flags.DEFINE_multi_string("allow_import", [], help_texts.ALLOW_IMPORT, flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:

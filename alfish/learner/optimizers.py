@@ -133,11 +133,7 @@ class Adam(FlatOptimizer):
             _approach(v, gradient.square_(), second_rate)
             if self._weight_decay:
                 p.mul_(1 - decay * (1 if is_applied is None else is_applied))
-            denominator = v.sqrt().div_(root).add_(self._eps)
-            if is_applied is None:
-                p.addcdiv_(m, denominator, value=-size)
-            else:
-                p.sub_(m / denominator * (size * is_applied))
+            _subtract(p, m, v.sqrt().div_(root).add_(self._eps), size, is_applied)
 
     def state_dict(self) -> dict[str, Any]:
         count = len(self._parameters)
@@ -181,10 +177,7 @@ class RMSprop(FlatOptimizer):
         for p, gradient, v in zip(parameters, gradients, tensors):
             gradient = _silenced(gradient, is_applied)
             _approach(v, gradient.square(), rate)
-            if is_applied is None:
-                p.addcdiv_(gradient, v.sqrt().add_(self._eps), value=-coefficients[0])
-            else:
-                p.sub_(gradient / (v.sqrt() + self._eps) * coefficients[0])
+            _subtract(p, gradient, v.sqrt().add_(self._eps), coefficients[0], is_applied)
 
     def state_dict(self) -> dict[str, Any]:
         return {"second": self.tensors}
@@ -258,6 +251,16 @@ def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:
         average.add_((value - average) * rate)
     else:
         average.lerp_(value, rate)
+
+
+def _subtract(
+    parameter: torch.Tensor, numerator: torch.Tensor, denominator: torch.Tensor, size: Any, is_applied: Any
+) -> None:
+    """Subtracts `size numerator / denominator` from the parameter, unless `is_applied` is 0."""
+    if is_applied is None:
+        parameter.addcdiv_(numerator, denominator, value=-size)
+    else:
+        parameter.sub_(numerator / denominator * (size * is_applied))
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

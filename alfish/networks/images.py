@@ -42,9 +42,12 @@ class _ImageEncoder(nn.Module):
         self.output_size = output_size
         self.image_shape = _image_shape(spec)
 
-    def flat_size(self, convolutions: nn.Module) -> int:
+    def with_linear(self, convolutions: list[nn.Module]) -> nn.Sequential:
+        """Returns the layers, followed by a linear layer of `output_size` features, as the encoder's body."""
+        layers = nn.Sequential(*convolutions, nn.Flatten())
         with torch.no_grad():
-            return convolutions(torch.zeros(1, *self.image_shape)).numel()
+            flat_size = layers(torch.zeros(1, *self.image_shape)).numel()
+        return nn.Sequential(layers, orthogonal(nn.Linear(flat_size, self.output_size)), nn.ReLU())
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         images = leaf.reshape(-1, *leaf.shape[-3:]).to(torch.float32) * self._scale
@@ -65,17 +68,10 @@ class NatureCNN(_ImageEncoder):
             raise UsageError(
                 f"NatureCNN needs images of 36 x 36 or more, got {height} x {width}; bind SmallCNN, ImpalaCNN or Flat"
             )
-        convolutions = nn.Sequential(
-            orthogonal(nn.Conv2d(channels, 32, 8, 4)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(32, 64, 4, 2)),
-            nn.ReLU(),
-            orthogonal(nn.Conv2d(64, 64, 3, 1)),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        linear = orthogonal(nn.Linear(self.flat_size(convolutions), output_size))
-        self.body = nn.Sequential(convolutions, linear, nn.ReLU())
+        layers: list[nn.Module] = []
+        for inputs, outputs, kernel, stride in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+            layers += [orthogonal(nn.Conv2d(inputs, outputs, kernel, stride)), nn.ReLU()]
+        self.body = self.with_linear(layers)
 
 
 @gin.configurable(module="alfish.networks")
@@ -94,9 +90,7 @@ class SmallCNN(_ImageEncoder):
         layers: list[nn.Module] = []
         for inputs, outputs in zip((self.image_shape[0], *channels), channels):
             layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, 2 if layers else 1, padding=1)), nn.ReLU()]
-        convolutions = nn.Sequential(*layers, nn.Flatten())
-        linear = orthogonal(nn.Linear(self.flat_size(convolutions), output_size))
-        self.body = nn.Sequential(convolutions, linear, nn.ReLU())
+        self.body = self.with_linear(layers)
 
 
 @gin.configurable(module="alfish.networks")
@@ -114,14 +108,11 @@ class ImpalaCNN(_ImageEncoder):
         self, spec: spaces.Box, channels: Sequence[PositiveInt] = (16, 32, 32), output_size: PositiveInt = 256
     ):
         super().__init__(spec, output_size)
-        stages, size = [], self.image_shape[0]
-        for width in channels:
-            stages += [orthogonal(nn.Conv2d(size, width, 3, padding=1)), nn.MaxPool2d(3, 2, padding=1)]
-            stages += [_Residual(width), _Residual(width)]
-            size = width
-        convolutions = nn.Sequential(*stages, nn.ReLU(), nn.Flatten())
-        linear = orthogonal(nn.Linear(self.flat_size(convolutions), output_size))
-        self.body = nn.Sequential(convolutions, linear, nn.ReLU())
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip((self.image_shape[0], *channels), channels):
+            layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, padding=1)), nn.MaxPool2d(3, 2, padding=1)]
+            layers += [_Residual(outputs), _Residual(outputs)]
+        self.body = self.with_linear([*layers, nn.ReLU()])
 
 
 class _Residual(nn.Module):

@@ -1,0 +1,38 @@
+"""Flags that several commands share: their texts, definitions and checks."""
+
+from absl import flags
+
+from alfish.errors import UsageError
+
+CHECKPOINT = "latest, best, or a number of environment steps (of updates, for a run on recorded data)."
+ALLOW_IMPORT = "Module or package, as my_lab, that the run's configuration may import besides alfish's own; repeatable."
+MAX_LENGTH = "Number of steps after which an episode is cut; default: Trainer.max_evaluation_length."
+
+NUM_ENVS = "Number of environments that run at the same time."
+LARGEST_SEED = 2**63 - 2**32 - 1  # of episode 0: the seeds of later episodes must fit 63 bits, too
+
+
+def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
+    """Defines the flags of a command that runs episodes of a saved policy; `num_episodes` is the default number."""
+    flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=flag_values)
+    flags.DEFINE_string("checkpoint", "latest", CHECKPOINT, flag_values=flag_values)
+    flags.DEFINE_integer("num_episodes", num_episodes, "Number of episodes to run.", 1, flag_values=flag_values)
+    flags.DEFINE_integer("seed", 0, "Seed of episode 0.", 0, LARGEST_SEED, flag_values=flag_values)
+    flags.DEFINE_integer("max_length", None, MAX_LENGTH, 1, flag_values=flag_values)
+    words = "Sample actions as in training, instead of taking the mode."
+    flags.DEFINE_boolean("sample", False, words, flag_values=flag_values)
+    flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=flag_values)
+    flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT, flag_values=flag_values)
+
+
+def checkpoint(name: str) -> str | int:
+    """Returns 'latest', 'best', or a number of steps.
+
+    Raises:
+      UsageError: it is none of these.
+    """
+    if name in ("latest", "best"):
+        return name
+    if name.replace("_", "").isdigit():
+        return int(name)
+    raise UsageError(f"--checkpoint is {name!r}; it is latest, best, or a number of steps")
