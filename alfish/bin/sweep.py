@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from alfish.bin import show
+from alfish.bin import shared_flags, show
 from alfish.configuration.directory import run_directory
 from alfish.errors import UsageError
 
@@ -71,6 +71,7 @@ flags.DEFINE_float("gpus_per_run", 0.0, "With --ray: GPUs, or a fraction of one,
 flags.DEFINE_boolean(
     "show", False, "Show table and picture of the sweep as it is, and start nothing.", flag_values=FLAGS
 )
+flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
 
 SPECIFIED = ("search", "sampler", "sampler_seed", "seeds", "last", "prune", "trials")
 
@@ -96,7 +97,9 @@ def _sweep(directory: Path, flag_values: flags.FlagValues) -> int:
 
     given = {name: flag_values[name].value for name in SPECIFIED}
     with locked(directory), StopSignals(lambda: None) as signals:
-        specification = open_specification(directory, flag_values.gin_file, flag_values.gin_param, given)
+        specification = open_specification(
+            directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
+        )
         jobs = _jobs(flag_values)
         try:
             Sweep(directory, specification, jobs, signals, _log).run()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alfish.configuration import differences, messages, reading
-from alfish.configuration.opening import process_preserved
+from alfish.configuration.opening import open_run, process_preserved
 from alfish.configuration.runs import configured_run
 from alfish.errors import UsageError
 from alfish.parameters.description import CONFIG_FILE
@@ -104,6 +104,16 @@ def locked(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # it is not empty
             directory.rmdir()
         unlock()
+
+
+def check_copy(directory: Path, allow_import: Sequence[str]) -> None:
+    """Checks the copy in a directory that may come from another person, as the configuration of a saved run.
+
+    Raises:
+      UsageError: it imports other modules than those of alfish and of `allow_import`.
+    """
+    with open_run(directory / BASE, allow_import=allow_import):
+        pass
 
 
 def gin_file(directory: Path) -> str:

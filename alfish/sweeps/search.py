@@ -24,6 +24,8 @@ from alfish.errors import UsageError
 LISTS = ("grid", "choice")
 RANGES = ("uniform", "log", "int")
 FORMS = "grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b)"
+INTEGER = r"[-+]?\d[\d_]*"
+NUMBER = r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?"
 DIGITS = 6  # significant ones of a drawn number, so that people can copy it
 
 
@@ -52,6 +54,13 @@ class Parameter(NamedTuple):
         """The ends of a range."""
         low, high = map(float, self.items)
         return low, high
+
+    def has(self, text: str) -> bool:
+        """Returns True if a text is one of the values."""
+        if not self.is_range:
+            return text in self.items
+        low, high = self.ends
+        return re.fullmatch(INTEGER if self.kind == "int" else NUMBER, text) is not None and low <= float(text) <= high
 
     def draw(self, generator: np.random.Generator) -> str:
         """Returns a random value."""
@@ -115,7 +124,7 @@ def corners(parameters: Sequence[Parameter]) -> list[list[str]]:
 def _parse_one(argument: str) -> Parameter:
     said = f"--search={argument}"
     match = re.fullmatch(r"\s*([\w./]+)\s*=\s*(\w+)\((.*)\)\s*", argument, re.DOTALL)
-    if match is None or match[2] not in (*LISTS, *RANGES):
+    if match is None or match[2] not in (*LISTS, *RANGES) or not argument.isprintable():
         raise UsageError(f"{said} is no search: write NAME={FORMS}")
     name, kind, inner = match.groups()
     items = _split(inner, said)
@@ -125,7 +134,7 @@ def _parse_one(argument: str) -> Parameter:
         if not items or len(set(items)) < len(items):
             raise UsageError(f"{said}: {kind}(...) takes one or more different values")
         return Parameter(name, kind, items)
-    number = r"[-+]?\d+" if kind == "int" else r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?"
+    number = INTEGER if kind == "int" else NUMBER
     if len(items) != 2 or not all(re.fullmatch(number, item) for item in items):
         raise UsageError(f"{said}: {kind}(a, b) takes two {'integers' if kind == 'int' else 'numbers'}")
     low, high = map(float, items)

@@ -9,7 +9,7 @@ from typing import Any
 
 from alfish.errors import UsageError
 from alfish.runs.files import make_directory, write_atomically
-from alfish.sweeps.base import Base, refuse_other_content
+from alfish.sweeps.base import Base, check_copy, refuse_other_content
 from alfish.sweeps.samplers import MedianPruner, default_sampler, make_sampler
 from alfish.sweeps.search import Parameter, corners, parse
 
@@ -67,7 +67,11 @@ class Specification:
 
 
 def open_specification(
-    directory: Path, files: Sequence[str], bindings: Sequence[str], given: Mapping[str, Any]
+    directory: Path,
+    files: Sequence[str],
+    bindings: Sequence[str],
+    given: Mapping[str, Any],
+    allow_import: Sequence[str] = (),
 ) -> Specification:
     """Returns the specification of a new sweep, or that of the sweep in a directory.
 
@@ -79,36 +83,40 @@ def open_specification(
       files, bindings: as `reading.read` takes them.
       given: values of flags by name: search (a list), sampler, sampler_seed, seeds (their number), last, prune, trials.
         None, or an empty list: not given.
+      allow_import: modules that the configuration of an existing sweep may import, where no file is named.
 
     Raises:
       UsageError: the sweep cannot be as it is given; or the directory has another one, or something else.
     """
     refuse_other_content(directory, FILE)
-    is_new = not (directory / FILE).is_file()
-    if not is_new and not files and bindings:
-        raise UsageError("--gin_param needs --gin_file; without both, the sweep goes on with the configuration it has")
-    stored = None if is_new else Specification.read(directory)
-    if stored is not None and not files:
-        specification = _completed(given, stored, stored.seeds[0])
-    else:
-        if not files:
-            raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
+    stored = Specification.read(directory) if (directory / FILE).is_file() else None
+    lines = ""
+    if files:
         parameters = parse(given["search"]) if stored is None or given["search"] else stored.parameters
         base = Base.read(files, bindings, corners(parameters))
         specification = _completed(given, stored, base.seed)
-        if stored is not None and (lines := base.difference(directory)):
-            raise _another(directory, lines)
+        lines = "" if stored is None else base.difference(directory)
+    elif stored is None:
+        raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
+    elif bindings:
+        raise UsageError("--gin_param needs --gin_file; without both, the sweep goes on with the configuration it has")
+    else:
+        check_copy(directory, allow_import)
+        specification = _completed(given, stored, stored.seeds[0])
     # Before anything is written: a grid of ranges, and Optuna where it is missing, are refused here.
     sampler = make_sampler(specification.sampler, specification.parameters, specification.sampler_seed)
     if specification.prune:
         MedianPruner()
     if sampler.size is not None:
         specification = dataclasses.replace(specification, trials=min(specification.trials, sampler.size))
-    if stored is None:
+    if stored is not None and (lines := lines or _difference(stored, specification)):
+        raise UsageError(
+            f"{directory} is a sweep with another specification (- then, + now):\n{lines}\n"
+            "choose another --root_dir, or leave out what is not to change"
+        )
+    if files:
         make_directory(directory)
-        base.write(directory)
-    elif lines := _difference(stored, specification):
-        raise _another(directory, lines)
+        base.write(directory)  # also where it is the same: this is the text that the user trusts
     if specification != stored:
         specification.write(directory)
     return specification
@@ -141,11 +149,4 @@ def _difference(before: Specification, after: Specification) -> str:
     pairs = zip(dataclasses.asdict(before).items(), dataclasses.asdict(after).values())
     return "\n".join(
         f"- {name} = {old}\n+ {name} = {new}" for (name, old), new in pairs if old != new and name != "trials"
-    )
-
-
-def _another(directory: Path, lines: str) -> UsageError:
-    return UsageError(
-        f"{directory} is a sweep with another specification (- then, + now):\n{lines}\n"
-        "choose another --root_dir, or leave out what is not to change"
     )

@@ -139,7 +139,7 @@ class Sweep:
 
 def trials_of(directory: Path, specification: Specification) -> Trials:
     """Returns the trials in the directory of a sweep."""
-    return Trials(directory, specification.seeds, specification.last)
+    return Trials(directory, specification.parameters, specification.seeds, specification.last)
 
 
 def _settings(trial: Trial) -> str:

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from alfish.errors import UsageError
 from alfish.runs.files import make_directory, write_atomically
 from alfish.sweeps.run_state import RunState
+from alfish.sweeps.search import Parameter
 
 TRIAL = "trial.json"
 PRUNED = "pruned"
@@ -123,12 +125,13 @@ class Trials:
 
     Args:
       directory: of the sweep.
+      parameters: that the trials bind.
       seeds: `Trainer.seed` of each run of a trial.
       last: as in `Trial`.
     """
 
-    def __init__(self, directory: Path, seeds: Sequence[int], last: int):
-        self._directory, self._seeds, self._last = directory, seeds, last
+    def __init__(self, directory: Path, parameters: Sequence[Parameter], seeds: Sequence[int], last: int):
+        self._directory, self._parameters, self._seeds, self._last = directory, parameters, seeds, last
         self._over: dict[int, Trial] = {}  # trials that have ended; they are read once
 
     def read(self) -> list[Trial]:
@@ -153,11 +156,27 @@ class Trials:
     def _read_one(self, number: int) -> Trial:
         places = self._places(number)
         paths = [directory / TRIAL for directory, _ in places]
-        content = json.loads(next(path for path in paths if path.is_file()).read_text())
+        content = self._content(next(path for path in paths if path.is_file()))
         if not all(path.is_file() for path in paths):
             return self.write(number, content["bindings"], content["seen"])
         runs = tuple(Run.read(directory, seed) for directory, seed in places)
         return Trial(number, content["bindings"], tuple(content["seen"]), runs, self._last)
+
+    def _content(self, path: Path) -> dict[str, Any]:
+        """Returns the content of a `trial.json`, which may come from another person.
+
+        Raises:
+          UsageError: it is not of this sweep.
+        """
+        try:
+            content = json.loads(path.read_text())
+            bindings = content["bindings"]
+            fitting = [one.name for one in self._parameters if one.has(bindings[one.name])]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is not of a trial of this sweep ({error!r}); move its directory away") from error
+        if fitting != list(bindings):
+            raise UsageError(f"{path} is not of a trial of this sweep ({bindings}); move its directory away")
+        return dict(content)
 
     def _places(self, number: int) -> list[tuple[Path, int]]:
         """Returns directory and seed of each run of a trial."""

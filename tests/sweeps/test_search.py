@@ -57,6 +57,7 @@ def test_searches_are_parsed_and_written_as_they_are_read():
         ("PPO.gamma=grid()", "one or more different values"),
         ("PPO.gamma=grid(1, 2, 1)", "one or more different values"),
         ("PPO.gamma=grid((1, 2)", "not gin"),
+        ("PPO.gamma=grid(1,\nimport x)", "is no search"),
         ("Trainer.seed=grid(1, 2)", "--seeds=3"),
     ],
 )
@@ -64,7 +65,14 @@ def test_a_search_that_makes_no_sense_is_refused_in_one_sentence(argument, words
     with pytest.raises(UsageError) as error:
         parse([argument])
     assert words in str(error.value) and str(error.value).startswith(f"--search={argument}")
-    assert "\n" not in str(error.value)
+    assert str(error.value).count("\n") == argument.count("\n")
+
+
+def test_a_parameter_tells_its_own_values_from_others():
+    log, choice, _, _, epochs = parse(SEARCH)
+    assert log.has("1e-3") and log.has("0.01") and choice.has("(256,)") and epochs.has("20")
+    others = [(log, "1"), (log, "nan"), (log, "1e-3\n"), (choice, "(1,)"), (epochs, "2.0"), (epochs, "0")]
+    assert not any(parameter.has(text) for parameter, text in others)
 
 
 def test_a_parameter_is_searched_once_and_a_sweep_needs_one():

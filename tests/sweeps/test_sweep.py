@@ -345,6 +345,27 @@ def test_another_specification_is_refused_with_the_difference(toy, tmp_path, bin
     assert (directory / FILE).read_text() == before
 
 
+def test_a_sweep_of_another_person_is_not_trusted(toy, tmp_path):
+    """As the configuration of a saved run: it may not import what the user has not allowed."""
+    directory, copy = tmp_path / "s", tmp_path / "s" / "base" / "config.gin"
+    opened(directory, toy)
+    mine = copy.read_text()
+    copy.write_text("import some_module\n" + mine)
+    with pytest.raises(UsageError, match="some_module.*allow"):
+        opened(directory, None, search=[])
+    copy.write_text("# part: some_module\n" + mine)
+    opened(directory, toy)
+    assert copy.read_text() == mine
+    trial = tmp_path / "s" / "000" / TRIAL
+    trial.parent.mkdir()
+    for bindings in ({"Learner.learning_rate": "1e-3\nimport x"}, {"PPO.gamma": "1"}, {}, "text", None):
+        trial.write_text(json.dumps({"bindings": bindings, "seen": []}))
+        with pytest.raises(UsageError, match="not of a trial of this sweep"):
+            trials_of(directory, Specification.read(directory)).read()
+    trial.write_text(json.dumps({"bindings": {"Learner.learning_rate": "1e-3"}, "seen": []}))
+    assert len(trials_of(directory, Specification.read(directory)).read()) == 1
+
+
 def test_a_directory_of_something_else_is_refused(toy, tmp_path):
     (tmp_path / "run_id").touch()
     with pytest.raises(UsageError, match="is a run; choose another --root_dir"):
