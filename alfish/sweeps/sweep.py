@@ -92,8 +92,9 @@ class Sweep:
         for trial in trials:
             if trial.state == "running":
                 yield from ((trial, run) for run in trial.runs if self._is_due(run))
+        known = {trial.number for trial in trials}
         for number in range(self._specification.trials):
-            if number not in {trial.number for trial in trials}:
+            if number not in known:
                 before = [trial for trial in trials if trial.number < number]
                 bindings = self._sampler.propose(number, before)
                 seen = [trial.number for trial in before if trial.state == "complete"]

@@ -58,8 +58,11 @@ class Run:
         return [value for clock in clocks for value in evaluations[clock]]
 
     def failure(self, last: int) -> str | None:
-        """Returns why the run has no value; None: it has one, or is not over."""
-        if self.state.failure is not None or not self.state.is_done:
+        """Returns why the run has no value; None: it has one, or is not over.
+
+        A run that failed may be done, because `alfish train` has continued it.
+        """
+        if not self.state.is_done:
             return self.state.failure
         value = self.value(last)
         return "has no evaluation" if value is None else None if math.isfinite(value) else "has no finite value"

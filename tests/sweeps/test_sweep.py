@@ -144,6 +144,12 @@ def test_a_trial_that_fails_has_its_sentence_in_the_table_and_the_others_go_on(t
     (tmp_path / "s" / name / "failed").unlink()
     run(tmp_path / "s", specification, jobs)
     assert jobs.started == [name]
+    # Its user may have trained it to its end.
+    (tmp_path / "s" / name / "done").touch()
+    (tmp_path / "s" / name / "eval").mkdir()
+    (tmp_path / "s" / name / "eval" / "evaluation-000000000400.csv").write_text("episode,seed,return,length\n0,0,7,1\n")
+    row = rows(run(tmp_path / "s", specification))[int(name)]
+    assert (row["state"], row["mean"], row["reason"]) == ("complete", "7.0", "")
 
 
 def test_so_many_jobs_run_at_a_time_and_the_table_is_the_same(tmp_path):
