@@ -1,5 +1,6 @@
 """Populations: who is replaced by whom, that members are runs like any other, and that a kill changes nothing."""
 
+import contextlib
 import csv
 import json
 import os
@@ -263,6 +264,23 @@ def test_a_member_exists_when_its_description_is_written_which_comes_last(tmp_pa
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
+def test_a_kill_while_files_are_linked_changes_nothing(tmp_path, monkeypatch):
+    run(tmp_path / "whole", Runs())
+    link, calls = os.link, []
+
+    def kills(*arguments):
+        calls.append(arguments)
+        if len(calls) % 5 == 0:
+            raise Killed
+        link(*arguments)
+
+    monkeypatch.setattr(os, "link", kills)
+    while not (tmp_path / "killed" / CSV).exists() or "5,7" not in (tmp_path / "killed" / CSV).read_text():
+        with contextlib.suppress(Killed):
+            run(tmp_path / "killed", Runs())
+    assert len(calls) > 5 * 16 and content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
 def test_files_are_copied_where_there_are_no_hard_links(tmp_path, monkeypatch):
     def link(*_):
         raise PermissionError
@@ -283,6 +301,28 @@ def test_a_member_that_failed_is_replaced_and_all_that_failed_are_an_error(tmp_p
     single = Specification(**{**vars(SPECIFICATION), "members": 1, "share": 0.0})
     with pytest.raises(RunError, match="all members of generation 1 have failed; the first one: exit status 1"):
         run(tmp_path / "all", Runs(fails="g001/m0"), single)
+
+
+def test_a_member_that_a_signal_kept_from_its_last_evaluation_is_not_over(tmp_path):
+    """Its checkpoint is that of the pause; the same command makes up for the evaluation."""
+
+    class Cut(Runs):
+        def wait(self, timeout):
+            ended = super().wait(timeout)
+            if len(self.arguments) == 2 and not self.cut:
+                self.cut = ended[0].directory
+                (self.cut / "eval" / "evaluation-000000000100.csv").unlink()
+                return [Ended(self.cut, 143)]
+            return ended
+
+    jobs = Cut()
+    jobs.size, jobs.cut = 1, None
+    lines = run(tmp_path / "cut", jobs)
+    assert "g000/m1 was stopped with status 143; it is continued" in lines
+    run(tmp_path / "whole", Runs())
+    continued = json.loads((tmp_path / "cut/g001/m1" / MEMBER).read_text())
+    assert continued == json.loads((tmp_path / "whole/g001/m1" / MEMBER).read_text())
+    assert (tmp_path / "cut/g000/m1/eval/evaluation-000000000100.csv").exists()
 
 
 def test_a_signal_ends_a_population_before_anything_more_is_started(tmp_path):

@@ -1,0 +1,118 @@
+"""The job script of docs/scale.md: a run whose job is queued again and again ends with the bits of one job."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import alfish
+from alfish.runs.checkpoints import Checkpoints
+
+DOCUMENT = Path(alfish.__file__).parents[1] / "docs" / "scale.md"
+TOY = """
+include 'ppo.gin'
+import alfish.environments.toy
+make_environment.env_id = @TensorPointMass
+make_environment.num_envs = 8
+Trainer.num_env_steps = 20_000
+Trainer.unroll_length = 16
+Trainer.transforms = [@ObservationNormalizer, @RewardNormalizer]
+Trainer.listeners = [@Evaluate(), @CheckpointSaver()]
+EpochBatches.minibatch_size = 32
+EpochBatches.num_epochs = 3
+MLP.layers = (8,)
+Learner.learning_rate = @Linear()
+Linear.start = 3e-3
+Evaluate.period = 2000
+Evaluate.num_episodes = 2
+CheckpointSaver.period = 300
+"""
+# In the place of SLURM and of the command: what the script starts trains TOY in `run`, and requeueing is written down.
+SCONTROL = '#!/bin/bash\necho "$@" >> requeued\n'
+ALFISH = "#!/bin/bash\nexec {python} -m alfish train --gin_file=toy.gin --root_dir=run\n"
+
+
+def script():
+    """The job script of the document."""
+    (found,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    return found
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Function that starts the job script; its working directory is `tmp_path`."""
+    (tmp_path / "toy.gin").write_text(TOY)
+    (tmp_path / "job.sh").write_text(script())
+    for name, text in (("scontrol", SCONTROL), ("alfish", ALFISH.format(python=sys.executable))):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    environment |= {"PYTHONPATH": str(DOCUMENT.parents[1]), "OMP_NUM_THREADS": "1"}
+    with open(tmp_path / "output.txt", "ab") as output:
+        yield lambda: subprocess.Popen(
+            ["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def newest(directory):
+    return max(Checkpoints(directory / "checkpoints").steps(), default=0)
+
+
+def whole(tmp_path, job):
+    """Weights of the run that is not interrupted."""
+    process = job()
+    assert process.wait(600) == 0, (tmp_path / "output.txt").read_text()
+    (tmp_path / "run").rename(tmp_path / "whole")
+    assert not (tmp_path / "requeued").exists()
+    return weights(tmp_path / "whole")
+
+
+def weights(directory):
+    _, state = Checkpoints(directory / "checkpoints").load("latest")
+    return {name: state[name] for name in ("algorithm", "transforms")}
+
+
+def requeued(tmp_path, job, num_signals):
+    """Weights of a run whose job gets SIGUSR1 so many times: one at once, others at random points of its progress."""
+    draw = random.Random(num_signals)
+    points = [None, *sorted(draw.uniform(0, 14_000) for _ in range(num_signals - 1))]
+    statuses = []
+    for point in points:
+        before, process = newest(tmp_path / "run"), job()
+        if point is None:
+            time.sleep(0.3)  # Python is starting
+        else:
+            while newest(tmp_path / "run") < max(point, before + 1):
+                assert process.poll() is None, (tmp_path / "output.txt").read_text()
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0, 0.2))
+        process.send_signal(signal.SIGUSR1)
+        statuses.append(process.wait(60))
+    assert set(statuses) <= {75, 138} and statuses.count(75) >= num_signals - 1
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n" * num_signals
+    assert not (tmp_path / "run" / "done").exists()
+    assert job().wait(600) == 0 and (tmp_path / "run" / "done").exists()
+    assert (tmp_path / "requeued").read_text().count("\n") == num_signals
+    return weights(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "num_signals", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.long)]
+)
+def test_a_job_that_is_queued_again_ends_with_the_bits_of_one_that_is_not(tmp_path, job, num_signals):
+    expected, found = whole(tmp_path, job), requeued(tmp_path, job, num_signals)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("status, is_requeued", [(0, 0), (1, 0), (2, 0), (143, 0), (75, 1), (138, 1)])
+def test_a_job_is_queued_again_only_if_its_run_asks_for_it(tmp_path, job, status, is_requeued):
+    (tmp_path / "alfish").write_text(f"#!/bin/bash\nexit {status}\n")
+    assert job().wait(60) == status
+    assert (tmp_path / "requeued").exists() == is_requeued
