@@ -74,7 +74,8 @@ class SAC(RLAlgorithm):
       initial_alpha: temperature at the start.
       learn_alpha: whether temperatures are learned.
       box_target_entropy: in nats; None: minus the number of Box entries.
-      discrete_entropy_fraction: target entropy of the Discrete leaf, in [0, 1] of the maximum, log n.
+      discrete_entropy_fraction: target entropy of the Discrete leaf, in [0, 1] of the maximum, log n; with a mask, n is
+        the number of choices that it allows at a row.
       retrace: returns of several steps are corrected by min(1, pi / mu). They end at actions that the policy did not
         draw, and where log_prob is nan.
       lower_bound: targets are at least the return to the end of the episode. Correct only in deterministic environments
@@ -145,20 +146,26 @@ class SAC(RLAlgorithm):
         """Returns the actor's input, and the next state."""
         return self.actor_encoder(time_step.observation), state
 
-    def policy(self, features: torch.Tensor) -> HybridPolicy:
-        """Returns the policy from the actor's input."""
-        return self.policy_head(self.actor_mlp(features))
+    def policy(self, features: torch.Tensor, mask: torch.Tensor | None) -> HybridPolicy:
+        """Returns the policy from the actor's input, and the mask of the Discrete leaf."""
+        return self.policy_head(self.actor_mlp(features), mask)
+
+    def discrete_mask(self, time_step: TimeStep) -> torch.Tensor | None:
+        """Returns the allowed Discrete choices `[..., n]` bool; None: all."""
+        masks = () if self.action_masks is None else self.action_masks(time_step.observation)
+        return next((mask for mask in masks if mask is not None), None)
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self.actor_features(time_step, state)
-        policy = self.policy(features)
+        policy = self.policy(features, self.discrete_mask(time_step))
         sample = policy.sample()
         action = self.action_space.join(sample)
         return AlgStep(action, state, SACRollout(policy.log_prob(sample), action) if self._retrace else None)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self.actor_features(time_step, state)
-        return AlgStep(self.action_space.join(self.policy(features).mode()), state)
+        policy = self.policy(features, self.discrete_mask(time_step))
+        return AlgStep(self.action_space.join(policy.mode()), state)
 
     def window_features(self, experience: Experience) -> Features:
         """Returns the inputs of the networks for a window `[L, N]`; those of rows 1 to L-1 take no gradient."""
@@ -173,9 +180,10 @@ class SAC(RLAlgorithm):
         features = self.window_features(experience)
         taken = self.action_space.split(nest.at(experience.action, slice(0, features.critic.shape[0])))
         q = taken.value(self.critic(features.critic, taken.box))  # [E, T', N]
+        mask = self.discrete_mask(experience.time_step)
         with torch.no_grad():
-            following = self._next_values(experience, features)
-        choice = self.policy(features.actor).choose()
+            following = self._next_values(experience, features, None if mask is None else mask[1:])
+        choice = self.policy(features.actor, None if mask is None else mask[: len(features.actor)]).choose()
         own_q = self.critic(features.critic.detach(), choice.box)  # the actor's loss does not train the encoder
         expected_q = choice.expectation(own_q.mean(0) if self._actor_uses_mean else own_q.amin(0))
         entropies = choice.entropies()
@@ -187,9 +195,9 @@ class SAC(RLAlgorithm):
         td_error = error.abs().mean(0)
         loss = {"critic": losses.squared(error).sum(0), "actor": -info.value}
         if self._learn_alpha:
+            targets = self._target_entropies(experience.time_step, len(info.value))
             loss["alpha"] = sum_of(
-                self.log_alpha[kind] * (entropy - self._target_entropy[kind]).detach()
-                for kind, entropy in info.entropies.items()
+                self.log_alpha[kind] * (entropy - targets[kind]).detach() for kind, entropy in info.entropies.items()
             )
         extra = {"q": info.q.mean(0), "td_error": td_error}
         for kind, entropy in info.entropies.items():
@@ -205,9 +213,17 @@ class SAC(RLAlgorithm):
             value = value + self.log_alpha[kind].exp().detach() * entropy  # alpha has a loss of its own
         return value
 
-    def _next_values(self, experience: Experience, features: Features) -> NextValues:
+    def _target_entropies(self, time_step: TimeStep, num_rows: int) -> dict[str, Any]:
+        """Returns the target entropy of each part; with a mask, of the Discrete part for each row, `[T', N]`."""
+        mask = self.discrete_mask(time_step)
+        if mask is None:
+            return self._target_entropy
+        maximum = mask[:num_rows].sum(-1).clamp(min=1).log() / math.log(self.action_space.num_choices)
+        return self._target_entropy | {"discrete": self._target_entropy["discrete"] * maximum}
+
+    def _next_values(self, experience: Experience, features: Features, mask: torch.Tensor | None) -> NextValues:
         """Returns soft values of rows 1 to L-1; for Retrace, also values and traces of the actions taken there."""
-        policy = self.policy(features.next_actor)
+        policy = self.policy(features.next_actor, mask)
         choice = policy.choose()
         taken_q = trace = None
         if self._retrace:

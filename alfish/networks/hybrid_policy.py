@@ -157,8 +157,10 @@ class HybridHead(nn.Module):
         self.box = SquashedNormalHead(input_size, space.box_size) if space.box_size else None
         self.discrete = orthogonal(nn.Linear(input_size, space.num_choices), 0.01) if space.num_choices else None
 
-    def forward(self, features: torch.Tensor) -> HybridPolicy:
+    def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> HybridPolicy:
+        """Returns the policy; `mask` `[..., n]` bool are the allowed Discrete choices, None: all."""
         box, discrete = self.box, self.discrete  # attributes of modules are looked up in Python
         return HybridPolicy(
-            None if box is None else box(features), None if discrete is None else Categorical.of(discrete(features))
+            None if box is None else box(features),
+            None if discrete is None else Categorical.of(discrete(features), mask),
         )

@@ -16,6 +16,8 @@ from alfish.algorithms.bc import BC
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.iql import IQL
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.sac import SAC
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.networks import GRU, ActorCritic, Encoder, PolicyHead, QNetwork, Torso
@@ -32,6 +34,7 @@ ACTIONS = {
     "multi_discrete": spaces.MultiDiscrete([2, 3]),
     "multi_binary": spaces.MultiBinary(4),
     "nested": NESTED,
+    "hybrid": spaces.Dict(a=spaces.Box(-1, 1, (2,), np.float32), b=spaces.Discrete(4)),
 }
 RECURRENT = functools.partial(Torso, memory=GRU)
 MAKERS = {
@@ -44,9 +47,16 @@ MAKERS = {
     "BC": BC,
     "BC with memory": functools.partial(BC, torso=RECURRENT),
     "IQL": IQL,
+    "SAC": SAC,
+    "RecurrentSAC": RecurrentSAC,
 }
-ONE_CHOICE = {"DQN", "DQN with memory"}
-CASES = [(name, kind) for name in MAKERS for kind in ACTIONS if kind == "discrete" or name not in ONE_CHOICE]
+TAKES = {  # others take all
+    "DQN": {"discrete"},
+    "DQN with memory": {"discrete"},
+    "SAC": {"discrete", "hybrid"},
+    "RecurrentSAC": {"discrete", "hybrid"},
+}
+CASES = [(name, kind) for name in MAKERS for kind in ACTIONS if kind in TAKES.get(name, ACTIONS)]
 
 
 def spec_of(action, size=None):
@@ -248,3 +258,58 @@ def test_dqn_explores_uniformly_over_the_allowed_actions():
     action = dqn.rollout_step(step, None).output
     found = torch.bincount(action, minlength=4) / 30_000
     assert torch.allclose(found, torch.tensor([1 / 3, 0, 1 / 3, 1 / 3]), atol=0.01) and found[1] == 0
+
+
+def sac_window(algorithm, states, allowed, step_type):
+    """Rows of one-hot states `[L, 1]` with their masks; reward k at row k."""
+    index, length = torch.tensor(states)[:, None], len(states)
+    reward, one = torch.arange(length, dtype=torch.float32)[:, None], torch.ones(length, 1)
+    observation = {"x": torch.eye(3)[index], "mask": allowed[index]}
+    step_type = torch.full((length, 1), step_type, dtype=torch.int32)
+    taken = torch.zeros(length, 1, dtype=torch.int64)
+    return Experience(TimeStep(step_type, reward, one, observation, taken, step_type), taken, None, None)
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_sacs_values_and_entropies_are_over_the_allowed_choices_alone(length):
+    """The forbidden choice of each of three states has a huge value and nearly all of the unmasked probability."""
+    torch.manual_seed(0)
+    gamma, alpha = 0.5, 0.3
+    sac = SAC(
+        *spec_of(spaces.Discrete(3)), REWARD, gamma=gamma, initial_alpha=alpha, discrete_entropy_fraction=0.4,
+        actor_mlp=_Same,
+    )  # fmt: skip
+    allowed = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0]], dtype=torch.int8)
+    forbidden = allowed == 0
+    logits = torch.randn(3, 3) + 20 * forbidden
+    table = torch.randn(2, 3, 3) + 1e4 * forbidden  # of the target critics
+    sac.policy_head.discrete.weight.data.copy_(logits.T)
+    sac.policy_head.discrete.bias.data.zero_()
+    sac.target_critic.forward = lambda features, box: table[:, features.argmax(-1)]
+    sac.target_critic.network.features = lambda step, state: (step.observation["x"], state)
+    states = torch.randint(3, (length,)).tolist()
+    experience = sac_window(sac, states, allowed, StepType.MID)
+    info = sac.train_step(experience, None).info
+    expected = []
+    for s in states:
+        keep = allowed[s].bool()
+        p = logits[s][keep].softmax(-1)
+        entropy = -(p * p.log()).sum()
+        expected.append(float((p * table[:, s].amin(0)[keep]).sum() + alpha * entropy))
+        assert 0 <= entropy <= np.log(int(keep.sum())) + 1e-6
+    assert info.following.value[:, 0].tolist() == pytest.approx(expected[1:], abs=1e-4)
+    loss = sac.calc_loss(experience, info).loss
+    allowed_now = int(allowed[states[0]].sum())
+    excess = float(info.entropies["discrete"].detach()) - 0.4 * np.log(allowed_now)
+    assert float(loss["alpha"].detach()) == pytest.approx(np.log(alpha) * excess, abs=1e-5)
+    (gradient,) = torch.autograd.grad(loss["actor"].sum(), sac.policy_head.discrete.bias)
+    assert (gradient[forbidden[states[0]]] == 0).all()
+
+
+class _Same(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.output_size = size
+
+    def forward(self, features):
+        return features
