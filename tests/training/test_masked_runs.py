@@ -1,0 +1,191 @@
+"""Runs with action masks: an environment refuses forbidden actions, so each run that ends has taken none."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+import alfish
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.sac import SAC
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.environments import make_environment
+from alfish.environments.toy import MaskedIdentity
+from alfish.errors import UsageError
+from alfish.learner.learner import Learner
+from alfish.networks import GRU, MLP, ActorCritic, QNetwork, Torso
+from alfish.training.listeners import CheckpointSaver
+from alfish.training.trainer import Trainer
+from alfish.unrollers import AsyncUnroller, SyncUnroller
+
+SMALL = functools.partial(MLP, layers=(16,))
+TORSO = functools.partial(Torso, mlp=SMALL)
+MEMORY = functools.partial(TORSO, memory=functools.partial(GRU, size=8))
+REPLAY = functools.partial(
+    ReplayBatches, capacity=2000, batch_size=16, window_length=4, warmup_env_steps=100, updates_per_env_step=0.1
+)
+RECIPES = {
+    "PPO": functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)),
+    "PPO with memory": functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=MEMORY)),
+    "A2C": A2C,
+    "APPO": APPO,
+    "DQN": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO), epsilon=0.3),
+    "DQN with memory": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=MEMORY), epsilon=0.3),
+    "SAC": functools.partial(SAC, actor_mlp=SMALL, retrace=True),
+    "RecurrentSAC": functools.partial(RecurrentSAC, memory=functools.partial(GRU, size=8), actor_mlp=SMALL),
+}
+ON_POLICY = {"PPO", "PPO with memory", "A2C", "APPO"}
+
+
+def make(
+    root_dir, name, num_env_steps=None, kind="discrete", size=20, source="info:action_mask", length=25, **settings
+):
+    """A run on MaskedIdentity with `size` actions, of which a tenth is allowed."""
+    game = functools.partial(MaskedIdentity, size, size * 9 // 10, kind, length)
+    batches = EpochBatches if name in ON_POLICY else REPLAY
+    return Trainer(
+        root_dir,
+        **{
+            "algorithm": RECIPES[name],
+            "environment": functools.partial(make_environment, game, num_envs=4, action_mask=source),
+            "batches": batches,
+            "unroll_length": 8,
+            "listeners": [],
+            **({} if num_env_steps is None else {"num_env_steps": num_env_steps}),
+            "device": "cpu",
+            **settings,
+        },
+    )
+
+
+def run(trainer, num_episodes=8):
+    trainer.train()
+    evaluator = trainer.evaluator(num_episodes, 4, None)
+    evaluation = evaluator.evaluate(num_episodes)
+    evaluator.evaluate(num_episodes, sample=True)
+    evaluator.close()
+    trainer.close()
+    return evaluation
+
+
+CASES = [(name, "discrete") for name in RECIPES]
+CASES += [(name, kind) for name in ("PPO", "A2C", "APPO") for kind in ("multi_discrete", "multi_binary")]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_no_run_takes_a_forbidden_action_in_warm_up_training_or_evaluation(tmp_path, name, kind):
+    evaluation = run(make(tmp_path, name, 600, kind))
+    assert len(evaluation.returns) == 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_million_steps_take_no_forbidden_action(tmp_path, name, kind):
+    batches = {} if name in ON_POLICY else {"batches": functools.partial(REPLAY, updates_per_env_step=0.001)}
+    run(make(tmp_path, name, 1_000_000, kind, size=10, length=100, **batches), 100)
+
+
+def parameters(trainer):
+    return torch.cat([p.detach().reshape(-1).clone() for p in trainer.algorithm.parameters()])
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO with memory", "A2C", "DQN", "SAC"])
+@pytest.mark.parametrize("kind", ["discrete", "multi_discrete"])
+def test_masked_policies_act_through_numpy_as_through_torch(tmp_path, name, kind):
+    if kind != "discrete" and name not in ON_POLICY:
+        pytest.skip("takes one choice")
+    found = []
+    for numpy_policy in (0, None):
+        unroller = functools.partial(SyncUnroller, numpy_policy=numpy_policy)
+        game = functools.partial(MaskedIdentity, 20, 18, kind, 25)
+        wrappers = ["gymnasium.wrappers:FlattenObservation"]  # acting through numpy has no one-hot codes
+        environment = functools.partial(
+            make_environment, game, num_envs=4, action_mask="info:action_mask", wrappers=wrappers
+        )
+        trainer = make(tmp_path / str(numpy_policy), name, 300, unroller=unroller, environment=environment)
+        trainer.train()
+        assert not trainer.unroller.state_dict()["gave_up"], "it acts through numpy to the end"
+        found.append(parameters(trainer))
+        trainer.close()
+    assert torch.allclose(*found, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["PPO", *(pytest.param(name, marks=pytest.mark.long) for name in ("DQN", "SAC"))])
+def test_compiled_updates_with_masks_are_the_plain_ones(tmp_path, name):
+    found = []
+    for compile in (False, True):
+        learner = functools.partial(Learner, compile=compile, max_grad_norm=0.5)
+        trainer = make(tmp_path / str(compile), name, 400, learner=learner)
+        trainer.train()
+        found.append(parameters(trainer))
+        trainer.close()
+    assert torch.allclose(*found, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["PPO", "DQN", "SAC"])
+def test_a_resumed_run_with_masks_has_the_bits_of_one_that_never_stopped(tmp_path, name):
+    """Seven unrolls of 7 rows end at row 49, the LAST of the tenth episode of 4 actions."""
+
+    def started(where):
+        unroller = functools.partial(SyncUnroller, numpy_policy=None)
+        listeners = [CheckpointSaver(0)]
+        budget = {"num_iterations": 12, "unroll_length": 7}
+        return make(tmp_path / where, name, length=4, unroller=unroller, listeners=listeners, **budget)
+
+    whole = started("whole")
+    whole.train()
+    cut = started("cut")  # which seeds the generators again
+    cut.start()
+    next(report for report in cut.iterate() if report.iterations == 7)
+    cut.save()
+    cut.close()
+    assert not torch.equal(parameters(whole), parameters(cut))
+    torch.manual_seed(99)
+    resumed = started("cut")
+    assert resumed.train().iterations == 12
+    assert torch.equal(parameters(whole), parameters(resumed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["APPO", "DQN"])
+def test_workers_take_no_forbidden_action_and_lockstep_repeats_its_bits(tmp_path, name):
+    found = []
+    for where in ("first", "again"):
+        unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep")
+        trainer = make(tmp_path / where, name, 500, unroller=unroller, unroll_length=0 if name == "DQN" else 8)
+        trainer.train()
+        found.append(parameters(trainer))
+        trainer.close()
+    assert torch.equal(*found)
+
+
+def test_a_saved_policy_takes_the_mask_as_an_input_and_keeps_to_it(tmp_path):
+    trainer = make(tmp_path, "PPO", 200, listeners=[CheckpointSaver(0)])
+    trainer.train()
+    policy = alfish.load(tmp_path)
+    mask = np.zeros((40, 20), np.int8)
+    mask[np.arange(40), np.arange(40) % 20] = 1
+    observation = {"observation": np.zeros(40, np.int64), "action_mask": mask}
+    for sample in (False, True):
+        assert policy.act(observation, batched=True, sample=sample, first=True).tolist() == [*range(20)] * 2
+    with pytest.raises(UsageError, match="the policy's action depends on observation.action_mask"):
+        policy.act({"observation": np.zeros(40, np.int64)}, batched=True, first=True)
+
+
+def test_an_algorithm_that_ignores_masks_is_stopped_at_its_first_forbidden_action(tmp_path):
+    class Careless(A2C):
+        def rollout_step(self, time_step, state):
+            return (
+                super().rollout_step(time_step, state)._replace(output=time_step.observation["action_mask"].argmin(-1))
+            )
+
+    trainer = make(tmp_path, "A2C", 200, algorithm=Careless)
+    with pytest.raises(UsageError, match="the action 0 after 0 steps of an episode is forbidden|the action . after 0"):
+        trainer.train()
