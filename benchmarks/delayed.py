@@ -6,6 +6,8 @@ from typing import Any
 
 import gymnasium
 
+from alfish.environments.toy import Stamped
+
 
 class Delayed(gymnasium.Wrapper):
     """Environment whose steps wait for log-normal times, without work for the processor.
@@ -23,3 +25,24 @@ class Delayed(gymnasium.Wrapper):
     def step(self, action: Any) -> Any:
         time.sleep(self.env.unwrapped.np_random.lognormal(self._mu, self._sigma))
         return self.env.step(action)
+
+
+def slow(env_id: str, seconds: float) -> gymnasium.Env:
+    """Returns an environment whose steps all wait for this time."""
+    return Delayed(gymnasium.make(env_id), seconds, 0.0)
+
+
+class SleepingStamped(Stamped):
+    """`Stamped` whose steps wait.
+
+    Args:
+      seconds: of a step.
+    """
+
+    def __init__(self, seconds: float):
+        super().__init__((30, 50, 10, 80))
+        self._seconds = seconds
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._seconds)
+        return super().step(action)

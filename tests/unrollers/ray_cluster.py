@@ -1,59 +1,31 @@
-"""A Ray cluster of several nodes on this machine, for tests and for nobody else."""
+"""A Ray cluster of this machine for a module of tests, and workers on it."""
 
-import contextlib
-import os
-import tempfile
+import functools
 from pathlib import Path
 
 import pytest
 
-import alfish
+from alfish.unrollers import Workers
+from alfish.unrollers.ray import RayWorkers
+from benchmarks.ray_nodes import Nodes
 
-STORE_BYTES = 80 << 20  # Ray takes no less than 75 MiB
-
-
-class Nodes:
-    """A head without processor cores, and nodes with some, each with an object store and a raylet of its own."""
-
-    def __init__(self, *cpus):
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        # As on another machine, nothing but what is installed there can be imported: here alfish, and the tests' parts.
-        paths = [str(Path(alfish.__file__).parents[1]), str(Path(__file__).parent)]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        from ray.cluster_utils import Cluster
-
-        self._directory = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        self.cluster = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": self._directory.name})
-        self.nodes = [self.add(count) for count in cpus]
-
-    @property
-    def address(self):
-        return self.cluster.address
-
-    def add(self, cpus):
-        return self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES)
-
-    def close(self):
-        from ray.exceptions import RaySystemError, RpcError
-
-        with contextlib.suppress(RpcError, RaySystemError):  # a busy machine's GCS may end before it answers
-            self.cluster.shutdown()
-        self._directory.cleanup()
+# Ray's own code warns, when it is imported and in its threads.
+MARKS = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray"),
+]
+QUICK = functools.partial(Workers, close_timeout=2.0)
+ON_RAY = functools.partial(RayWorkers, workers=QUICK, per_host=2, cpus_per_worker=0.5)
 
 
 @pytest.fixture(scope="module")
 def nodes():
-    """Three nodes of four cores. RAY_ADDRESS names them, so that no test finds somebody else's cluster."""
+    """A head and three nodes, on which the tests' modules can be imported. A dead node is noticed in 2 s, not in 15."""
     pytest.importorskip("ray")
-    made = Nodes(4, 4, 4)
-    before = os.environ.get("RAY_ADDRESS")
-    os.environ["RAY_ADDRESS"] = made.address
+    health = {"health_check_period_ms": 500, "health_check_failure_threshold": 4, "health_check_timeout_ms": 500}
+    made = Nodes((4, 4, 4), [Path(__file__).parent], health)
     try:
         yield made
     finally:
-        if before is None:
-            del os.environ["RAY_ADDRESS"]
-        else:
-            os.environ["RAY_ADDRESS"] = before
         made.close()
+    assert made.processes() == []

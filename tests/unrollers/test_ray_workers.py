@@ -1,64 +1,190 @@
-"""Workers on a Ray cluster: the rows are those of one machine, and every failure has one sentence."""
+"""Workers on a Ray cluster: the rows are those of one machine, and each failure has one sentence."""
 
 import functools
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
-from ray_cluster import nodes  # noqa: F401
-from test_async import ALIKE, unroller_of
-from worker_parts import Seeing, SeeingOffPolicy
+from ray_cluster import MARKS, ON_RAY, QUICK, nodes  # noqa: F401
+from test_async import ALIKE, LOG, unroller_of
+from worker_parts import Failing, Faulty, Seeing, SeeingOffPolicy
 
 from alfish import nest
 from alfish.__main__ import main
+from alfish.environments import make_environment
+from alfish.errors import RunError, UsageError
 from alfish.unrollers import Workers
-from alfish.unrollers.ray import RayWorkers
+from alfish.unrollers.ray import pool
+from alfish.unrollers.ray.cluster import Cluster
+from alfish.unrollers.ray.values import ReceivedSegments
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.usefixtures("nodes"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray"),
-]
 ray = pytest.importorskip("ray")
+pytestmark = [*MARKS, pytest.mark.usefixtures("nodes")]
+TINY = [
+    *("AsyncUnroller.num_workers=4", "RayWorkers.per_host=2", "RayWorkers.cpus_per_worker=0.5"),
+    *("Trainer.unroll_length=8", "make_environment.num_envs=2", "Workers.close_timeout=2.0"),
+    *("EpochBatches.num_epochs=2", "EpochBatches.minibatch_size=8", "Learner.compile=False"),
+    *("Evaluate.num_episodes=1", "Trainer.max_evaluation_length=40"),
+]
 
-QUICK = functools.partial(Workers, close_timeout=2.0)
-ON_RAY = functools.partial(RayWorkers, workers=QUICK, per_host=2, cpus_per_worker=0.5)
 
+@pytest.fixture
+def made(nodes):  # noqa: F811
+    """Makes unrollers with workers on the cluster, and closes them."""
+    unrollers = []
 
-def lockstep(algorithm, workers):
-    """Rows and records of five iterations of four workers, whose weights change."""
-    unroller = unroller_of(ALIKE, algorithm, num_workers=4, mode="lockstep", workers=workers)
-    rows = []
-    try:
-        for k in range(5):
-            rows.append((nest.map(torch.clone, unroller.unroll(4)), unroller.records))
-            unroller._algorithm.weight.data.fill_(k + 1)
-            unroller.publish()
-            unroller._ledger.check_valid()
-    finally:
+    def make(*arguments, **settings):
+        unrollers.append(unroller_of(*arguments, **{"workers": ON_RAY} | settings))
+        return unrollers[-1]
+
+    yield make
+    for unroller in unrollers:
         unroller.close()
+    assert not ray.is_initialized()
+    assert nodes.processes("alfish.unrollers.workers.server") == []
+
+
+@pytest.fixture
+def replies(monkeypatch):
+    """All segments that come by Ray, each with a copy that was made when it came."""
+    kept = []
+    add = ReceivedSegments.add
+
+    def keep(self, segment, words):
+        kept.append((words, words.copy()))
+        add(self, segment, words)
+
+    monkeypatch.setattr(ReceivedSegments, "add", keep)
+    return kept
+
+
+def lockstep(make, algorithm, workers):
+    """Rows and records of five iterations of four workers, whose weights change."""
+    unroller = make(ALIKE, algorithm, num_workers=4, mode="lockstep", workers=workers)
+    rows = []
+    for k in range(5):
+        rows.append((nest.map(torch.clone, unroller.unroll(4)), unroller.records))
+        unroller._algorithm.weight.data.fill_(k + 1)
+        unroller.publish()
+        unroller._ledger.check_valid()
+        assert set(rows[-1][0].policy_version.tolist()) == {max(0, k - 1)}
+    unroller.close()
     return rows
 
 
-@pytest.mark.parametrize("algorithm, per_host", [(Seeing, 1), (Seeing, 2), (SeeingOffPolicy, 2)])
-def test_in_lockstep_every_bit_is_that_of_one_machine(algorithm, per_host):
-    here = lockstep(algorithm, QUICK)
-    there = lockstep(algorithm, functools.partial(ON_RAY, per_host=per_host))
+@pytest.mark.parametrize("algorithm, per_host, inline", [(Seeing, 1, True), (SeeingOffPolicy, 2, False)])
+def test_in_lockstep_every_bit_is_that_of_one_machine(made, monkeypatch, algorithm, per_host, inline):
+    if not inline:
+        monkeypatch.setattr("alfish.unrollers.ray.values.INLINE_BYTES", 0)  # weights go by reference
+    here = lockstep(unroller_of, algorithm, QUICK)
+    there = lockstep(made, algorithm, functools.partial(ON_RAY, per_host=per_host))
     for (one, arrived), (other, also) in zip(here, there, strict=True):
         assert all(map(torch.equal, nest.leaves(one), nest.leaves(other)))
         assert (arrived.step_type == also.step_type).all() and (arrived.reward == also.reward).all()
 
 
+def test_nothing_is_written_into_a_reply(made, replies):
+    for segments in (1, 2):  # a single segment is not copied
+        unroller = made(num_workers=2, max_policy_lag=0, segments_per_unroll=segments)
+        for _ in range(5):
+            unroller.unroll(4)
+            unroller.publish()
+        assert unroller.stats()["masked_rows"] > 0
+        assert replies and all((words == copy).all() for words, copy in replies)
+        unroller.close()
+
+
+def test_a_fault_of_an_environment_is_handled_in_its_host(made, tmp_path):
+    kinds = ("hang", "raise")
+    makers = [functools.partial(Faulty, kind, once=str(tmp_path / kind)) for kind in kinds]
+    workers = functools.partial(ON_RAY, workers=functools.partial(Workers, step_timeout=0.7, close_timeout=0.3))
+    for maker, sentence in zip(makers, ("stepping environments for", "is replaced"), strict=True):
+        unroller = made(functools.partial(make_environment, maker), num_workers=2, workers=workers)
+        began = time.monotonic()
+        while not any(sentence in line for line in LOG):
+            unroller.unroll(4)
+            assert time.monotonic() - began < 60
+        assert any('worker_parts.py", line' in line for line in LOG)
+        unroller.unroll(4)
+        unroller._ledger.check_valid()
+        unroller.close()
+
+
+def test_a_defect_of_the_algorithm_ends_the_run(made):
+    unroller = made(ALIKE, Failing, num_workers=2)
+    with pytest.raises(RunError, match=r"(?s)host 0 on .*: worker \d failed:.*the policy is at fault"):
+        for _ in range(9):
+            unroller.unroll(4)
+
+
+def test_a_module_that_a_host_cannot_import_has_a_sentence_and_may_be_sent(made, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text(
+        "from alfish.environments.toy import Stamped\n\n\nclass Here(Stamped):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here
+
+    environment = functools.partial(make_environment, only_here.Here, num_envs=2)
+    with pytest.raises(UsageError, match=r"workers on machine .* cannot import 'only_here': .*code = 'here'"):
+        made(environment, num_workers=2).unroll(4)
+    monkeypatch.chdir(tmp_path)
+    # Ray lets hosts of this machine look into the directory too; what was sent must do without.
+    check = Cluster.check_room
+    monkeypatch.setattr(
+        Cluster, "check_room", lambda *arguments: (tmp_path / "only_here.py").unlink() or check(*arguments)
+    )
+    unroller = made(environment, num_workers=2, workers=functools.partial(ON_RAY, code="here"))
+    assert unroller.unroll(4).time_step.reward.shape == (5, 4)
+
+
+def test_a_cluster_that_is_too_small_or_differs_is_refused(made, monkeypatch):
+    sentence = r"2 hosts need 40 CPUs each .* has room for 0: its machines have .*4 \+ 4.* CPUs"
+    with pytest.raises(UsageError, match=sentence):
+        made(num_workers=4, workers=functools.partial(ON_RAY, cpus_per_worker=20)).unroll(4)
+    versions = pool.versions()
+    monkeypatch.setattr(pool, "versions", lambda: {**versions, "alfish": "9.9"})
+    with pytest.raises(UsageError, match=r"machine .* has alfish .* \(here 9.9\); install equal versions"):
+        made(num_workers=2).unroll(4)
+
+
+def test_hosts_that_find_room_later_join(made, nodes):  # noqa: F811
+    workers = functools.partial(ON_RAY, per_host=1, cpus_per_worker=6, min_hosts=0)
+    unroller = made(ALIKE, SeeingOffPolicy, num_workers=2, workers=workers)
+    unroller._start()
+    for _ in range(3):
+        assert list(unroller._workers.wait(0.2)) == []
+    assert unroller._workers.activities().count("may wait for room") == 2
+    nodes.add(6)
+    assert unroller.unroll(4).time_step.step_type.shape[1] == 4
+    ready = [worker.index for worker in unroller._workers.all if worker.started]
+    assert len(ready) == 1  # the other one waits still
+
+
+def command(tmp_path, *bindings):
+    files = ["--gin_file=appo_cartpole.gin", "--gin_file=ray.gin", f"--root_dir={tmp_path / 'run'}"]
+    return ["train", *files, *(f"--gin_param={binding}" for binding in (*TINY, *bindings))]
+
+
 def test_the_shipped_conf_trains_on_a_cluster(tmp_path):
-    bindings = [
-        *("AsyncUnroller.num_workers=4", "RayWorkers.per_host=2", "AsyncUnroller.mode='lockstep'"),
-        *("Trainer.num_env_steps=None", "Trainer.num_iterations=3", "Trainer.unroll_length=8"),
-        *("make_environment.num_envs=2", "EpochBatches.num_epochs=2", "EpochBatches.minibatch_size=8"),
-        *("Evaluate.num_episodes=1", "Trainer.max_evaluation_length=40", "Learner.compile=False"),
-    ]
-    files = ["--gin_file=appo_cartpole.gin", "--gin_file=ray.gin"]
-    params = [f"--gin_param={binding}" for binding in bindings]
-    assert main(["train", *files, *params, f"--root_dir={tmp_path / 'run'}"]) == 0
+    ends = "AsyncUnroller.mode='lockstep'", "Trainer.num_env_steps=None", "Trainer.num_iterations=3"
+    assert main(command(tmp_path, *ends)) == 0
     done = json.loads((tmp_path / "run" / "done").read_text())
     assert done["iterations"] == 3 and 150 < done["env_steps"] <= 3 * 8 * 8  # rows of resets do not count
-    assert not ray.is_initialized()
+
+
+def test_sigterm_saves_and_leaves_nothing(tmp_path, nodes):  # noqa: F811
+    run = subprocess.Popen([sys.executable, "-m", "alfish", *command(tmp_path, "Trainer.num_env_steps=1_000_000")])
+    metrics = tmp_path / "run" / "metrics.csv"
+    began = time.monotonic()
+    while not metrics.is_file() or len(metrics.read_text().splitlines()) < 3:
+        assert run.poll() is None and time.monotonic() - began < 100
+        time.sleep(0.1)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 128 + signal.SIGTERM
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+    assert "stopped at" in (tmp_path / "run" / "log.txt").read_text()
+    assert nodes.processes("alfish.unrollers.workers.server") == []

@@ -3,12 +3,12 @@
 import os
 import platform
 import socket
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+import alfish
 from alfish.unrollers.workers.messages import FromWorker, Grant, Plan
 from alfish.unrollers.workers.pool import Workers
 from alfish.unrollers.workers.slots import Form
@@ -75,7 +75,7 @@ class Refusal(NamedTuple):
 def versions() -> dict[str, str]:
     """Returns versions that must be equal on all machines, because pickles and the policy's numbers depend on them."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"Python": python, "alfish": metadata.version("alfish"), "torch": torch.__version__.partition("+")[0]}
+    return {"Python": python, "alfish": alfish.__version__, "torch": torch.__version__.partition("+")[0]}
 
 
 def greeting() -> Greeting:

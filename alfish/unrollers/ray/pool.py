@@ -8,6 +8,7 @@ it is meant for. Whatever Ray raises for an outstanding call, and silence, mean 
 segments that it has not delivered.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -52,6 +53,10 @@ class RayWorkers(Transport):
       code: 'same': each machine has the user's modules. 'here': hosts receive the modules that the trainer has imported
         from the working directory.
       workers: makes the pool within a host from the number of its workers; see `Workers`.
+
+    Attributes:
+      hosts: the hosts.
+      host_timeout: see above.
     """
 
     # Set by `start`.
@@ -88,13 +93,13 @@ class RayWorkers(Transport):
         num_hosts = count // per_host
         self._cluster, self._cpus = Cluster(address, code), cpus_per_worker * per_host
         self._min_hosts = num_hosts if min_hosts is None else min(min_hosts, num_hosts)
-        self._start_timeout, self._host_timeout = start_timeout, host_timeout
+        self._start_timeout, self.host_timeout = start_timeout, host_timeout
         self._publish_seconds, self._deaths = publish_seconds, Deaths(max_deaths, death_window)
         self._template = workers(per_host)  # never started; hosts make pools that are equal to it
         self.shrinks = "RayWorkers.min_hosts" if self._min_hosts < num_hosts else self._template.shrinks
-        self._hosts = [RemoteHost(i, per_host) for i in range(num_hosts)]
-        self.all = [worker for host in self._hosts for worker in host.workers]
-        self._keeper = Keeper(self._hosts, host_timeout / 2)
+        self.hosts = [RemoteHost(i, per_host) for i in range(num_hosts)]
+        self.all = [worker for host in self.hosts for worker in host.workers]
+        self._keeper = Keeper(self.hosts, host_timeout / 2)
         self._deadline: float | None = None  # monotonic time by which `min_hosts` answer; None: they have
         self._checked_at = 0.0
 
@@ -118,11 +123,11 @@ class RayWorkers(Transport):
         self._segments, self._weights = ReceivedSegments(plan.forms, structure), PublishedWeights(tensors)
         self._warn_of_small_store(plan.num_slots)
         self.publish(version)
-        workers = len(self.all) // len(self._hosts), type(self._template), self._template.settings
-        self._plan = self._cluster.put(HostPlan(*workers, plan, self._weights.forms, 2 * self._host_timeout))
+        workers = len(self.all) // len(self.hosts), type(self._template), self._template.settings
+        self._plan = self._cluster.put(HostPlan(*workers, plan, self._weights.forms, 2 * self.host_timeout))
         self._actor_class = self._cluster.actor_class(Host, self._cpus)
         self._deadline = time.monotonic() + self._start_timeout if self._min_hosts else None
-        for host in self._hosts:
+        for host in self.hosts:
             host.request(self._actor_class)
         self._keeper.start()
 
@@ -137,17 +142,17 @@ class RayWorkers(Transport):
         return True
 
     def send(self) -> None:
-        for host in self._hosts:
+        for host in self.hosts:
             if host.has_orders:
                 self._tell(host)
 
     def wait(self, timeout: float) -> Iterator[tuple[RemoteWorker, FromWorker]]:
         import ray
 
-        for host in self._hosts:
+        for host in self.hosts:
             if host.has_orders or self._is_due(host):
                 self._tell(host)
-        by_answer = {host.answer: host for host in self._hosts}
+        by_answer = {host.answer: host for host in self.hosts}
         ready, others = ray.wait(list(by_answer), num_returns=len(by_answer), timeout=0)
         if not ready:
             ready, _ = ray.wait(others, timeout=timeout)
@@ -156,22 +161,22 @@ class RayWorkers(Transport):
         if time.monotonic() - self._checked_at >= CHECK_SECONDS:
             self._checked_at = time.monotonic()
             self._check_start()
-            for host in self._hosts:
+            for host in self.hosts:
                 yield from self._check(host)
 
     def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
         return self._segments.read(segment)
 
     def activities(self) -> str:
-        return ", ".join(f"{host} {host.activities()}" for host in self._hosts)
+        return ", ".join(f"{host} {host.activities()}" for host in self.hosts)
 
     def close(self) -> None:
         self._keeper.stop()
         try:
-            end_all([host for host in self._hosts if host.greeting], self._template.settings["close_timeout"])
+            end_all([host for host in self.hosts if host.greeting], self._template.settings["close_timeout"])
         finally:  # also if a signal interrupts the wait
-            for host in self._hosts:
-                host.leave()
+            for host in self.hosts:
+                host.kill()
             self._cluster.close()
 
     # Weights.
@@ -196,10 +201,12 @@ class RayWorkers(Transport):
         import ray
 
         try:
-            answer = ray.get(host.answer, timeout=self._host_timeout)
+            answer = ray.get(host.answer, timeout=self.host_timeout)
         except ray.exceptions.RayTaskError:  # a defect of the host's code
             raise
         except ray.exceptions.RayError as error:  # the process, its machine, the line to it, or the reply is lost
+            if getattr(error, "actor_init_failed", False):
+                raise _unable(str(error)) from error
             yield from self._on_death(host, error)
             return
         if isinstance(answer, Greeting):
@@ -216,7 +223,7 @@ class RayWorkers(Transport):
             there = ", ".join(f"{name} {greeting.versions[name]} (here {here[name]})" for name in differences)
             raise UsageError(f"machine {greeting.machine} of the Ray cluster has {there}; install equal versions")
         host.begin(greeting, self._plan, self._weights.publication, self._weights.words())
-        if sum(host.greeting is not None for host in self._hosts) >= self._min_hosts:
+        if sum(host.greeting is not None for host in self.hosts) >= self._min_hosts:
             self._deadline = None
 
     def _on_reply(self, host: RemoteHost, reply: Reply) -> Iterator[tuple[RemoteWorker, FromWorker]]:
@@ -242,7 +249,7 @@ class RayWorkers(Transport):
 
     def _check_start(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline:
-            answered = sum(host.greeting is not None for host in self._hosts)
+            answered = sum(host.greeting is not None for host in self.hosts)
             raise RunError(
                 f"{answered} hosts of {self._cpus:g} CPUs have answered within RayWorkers.start_timeout = "
                 f"{self._start_timeout:g} s, and the run begins with {self._min_hosts}; `ray status` shows what the "
@@ -254,7 +261,7 @@ class RayWorkers(Transport):
 
         Between them an answer arrives that was on its way, for example if the trainer was stopped.
         """
-        limit = self._host_timeout if host.newest else self._start_timeout
+        limit = self.host_timeout if host.newest else self._start_timeout
         silent = time.monotonic() - host.asked_at
         was_overdue, host.is_overdue = host.is_overdue, host.greeting is not None and silent > limit
         if was_overdue and host.is_overdue:
@@ -298,3 +305,13 @@ def _refused(host: RemoteHost, refusal: Refusal) -> Exception:
             "it and bind RayWorkers.code = 'here'"
         )
     return UsageError(refusal.text) if refusal.by_user else RunError(f"{host}: {refusal.text}")
+
+
+def _unable(text: str) -> UsageError:
+    """Returns the error of a machine that could not make a host, by the text of Ray's exception."""
+    address = re.search(r"\bip=([^,\s]+)", text)
+    where = f"the machine {address[1]}" if address else "a machine"
+    return UsageError(
+        f"{where} of the Ray cluster cannot run a host of workers: {text.strip().splitlines()[-1]}; install there what "
+        "the trainer's machine has: pip install 'alfish[ray]'"
+    )

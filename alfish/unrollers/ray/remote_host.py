@@ -113,14 +113,18 @@ class RemoteHost:
         except ray.exceptions.RayError:
             return "does not answer"
 
-    def leave(self) -> None:
-        """Gives up the actor. Its answers are not received any more, and its workers count as dead."""
+    def kill(self) -> None:
+        """Has Ray kill the actor, if there is one. Its workers end with it."""
         if self.actor is None:
             return
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # the actor may be dead already
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it may be dead already
             ray.kill(self.actor)
+
+    def leave(self) -> None:
+        """Gives up the actor: its answers are not received any more, and its workers count as dead."""
+        self.kill()
         self._orders.clear()
         self._first_generation = max(worker.generation for worker in self.workers) + UNHEARD
         for worker in self.workers:

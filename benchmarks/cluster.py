@@ -1,0 +1,73 @@
+"""Workers on a Ray cluster of three nodes on this machine: rows per second, kills, and what they cost.
+
+  python -m benchmarks.cluster speed                     # 1, 2, 4, 8 and 16 workers of a 2 ms environment
+  python -m benchmarks.cluster speed --kill_period=10    # the same, with an actor killed every 10 s
+  python -m benchmarks.cluster soak --seconds=600        # workers, actors and nodes die; every row is checked
+  python -m benchmarks.cluster recovery --seconds=300    # seconds from a kill to the first new rows
+  python -m benchmarks.cluster score --seconds=120       # APPO on CartPole under kills
+
+`speed` trains APPO on CartPole with steps of 2 ms. Its efficiency is the rate over that of one worker times the
+number of workers. The results are appended to benchmarks/results/cluster.csv.
+"""
+
+import argparse
+import datetime
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks import RESULTS, processes, tables
+from benchmarks.ray_nodes import Nodes
+from benchmarks.ray_runs import rate, score, soak
+
+FIELDS = ("what", "workers", "value", "detail", "machine", "date")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speed", "soak", "recovery", "score"))
+    parser.add_argument("--seconds", type=float, help="of each measurement; default: soak 600, score 120, others 40")
+    parser.add_argument("--workers", default="1,2,4,8,16", help="of speed")
+    parser.add_argument("--kill_period", type=float, default=0.0, help="seconds between two kills of actors; 0: none")
+    arguments = parser.parse_args()
+    seconds = arguments.seconds or {"soak": 600.0, "score": 120.0}.get(arguments.what, 40.0)
+    nodes = Nodes((4, 4, 4))
+    common = {"machine": processes.machine(), "date": datetime.date.today().isoformat()}
+    path = RESULTS / "cluster.csv"
+    try:
+        for row in _results(nodes, arguments.what, seconds, arguments):
+            print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+            tables.write_rows(path, [*tables.read_rows(path), row | common], FIELDS)
+    finally:
+        nodes.close()
+
+
+def _results(nodes: Nodes, what: str, seconds: float, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    if what == "speed":
+        one = 0.0
+        for count in map(int, arguments.workers.split(",")):
+            steps, stats = rate(nodes, count, seconds, arguments.kill_period)
+            one = one or steps / count
+            waits = f"trainer waits {stats['trainer_wait_share']:.0%}, workers wait {stats['worker_wait_share']:.0%}"
+            detail = f"{steps / (one * count):.1%} of {count} x {one:.0f}; {waits}; {stats['restarts']:.0f} restarts"
+            yield {"what": f"speed, kill period {arguments.kill_period:g} s", "workers": count} | _value(steps, detail)
+    elif what == "score":
+        mean, env_steps, breaking = score(nodes, seconds)
+        yield {"what": "return under kills", "workers": 4} | _value(mean, f"{env_steps:,} env steps; {breaking}")
+    elif what == "soak":
+        count, breaking = soak(nodes, seconds, log=lambda line: None)
+        yield {"what": "rows checked under kills", "workers": 6} | _value(count, f"{seconds:g} s; {breaking}")
+    else:
+        for kind in ("worker", "actor", "raylet"):
+            _, breaking = soak(nodes, seconds, settle=45.0, log=lambda line: None, kinds=(kind,), pause=(12.0, 15.0))
+            each = sorted(seconds for _, seconds in breaking.waits)
+            detail = f"median of {len(each)}, {each[0]:.1f} to {each[-1]:.1f}; {breaking}"
+            yield {"what": f"seconds to new rows: {kind}", "workers": 6} | _value(statistics.median(each), detail)
+
+
+def _value(value: float, detail: str) -> dict[str, Any]:
+    return {"value": round(value, 3), "detail": detail}
+
+
+if __name__ == "__main__":
+    main()

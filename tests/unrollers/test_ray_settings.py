@@ -1,0 +1,180 @@
+"""What RayWorkers refuses before a cluster is asked, and parts of it that need none."""
+
+import functools
+import importlib.util
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from test_async import ALIKE, unroller_of
+
+from alfish.data import StepType, TimeStep
+from alfish.errors import UsageError
+from alfish.runs.stop_signals import Interrupted
+from alfish.unrollers import Workers
+from alfish.unrollers.ray import RayWorkers, cluster, pool
+from alfish.unrollers.ray.remote_host import RemoteHost
+from alfish.unrollers.ray.values import PublishedWeights
+from alfish.unrollers.workers.messages import Grant
+from alfish.unrollers.workers.shared_memory import Layout
+from benchmarks.ray_runs import StampedRows
+
+INSTALLED = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not INSTALLED, reason="the extra 'ray' is not installed")
+
+
+def test_neither_alfish_nor_this_room_imports_ray():
+    code = "import sys, alfish, alfish.unrollers.ray; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_without_the_extra_the_command_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"RayWorkers needs the extra 'ray': pip install 'alfish\[ray\]'"):
+        RayWorkers(4)
+
+
+@needs_ray
+@pytest.mark.parametrize("count, nearest", [(7, "4 or 8"), (3, "4")])
+def test_workers_that_hosts_do_not_divide_are_refused_with_the_nearest(count, nearest):
+    with pytest.raises(UsageError, match=rf"num_workers is {count}, .*per_host = 4 does not divide; .* is {nearest}\s"):
+        RayWorkers(count)
+
+
+@needs_ray
+def test_lockstep_takes_all_hosts():
+    workers = functools.partial(RayWorkers, per_host=1, min_hosts=1)
+    with pytest.raises(UsageError, match=r"RayWorkers.min_hosts takes AsyncUnroller.mode = 'free'"):
+        unroller_of(ALIKE, num_workers=2, mode="lockstep", workers=workers)
+    shrinking = functools.partial(RayWorkers, per_host=1, workers=functools.partial(Workers, on_failure="shrink"))
+    with pytest.raises(UsageError, match=r"Workers.on_failure = 'shrink' takes"):
+        unroller_of(ALIKE, num_workers=2, mode="lockstep", workers=shrinking)
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    "address, sentence",
+    [
+        ("127.0.0.1:1", r"no Ray cluster answers at .*'127.0.0.1:1' \(.*refused\); start its head with `RAY"),
+        ("ray://127.0.0.1:1", "is of Ray Client; start the run on a machine of the cluster"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused(monkeypatch, address, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        cluster.Cluster(address, "same").connect()
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    unroller = unroller_of(ALIKE, num_workers=1, workers=functools.partial(RayWorkers, per_host=1))
+    with pytest.raises(UsageError, match=sentence):
+        unroller.unroll(4)
+    unroller.close()
+
+
+def test_a_machine_without_alfish_is_named():
+    text = (
+        "The actor died because of an error raised in its creation task, ray::Host.__init__() (pid=7, ip=10.0.0.9, x)\n"
+    )
+    error = pool._unable(text + "  File ...\nModuleNotFoundError: No module named 'alfish'\n")
+    assert str(error).startswith("the machine 10.0.0.9 of the Ray cluster cannot run a host of workers: ModuleNotFound")
+
+
+def test_the_handlers_of_signals_stay_those_of_the_trainer():
+    received = []
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in (2, 15)}
+    ours = signal.getsignal(signal.SIGTERM)
+
+    def exits(number, frame):  # as Ray's handler does
+        sys.exit(1)
+
+    try:
+        with cluster.handlers_kept():
+            signal.signal(signal.SIGTERM, exits)
+        assert signal.getsignal(signal.SIGTERM) is ours and received == []
+        with pytest.raises(Interrupted), cluster.handlers_kept():
+            signal.signal(signal.SIGTERM, exits)
+            signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGTERM]  # the trainer saves, and stops
+        with pytest.raises(ConnectionError), cluster.handlers_kept():
+            raise ConnectionError
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_modules_of_the_working_directory_are_sent(tmp_path, monkeypatch):
+    (tmp_path / "mine_alone.py").write_text("x = 1\n")
+    (tmp_path / "mine_whole" / "deep").mkdir(parents=True)
+    (tmp_path / "mine_whole" / "__init__.py").write_text("")
+    (tmp_path / "not_imported.py").write_text("")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    importlib.import_module("mine_alone")
+    importlib.import_module("mine_whole")
+    assert cluster.modules_here() == [str(tmp_path / "mine_alone.py"), str(tmp_path / "mine_whole")]
+
+
+def test_a_grant_names_the_process_that_it_is_meant_for():
+    host = RemoteHost(1, 2)
+    assert [worker.index for worker in host.workers] == [2, 3] and host.first == 2
+    host.grant(host.workers[1], Grant(0, False, 5))
+    host.workers[1].generation += 1
+    host.grant(host.workers[1], Grant(1, False, 6))
+    assert [order[:2] for order in host._orders] == [(1, 0), (1, 1)] and host.needs == 6
+    host.leave()
+    assert not host.has_orders and host.needs == 0
+    assert [worker.generation for worker in host.workers] == [1001, 1001]
+    host.grant(host.workers[0], Grant(0, False, None))
+    assert host._orders[0][:2] == (0, 0)  # a new actor counts from 0
+
+
+def test_part_of_a_plan_has_the_seeds_of_the_whole():
+    unroller = unroller_of(ALIKE, num_workers=4, stagger=8)
+    plan = unroller._plan(first_generation=0, modules=b"", forms=[], shown=())
+    part = plan.part(2, 2, 0)
+    assert part.num_slots == plan.num_slots // 2
+    for place in range(2):
+        whole, own = plan.setup(2 + place, 0), part.setup(place, 0)
+        assert (own.seed, own.first_env_id, own.starts) == (whole.seed, whole.first_env_id, whole.starts)
+    successor = plan.part(2, 2, 1000).setup(0, 0)
+    assert successor.seed == plan.setup(2, 1000).seed and not any(successor.starts)
+    unroller.close()
+
+
+def test_published_weights_do_not_change_with_the_tensors():
+    tensors = [torch.arange(3.0), torch.tensor([[1, 2]]), torch.zeros(0), torch.tensor(2.0, dtype=torch.bfloat16)]
+    weights = PublishedWeights(tensors)
+    weights.publish(7)
+    assert weights.publication == (1, 7)
+    words = weights.words().copy()
+    tensors[0].fill_(9)
+    again = weights.words()
+    assert (again == words).all()
+    leaves = Layout(weights.forms).split(torch.from_numpy(words))
+    assert [leaf.tolist() for leaf in leaves] == [[0.0, 1.0, 2.0], [[1, 2]], [], 2.0]
+    weights.publish(8)
+    assert weights.publication == (2, 8) and not (weights.words() == words).all()
+
+
+@pytest.mark.parametrize("wrong", ["lost", "doubled", "torn", "late"])
+def test_the_soak_can_fail(wrong):
+    types = [StepType.FIRST, StepType.MID, StepType.MID, StepType.LAST, StepType.FIRST, StepType.MID]
+    stamps = np.array([[7, 0, 0], [7, 0, 1], [7, 0, 2], [7, 0, 3], [7, 1, 0], [7, 1, 1]], float)[:, None]
+
+    def step(rows):
+        kinds = np.array(types)[rows][:, None]
+        return TimeStep(kinds, stamps[rows][:, :, 2], None, stamps[rows], None, None)
+
+    right = StampedRows(1)
+    assert right.add(step([0, 1])) == [0] and right.add(step([2, 3, 4, 5])) == [] and right.count == 6
+    rows = StampedRows(1)
+    rows.add(step([0, 1, 2]))
+    with pytest.raises(AssertionError):
+        if wrong == "late":
+            other = step([0])
+            rows.add(other._replace(observation=other.observation + [1, 0, 0]))
+            rows.add(step([3]))
+        else:
+            rows.add(step({"lost": [4], "doubled": [2, 3], "torn": [5]}[wrong]))
