@@ -39,7 +39,7 @@ results: .venv/installed-dev
 	.venv/bin/python -m benchmarks.learning
 
 soak: .venv/installed-dev
-	ALFISH_SOAK_SECONDS=600 .venv/bin/python -m pytest -m long -s tests/unrollers/test_soak.py
+	ALFISH_SOAK_SECONDS=600 .venv/bin/python -m pytest -m "long or ray" -s tests/unrollers/test_soak.py tests/unrollers/test_ray_soak.py
 
 bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.throughput

@@ -1,10 +1,14 @@
 """What RayWorkers refuses before a cluster is asked, and parts of it that need none."""
 
+import asyncio
 import functools
+import importlib
 import importlib.util
 import signal
 import subprocess
 import sys
+import time
+import types
 
 import numpy as np
 import pytest
@@ -12,14 +16,16 @@ import torch
 from test_async import ALIKE, unroller_of
 
 from alfish.data import StepType, TimeStep
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.runs.stop_signals import Interrupted
 from alfish.unrollers import Workers
 from alfish.unrollers.ray import RayWorkers, cluster, pool
+from alfish.unrollers.ray.host import Host
+from alfish.unrollers.ray.messages import Greeting, Order, Publication
 from alfish.unrollers.ray.remote_host import RemoteHost
 from alfish.unrollers.ray.values import PublishedWeights
-from alfish.unrollers.workers.messages import Grant
-from alfish.unrollers.workers.shared_memory import Layout
+from alfish.unrollers.workers.messages import Died, Grant
+from alfish.unrollers.workers.shared_memory import Block, Layout
 from benchmarks.ray_runs import StampedRows
 
 INSTALLED = importlib.util.find_spec("ray") is not None
@@ -128,6 +134,116 @@ def test_a_grant_names_the_process_that_it_is_meant_for():
     assert [worker.generation for worker in host.workers] == [1001, 1001]
     host.grant(host.workers[0], Grant(0, False, None))
     assert host._orders[0][:2] == (0, 0)  # a new actor counts from 0
+
+
+class StubWorkers:
+    """What a host asks of its pool."""
+
+    newest = 3
+
+    def __init__(self):
+        self.all = [types.SimpleNamespace(index=0, generation=1)]
+        self.granted, self.published = [], []
+
+    def grant(self, worker, grant):
+        self.granted.append(grant.slot)
+
+    def publish(self, version, number):
+        self.published.append((number, version))
+        self.newest = number
+
+    def wait(self, timeout):
+        return iter(())
+
+
+@pytest.fixture
+def host():
+    """A host whose workers are no processes."""
+    host = Host()
+    host._workers, host._weights = StubWorkers(), Block([((1,), torch.int64)], 1)
+    return host
+
+
+def test_a_host_drops_grants_for_a_process_that_has_died(host):
+    host._orders = [Order(0, 0, Grant(5, False, None)), Order(0, 1, Grant(6, False, None))]
+    host._grant()
+    assert host._workers.granted == [6] and host._orders == []
+
+
+def test_a_host_drops_weights_that_newer_ones_have_overtaken(host):
+    words = np.zeros(host._weights.words[0].shape, np.int64)
+    for number in (4, 6, 5):
+        host._published = Publication(number, 10 * number), words + number
+        host._publish()
+    assert host._workers.published == [(4, 40), (6, 60)] and int(host._weights.words[0][0]) == 6
+
+
+def test_a_host_that_nobody_calls_ends_itself(host, monkeypatch):
+    class Ended(Exception):
+        pass
+
+    def end(self):
+        raise Ended
+
+    monkeypatch.setattr(Host, "_end", end)
+
+    async def attend():
+        host._called_at, host._patience = host._now, 0.5
+        attending = asyncio.create_task(host._attend())
+        for _ in range(5):
+            await asyncio.sleep(0.2)
+            await host.keep()
+        assert not attending.done()
+        with pytest.raises(Ended):
+            await asyncio.wait_for(attending, 30)
+
+    asyncio.run(attend())
+
+
+@pytest.fixture
+def on_ray(monkeypatch):
+    """A pool of two hosts that were requested, without Ray."""
+    monkeypatch.setattr(RemoteHost, "request", lambda host, actor_class: setattr(host, "greeting", None))
+    monkeypatch.setattr(RemoteHost, "kill", lambda host: None)
+    made = RayWorkers(2, per_host=1, max_deaths=2, start_timeout=0.1)
+    made._actor_class, made.lines = None, []
+    made.log = made.lines.append
+    for host in made.hosts:
+        host.asked_at, host.newest, host.is_overdue = time.monotonic(), 1, False
+        host.greeting = Greeting("a", 7, {})
+    return made
+
+
+@needs_ray
+def test_a_host_is_given_up_if_two_checks_find_it_silent(on_ray):
+    host = on_ray.hosts[0]
+    assert list(on_ray._check(host)) == []
+    host.asked_at -= 31
+    assert list(on_ray._check(host)) == []  # its answer may be on the way, if the trainer was stopped
+    host.workers[0].started = True
+    assert list(on_ray._check(host)) == [(host.workers[0], Died())]
+    assert on_ray.lines == ["host 0 on a is dead: it has been silent for 31 s\nAnother one is requested"]
+    assert not host.workers[0].started and host.workers[0].generation == 1000 and on_ray.num_restarts == 1
+    host.asked_at -= 100
+    assert list(on_ray._check(host)) == []  # it waits for room
+
+
+@needs_ray
+def test_one_death_of_a_host_too_many_ends_the_run(on_ray):
+    for _ in range(2):
+        assert len(list(on_ray._on_death(on_ray.hosts[1], OSError("gone")))) == 1
+    with pytest.raises(RunError, match=r"host 1 is dead: gone\nThat is death 3 of hosts .*RayWorkers.max_deaths = 2"):
+        list(on_ray._on_death(on_ray.hosts[1], OSError("gone")))
+
+
+@needs_ray
+def test_a_start_without_room_ends_with_what_was_asked_for(on_ray):
+    on_ray.hosts[1].greeting = None
+    on_ray._deadline = time.monotonic() + 100
+    on_ray._check_start()
+    on_ray._deadline = time.monotonic() - 1
+    with pytest.raises(RunError, match=r"1 hosts of 1 CPUs have answered .* = 0.1 s, and the run begins with 2"):
+        on_ray._check_start()
 
 
 def test_part_of_a_plan_has_the_seeds_of_the_whole():
