@@ -39,7 +39,8 @@ results: .venv/installed-dev
 	.venv/bin/python -m benchmarks.learning
 
 soak: .venv/installed-dev
-	ALFISH_SOAK_SECONDS=600 .venv/bin/python -m pytest -m "long or ray" -s tests/unrollers/test_soak.py tests/unrollers/test_ray_soak.py
+	ALFISH_SOAK_SECONDS=600 .venv/bin/python -m pytest -m "long or ray" -s -k "while" tests/unrollers/test_soak.py \
+		tests/unrollers/test_ray_workers.py
 
 bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.throughput

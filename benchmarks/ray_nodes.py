@@ -18,6 +18,7 @@ from typing import Any
 
 import alfish
 from alfish.unrollers.ray import RayWorkers
+from alfish.unrollers.workers.server import SERVER
 
 STORE_BYTES = 80 << 20  # of a node; Ray takes no less than 75 MiB
 TAG = "ALFISH_NODES"  # environment variable of all processes of a cluster
@@ -69,7 +70,9 @@ class Nodes:
         self._cluster.remove_node(node, allow_graceful=False)
 
     def processes(self, of: str = "") -> list[int]:
-        """Returns ids of the cluster's processes, and of those that they have started, but for this one.
+        """Returns ids of the cluster's processes, and of those that they have started.
+
+        This process and its own workers are not among them.
 
         Args:
           of: text in the command line.
@@ -81,7 +84,8 @@ class Nodes:
                 environment, command = ((directory / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
                 if marker in environment and of.encode() in b" ".join(command):
                     found.append(int(directory.name))
-        return [pid for pid in found if pid != os.getpid()]
+        own = os.getpid(), SERVER.pid
+        return [pid for pid in found if pid not in own and _parent(pid) != SERVER.pid]
 
     def close(self) -> None:
         """Ends all processes."""

@@ -1,6 +1,7 @@
 """A Ray cluster of this machine for a module of tests, and workers on it."""
 
 import functools
+import time
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,11 @@ def nodes():
     finally:
         made.close()
     assert made.processes() == []
+
+
+def wait_until_no_worker_is_left(nodes, seconds=20):
+    """Ray kills actors in the background, and hosts that it cannot reach end themselves."""
+    deadline = time.monotonic() + seconds
+    while left := nodes.processes("alfish.unrollers.workers.server"):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)

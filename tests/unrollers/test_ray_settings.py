@@ -109,6 +109,12 @@ def test_the_handlers_of_signals_stay_those_of_the_trainer():
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("cause", [Interrupted, KeyboardInterrupt, ValueError])
+def test_what_a_handler_raises_in_rays_code_is_raised(cause):
+    with pytest.raises(SystemError if cause is ValueError else cause), cluster._exceptions_of_handlers():
+        raise SystemError("returned a result with an exception set") from cause()
+
+
 def test_modules_of_the_working_directory_are_sent(tmp_path, monkeypatch):
     (tmp_path / "mine_alone.py").write_text("x = 1\n")
     (tmp_path / "mine_whole" / "deep").mkdir(parents=True)
@@ -173,7 +179,7 @@ def test_a_host_drops_grants_for_a_process_that_has_died(host):
 def test_a_host_drops_weights_that_newer_ones_have_overtaken(host):
     words = np.zeros(host._weights.words[0].shape, np.int64)
     for number in (4, 6, 5):
-        host._published = Publication(number, 10 * number), words + number
+        host._published = [(Publication(number, 10 * number), words + number)]
         host._publish()
     assert host._workers.published == [(4, 40), (6, 60)] and int(host._weights.words[0][0]) == 6
 

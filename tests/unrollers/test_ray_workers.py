@@ -1,29 +1,35 @@
-"""Workers on a Ray cluster: the rows are those of one machine, and each failure has one sentence."""
+"""Workers on a Ray cluster: the rows are those of one machine, and each failure has one sentence.
+
+The last test breaks the cluster for some seconds, or ALFISH_SOAK_SECONDS (ten minutes in `make soak`).
+"""
 
 import functools
-import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from ray_cluster import MARKS, ON_RAY, QUICK, nodes  # noqa: F401
+from ray_cluster import MARKS, ON_RAY, QUICK, nodes, wait_until_no_worker_is_left  # noqa: F401
 from test_async import ALIKE, LOG, unroller_of
 from worker_parts import Failing, Faulty, Seeing, SeeingOffPolicy
 
 from alfish import nest
-from alfish.__main__ import main
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
 from alfish.unrollers import Workers
 from alfish.unrollers.ray import pool
 from alfish.unrollers.ray.cluster import Cluster
 from alfish.unrollers.ray.values import ReceivedSegments
+from benchmarks.ray_runs import soak
 
 ray = pytest.importorskip("ray")
 pytestmark = [*MARKS, pytest.mark.usefixtures("nodes")]
+SECONDS = float(os.environ.get("ALFISH_SOAK_SECONDS", "18"))
+KINDS = ("actor", "worker", "raylet", "stop")
 TINY = [
     *("AsyncUnroller.num_workers=4", "RayWorkers.per_host=2", "RayWorkers.cpus_per_worker=0.5"),
     *("Trainer.unroll_length=8", "make_environment.num_envs=2", "Workers.close_timeout=2.0"),
@@ -41,11 +47,11 @@ def made(nodes):  # noqa: F811
         unrollers.append(unroller_of(*arguments, **{"workers": ON_RAY} | settings))
         return unrollers[-1]
 
+    make.close_all = lambda: [unroller.close() for unroller in unrollers]
     yield make
-    for unroller in unrollers:
-        unroller.close()
+    make.close_all()
     assert not ray.is_initialized()
-    assert nodes.processes("alfish.unrollers.workers.server") == []
+    wait_until_no_worker_is_left(nodes)
 
 
 @pytest.fixture
@@ -62,9 +68,9 @@ def replies(monkeypatch):
     return kept
 
 
-def lockstep(make, algorithm, workers):
-    """Rows and records of five iterations of four workers, whose weights change."""
-    unroller = make(ALIKE, algorithm, num_workers=4, mode="lockstep", workers=workers)
+def lockstep(make, algorithm, num_workers, workers):
+    """Rows and records of five iterations, between which the weights change."""
+    unroller = make(ALIKE, algorithm, num_workers=num_workers, mode="lockstep", workers=workers)
     rows = []
     for k in range(5):
         rows.append((nest.map(torch.clone, unroller.unroll(4)), unroller.records))
@@ -76,12 +82,14 @@ def lockstep(make, algorithm, workers):
     return rows
 
 
-@pytest.mark.parametrize("algorithm, per_host, inline", [(Seeing, 1, True), (SeeingOffPolicy, 2, False)])
-def test_in_lockstep_every_bit_is_that_of_one_machine(made, monkeypatch, algorithm, per_host, inline):
+@pytest.mark.parametrize(
+    "algorithm, num_workers, per_host, inline", [(Seeing, 2, 1, True), (SeeingOffPolicy, 4, 2, False)]
+)
+def test_in_lockstep_every_bit_is_that_of_one_machine(made, monkeypatch, algorithm, num_workers, per_host, inline):
     if not inline:
         monkeypatch.setattr("alfish.unrollers.ray.values.INLINE_BYTES", 0)  # weights go by reference
-    here = lockstep(unroller_of, algorithm, QUICK)
-    there = lockstep(made, algorithm, functools.partial(ON_RAY, per_host=per_host))
+    here = lockstep(unroller_of, algorithm, num_workers, QUICK)
+    there = lockstep(made, algorithm, num_workers, functools.partial(ON_RAY, per_host=per_host))
     for (one, arrived), (other, also) in zip(here, there, strict=True):
         assert all(map(torch.equal, nest.leaves(one), nest.leaves(other)))
         assert (arrived.step_type == also.step_type).all() and (arrived.reward == also.reward).all()
@@ -131,6 +139,9 @@ def test_a_module_that_a_host_cannot_import_has_a_sentence_and_may_be_sent(made,
     environment = functools.partial(make_environment, only_here.Here, num_envs=2)
     with pytest.raises(UsageError, match=r"workers on machine .* cannot import 'only_here': .*code = 'here'"):
         made(environment, num_workers=2).unroll(4)
+    with pytest.raises(UsageError, match="this process is connected already"):
+        made(environment, num_workers=2, workers=functools.partial(ON_RAY, code="here")).unroll(4)
+    made.close_all()
     monkeypatch.chdir(tmp_path)
     # Ray lets hosts of this machine look into the directory too; what was sent must do without.
     check = Cluster.check_room
@@ -169,14 +180,7 @@ def command(tmp_path, *bindings):
     return ["train", *files, *(f"--gin_param={binding}" for binding in (*TINY, *bindings))]
 
 
-def test_the_shipped_conf_trains_on_a_cluster(tmp_path):
-    ends = "AsyncUnroller.mode='lockstep'", "Trainer.num_env_steps=None", "Trainer.num_iterations=3"
-    assert main(command(tmp_path, *ends)) == 0
-    done = json.loads((tmp_path / "run" / "done").read_text())
-    assert done["iterations"] == 3 and 150 < done["env_steps"] <= 3 * 8 * 8  # rows of resets do not count
-
-
-def test_sigterm_saves_and_leaves_nothing(tmp_path, nodes):  # noqa: F811
+def test_the_shipped_conf_trains_and_sigterm_saves(tmp_path, nodes):  # noqa: F811
     run = subprocess.Popen([sys.executable, "-m", "alfish", *command(tmp_path, "Trainer.num_env_steps=1_000_000")])
     metrics = tmp_path / "run" / "metrics.csv"
     began = time.monotonic()
@@ -187,4 +191,28 @@ def test_sigterm_saves_and_leaves_nothing(tmp_path, nodes):  # noqa: F811
     assert run.wait(60) == 128 + signal.SIGTERM
     assert list((tmp_path / "run" / "checkpoints").iterdir())
     assert "stopped at" in (tmp_path / "run" / "log.txt").read_text()
-    assert nodes.processes("alfish.unrollers.workers.server") == []
+    wait_until_no_worker_is_left(nodes)
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_every_row_is_right_while_hosts_die(nodes):  # noqa: F811
+    lines, memory = [], []
+    num_rows, breaking = soak(
+        nodes,
+        SECONDS,
+        num_workers=4,
+        settle=10.0,
+        log=lambda line: (lines.append(line), memory.append(resident_bytes())),
+        kinds=KINDS,
+        pause=(3.0, 5.0),
+        host_timeout=3.0,
+    )
+    print(f"{num_rows} rows; {breaking}")
+    assert all(breaking.broken[kind] > 0 for kind in KINDS) and num_rows > 1000
+    assert len({kind for kind, _ in breaking.waits}) >= 3  # new rows came after most of them
+    assert any("silent for" in line for line in lines)
+    assert memory[-1] - memory[len(memory) // 3] < 30e6
+    wait_until_no_worker_is_left(nodes)

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,18 +39,24 @@ class Cluster:
         if importlib.util.find_spec("ray") is None:
             raise UsageError(f"{setting.partition('.')[0]} needs the extra 'ray': pip install 'alfish[ray]'")
         self._address, self._sends_code, self._setting = address, code == "here", setting
-        self._owns = False  # this object has connected the process
 
     def connect(self) -> None:
         """Connects the process, unless it is connected already.
 
         Raises:
-          UsageError: there is no such cluster, or its versions of Python or Ray differ.
+          UsageError: there is no such cluster, its versions of Python or Ray differ, or modules can no longer be sent.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
         if ray.is_initialized():
+            if self._sends_code:
+                raise UsageError(
+                    "RayWorkers.code = 'here' sends modules when it connects to Ray, and this process is connected "
+                    "already; name them there: ray.init(runtime_env={'py_modules': [...]})"
+                )
+            if _USERS:
+                _USERS.add(self)
             return
         address = self._address
         if address == "auto":
@@ -71,7 +77,7 @@ class Cluster:
                     f"in RAY_ADDRESS{here}"
                 ) from error
             raise UsageError(f"Ray cannot be used at {self._setting} = {address!r}: {error}") from error
-        self._owns = True
+        _USERS.add(self)
 
     def check_room(self, num_hosts: int, cpus: float) -> None:
         """Checks that the machines of the cluster have the processor cores for these hosts, when they are idle.
@@ -121,12 +127,43 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Disconnects the process if `connect` has connected it."""
-        if self._owns:
+        """Disconnects the process, if alfish has connected it and no other object uses the connection."""
+        if self in _USERS:
             import ray
 
-            self._owns = False
-            ray.shutdown()
+            _USERS.remove(self)
+            if not _USERS:
+                ray.shutdown()
+
+
+_USERS: set[Cluster] = set()  # of the connection that one of them has made
+
+
+def wait(answers: Sequence[Any], count: int, timeout: float) -> list[Any]:
+    """Returns those of Ray's references that are ready: when `count` are, or after `timeout` seconds."""
+    import ray
+
+    with _exceptions_of_handlers():
+        return ray.wait(list(answers), num_returns=count, timeout=timeout)[0] if answers else []
+
+
+def get(answer: Any, timeout: float) -> Any:
+    """Returns the value of one of Ray's references. Raises what the call has raised, or GetTimeoutError."""
+    import ray
+
+    with _exceptions_of_handlers():
+        return ray.get(answer, timeout=timeout)
+
+
+@contextlib.contextmanager
+def _exceptions_of_handlers() -> Iterator[None]:
+    """Raises what a signal's handler has raised in the block; Ray's C code makes a SystemError of it."""
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, (Interrupted, KeyboardInterrupt)):
+            raise error.__cause__ from None
+        raise
 
 
 def _check_address(address: str, setting: str) -> None:

@@ -27,7 +27,7 @@ class Host:
         self._workers: Workers
         self._weights: Block
         self._orders: list[Order] = []
-        self._published: tuple[Publication, np.ndarray] | None = None
+        self._published: list[tuple[Publication, np.ndarray]] = []
         self._events: list[Event] = []
         self._lines: list[str] = []
         self._awake = asyncio.Event()  # there is something to do
@@ -67,7 +67,7 @@ class Host:
         self._called_at = self._now
         self._orders += orders
         if publication is not None and words is not None:
-            self._published = publication, words
+            self._published.append((publication, words))
         self._awake.set()
 
     async def poll(self) -> Reply | Refusal:
@@ -123,13 +123,11 @@ class Host:
             return Refusal(str(error), by_user=isinstance(error, UsageError))
 
     def _publish(self) -> None:
-        published, self._published = self._published, None
-        if published is None:
-            return
-        (number, version), words = published
-        if number > self._workers.newest:  # Ray may deliver two calls in another order
-            self._weights.words[0].numpy()[:] = words
-            self._workers.publish(version, number)
+        published, self._published = self._published, []
+        for (number, version), words in published:
+            if number > self._workers.newest:  # Ray may deliver two calls in another order
+                self._weights.words[0].numpy()[:] = words
+                self._workers.publish(version, number)
 
     def _grant(self) -> None:
         orders, self._orders = self._orders, []

@@ -19,7 +19,7 @@ import torch
 from alfish.data import Experience
 from alfish.errors import RunError, UsageError, first_line
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
-from alfish.unrollers.ray.cluster import Cluster
+from alfish.unrollers.ray import cluster
 from alfish.unrollers.ray.host import Host
 from alfish.unrollers.ray.messages import Greeting, HostPlan, Refusal, Reply, versions
 from alfish.unrollers.ray.remote_host import Keeper, RemoteHost, RemoteWorker, end_all
@@ -91,7 +91,7 @@ class RayWorkers(Transport):
                 f"nearest number of workers that it divides is {nearest}"
             )
         num_hosts = count // per_host
-        self._cluster, self._cpus = Cluster(address, code), cpus_per_worker * per_host
+        self._cluster, self._cpus = cluster.Cluster(address, code), cpus_per_worker * per_host
         self._min_hosts = num_hosts if min_hosts is None else min(min_hosts, num_hosts)
         self._start_timeout, self.host_timeout = start_timeout, host_timeout
         self._publish_seconds, self._deaths = publish_seconds, Deaths(max_deaths, death_window)
@@ -147,15 +147,14 @@ class RayWorkers(Transport):
                 self._tell(host)
 
     def wait(self, timeout: float) -> Iterator[tuple[RemoteWorker, FromWorker]]:
-        import ray
-
         for host in self.hosts:
             if host.has_orders or self._is_due(host):
                 self._tell(host)
         by_answer = {host.answer: host for host in self.hosts}
-        ready, others = ray.wait(list(by_answer), num_returns=len(by_answer), timeout=0)
-        if not ready:
-            ready, _ = ray.wait(others, timeout=timeout)
+        answers = list(by_answer)
+        ready = cluster.wait(answers, len(answers), 0)
+        if not ready and timeout > 0:
+            ready = cluster.wait(answers, 1, timeout)
         for answer in ready:
             yield from self._receive(by_answer[answer])
         if time.monotonic() - self._checked_at >= CHECK_SECONDS:
@@ -201,7 +200,7 @@ class RayWorkers(Transport):
         import ray
 
         try:
-            answer = ray.get(host.answer, timeout=self.host_timeout)
+            answer = cluster.get(host.answer, self.host_timeout)
         except ray.exceptions.RayTaskError:  # a defect of the host's code
             raise
         except ray.exceptions.RayError as error:  # the process, its machine, the line to it, or the reply is lost

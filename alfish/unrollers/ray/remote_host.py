@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from alfish.unrollers.ray import cluster
 from alfish.unrollers.ray.messages import Greeting, Order, Publication
 from alfish.unrollers.workers.messages import Grant
 
@@ -109,7 +110,7 @@ class RemoteHost:
         import ray
 
         try:
-            return str(ray.get(self.actor.activities.remote(), timeout=ANSWER_SECONDS))
+            return str(cluster.get(self.actor.activities.remote(), ANSWER_SECONDS))
         except ray.exceptions.RayError:
             return "does not answer"
 
@@ -169,9 +170,4 @@ class Keeper:
 
 def end_all(hosts: Sequence[RemoteHost], timeout: float) -> None:
     """Asks hosts to end their workers, and waits for them for `timeout` seconds and a little more."""
-    if not hosts:
-        return
-    import ray
-
-    closing = [host.actor.close.remote() for host in hosts]
-    ray.wait(closing, num_returns=len(closing), timeout=timeout + ANSWER_SECONDS)
+    cluster.wait([host.actor.close.remote() for host in hosts], len(hosts), timeout + ANSWER_SECONDS)
