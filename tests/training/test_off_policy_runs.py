@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from resuming import assert_same, stop_after, tensors_of
 
 import alfish
 from alfish import nest
@@ -86,34 +87,6 @@ def make(root_dir, name, replay=None, **options):
         "device": "cpu",
     }
     return Trainer(root_dir, **{**defaults, **options})
-
-
-def stop_after(trainer, num_iterations):
-    """Runs so many iterations and saves, as an interrupted run does."""
-    trainer.start()
-    for report in trainer.iterate():
-        if report.iterations == num_iterations:
-            break
-    trainer.save()
-    trainer.close()
-    return trainer
-
-
-def tensors_of(trainer):
-    """All that a run is, its replay included."""
-    state = trainer.state_dict()
-    kept = {name: state[name] for name in ("algorithm", "transforms", "learner", "batches", "unroller", "rng")}
-    kept["counters"] = {name: value for name, value in state["counters"].items() if name != "wall_seconds"}
-    kept["replay"] = trainer.batches.buffer.state_dict()
-    kept["sampler"] = trainer.batches._collected.sampler.state_dict()
-    return kept
-
-
-def assert_same(one, other):
-    assert nest.paths(one) == nest.paths(other)
-    for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other)):
-        equal = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        assert equal, f"{path}: {a} and {b}"
 
 
 def parameters_of(trainer):

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import gin
 import pytest
 import torch
+from resuming import assert_same, stop_after, tensors_of
 
 import alfish
 from alfish import nest
@@ -57,30 +56,6 @@ def make(root_dir, env_id, env_kwargs, unroll_length, layers=(8,), listeners=(),
         "device": "cpu",
     }
     return Trainer(root_dir, **{**defaults, **options})
-
-
-def stop_after(trainer, num_iterations):
-    """Runs so many iterations and saves, as an interrupted run does."""
-    trainer.start()
-    for report in trainer.iterate():
-        if report.iterations == num_iterations:
-            break
-    trainer.save()
-    trainer.close()
-
-
-def tensors_of(trainer):
-    state = trainer.state_dict()
-    kept = {name: state[name] for name in ("algorithm", "transforms", "learner", "metrics", "unroller", "rng")}
-    kept["counters"] = {name: state["counters"][name] for name in ("env_steps", "iterations", "next_summary")}
-    return kept
-
-
-def assert_same(one, other):
-    assert nest.paths(one) == nest.paths(other)
-    for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other)):
-        equal = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        assert equal, f"{path}: {a} and {b}"
 
 
 # (a) the environment's state is saved, so any moment will do; (b) it is not, but at the end of all episodes (two
@@ -187,28 +162,6 @@ def test_and_so_with_memory_in_mid_episode(tmp_path, name):
     stop_after(cut, stop)
     assert all(leaf.any() for leaf in nest.leaves(cut.state_dict()["unroller"]["state"]))
     resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length, **settings)
-    resumed.train()
-    assert_same(tensors_of(whole), tensors_of(resumed))
-
-
-@pytest.mark.slow
-def test_and_so_in_another_process(tmp_path):
-    program = """
-import sys
-sys.path[:0] = sys.argv[2:4]
-import test_resume
-name, root_dir = sys.argv[4], sys.argv[1]
-env_id, env_kwargs, unroll_length, stop = test_resume.SETTINGS[name]
-trainer = test_resume.make(root_dir, env_id, env_kwargs, unroll_length)
-test_resume.stop_after(trainer, stop)
-"""
-    name = "saved_state"
-    env_id, env_kwargs, unroll_length, _ = SETTINGS[name]
-    arguments = [str(tmp_path / "cut"), str(REPOSITORY), str(Path(__file__).parent), name]
-    subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=120)
-    whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length)
-    whole.train()
-    resumed = make(tmp_path / "cut", env_id, env_kwargs, unroll_length)
     resumed.train()
     assert_same(tensors_of(whole), tensors_of(resumed))
 
