@@ -14,7 +14,7 @@ from alfish.nest import Nest
 
 def return_error(found: Any, expected: str, owner: object, hook: str) -> UsageError:
     """Returns the error for a hook of `owner` that did not return `expected`."""
-    return UsageError(f"{hook} of {type(owner).__name__} returned {kind_of(found)}; it returns {expected}")
+    return UsageError(f"{hook} of {type(owner).__name__} returned {kind_of(found)}; it must return {expected}")
 
 
 def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_size: int, initial_state: Nest) -> None:
@@ -37,7 +37,7 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
     for name, leaf in nest.named_leaves(step.info, "info"):
         if not _is_tensor(leaf) or leaf.shape[:1] != (batch_size,):
             asked = f"a tensor that begins with [{batch_size}]"
-            raise UsageError(f"{who} returned as {name} {kind_of(leaf)}; it is {asked}")
+            raise UsageError(f"{who} returned as {name} {kind_of(leaf)}; it must be {asked}")
     states = [[(path, tuple(leaf.shape)) for path, leaf in nest.named_leaves(state, "state") if _is_tensor(leaf)]
               for state in (step.state, initial_state)]  # fmt: skip
     if states[0] != states[1]:
@@ -51,7 +51,7 @@ def check_initial_state(algorithm: Any) -> None:
         if not _is_tensor(leaf) or leaf.shape[:1] != (2,):
             raise UsageError(
                 f"initial_state of {type(algorithm).__name__} returned as {name} {kind_of(leaf)} for batch_size 2; it "
-                "is a tensor that begins with [2]"
+                "must be a tensor that begins with [2]"
             )
 
 
@@ -63,16 +63,16 @@ def check_loss_info(loss_info: LossInfo, owner: object) -> None:
     hook = f"calc_loss of {type(owner).__name__} returned as LossInfo"
     scalar, stop = loss_info.scalar, loss_info.stop
     if scalar is not None and not isinstance(scalar, Mapping):
-        raise UsageError(f"{hook}.scalar {kind_of(scalar)}; it is a dict from a parameter group to its 0-d loss")
+        raise UsageError(f"{hook}.scalar {kind_of(scalar)}; it must be a dict from a parameter group to its 0-d loss")
     if stop is not None and (not _is_tensor(stop) or not stop.ndim):
-        raise UsageError(f"{hook}.stop {kind_of(stop)}; it is a tensor, one number per row")
+        raise UsageError(f"{hook}.stop {kind_of(stop)}; it must be a tensor, one number per row")
     losses = loss_info.loss if isinstance(loss_info.loss, Mapping) else {"": loss_info.loss}
     for field, each in (("loss", losses), ("scalar", scalar or {})):
         for name, loss in each.items():
             if not _is_tensor(loss) or not loss.is_floating_point() or (field == "scalar" and loss.ndim):
                 where = f"{hook}.{field}[{name!r}]" if name else f"{hook}.{field}"
                 asked = "a 0-d float tensor" if field == "scalar" else "a float tensor, one number per row"
-                raise UsageError(f"{where} {kind_of(loss)}; it is {asked}")
+                raise UsageError(f"{where} {kind_of(loss)}; it must be {asked}")
 
 
 def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batch_size: int) -> None:

@@ -113,7 +113,7 @@ class SAC(RLAlgorithm):
         self.make_networks(actor_encoder, actor_mlp, critic)
         size = self.critic.ensemble_size
         if target_subset is not None and target_subset > size:
-            raise UsageError(f"SAC.target_subset is {target_subset}; it is at most the {size} critics")
+            raise UsageError(f"SAC.target_subset is {target_subset}; it must be at most {size}, the number of critics")
         self.target_critic = TargetNetwork(self.critic, target_rate, target_period)
         self._target_entropy = self.action_space.target_entropies(box_target_entropy, discrete_entropy_fraction)
         alphas = {kind: torch.tensor(math.log(initial_alpha)) for kind in self._target_entropy}

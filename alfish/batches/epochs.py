@@ -111,5 +111,5 @@ class EpochBatches(Batches):
             if getattr(leaf, "shape", ())[:2] not in ((length, num_envs), (length + 1, num_envs)):
                 raise UsageError(
                     f"preprocess_experience of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; it "
-                    f"begins with [{length}, {num_envs}], the rows that train"
+                    f"must begin with [{length}, {num_envs}], the rows that train"
                 )

@@ -107,7 +107,7 @@ def _dict(text: str) -> dict[str, Any]:
     except (ValueError, SyntaxError):
         value = None
     if not isinstance(value, dict):
-        raise UsageError(f"--env_kwargs is {text!r}; it is a dict, as \"{{'difficulty': 2}}\"")
+        raise UsageError(f"--env_kwargs is {text!r}; it must be a dict, as \"{{'difficulty': 2}}\"")
     return value
 
 

@@ -133,7 +133,7 @@ class Film(contextlib.AbstractContextManager):
             asked = "an array [height, width, 3] of uint8, at least 2 x 2, always of the same size"
             raise UsageError(
                 f"the environment renders {array.dtype} of shape {list(array.shape)} with render_mode='rgb_array'; it "
-                f"is {asked}"
+                f"must be {asked}"
             )
         self._size = shape
         return array

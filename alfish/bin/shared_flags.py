@@ -35,4 +35,4 @@ def checkpoint(name: str) -> str | int:
         return name
     if name.replace("_", "").isdigit():
         return int(name)
-    raise UsageError(f"--checkpoint is {name!r}; it is latest, best, or a number of steps")
+    raise UsageError(f"--checkpoint is {name!r}; it must be latest, best, or a number of steps")

@@ -124,7 +124,7 @@ def train(
         call continues the run if its budget is not spent.
     """
     if on_config_change not in ("stop", "old", "new"):
-        raise UsageError(f"on_config_change is {on_config_change!r}; it is 'stop', 'old' or 'new'")
+        raise UsageError(f"on_config_change is {on_config_change!r}; it must be 'stop', 'old' or 'new'")
     if (conf is None) == (algorithm is None) or (conf is not None and isinstance(algorithm, str)):
         raise UsageError('alfish.train takes an algorithm, as in alfish.train("PPO", "CartPole-v1", ...), or a conf')
     named: dict[str, Any] = {} if algorithm is None or isinstance(algorithm, str) else {"Trainer.algorithm": algorithm}

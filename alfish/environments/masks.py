@@ -128,8 +128,8 @@ def parsed(source: str) -> tuple[str, str]:
     kind, _, where = source.partition(":")
     if kind not in KINDS or not where:
         raise UsageError(
-            f"make_environment.action_mask is {source!r}; it is 'observation:LEAF', 'info:KEY' or 'method:NAME', as "
-            "'info:action_mask'"
+            f"make_environment.action_mask is {source!r}; it must be 'observation:LEAF', 'info:KEY' or 'method:NAME', "
+            "as 'info:action_mask'"
         )
     return kind, where
 

@@ -249,7 +249,7 @@ def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
     for name, ends in (("terminated", terminations), ("truncated", truncations)):
         for end in ends:
             if np.shape(end) != () or end not in (False, True):
-                raise UsageError(f"the environment's step returned {name} = {end!r}; it is True or False")
+                raise UsageError(f"the environment's step returned {name} = {end!r}; it must be True or False")
 
 
 def refuse_vector(reward: Any) -> None:

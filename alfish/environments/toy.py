@@ -230,7 +230,9 @@ class MaskedIdentity(gymnasium.Env):
         length: PositiveInt = 100,
     ):
         if num_forbidden >= num_actions:
-            raise UsageError(f"MaskedIdentity.num_forbidden is {num_forbidden}; it is below its {num_actions} actions")
+            raise UsageError(
+                f"MaskedIdentity.num_forbidden is {num_forbidden}; it must be below its {num_actions} actions"
+            )
         spaces_of = {
             "discrete": spaces.Discrete(num_actions),
             "multi_discrete": spaces.MultiDiscrete([num_actions] * 2),

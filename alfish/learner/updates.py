@@ -210,8 +210,8 @@ class Updates:
             mask = _mask(batch, loss_info.stop)
             if loss_info.stop.shape != mask.shape:
                 raise UsageError(
-                    f"LossInfo.stop of {type(self.algorithm).__name__} has shape {tuple(loss_info.stop.shape)}; it is "
-                    f"one number for each row of {tuple(mask.shape)}"
+                    f"LossInfo.stop of {type(self.algorithm).__name__} has shape {tuple(loss_info.stop.shape)}; it "
+                    f"must be one number for each row of {tuple(mask.shape)}"
                 )
             stop = masked_mean(loss_info.stop.detach(), mask)
             counted.append(mask)
@@ -232,14 +232,14 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
     for name, value in (loss_info.extra or {}).items():
         if not isinstance(value, torch.Tensor):
             raise UsageError(
-                f"LossInfo.extra[{name!r}] is a {type(value).__name__}; it is a tensor, 0-d or one per row"
+                f"LossInfo.extra[{name!r}] is a {type(value).__name__}; it must be a tensor, 0-d or one per row"
             )
         value = value.detach().float()
         if value.ndim:
             mask = batch.mask[: len(value)]
             if value.shape[: mask.ndim] != mask.shape:
                 raise UsageError(
-                    f"LossInfo.extra[{name!r}] has shape {list(value.shape)}; it is 0-d, or begins with the rows "
+                    f"LossInfo.extra[{name!r}] has shape {list(value.shape)}; it must be 0-d, or begin with the rows "
                     f"{list(batch.mask.shape)}"
                 )
             mask = nest.widened(mask, value).expand_as(value)

@@ -47,7 +47,7 @@ class Validator:
 
     def __init__(self, spaces: Spaces = NO_SPACES, policy: str = "raise", report: Report | None = None):
         if policy not in POLICIES:
-            raise UsageError(f"the policy is {policy!r}; it is one of {', '.join(POLICIES)}")
+            raise UsageError(f"the policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
         self._policy = policy
         self.report = Report() if report is None else report
         self._form = EpisodeForm(spaces, self.report)

@@ -5,7 +5,7 @@
     class PPO(RLAlgorithm):
         def __init__(self, ..., gamma: UnitInterval = 0.99, num_layers: PositiveInt = 2, mode: Literal["a", "b"] = "a"):
 
-`PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it is a number in [0, 1]", and reading the
+`PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it must be a number in [0, 1]", and reading the
 binding in a gin file raises the same. Defaults are not checked. Of values that are not plain, only classes in place of
 objects are refused.
 """

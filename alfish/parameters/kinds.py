@@ -48,7 +48,7 @@ def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | N
                 value = schedule(progress)
                 # A schedule may reach the excluded end of a range: a clip range may shrink to 0.
                 if not is_number(value) or value not in one._replace(above=False, below=False):
-                    return f"at progress {progress:g} it is {shown(value)}, and it is {_plain_words(kind)}"
+                    return f"at progress {progress:g} it is {shown(value)}, and it must be {_plain_words(kind)}"
     return None
 
 
@@ -56,14 +56,14 @@ def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
     """Returns a sentence with what fits these kinds; `value` does not."""
     sequence = next((kind for kind in kinds if typing.get_origin(bare(kind)) in SEQUENCES), None)
     if sequence is None:
-        return f"it is {_alternatives(kinds)}"
+        return f"it must be {_alternatives(kinds)}"
     parts = elements(sequence)
     if any(_fits(value, part, refers) for part in parts):
-        return f"it is a list: write [{value!r}]"
+        return f"it must be a list: write [{value!r}]"
     if is_fixed(sequence):
-        return f"it is a list of {len(typing.get_args(sequence))}, each entry {_alternatives(parts)}"
+        return f"it must be a list of {len(typing.get_args(sequence))}, each entry {_alternatives(parts)}"
     words = _alternatives([part for part in parts if _plain_words(part)])
-    return "it is a list" + (f", each entry {words}" if words else "")
+    return "it must be a list" + (f", each entry {words}" if words else "")
 
 
 def members(annotation: Any) -> list[Any]:

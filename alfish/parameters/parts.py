@@ -37,7 +37,7 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
         raise UsageError(f"{name} cannot be called as {_article(kind)} is: {first_line(error)}") from error
     if not isinstance(part, kind):
         made = "None" if part is None else _article(type(part))
-        raise UsageError(f"{name} made {made}; it is a class, or a function that makes {_article(kind)}")
+        raise UsageError(f"{name} made {made}; it must be a class, or a function that makes {_article(kind)}")
     return part
 
 

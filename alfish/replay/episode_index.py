@@ -35,7 +35,7 @@ class EpisodeIndex:
 
     def __init__(self, store: RowStore, gamma: float | None = None):
         if gamma is not None and not 0 <= gamma <= 1:
-            raise UsageError(f"the return_gamma of a replay is {gamma}; it is a discount in [0, 1]")
+            raise UsageError(f"the return_gamma of a replay is {gamma}; it must be a discount in [0, 1]")
         self._store, self._gamma = store, gamma
         self._length, self._columns = store.length, np.arange(store.num_envs)
         # Untouched pages take no memory.

@@ -234,14 +234,14 @@ class Prioritized(Sampler):
         given = priority.detach().to("cpu", torch.float32).numpy()
         if given.shape != column.shape:
             raise UsageError(
-                f"the algorithm's LossInfo.priority has shape {given.shape}; it is one number for each of "
+                f"the algorithm's LossInfo.priority has shape {given.shape}; it must be one number for each of "
                 f"{len(column)} windows"
             )
         fits = (given >= 0) & (given < np.inf)
         if not fits.all():
             raise UsageError(
-                f"the algorithm's LossInfo.priority is {given[~fits][0]} for one of {len(given)} windows; it is finite "
-                "and at least 0, e.g. |TD error|: find what diverges, or take the magnitude"
+                f"the algorithm's LossInfo.priority is {given[~fits][0]} for one of {len(given)} windows; it must be "
+                "finite and at least 0, e.g. |TD error|: find what diverges, or take the magnitude"
             )
         p = given + np.float32(self._epsilon)
         self._largest = max(self._largest, p.max(initial=0))
@@ -336,7 +336,7 @@ class Prioritized(Sampler):
     def _exponent(name: str, schedule: Schedule, progress: float) -> float:
         value = float(schedule(progress))
         if not 0 <= value <= 1:
-            raise UsageError(f"Prioritized.{name} is {value} at progress {progress}; it is in [0, 1]")
+            raise UsageError(f"Prioritized.{name} is {value} at progress {progress}; it must be in [0, 1]")
         return value
 
 

@@ -191,9 +191,9 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise UsageError(f"Trainer.device is {name!r}; it is auto, cpu, cuda or cuda:N") from error
+        raise UsageError(f"Trainer.device is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"Trainer.device is {name!r}, which alfish does not use; it is auto, cpu, cuda or cuda:N")
+        raise UsageError(f"Trainer.device is {name!r}, which alfish does not use; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("Trainer.device is 'cuda', but torch finds no GPU here; use --device=cpu")
     return device

@@ -160,6 +160,6 @@ def _checked(found: Any, transform: Transform) -> TimeStep:
         return found
     kind = "None" if found is None else f"a {type(found).__name__}"
     raise UsageError(
-        f"{type(transform).__name__}.transform returned {kind}; it returns the time step, as in return "
+        f"{type(transform).__name__}.transform returned {kind}; it must return the time step, as in return "
         "time_step._replace(observation=...)"
     )

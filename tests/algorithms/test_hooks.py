@@ -68,7 +68,7 @@ def output(change):
 
 
 WRONG = {
-    "nothing": ("rollout_step", None, r"rollout_step of Wrong returned None; it returns AlgStep\(action, state, info"),
+    "nothing": ("rollout_step", None, r"rollout_step of Wrong returned None; it must return AlgStep\(action, state"),
     "a bare action": ("rollout_step", lambda step: step.output, "returned a tensor of shape .4. and dtype int64; it"),
     "too few actions": ("rollout_step", output(lambda action: action[:1]), r"tensor of shape \[1\] and dtype int64"),
     "a column of actions": ("rollout_step", output(lambda action: action[:, None]), r"asks for .* shape \[4\] and"),
@@ -80,28 +80,28 @@ WRONG = {
                              r"a state of state \[4, 3\], and initial_state one of none"),
     "no experience": ("preprocess_experience", None, "preprocess_experience of Wrong returned None"),
     "columns first": ("preprocess_experience", lambda rows: rows._replace(info={"a": torch.zeros(B, 8)}),
-                      r"returned info\.a, a tensor of shape \[4, 8\] and .*; it begins with \[8, 4\]"),
+                      r"returned info\.a, a tensor of shape \[4, 8\] and .*; it must begin with \[8, 4\]"),
     "text for an info": ("preprocess_experience", lambda rows: rows._replace(info="x"), "returned info, a str; it"),
-    "text carried": ("rollout_step", lambda step: step._replace(info={"a": "x"}), r"returned as info.a a str; it is a"),
+    "text carried": ("rollout_step", lambda step: step._replace(info={"a": "x"}), r"returned as info.a a str; it must"),
     "an info of others": ("rollout_step", lambda step: step._replace(info=torch.zeros(B + 1)), r"shape \[5\] .* \[4\]"),
-    "no initial state": ("initial_state", 5, "initial_state of Wrong returned as state a int for batch_size 2; it is"),
-    "one initial state": ("initial_state", torch.zeros(1, 3), r"of shape \[1, 3\] .* it is a tensor that begins with "),
+    "no initial state": ("initial_state", 5, "initial_state of Wrong returned as state a int for .* it must be"),
+    "one initial state": ("initial_state", torch.zeros(1, 3), r"of shape \[1, 3\] .* must be a tensor that begins"),
     "a list of groups": ("parameter_groups", lambda groups: list(groups), "parameter_groups of Wrong returned a list;"),
-    "a module for a group": ("parameter_groups", {"all": torch.nn.Linear(1, 1)}, "it returns a dict from a group's na"),
-    "no step": ("train_step", None, "train_step of Wrong returned None; it returns AlgStep"),
-    "no loss": ("calc_loss", None, r"calc_loss of Wrong returned None; it returns LossInfo\(loss"),
+    "a module for a group": ("parameter_groups", {"all": torch.nn.Linear(1, 1)}, "it must return a dict from a group"),
+    "no step": ("train_step", None, "train_step of Wrong returned None; it must return AlgStep"),
+    "no loss": ("calc_loss", None, r"calc_loss of Wrong returned None; it must return LossInfo\(loss"),
     "a bare loss": ("calc_loss", lambda info: info.loss, "calc_loss of Wrong returned a tensor of shape"),
-    "a loss of None": ("calc_loss", LossInfo(None), "calc_loss of Wrong returned as LossInfo.loss None; it is a float"),
+    "a loss of None": ("calc_loss", LossInfo(None), "calc_loss of Wrong returned as LossInfo.loss None; it must be"),
     "a complex loss": ("calc_loss", lambda info: info._replace(loss=info.loss * 1j), "loss a tensor .* complex64; it"),
     "a loss of no row": ("calc_loss", lambda info: info._replace(loss=info.loss[:0]), r"shape \(0, 32\) for rows of"),
     "many scalars": ("calc_loss", lambda info: info._replace(scalar={"all": info.loss}), r"scalar\['all'\] a tensor"),
-    "a bare scalar": ("calc_loss", lambda info: info._replace(scalar=3.0), "LossInfo.scalar a float; it is a dict"),
-    "one stop": ("calc_loss", lambda info: info._replace(stop=info.loss.sum()), "LossInfo.stop a tensor .* it is a"),
+    "a bare scalar": ("calc_loss", lambda info: info._replace(scalar=3.0), "LossInfo.scalar a float; it must be"),
+    "one stop": ("calc_loss", lambda info: info._replace(stop=info.loss.sum()), "LossInfo.stop a tensor .* it must"),
     "many stops": ("calc_loss", lambda info: info._replace(stop=torch.ones(3, 5)), "LossInfo.stop of .* one number"),
     "a detached loss": ("calc_loss", lambda info: LossInfo(info.loss.detach()), "'all' of Wrong does not depend on"),
     "a number for summaries": ("calc_loss", lambda info: info._replace(extra={"size": 1.0}), "'size'. is a float"),
     "a summary of columns": ("calc_loss", lambda info: info._replace(extra={"size": torch.zeros(3)}),
-                             r"'size'. has shape \[3\]; it is 0-d, or begins with the rows \[1, 32\]"),
+                             r"'size'. has shape \[3\]; it must be 0-d, or begin with the rows \[1, 32\]"),
 }  # fmt: skip
 
 
@@ -132,8 +132,11 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
         on_policy = True
 
     for options, words in (
-        ({"algorithm": linear}, "Trainer.algorithm made a Linear; it is a class, or a function that makes an RLAlgor"),
-        ({"algorithm": lambda *specs: None}, "Trainer.algorithm made None; it is a class, or a function"),
+        (
+            {"algorithm": linear},
+            "Trainer.algorithm made a Linear; it must be a class, or a function that makes an RLAlgor",
+        ),
+        ({"algorithm": lambda *specs: None}, "Trainer.algorithm made None; it must be a class, or a function"),
         ({"algorithm": lambda: None}, "Trainer.algorithm cannot be called as an RLAlgorithm is: .* takes 0 positional"),
         (
             {"algorithm": Incomplete},
@@ -145,11 +148,11 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
         ({"unroller": linear}, "Trainer.unroller made a Linear"),
         ({"learner": lambda: None}, "Trainer.learner cannot be called as a Learner is"),
         ({"batches": dict}, "Trainer.batches made a dict"),
-        ({"extra_listeners": Listener()}, "Trainer.extra_listeners is .*; it is a list"),
+        ({"extra_listeners": Listener()}, "Trainer.extra_listeners is .*; it must be a list"),
         ({"listeners": [len]}, "Trainer.listeners has <built-in function len>, which is no Listener"),
         ({"extra_metrics": [object()]}, "object is not a metric; it has no name and no update and no result"),
         ({"device": "meta"}, "Trainer.device is 'meta', which alfish does not use"),
-        ({"num_threads": 10**6}, r"Trainer.num_threads is 1000000; it is a whole number in \[1, 1024\]"),
+        ({"num_threads": 10**6}, r"Trainer.num_threads is 1000000; it must be a whole number in \[1, 1024\]"),
     ):
         environment = functools.partial(make_environment, "CartPole-v1")
         parts = {"algorithm": Right, "environment": environment, "num_iterations": 1, "device": "cpu"}
@@ -182,9 +185,7 @@ def test_replay_asks_for_the_fields_that_it_is_to_keep(tmp_path):
 
     environment = functools.partial(make_environment, "CartPole-v1", num_envs=B)
     parts = {"algorithm": Keeps, "environment": environment, "num_iterations": 1, "device": "cpu", "listeners": []}
-    words = (
-        r"rollout_step of Keeps returned a dict; it returns AlgStep with an info with the fields log_prob, which are"
-    )
+    words = r"rollout_step of Keeps returned a dict; it must return AlgStep with an info with the fields log_prob"
     with pytest.raises(UsageError, match=words):
         Trainer(tmp_path, **parts).train()
 

@@ -268,7 +268,7 @@ def test_unbounded_actions_and_vector_rewards_are_refused():
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"expectile": 1.0}, "IQL.expectile is 1.0; it is a number in .0, 1."),
+    ({"expectile": 1.0}, "IQL.expectile is 1.0; it must be a number in .0, 1."),
     ({"expectile": 0.0}, "IQL.expectile is 0.0"),
     ({"beta": -1.0}, "IQL.beta is -1.0"),
     ({"max_weight": 0.0}, "IQL.max_weight is 0.0"),

@@ -508,7 +508,7 @@ def test_a_discrete_leaf_of_one_choice_is_refused():
 
 @pytest.mark.parametrize("subset", [0, 3])
 def test_a_subset_that_the_ensemble_does_not_have_is_refused(subset):
-    with pytest.raises(UsageError, match=f"SAC.target_subset is {subset}; it is (at most the 2|a whole)"):
+    with pytest.raises(UsageError, match=f"SAC.target_subset is {subset}; it must be (at most 2|a whole)"):
         SAC(OBSERVATION, BOX, REWARD, target_subset=subset)
 
 

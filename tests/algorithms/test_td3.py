@@ -301,5 +301,5 @@ def test_the_actors_turn_is_saved():
 
 
 def test_noise_that_would_never_leave_zero_is_refused():
-    with pytest.raises(UsageError, match=r"DDPG.noise_correlation is 1.0; it is a number in \[0, 1\)"):
+    with pytest.raises(UsageError, match=r"DDPG.noise_correlation is 1.0; it must be a number in \[0, 1\)"):
         make(DDPG, noise_correlation=1.0)

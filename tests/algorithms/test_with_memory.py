@@ -412,5 +412,5 @@ def test_there_is_nothing_to_warm_up_without_memory():
     with pytest.raises(UsageError, match="burn_in is 2, and DQN has no memory"):
         ReplayBatches(burn_in=2).bind(dqn, transforms, 4, B)
     for settings in ({"burn_in": -1}, {"state_period": 0}):
-        with pytest.raises(UsageError, match="it is a whole number of at least"):
+        with pytest.raises(UsageError, match="it must be a whole number of at least"):
             ReplayBatches(**settings)

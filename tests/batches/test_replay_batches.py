@@ -384,9 +384,9 @@ def test_rows_are_stored_raw_and_transformed_when_they_are_used(tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"updates_per_env_step": 0}, "updates_per_env_step is 0; it is a positive number"),
-    ({"updates_per_env_step": -1.5}, "updates_per_env_step is -1.5; it is a positive"),
-    ({"window_length": 1}, "window_length is 1; it is a whole number of at least 2"),
+    ({"updates_per_env_step": 0}, "updates_per_env_step is 0; it must be a positive number"),
+    ({"updates_per_env_step": -1.5}, "updates_per_env_step is -1.5; it must be a positive"),
+    ({"window_length": 1}, "window_length is 1; it must be a whole number of at least 2"),
     ({"capacity": 99, "warmup_env_steps": 100}, "capacity is 99, less than the 100 steps of warm-up"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused_by_value(tmp_path, settings, message):
@@ -427,7 +427,7 @@ def test_on_policy_algorithms_and_replay_are_kept_apart(tmp_path):
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_an_unroll_length_that_is_not_positive_is_refused(tmp_path, length):
-    with pytest.raises(UsageError, match=f"Trainer.unroll_length is {length}; it (must be positive|is a number)"):
+    with pytest.raises(UsageError, match=f"Trainer.unroll_length is {length}; it must be (positive|a number)"):
         make(tmp_path, unroll_length=length)
 
 

@@ -166,29 +166,29 @@ def test_text_without_quotes_is_told_of_them(refused, tmp_path):
 
 def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_path):
     for parameter, words in (
-        ("PPO.gamma = 'abc'", "it is a number"),
-        ("PPO.gamma = @Linear()", "it is a number"),
-        ("PPO.gamma = [0.9]", "it is a number"),
-        ("PPO.normalize_advantage = 'yes'", "it is True or False"),
+        ("PPO.gamma = 'abc'", "it must be a number"),
+        ("PPO.gamma = @Linear()", "it must be a number"),
+        ("PPO.gamma = [0.9]", "it must be a number"),
+        ("PPO.normalize_advantage = 'yes'", "it must be True or False"),
         (
             "Learner.learning_rate = 'fast'",
-            "it is a number of at least 0 or a reference (@...) or a dict, each value a",
+            "it must be a number of at least 0 or a reference (@...) or a dict, each value a",
         ),
-        ("Trainer.unroll_length = 'a'", "it is a number"),
-        ("Trainer.seed = 'a'", "it is a whole number in [0, 922"),
-        ("Trainer.device = 0", "it is text in quotes"),
-        ("MLP.layers = 64", "it is a list: write [64]"),
-        ("MLP.layers = 'large'", "it is a list, each entry a whole number in [1, 1000000]"),
-        ("MLP.layers = ['large']", "it is a list, each entry a whole number in [1, 1000000]"),
+        ("Trainer.unroll_length = 'a'", "it must be a number"),
+        ("Trainer.seed = 'a'", "it must be a whole number in [0, 922"),
+        ("Trainer.device = 0", "it must be text in quotes"),
+        ("MLP.layers = 64", "it must be a list: write [64]"),
+        ("MLP.layers = 'large'", "it must be a list, each entry a whole number in [1, 1000000]"),
+        ("MLP.layers = ['large']", "it must be a list, each entry a whole number in [1, 1000000]"),
         ("Trainer.algorithm = 'PPO'", "it takes a class or function: write @PPO"),
         ("Trainer.algorithm = @PPO()", "it takes a class or function: write @PPO"),
-        ("Trainer.environment = 3", "it is a reference (@...)"),
+        ("Trainer.environment = 3", "it must be a reference (@...)"),
         ("Trainer.transforms = @RewardClip", "it takes classes or functions: write [@RewardClip]"),
         ("Trainer.transforms = [@ObservationNormalizer()]", "it takes classes or functions: write [@Observation"),
         ("Trainer.metrics = [@AverageReturn]", "it takes objects: write [@AverageReturn()]"),
         ("Trainer.metrics = @AverageReturn()", "it takes objects: write [@AverageReturn()]"),
         ("Trainer.listeners = [@Evaluate, @Progress()]", "it takes objects: write [@Evaluate(), @Progress()]"),
-        ("make_environment.env_kwargs = 3", "it is a dict or None"),
+        ("make_environment.env_kwargs = 3", "it must be a dict or None"),
     ):
         said = refused(*train(tmp_path / "run", parameter))
         assert said.startswith(f"alfish train: {parameter.replace(' =', ' is')}, bound in --gin_param; {words}")
@@ -199,7 +199,7 @@ def test_a_value_of_another_kind_is_named_with_its_file_and_macro(refused, tmp_p
     mine = tmp_path / "mine.gin"
     mine.write_text("include 'ppo_cartpole.gin'\nLAYERS = 64\nMLP.layers = %LAYERS\n")
     words = refused(*train(tmp_path / "run", conf=str(mine)))
-    assert words == f"alfish train: MLP.layers is %LAYERS, bound in {mine}; it is a list: write [64]\n"
+    assert words == f"alfish train: MLP.layers is %LAYERS, bound in {mine}; it must be a list: write [64]\n"
 
 
 def test_values_that_serve_as_well_are_taken():
@@ -480,7 +480,7 @@ def test_a_root_dir_that_no_directory_can_be_is_refused(refused):
 
 def test_sizes_that_no_memory_holds_are_refused(refused, tmp_path):
     for parameter, words in (
-        ("Trainer.unroll_length=1e12", "it is a number in [0, 10000000]"),
+        ("Trainer.unroll_length=1e12", "it must be a number in [0, 10000000]"),
         ("MLP.layers=[10**9]", "each entry a whole number in [1, 1000000]"),
     ):
         value = parameter.replace("10**9", "1000000000")
@@ -512,7 +512,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(refused, run, name):
     words = refused(name, f"--root_dir={run}", "--checkpoint=7")
     assert "There is no checkpoint at 7 steps" in words and f"[{step}]" in words
     words = refused(name, f"--root_dir={run}", "--checkpoint=newest")
-    assert "--checkpoint is 'newest'; it is latest, best, or a number" in words
+    assert "--checkpoint is 'newest'; it must be latest, best, or a number" in words
 
 
 def test_a_run_without_a_checkpoint_is_refused(refused, run, tmp_path):
@@ -920,8 +920,8 @@ def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
     out = refused("check-env", "--env_id=bad_vectors:Vector-vector-v0", printed=True)
     assert "the environment's rewards have 2 numbers, and alfish trains on one; wrap it so that it adds" in out
     for flag, words in [
-        ("--env_kwargs=3", "--env_kwargs is '3'; it is a dict, as \"{'difficulty': 2}\""),
-        ("--env_kwargs={'a':", "it is a dict"),
+        ("--env_kwargs=3", "--env_kwargs is '3'; it must be a dict, as \"{'difficulty': 2}\""),
+        ("--env_kwargs={'a':", "it must be a dict"),
         (
             "--wrappers=gymnasium.wrappers:No",
             "--wrappers is 'gymnasium.wrappers:No', and there is no such class; one is",

@@ -268,13 +268,13 @@ def test_what_only_envpool_has_says_how_to_evaluate():
 
 
 def test_an_unknown_vectorization_shows_the_known_ones():
-    with pytest.raises(UsageError, match="vectorization is 'thread'; it is one of .*sync.*async"):
+    with pytest.raises(UsageError, match="vectorization is 'thread'; it must be one of .*sync.*async"):
         make_environment("CartPole-v1", vectorization="thread")
 
 
 @pytest.mark.parametrize("num_envs", [0, -1])
 def test_at_least_one_environment(num_envs):
-    with pytest.raises(UsageError, match=f"num_envs is {num_envs}; it is a whole number of at least 1"):
+    with pytest.raises(UsageError, match=f"num_envs is {num_envs}; it must be a whole number of at least 1"):
         make_environment("CartPole-v1", num_envs=num_envs)
 
 
@@ -443,9 +443,18 @@ BREACHES = {
     "a list of infos": ({"step": lambda row: (*row[:4], [1])}, "step ended in"),
     "no reward": ({"step": lambda row: (row[0], None, *row[2:])}, r"step ended in TypeError: float\(\)"),
     "no observation": ({"step": lambda row: (None, *row[1:])}, "step ended in"),
-    "text at the end": ({"step": lambda row: (*row[:2], "no", *row[3:])}, "returned terminated = 'no'; it is True or"),
-    "None at the end": ({"step": lambda row: (*row[:3], None, row[4])}, "returned truncated = None; it is True or Fal"),
-    "a half end": ({"step": lambda row: (*row[:2], 0.5, *row[3:])}, "returned terminated = 0.5; it is True or False"),
+    "text at the end": (
+        {"step": lambda row: (*row[:2], "no", *row[3:])},
+        "returned terminated = 'no'; it must be True or",
+    ),
+    "None at the end": (
+        {"step": lambda row: (*row[:3], None, row[4])},
+        "returned truncated = None; it must be True or Fal",
+    ),
+    "a half end": (
+        {"step": lambda row: (*row[:2], 0.5, *row[3:])},
+        "returned terminated = 0.5; it must be True or False",
+    ),
     "an array of ends": ({"step": lambda row: (*row[:2], np.array([False]), *row[3:])}, r"terminated = array\(\[Fals"),
 }
 

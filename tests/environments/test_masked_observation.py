@@ -141,8 +141,8 @@ def test_a_forbidden_action_is_refused(evaluation):
 @pytest.mark.parametrize(
     ("source", "action", "sentence"),
     [
-        ("action_mask", None, "is 'action_mask'; it is 'observation:LEAF', 'info:KEY' or 'method:NAME'"),
-        ("mask:x", None, "it is 'observation:LEAF', 'info:KEY' or 'method:NAME'"),
+        ("action_mask", None, "is 'action_mask'; it must be 'observation:LEAF', 'info:KEY' or 'method:NAME'"),
+        ("mask:x", None, "it must be 'observation:LEAF', 'info:KEY' or 'method:NAME'"),
         ("observation:game.x", None, "the observation has no such leaf"),
         ("observation:game", None, "that leaf is Dict.*, no array of 0 and 1"),
         ("method:legal", None, "and Game has no method legal"),

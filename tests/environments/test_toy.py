@@ -62,7 +62,9 @@ def test_recall_shows_the_cue_once_and_rewards_its_name_at_the_end_alone(num_cue
 
 def test_recall_refuses_what_it_cannot_be():
     for settings in ((1, 8), (4, -1)):
-        with pytest.raises(UsageError, match="Recall.(num_cues is 1|delay is -1); it is a whole number of at least"):
+        with pytest.raises(
+            UsageError, match="Recall.(num_cues is 1|delay is -1); it must be a whole number of at least"
+        ):
             Recall(*settings)
 
 
@@ -270,5 +272,5 @@ def test_masked_identity_forbids_so_many_others_and_other_ones_at_each_step(num_
         assert reward == 1
     assert len(set(masks)) > (20 if num_forbidden == 3 else 5)
     assert env.step((target + 1) % 6)[1] == 0
-    with pytest.raises(UsageError, match="MaskedIdentity.num_forbidden is 6; it is below its 6 actions"):
+    with pytest.raises(UsageError, match="MaskedIdentity.num_forbidden is 6; it must be below its 6 actions"):
         MaskedIdentity(6, 6)

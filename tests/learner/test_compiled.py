@@ -521,7 +521,7 @@ def test_precisions(caplog):
     with pytest.raises(UsageError, match="'bfloat16' requires Learner.compile = True"):
         Learner(Regression(), precision="bfloat16")
     for settings in ({"compile": True}, {}):
-        with pytest.raises(UsageError, match="'float16'; it is one of 'float32', 'bfloat16'"):
+        with pytest.raises(UsageError, match="'float16'; it must be one of 'float32', 'bfloat16'"):
             Learner(Regression(), precision="float16", **settings)
     with pytest.raises(UsageError, match="'half'"):
         CompiledFunction(lambda x: x, torch.zeros(1), precision="half")

@@ -495,7 +495,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("wrong", ["Auto", "yes", None, 2])
     def test_another_word_is_refused(self, wrong):
-        with pytest.raises(UsageError, match=f"Learner.compile is {wrong!r}; it is True or False or 'auto'"):
+        with pytest.raises(UsageError, match=f"Learner.compile is {wrong!r}; it must be True or False or 'auto'"):
             Learner(_Regression(), compile=wrong)
 
 

@@ -290,7 +290,7 @@ def test_looking_at_what_is_held_out_changes_nothing(tmp_path):
     "settings", [{"top_fraction": 0}, {"top_fraction": 1.5}, {"holdout_fraction": 1}, {"holdout_fraction": -1}]
 )
 def test_shares_that_are_none_are_refused(settings):
-    with pytest.raises(UsageError, match=f"OfflineBuffer.{next(iter(settings))} is .*; it is a number in"):
+    with pytest.raises(UsageError, match=f"OfflineBuffer.{next(iter(settings))} is .*; it must be a number in"):
         data(**settings)()
 
 

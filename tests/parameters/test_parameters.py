@@ -45,26 +45,41 @@ SPECS = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), spaces.Box(-1, 
 
 def test_a_value_is_of_the_declared_kind_and_in_its_range_or_what_is_taken_is_said():
     for annotation, taken, refused, words in (
-        (UnitInterval, [0, 1, 0.5, np.float32(0.3), torch.tensor(0.5), True], [-0.1, 1.1], "it is a number in [0, 1]"),
-        (PositiveFloat, [1, 1e-300], [0, -1, 1e400, math.nan, 10**400, "1", None, 1j], "it is a positive number"),
-        (NonNegativeFloat, [0], [-1e-9, object(), np.zeros(2)], "it is a number of at least 0"),
-        (PositiveInt, [1, 1e6, np.int64(3)], [0, 2.5, -1, math.nan], "it is a whole number of at least 1"),
-        (NonNegativeInt | None, [0, None], [-1, "a"], "it is a whole number of at least 0 or None"),
-        (float, [-1e9], [math.inf, math.nan], "it is a number"),
-        (Annotated[int, Range(0, 9, below=True)], [8], [9], "it is a whole number in [0, 9)"),
-        (Annotated[float, Range(high=3)], [3], [4], "it is a number of at most 3"),
-        (Annotated[float, Range()], [3], [math.inf], "it is a finite number"),
-        (bool, [True, 0, np.True_], [2, "yes"], "it is True or False"),
-        (Literal["a", "b"], ["a"], ["c", None, ["a"], 1], "it is one of 'a', 'b'"),
-        (bool | Literal["auto"], ["auto", False], ["automatic"], "it is True or False or 'auto'"),
-        (Sequence[PositiveInt], [(), [3], (1e2,)], [[0], [1, "a"]], "it is a list, each entry a whole number of at le"),
-        (tuple[float, float], [(0.9, 1)], [(0.9,), (0.1, 0.2, 0.3), (1, "a")], "it is a list of 2, each entry a"),
-        (Mapping[str, PositiveInt], [{"a": 1}], [3, {"a": 0}], "it is a dict"),
-        (Callable[[], object], [len, MLP], [3, "len", None], "it is a reference (@...)"),
-        (NonNegativeFloat | Schedule, [0, Linear(1.0)], [-1], "it is a number of at least 0 or a reference (@...)"),
-        (Spaces | None, [Spaces()], [(), Spaces], "it is an object, made by @...() or None"),
-        (Sequence[alfish.Listener], [[Evaluate()]], [[Evaluate], [3]], "it is a list"),
-        (Sequence[Metric], [[AverageReturn()], ()], [[3], [AverageReturn], 3], "it is a list"),
+        (
+            UnitInterval,
+            [0, 1, 0.5, np.float32(0.3), torch.tensor(0.5), True],
+            [-0.1, 1.1],
+            "it must be a number in [0, 1]",
+        ),
+        (PositiveFloat, [1, 1e-300], [0, -1, 1e400, math.nan, 10**400, "1", None, 1j], "it must be a positive number"),
+        (NonNegativeFloat, [0], [-1e-9, object(), np.zeros(2)], "it must be a number of at least 0"),
+        (PositiveInt, [1, 1e6, np.int64(3)], [0, 2.5, -1, math.nan], "it must be a whole number of at least 1"),
+        (NonNegativeInt | None, [0, None], [-1, "a"], "it must be a whole number of at least 0 or None"),
+        (float, [-1e9], [math.inf, math.nan], "it must be a number"),
+        (Annotated[int, Range(0, 9, below=True)], [8], [9], "it must be a whole number in [0, 9)"),
+        (Annotated[float, Range(high=3)], [3], [4], "it must be a number of at most 3"),
+        (Annotated[float, Range()], [3], [math.inf], "it must be a finite number"),
+        (bool, [True, 0, np.True_], [2, "yes"], "it must be True or False"),
+        (Literal["a", "b"], ["a"], ["c", None, ["a"], 1], "it must be one of 'a', 'b'"),
+        (bool | Literal["auto"], ["auto", False], ["automatic"], "it must be True or False or 'auto'"),
+        (
+            Sequence[PositiveInt],
+            [(), [3], (1e2,)],
+            [[0], [1, "a"]],
+            "it must be a list, each entry a whole number of at le",
+        ),
+        (tuple[float, float], [(0.9, 1)], [(0.9,), (0.1, 0.2, 0.3), (1, "a")], "it must be a list of 2, each entry a"),
+        (Mapping[str, PositiveInt], [{"a": 1}], [3, {"a": 0}], "it must be a dict"),
+        (Callable[[], object], [len, MLP], [3, "len", None], "it must be a reference (@...)"),
+        (
+            NonNegativeFloat | Schedule,
+            [0, Linear(1.0)],
+            [-1],
+            "it must be a number of at least 0 or a reference (@...)",
+        ),
+        (Spaces | None, [Spaces()], [(), Spaces], "it must be an object, made by @...() or None"),
+        (Sequence[alfish.Listener], [[Evaluate()]], [[Evaluate], [3]], "it must be a list"),
+        (Sequence[Metric], [[AverageReturn()], ()], [[3], [AverageReturn], 3], "it must be a list"),
     ):
         assert [mistake(value, annotation) for value in taken] == [None] * len(taken), annotation
         for value in refused:
@@ -73,28 +88,37 @@ def test_a_value_is_of_the_declared_kind_and_in_its_range_or_what_is_taken_is_sa
 
 def test_a_plain_call_says_what_a_parameter_takes():
     for build, words in (
-        (lambda: PPO(*SPECS, gamma=None), "PPO.gamma is None; it is a number in [0, 1]"),
-        (lambda: PPO(*SPECS, clip_range=-1), "PPO.clip_range is -1; it is a positive number or a reference (@...)"),
+        (lambda: PPO(*SPECS, gamma=None), "PPO.gamma is None; it must be a number in [0, 1]"),
+        (
+            lambda: PPO(*SPECS, clip_range=-1),
+            "PPO.clip_range is -1; it must be a positive number or a reference (@...)",
+        ),
         (lambda: PPO(*SPECS, clip_range=Linear(-0.1)), "PPO.clip_range is Linear(-0.1 -> 0.0); at progress 0 it"),
         (lambda: PPO(*SPECS, clip_range=Linear(0.1, -0.2)), "PPO.clip_range is Linear(0.1 -> -0.2); at progress 1 it"),
-        (lambda: alfish.Learner(PPO(*SPECS), learning_rate=1e400), "Learner.learning_rate is inf; it is a number"),
+        (lambda: alfish.Learner(PPO(*SPECS), learning_rate=1e400), "Learner.learning_rate is inf; it must be a number"),
         (lambda: alfish.Learner(PPO(*SPECS), learning_rate={"critic": -1}), "Learner.learning_rate is {'critic': -1}"),
-        (lambda: ReplayBatches(max_chunk_size=0), "ReplayBatches.max_chunk_size is 0; it is a whole number"),
-        (lambda: ReplayBatches(batch_size=0), "ReplayBatches.batch_size is 0; it is a whole number of at least 1"),
-        (lambda: OfflineBatches(batch_size=2.5), "OfflineBatches.batch_size is 2.5; it is a whole number"),
-        (lambda: EpochBatches(0), "EpochBatches.num_epochs is 0; it is a whole number of at least 1 or None"),
-        (lambda: Trainer("x", algorithm=PPO, seed=None), "Trainer.seed is None; it is a whole number in [0, 922"),
-        (lambda: Trainer("x", algorithm=PPO, wall_seconds=-1), "Trainer.wall_seconds is -1; it is a positive"),
-        (lambda: Trainer("x", algorithm=PPO, summary_period=-5), "Trainer.summary_period is -5; it is a whole"),
-        (lambda: make_environment("CartPole-v1", num_envs=2.5), "make_environment.num_envs is 2.5; it is a whole"),
-        (lambda: make_environment("CartPole-v1", vectorization="x"), "make_environment.vectorization is 'x'; it is"),
-        (lambda: alfish.train("PPO", "x", root_dir=None), "train.root_dir is None; it is text in quotes"),
-        (lambda: alfish.train(conf=3, root_dir="x"), "train.conf is 3; it is text in quotes or None"),
-        (lambda: alfish.load(None), "load.root_dir is None; it is text in quotes"),
-        (lambda: alfish.load("x", 1.5), "load.checkpoint is 1.5; it is text in quotes or a whole number"),
-        (lambda: Evaluate(period=-1), "Evaluate.period is -1; it is a whole number of at least 0"),
-        (lambda: Adam([], betas=(0.9, 1.0)), "Adam.betas is (0.9, 1.0); it is a list of 2, each entry a"),
-        (lambda: MLP(3, (64, 0)), "MLP.layers is (64, 0); it is a list, each entry a whole number in [1, 1000000]"),
+        (lambda: ReplayBatches(max_chunk_size=0), "ReplayBatches.max_chunk_size is 0; it must be a whole number"),
+        (lambda: ReplayBatches(batch_size=0), "ReplayBatches.batch_size is 0; it must be a whole number of at least 1"),
+        (lambda: OfflineBatches(batch_size=2.5), "OfflineBatches.batch_size is 2.5; it must be a whole number"),
+        (lambda: EpochBatches(0), "EpochBatches.num_epochs is 0; it must be a whole number of at least 1 or None"),
+        (lambda: Trainer("x", algorithm=PPO, seed=None), "Trainer.seed is None; it must be a whole number in [0, 922"),
+        (lambda: Trainer("x", algorithm=PPO, wall_seconds=-1), "Trainer.wall_seconds is -1; it must be a positive"),
+        (lambda: Trainer("x", algorithm=PPO, summary_period=-5), "Trainer.summary_period is -5; it must be a whole"),
+        (lambda: make_environment("CartPole-v1", num_envs=2.5), "make_environment.num_envs is 2.5; it must be a whole"),
+        (
+            lambda: make_environment("CartPole-v1", vectorization="x"),
+            "make_environment.vectorization is 'x'; it must be",
+        ),
+        (lambda: alfish.train("PPO", "x", root_dir=None), "train.root_dir is None; it must be text in quotes"),
+        (lambda: alfish.train(conf=3, root_dir="x"), "train.conf is 3; it must be text in quotes or None"),
+        (lambda: alfish.load(None), "load.root_dir is None; it must be text in quotes"),
+        (lambda: alfish.load("x", 1.5), "load.checkpoint is 1.5; it must be text in quotes or a whole number"),
+        (lambda: Evaluate(period=-1), "Evaluate.period is -1; it must be a whole number of at least 0"),
+        (lambda: Adam([], betas=(0.9, 1.0)), "Adam.betas is (0.9, 1.0); it must be a list of 2, each entry a"),
+        (
+            lambda: MLP(3, (64, 0)),
+            "MLP.layers is (64, 0); it must be a list, each entry a whole number in [1, 1000000]",
+        ),
     ):
         with pytest.raises(UsageError, match=re.escape(words)):
             pytest.fail(f"{build()} was built, where this is asked for: {words}")
@@ -102,10 +126,16 @@ def test_a_plain_call_says_what_a_parameter_takes():
 
 def test_gin_says_the_same_when_it_reads_and_where_it_was_bound():
     for binding, words in (
-        ("PPO.gamma = None", "PPO.gamma is None, bound in --gin_param; it is a number in [0, 1]"),
-        ("Learner.learning_rate = 1e400", "Learner.learning_rate is inf, bound in --gin_param; it is a number of at"),
-        ("Adam.betas = (0.9, 1.5)", "Adam.betas is (0.9, 1.5), bound in --gin_param; it is a list of 2, each entry"),
-        ("MLP.activation = 'tahn'", "MLP.activation is 'tahn', bound in --gin_param; it is one of 'tanh', 'relu'"),
+        ("PPO.gamma = None", "PPO.gamma is None, bound in --gin_param; it must be a number in [0, 1]"),
+        (
+            "Learner.learning_rate = 1e400",
+            "Learner.learning_rate is inf, bound in --gin_param; it must be a number of at",
+        ),
+        (
+            "Adam.betas = (0.9, 1.5)",
+            "Adam.betas is (0.9, 1.5), bound in --gin_param; it must be a list of 2, each entry",
+        ),
+        ("MLP.activation = 'tahn'", "MLP.activation is 'tahn', bound in --gin_param; it must be one of 'tanh', 'relu'"),
     ):
         with pytest.raises(UsageError) as raised:
             reading.read(["ppo_cartpole.gin"], ["import alfish.learner.optimizers", binding])
@@ -130,7 +160,7 @@ def test_a_subclass_is_checked_by_its_base():
         def __init__(self, *specs, **keywords):
             super().__init__(*specs, **keywords)
 
-    with pytest.raises(UsageError, match="PPO.gamma is 2; it is a number in"):
+    with pytest.raises(UsageError, match="PPO.gamma is 2; it must be a number in"):
         Mine(*SPECS, gamma=2)
 
 

@@ -409,7 +409,7 @@ def test_a_ring_that_keeps_no_episodes_is_refused():
     [
         ({"fraction": 1.2}, "fraction is 1.2"),
         ({"fraction": -0.1}, "fraction is -0.1"),
-        ({"strategy": "random"}, "'random'; it is one of 'future', 'final', 'episode'"),
+        ({"strategy": "random"}, "'random'; it must be one of 'future', 'final', 'episode'"),
         ({"check_period": 0}, "check_period is 0"),
     ],
 )

@@ -499,9 +499,9 @@ def test_a_priority_that_is_none_is_refused_and_nothing_is_written(bad):
     sampler = bound(Prioritized(), recording.ring)
     window = sampler.draw(4, 0.0)
     before = saved(sampler)
-    with pytest.raises(UsageError, match="LossInfo.priority is .* for one of 4 windows; it is finite"):
+    with pytest.raises(UsageError, match="LossInfo.priority is .* for one of 4 windows; it must be finite"):
         sampler.update(window, torch.tensor([5.0, 6.0, bad, 7.0], dtype=torch.float64))
-    with pytest.raises(UsageError, match=r"LossInfo.priority has shape \(4, 1\); it is one number for each of 4"):
+    with pytest.raises(UsageError, match=r"LossInfo.priority has shape \(4, 1\); it must be one number for each of 4"):
         sampler.update(window, torch.ones(4, 1))
     assert all(torch.equal(one, before[name]) for name, one in sampler.state_dict().items())
     sampler.check_valid()
@@ -543,14 +543,14 @@ def test_alpha_and_beta_may_be_schedules():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": 1.5}, "Prioritized.alpha is 1.5; it is a number in"),
+        ({"alpha": 1.5}, "Prioritized.alpha is 1.5; it must be a number in"),
         ({"alpha": Linear(0.5, -0.5)}, "Prioritized.alpha is Linear.0.5 -> -0.5.; at progress 1 it is -0.5"),
         (
             {"beta": Linear(0.5, 2.0)},
-            "Prioritized.beta is Linear.0.5 -> 2.0.; at progress 1 it is 2.0, and it is",
+            "Prioritized.beta is Linear.0.5 -> 2.0.; at progress 1 it is 2.0, and it must be",
         ),
-        ({"epsilon": 0.0}, "Prioritized.epsilon is 0.0; it is a positive number"),
-        ({"epsilon": -1.0}, "Prioritized.epsilon is -1.0; it is a positive number"),
+        ({"epsilon": 0.0}, "Prioritized.epsilon is 0.0; it must be a positive number"),
+        ({"epsilon": -1.0}, "Prioritized.epsilon is -1.0; it must be a positive number"),
     ],
 )
 def test_settings_outside_their_ranges_are_refused(settings, message):
@@ -740,8 +740,8 @@ def test_recent_windows_start_where_a_state_is_stored():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"recent_fraction": 1.1}, "Uniform.recent_fraction is 1.1; it is a number in"),
-        ({"recent_fraction": -0.1}, "Uniform.recent_fraction is -0.1; it is a number in"),
+        ({"recent_fraction": 1.1}, "Uniform.recent_fraction is 1.1; it must be a number in"),
+        ({"recent_fraction": -0.1}, "Uniform.recent_fraction is -0.1; it must be a number in"),
         ({"recent_fraction": 0.5}, "set Uniform.recent_rows"),
         ({"recent_fraction": 0.5, "recent_rows": 8}, "recent_rows is 8, 2 of each of 3 .* take 3; raise it to 9"),
     ],

@@ -116,9 +116,9 @@ def test_there_is_exactly_one_budget(tmp_path):
         make(tmp_path, num_env_steps=5, num_updates=3)
     with pytest.raises(UsageError, match="exactly one budget .* given: none"):
         make(tmp_path, num_iterations=None)
-    with pytest.raises(UsageError, match="num_iterations is 0; it is a whole number of at least 1"):
+    with pytest.raises(UsageError, match="num_iterations is 0; it must be a whole number of at least 1"):
         make(tmp_path, num_iterations=0)
-    with pytest.raises(UsageError, match="wall_seconds is 0; it is a positive number"):
+    with pytest.raises(UsageError, match="wall_seconds is 0; it must be a positive number"):
         make(tmp_path, num_iterations=1, wall_seconds=0)
 
 
@@ -1093,11 +1093,11 @@ def test_a_run_from_the_command_line_that_saves_nothing_says_so(tmp_path, capsys
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"summary_period": 0}, "Trainer.summary_period is 0; it is a whole number of at least 1"),
-        ({"seed": -1}, "Trainer.seed is -1; it is a whole number in .0, 9223372036854775807"),
+        ({"summary_period": 0}, "Trainer.summary_period is 0; it must be a whole number of at least 1"),
+        ({"seed": -1}, "Trainer.seed is -1; it must be a whole number in .0, 9223372036854775807"),
         ({"seed": 1.5}, "Trainer.seed is 1.5"),
         ({"num_threads": 0}, "Trainer.num_threads is 0"),
-        ({"algorithm": functools.partial(PPO, gamma=2.0)}, r"PPO.gamma is 2.0; it is a number in \[0, 1\]"),
+        ({"algorithm": functools.partial(PPO, gamma=2.0)}, r"PPO.gamma is 2.0; it must be a number in \[0, 1\]"),
         ({"algorithm": functools.partial(PPO, lambda_=1.5)}, "PPO.lambda_ is 1.5"),
         ({"learner": functools.partial(Learner, max_grad_norm=-1.0)}, "Learner.max_grad_norm is -1.0"),
         ({"learner": functools.partial(Learner, learning_rate=-1.0)}, "Learner.learning_rate is -1.0"),

@@ -389,7 +389,7 @@ def test_a_transform_that_returns_no_time_step_is_named():
 
     chain, rows = Transforms([Forgets], VECTOR, SCALAR), _rows(reward=torch.ones(3, 2))
     for call in (chain, chain.transform):
-        with pytest.raises(UsageError, match=r"Forgets\.transform returned None; it returns the time step"):
+        with pytest.raises(UsageError, match=r"Forgets\.transform returned None; it must return the time step"):
             call(rows, (None,))
 
 
