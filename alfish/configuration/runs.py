@@ -78,7 +78,7 @@ def configured_run(
             found = stack.enter_context(reading.saved(saved, allow_import))
         try:
             trainer = configured_trainer(root_dir, found, objects)
-        except Exception:
+        except Exception:  # constructors of the user's parts may raise anything
             if is_new:
                 with contextlib.suppress(OSError):
                     root_dir.rmdir()

@@ -95,7 +95,7 @@ class Members:
         else:
             try:
                 self._env.close()
-            except BaseException:  # also where a signal breaks it off
+            except BaseException:  # the environments may raise anything, and a signal may interrupt the wait
                 _end_processes(self._env)
                 raise
         if self._one_here is not None:

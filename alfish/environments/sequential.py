@@ -121,7 +121,7 @@ class SequentialVectorEnv(VectorEnv):
             infos.append(info)
         try:
             batch = self._batch(observations)
-        except Exception:
+        except Exception:  # observations of any kind may fail in gymnasium's and numpy's code
             if self.report is None:
                 raise
             for i in self._replace_misfits(observations):

@@ -76,7 +76,7 @@ class VectorEnvironment(Environment):
         options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
         try:
             observation, self.infos = self.env.reset(seed=self._members.seed_argument(seeds), **options)
-        except BaseException as error:
+        except BaseException as error:  # the environment may raise anything, and so may a signal
             self._refuse(error, "reset")
             raise
         self._was_done[:] = False
@@ -94,7 +94,7 @@ class VectorEnvironment(Environment):
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         try:
             observation, reward, terminated, truncated, self.infos = self.env.step(handed)
-        except BaseException as error:
+        except BaseException as error:  # as in `reset`
             self._refuse(error, "step")
             raise
         if self._reads_executed:

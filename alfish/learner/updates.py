@@ -101,7 +101,7 @@ class Updates:
                 return None  # without gradients; several learners decide by the mean of all their rows, below
             try:
                 gradients = self.gradients(means, {name: group.parameters for name, group in self.groups.items()})
-            except Exception:
+            except Exception:  # torch raises many kinds for wrong losses; a check then names the mistake
                 check_loss_info(loss_info, self.algorithm)
                 raise
         if gradients.stops is not None and means.num_rows is not None and gradients.stops:
@@ -134,7 +134,7 @@ class Updates:
             raise return_error(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
         try:
             return self._means(loss_info, batch), loss_info
-        except Exception:
+        except Exception:  # as above
             check_loss_info(loss_info, algorithm)
             raise
 

@@ -58,7 +58,7 @@ def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
         return None
     try:
         gymnasium.make(plain, disable_env_checker=True).close()
-    except Exception as error:  # of the environment's or a wrapper's code
+    except Exception as error:  # the code of the environment or of a wrapper may raise anything
         logging.warning("The data set does not say how %s is made, which fails: %s", plain.id, first_line(error))
         return None
     return plain

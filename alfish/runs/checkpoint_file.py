@@ -120,7 +120,7 @@ def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
         raise BrokenCheckpoint(f"Checkpoint {path} is refused: it holds more than tensors and plain values") from error
     except (UsageError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # zipfile and torch.load raise many kinds for damaged content
         raise other_content(path, error) from error
 
 

@@ -228,7 +228,7 @@ class Checkpoints:
                 into(state)
             except (UsageError, RunError, MemoryError, torch.OutOfMemoryError):
                 raise
-            except Exception as error:
+            except Exception as error:  # `load_state_dict` of the user's parts may raise anything for other content
                 raise other_content(path, error) from error
         return state
 

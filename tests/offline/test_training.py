@@ -497,8 +497,8 @@ def test_weights_multiply_the_losses_that_the_algorithm_names(tmp_path):
     [chunk] = trainer.batches.chunks(0)
     batch = chunk.source
     assert batch.weight.unique().tolist() == [1, 2, 3]
-    losses, _ = trainer.learner._plain.losses(batch)
-    plain, _ = trainer.learner._plain.losses(batch._replace(weight=None))
+    losses = trainer.learner._plain.means(batch)[0].losses
+    plain = trainer.learner._plain.means(batch._replace(weight=None))[0].losses
     info = trainer.algorithm.train_step(batch.experience, None).info
     rows = trainer.algorithm.calc_loss(batch.experience, info).loss["weighed"]
     assert torch.allclose(losses["weighed"], (rows * batch.weight).mean())
