@@ -36,11 +36,10 @@ class PettingZooColumns(Environment):
       num_envs: columns; rounded up to whole games.
       game_kwargs: arguments of the function.
       seed: of the run.
-      evaluation: has no effect: an evaluation's episodes are those of one game's agents after another.
-      render_mode: of the games.
+      evaluation, render_mode: have no effect; a game of an evaluation has the seed of its first agent's episode.
 
     Raises:
-      UsageError: it makes no parallel environment, or its agents have different spaces.
+      UsageError: there is no parallel environment, or its agents have different spaces.
     """
 
     ragged = has_gaps = True
@@ -54,26 +53,24 @@ class PettingZooColumns(Environment):
         evaluation: bool = False,
         render_mode: str | None = None,
     ):
-        arguments = {**(game_kwargs or {}), **({"render_mode": render_mode} if render_mode else {})}
         where = "PettingZooColumns.game"
-        make_game = imports.import_named(game, where).parallel_env if isinstance(game, str) else game
-        first = make_game(**arguments)
-        name = getattr(first, "metadata", {}).get("name", type(first).__name__)
-        if not hasattr(first, "possible_agents") or hasattr(first, "agent_iter"):
+        make = imports.import_named(game, where).parallel_env if isinstance(game, str) else game
+        games = [make(**(game_kwargs or {}))]
+        name = getattr(games[0], "metadata", {}).get("name", type(games[0]).__name__)
+        if not hasattr(games[0], "possible_agents") or hasattr(games[0], "agent_iter"):
             raise UsageError(
                 f"{where} makes a {name}, no parallel environment; name the `parallel_env` of its module, or a "
                 "function that calls pettingzoo.utils.aec_to_parallel"
             )
-        self._agents: list[str] = list(first.possible_agents)
-        observation_space = _common(f"{name}'s observations", first.observation_space, self._agents)
-        action_space = _common(f"{name}'s actions", first.action_space, self._agents)
+        self._agents: list[str] = list(games[0].possible_agents)
+        observation_space = _common(f"{name}'s observations", games[0].observation_space, self._agents)
+        action_space = _common(f"{name}'s actions", games[0].action_space, self._agents)
         num_games = -(-num_envs // len(self._agents))
         super().__init__(num_games * len(self._agents), observation_space, action_space, None)
-        self.name = name
-        self._games = [first, *(make_game(**arguments) for _ in range(num_games - 1))]
+        self.name, self._seed, self._num_resets = name, seed, [0] * num_games
+        self._games = games + [make(**(game_kwargs or {})) for _ in range(num_games - 1)]
         self._columns: list[dict[str, int]] = [{} for _ in self._games]  # of the agents that are present
         self._observations: list[Any] = [None] * self.num_envs  # the last ones
-        self._seed, self._num_resets = seed, [0] * num_games
         self._units, self._actions = ActionUnits(action_space), batch_space(action_space, self.num_envs)
         self._read = ObservationUnits(observation_space).from_environment
         self._resets: tuple[np.ndarray, TimeStep] | None = None
@@ -148,11 +145,10 @@ class PettingZooColumns(Environment):
 
 def _common(what: str, space_of: Callable[[str], spaces.Space], agents: Sequence[str]) -> spaces.Space:
     """Returns the space of all agents."""
-    space = space_of(agents[0])
     for agent in agents:
-        if space_of(agent) != space:
+        if space_of(agent) != space_of(agents[0]):
             raise UsageError(
-                f"{what} are {space} for {agents[0]} and {space_of(agent)} for {agent}, and one policy acts for all "
-                "agents; make them equal, e.g. by supersuit.pad_observations_v0 and pad_action_space_v0 in a function"
+                f"{what} are {space_of(agents[0])} for {agents[0]} and {space_of(agent)} for {agent}, and one policy "
+                "acts for all; make them equal, e.g. by supersuit.pad_observations_v0 and pad_action_space_v0"
             )
-    return space
+    return space_of(agents[0])

@@ -177,6 +177,14 @@ def test_each_agents_transitions_train_once_and_in_order(length):
     assert all(len(column) > 20 for column in found)
 
 
+def test_an_unroll_takes_no_more_steps_than_it_was_asked_for():
+    turns = (1, 1, 9), (1, 9, 1), (9, 1, 1)  # no column has a row in each step
+    unroller = unroller_of(PettingZooColumns(Departures, num_envs=3, game_kwargs={"lengths": turns}))
+    for _ in range(5):
+        unroller.unroll(20)
+        assert sum((unroller.records.step_type == MID).any(1)) <= 20
+
+
 def test_replay_receives_each_agents_episodes_one_after_another():
     environment = PettingZooColumns(Departures, num_envs=3)
     unroller, ring = unroller_of(environment, NumberedOffPolicy), None
