@@ -35,7 +35,8 @@ class SelfPlay(gymnasium.Wrapper):
 
     Training draws from the complete checkpoints that were saved at less progress of training than its own, which are
     the same ones in a resumed run and in workers in lockstep. An evaluation draws from all. Without a checkpoint the
-    opponent moves at random. A process loads each checkpoint once.
+    opponent moves at random, among those that a leaf `action_mask` of the observation allows. A process loads each
+    checkpoint once.
 
     Args:
       env: the game.
@@ -95,7 +96,8 @@ class SelfPlay(gymnasium.Wrapper):
         seed = int(self.np_random.integers(2**31))
         if self._opponent is None:
             self.action_space.seed(seed)
-            return self.action_space.sample()
+            mask = observation.get("action_mask") if isinstance(observation, dict) else None
+            return self.action_space.sample(mask)
         return self._opponent.act(observation, seed)
 
 

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import alfish
 from alfish import nest
@@ -263,3 +265,40 @@ def test_the_table_of_a_run_has_each_earlier_checkpoint(run):
         assert row["wins"] + row["draws"] + row["losses"] == row["games"] == (60 if row["checkpoint"] == "all" else 20)
         assert float(row["low"]) <= float(row["win_share"]) <= float(row["high"])
         assert float(row["win_share"]) == pytest.approx(row["wins"] / row["games"], abs=1e-3)
+
+
+class Illegal(Exception):
+    pass
+
+
+@gin.configurable
+class MaskedConnectFour(ConnectFour):
+    """Connect four with a mask of the open columns in the observation; any other choice raises."""
+
+    observation_space = spaces.Dict(
+        {"board": ConnectFour.observation_space, "action_mask": spaces.Box(0, 1, (COLUMNS,), np.int8)}
+    )
+
+    def step(self, action):
+        if self._heights[int(action)] == ROWS:
+            raise Illegal
+        return super().step(action)
+
+    def _observation(self):
+        mask = np.array([height < ROWS for height in self._heights], np.int8)
+        return {"board": super()._observation(), "action_mask": mask}
+
+
+def test_opponents_follow_an_action_mask(tmp_path):
+    bindings = (
+        "make_environment.env_id = @MaskedConnectFour",
+        "make_environment.action_mask = 'observation:action_mask'",
+    )
+    run = train(tmp_path / "run", *bindings, "ConnectFour.num_random_moves = 0")
+    game = MaskedConnectFour()
+    observation, _ = game.reset(seed=0)
+    for column in [0, 1] * 2 + [1, 0] + [0, 1] * 2 + [1, 0]:  # two columns are full
+        observation, *_ = game.step(column)
+    opponent = self_play.Opponent(*self_play._loaded(run, self_play._checkpoints(run)[0]))
+    assert observation["action_mask"].tolist() == [0, 0, 1, 1, 1, 1, 1]
+    assert {opponent.act(observation, seed) for seed in range(200)} == {2, 3, 4, 5, 6}
