@@ -27,15 +27,19 @@ def parent(pid):
     return int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def test_a_sweep_on_ray_has_the_table_of_one_machine_although_a_task_is_killed(toy, tmp_path):
+@pytest.mark.parametrize("victim", ["task", "machine"])
+def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_killed(toy, tmp_path, request, victim):
     directory = tmp_path / "ray"
     process = sweep(toy, directory, "--ray", *FLAGS)
-    until(lambda: list(directory.glob("00*/checkpoints/*.pt")), process, directory)
-    killed = members(directory)[:1]
-    for pid in killed:
-        os.kill(parent(pid), signal.SIGKILL)  # Ray's worker; the run ends with its lifeline
-    assert process.wait(300) == 0, directory.with_suffix(".log").read_text()
-    assert killed
+    until(lambda: list(directory.glob("00*/checkpoints/*.pt")) and members(directory), process, directory)
+    worker = parent(members(directory)[0])  # Ray's; the run ends with its lifeline
+    if victim == "task":
+        os.kill(worker, signal.SIGKILL)
+    else:
+        cluster = request.getfixturevalue("nodes")
+        (node,) = [node for node in cluster.nodes if node.all_processes["raylet"][0].process.pid == parent(worker)]
+        cluster.cluster.remove_node(node)
+    assert process.wait(400) == 0, directory.with_suffix(".log").read_text()
     assert (directory / "trials.csv").read_text() == whole(toy, tmp_path / "one", *FLAGS)
     assert_nothing_is_left(directory)
 
