@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alfish.configuration import differences, messages, reading
-from alfish.configuration.opening import open_run, process_preserved
+from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
 from alfish.errors import UsageError
+from alfish.parameters import imports
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs import files
 from alfish.runs.checkpoints import RUN_FILE
@@ -75,6 +76,16 @@ class Base(NamedTuple):
             steps = math.ceil(trainer.unroller.unroll_length * trainer.unroller.num_envs)
             return cls(reading.text(), operative_text, trainer.seed, trainer.clock.budget, steps, periods[EVALUATION])
 
+    @classmethod
+    def read_copy(cls, directory: Path, variants: Iterable[Sequence[str]], allow_import: Sequence[str]) -> "Base":
+        """Reads the copy in the directory of a group, which may come from another person.
+
+        Raises:
+          UsageError: as `read`; or it imports other modules than those of alfish and of `allow_import`.
+        """
+        with imports.restricted(allow_import):
+            return cls.read([str(directory / BASE / CONFIG_FILE)], [], variants)
+
     def write(self, directory: Path) -> None:
         """Writes the copy into the directory of a group of runs."""
         make_directory(directory / BASE)
@@ -104,16 +115,6 @@ def locked(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # it is not empty
             directory.rmdir()
         unlock()
-
-
-def check_copy(directory: Path, allow_import: Sequence[str]) -> None:
-    """Checks the copy in a directory that may come from another person, as the configuration of a saved run.
-
-    Raises:
-      UsageError: it imports other modules than those of alfish and of `allow_import`.
-    """
-    with open_run(directory / BASE, allow_import=allow_import):
-        pass
 
 
 def gin_file(directory: Path) -> str:

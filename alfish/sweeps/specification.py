@@ -9,7 +9,7 @@ from typing import Any
 
 from alfish.errors import UsageError
 from alfish.runs.files import make_directory, write_atomically
-from alfish.sweeps.base import Base, check_copy, refuse_other_content
+from alfish.sweeps.base import Base, refuse_other_content
 from alfish.sweeps.samplers import MedianPruner, default_sampler, make_sampler
 from alfish.sweeps.search import Parameter, corners, parse
 
@@ -90,26 +90,23 @@ def open_specification(
     """
     refuse_other_content(directory, FILE)
     stored = Specification.read(directory) if (directory / FILE).is_file() else None
-    lines = ""
-    if files:
-        parameters = parse(given["search"]) if stored is None or given["search"] else stored.parameters
-        base = Base.read(files, bindings, corners(parameters))
-        specification = _completed(given, stored, base.seed)
-        lines = "" if stored is None else base.difference(directory)
-    elif stored is None:
+    if stored is None and not files:
         raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
-    elif bindings:
+    if bindings and not files:
         raise UsageError("--gin_param needs --gin_file; without both, the sweep goes on with the configuration it has")
+    variants = corners(parse(given["search"]) if stored is None or given["search"] else stored.parameters)
+    if files:
+        base = Base.read(files, bindings, variants)
     else:
-        check_copy(directory, allow_import)
-        specification = _completed(given, stored, stored.seeds[0])
+        base = Base.read_copy(directory, variants, allow_import)
+    specification = _completed(given, stored, base.seed)
     # Before anything is written: a grid of ranges, and Optuna where it is missing, are refused here.
     sampler = make_sampler(specification.sampler, specification.parameters, specification.sampler_seed)
     if specification.prune:
         MedianPruner()
     if sampler.size is not None:
         specification = dataclasses.replace(specification, trials=min(specification.trials, sampler.size))
-    if stored is not None and (lines := lines or _difference(stored, specification)):
+    if stored is not None and (lines := base.difference(directory) or _difference(stored, specification)):
         raise UsageError(
             f"{directory} is a sweep with another specification (- then, + now):\n{lines}\n"
             "choose another --root_dir, or leave out what is not to change"
