@@ -1,0 +1,84 @@
+"""Populations of real runs, whose controller and members are killed: they equal uninterrupted ones to the byte."""
+
+import os
+
+import pytest
+import torch
+from kills import assert_nothing_is_left, kill, progress, run
+
+from alfish import nest
+from alfish.runs.checkpoints import Checkpoints
+from alfish.sweeps.generations import MEMBER
+from alfish.sweeps.population import BEST, CSV
+
+RATE = "--perturb=Learner.learning_rate=1e-4..1e-1"
+COEF = "--perturb=PPO.entropy_coef=0.001..0.1"
+# Longer runs, and runs with a replay that is saved and linked.
+PPO = "{toy}\nTrainer.num_env_steps = 10000\nEvaluate.period = 1000\n"
+SAC = """
+include 'sac.gin'
+import alfish.environments.toy
+make_environment.env_id = @TensorPointMass
+make_environment.num_envs = 8
+TensorPointMass.length = 10
+Trainer.num_env_steps = 4000
+Trainer.unroll_length = 4
+Trainer.listeners = [@Evaluate(), @CheckpointSaver()]
+ReplayBatches.capacity = 3000
+ReplayBatches.warmup_env_steps = 200
+ReplayBatches.updates_per_env_step = 0.25
+MLP.layers = (8,)
+CriticEnsemble.layers = (8,)
+Evaluate.period = 500
+Evaluate.num_episodes = 8
+CheckpointSaver.period = 256
+"""
+
+
+def assert_equal(one, other):
+    """The same members with the same parents, settings, evaluations, values and weights."""
+    names = sorted(str(path.parent.relative_to(one)) for path in one.glob(f"g*/m*/{MEMBER}"))
+    assert names == sorted(str(path.parent.relative_to(other)) for path in other.glob(f"g*/m*/{MEMBER}"))
+    for name in names:
+        texts = [
+            {path.name: path.read_bytes() for path in (root / name / MEMBER, *(root / name / "eval").iterdir())}
+            for root in (one, other)
+        ]
+        assert texts[0] == texts[1], name
+        states = [Checkpoints(root / name / "checkpoints").load("latest") for root in (one, other)]
+        assert states[0][0] == states[1][0]
+        for part in ("algorithm", "transforms", "learner", "rng"):
+            leaves = zip(*(nest.leaves(state[part]) for _, state in states), strict=True)
+            assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in leaves), (name, part)
+    assert (one / CSV).read_bytes() == (other / CSV).read_bytes()
+    assert os.readlink(one / BEST) == os.readlink(other / BEST)
+
+
+@pytest.mark.slow
+def test_a_killed_population_equals_an_uninterrupted_one(toy, tmp_path):
+    flags = "--members=2", "--share=0.5", "--generations=2", "--jobs=2", RATE, COEF
+    victims = kill("population", toy, tmp_path / "killed", 2, 6 * 1000, *flags)
+    run("population", toy, tmp_path / "whole", *flags)
+    assert_equal(tmp_path / "killed", tmp_path / "whole")
+    assert len(victims) == 2
+    assert_nothing_is_left(tmp_path / "killed")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "text, flags",
+    [
+        (PPO, ("--members=6", "--share=0.34", "--generations=5", "--last=2", COEF)),
+        (SAC, ("--members=4", "--share=0.25", "--generations=4", "--gap=0.5", "--perturb=SAC.gamma=0.5..0.99")),
+    ],
+    ids=["ppo", "sac"],
+)
+def test_a_population_killed_20_times_equals_an_uninterrupted_one(toy, tmp_path, text, flags):
+    toy.write_text(text.format(toy=toy.read_text()))
+    flags = *flags, "--jobs=2", RATE
+    run("population", toy, tmp_path / "whole", *flags)
+    total = progress(tmp_path / "whole")
+    victims = kill("population", toy, tmp_path / "killed", 20, total, *flags)
+    assert_equal(tmp_path / "killed", tmp_path / "whole")
+    assert len(victims) == 20 and set(victims) == {"controller", "members", "both"}
+    assert_nothing_is_left(tmp_path / "killed")
