@@ -127,10 +127,13 @@ class Member(NamedTuple):
 
         Args:
           root: directory of the population.
+
+        Raises:
+          UsageError: what is there is no member of this population.
         """
         path = root / self.name / MEMBER
         if path.is_file():
-            return self._replace(**json.loads(path.read_text()))
+            return self._read(path)
         make_directory(path.parent)
         if self.parent is not None:
             for kind in ("replay", "checkpoints"):  # the newest rows of replay are those of the newest checkpoint
@@ -141,6 +144,19 @@ class Member(NamedTuple):
         content = {"parent": self.parent, "bindings": dict(self.bindings)}
         write_atomically(path, json.dumps(content, indent=2) + "\n")
         return self
+
+    def _read(self, path: Path) -> "Member":
+        """Returns the member that a file describes; its texts become arguments of a command, so they are checked."""
+        try:
+            found = self._replace(**json.loads(path.read_text()))
+            is_right = found.bindings.keys() == self.bindings.keys() and (found.parent is None) == (self.parent is None)
+            texts = [*found.bindings.values(), *([] if found.parent is None else [found.parent])]
+            is_right &= all(re.fullmatch(rf"{NUMBER}|g\d+/m\d+", text) for text in texts)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path} does not describe a member ({error}); choose another --root_dir") from error
+        if not is_right:
+            raise UsageError(f"{path} describes a member of another population; choose another --root_dir")
+        return found
 
 
 class Result(NamedTuple):

@@ -1,5 +1,6 @@
 """Populations: generations of runs, each of which begins with the best checkpoints of the one before it."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -13,6 +14,7 @@ from typing import Any
 
 from alfish.errors import RunError, UsageError
 from alfish.formatting import counted, significant
+from alfish.parameters import imports
 from alfish.runs.files import make_directory, write_atomically, writing
 from alfish.runs.stop_signals import StopSignals
 from alfish.sweeps.base import Base, gin_file, refuse_other_content
@@ -77,7 +79,11 @@ class Specification:
 
 
 def open_specification(
-    directory: Path, gin_files: Sequence[str], bindings: Sequence[str], given: Mapping[str, Any]
+    directory: Path,
+    gin_files: Sequence[str],
+    bindings: Sequence[str],
+    given: Mapping[str, Any],
+    allow_import: Sequence[str] = (),
 ) -> Specification:
     """Returns the specification of a new population, or that of the population in a directory.
 
@@ -89,6 +95,7 @@ def open_specification(
       gin_files, bindings: as `reading.read` takes them.
       given: values of flags by name: perturb (a list), members, generations, steps, share, gap, last. None, or an
         empty list: not given.
+      allow_import: modules that the configuration of an existing population may import, where no file is named.
 
     Raises:
       UsageError: the population cannot be as it is given; or the directory has another one, or something else.
@@ -98,28 +105,30 @@ def open_specification(
     given = {name: value for name, value in given.items() if value not in (None, [])}
     if "perturb" in given:
         given["perturb"] = _bounds(given["perturb"])
-    if stored is not None and not gin_files:
-        if bindings:
-            raise UsageError("--gin_param needs --gin_file; without both, the population keeps its configuration")
-        gin_files = [gin_file(directory).removeprefix("--gin_file=")]
-    elif not gin_files:
+    if stored is None and not gin_files:
         raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
     if stored is None and "perturb" not in given:
         raise UsageError("--perturb is missing: name what differs, as in --perturb=Learner.learning_rate=1e-5..1e-2")
+    if bindings and not gin_files:
+        raise UsageError("--gin_param needs --gin_file; without both, the population keeps its configuration")
     known = (dataclasses.asdict(stored) if stored is not None else {}) | given
-    base = Base.read(gin_files, bindings, _variants(known["perturb"]))
+    with contextlib.ExitStack() as stack:
+        copy = gin_file(directory).removeprefix("--gin_file=")
+        if not gin_files:  # the copy may come from another person
+            stack.enter_context(imports.restricted(allow_import))
+        base = Base.read(gin_files or [copy], bindings, _variants(known["perturb"]))
     specification = _checked(known, base)
     if stored is not None:
         same = dataclasses.replace(stored, generations=specification.generations)
-        lines = "\n".join(part for part in (base.difference(directory), _difference(same, specification)) if part)
-        if lines:
+        others = base.difference(directory) if gin_files else ""
+        if lines := "\n".join(part for part in (others, _difference(same, specification)) if part):
             raise UsageError(
                 f"{directory} is a population with another specification (- then, + now):\n{lines}\n"
                 "choose another --root_dir, or leave out what is not to change"
             )
-    else:
+    if gin_files:
         make_directory(directory)
-        base.write(directory)
+        base.write(directory)  # also where it is the same: this is the text that the user trusts
     if specification != stored:
         specification.write(directory)
     return specification
@@ -137,8 +146,8 @@ def _bounds(arguments: Sequence[str]) -> dict[str, str]:
 
 def _variants(perturb: Mapping[str, str]) -> list[list[str]]:
     """Returns the bindings of the lower bounds, and of the upper ones."""
-    ends = [bounds.split("..") for bounds in perturb.values()]
-    return [[f"{name}={end[k]}" for name, end in zip(perturb, ends)] for k in (0, 1)]
+    parameters = [Perturbed.parse(f"{name}={bounds}") for name, bounds in perturb.items()]
+    return [[f"{one.name}={one.low}" for one in parameters], [f"{one.name}={one.high}" for one in parameters]]
 
 
 def _checked(known: Mapping[str, Any], base: Base) -> Specification:
