@@ -19,23 +19,15 @@ the same --steps extend a population. A member that fails is replaced; without -
 members.csv has the parent, the settings and the value of each member.
 """
 
-import sys
-from typing import TYPE_CHECKING
-
 from absl import flags
 
+from alfish.bin import shared_flags
+from alfish.bin.group_flags import define_group, log, processes, status_after
 from alfish.configuration.directory import run_directory
 from alfish.errors import UsageError
 
-if TYPE_CHECKING:
-    from alfish.sweeps.jobs import Jobs
-
 FLAGS = flags.FlagValues()
-flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
-flags.DEFINE_multi_string(
-    "gin_param", [], "One binding of all members, as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
-)
-flags.DEFINE_string("root_dir", None, "Directory of the population; created if needed.", flag_values=FLAGS)
+define_group(FLAGS, "population")
 flags.DEFINE_multi_string(
     "perturb", [], "A parameter and its bounds, as 'Learner.learning_rate=1e-5..1e-2'; repeatable.", flag_values=FLAGS
 )
@@ -53,8 +45,8 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "last", None, "Number of last evaluations that a value is the mean of; default: 1.", 1, flag_values=FLAGS
 )
-flags.DEFINE_integer("jobs", None, "Number of runs at the same time; default: one for each core.", 1, flag_values=FLAGS)
-flags.DEFINE_boolean("ray", False, "Train the members on a cluster of Ray.", flag_values=FLAGS)
+
+flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
 
 SPECIFIED = ("perturb", "members", "generations", "steps", "share", "gap", "last")
 
@@ -63,36 +55,17 @@ def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a directory for the population, as in --root_dir=pbt/ppo")
     directory = run_directory(flag_values.root_dir)
-    from alfish.runs.stop_signals import StopSignals, exit_status
+    from alfish.runs.stop_signals import StopSignals
     from alfish.sweeps.base import locked
-    from alfish.sweeps.population import Population, open_specification
+    from alfish.sweeps.population import BEST, CSV, Population, open_specification
 
     given = {name: flag_values[name].value for name in SPECIFIED}
     with locked(directory), StopSignals(lambda: None) as signals:
-        specification = open_specification(directory, flag_values.gin_file, flag_values.gin_param, given)
-        jobs = _jobs(flag_values)
-        try:
-            Population(directory, specification, jobs, signals, _log).run()
-        finally:
-            if jobs.running:
-                _log(f"{len(jobs.running)} runs save a checkpoint and end; Ctrl-C ends them at once")
-            jobs.close()
-        if signals.number is not None:
-            _log(f"{signals.name}: stopped; the same command continues")
-            return exit_status(signals.number)
-    _log(f"written: {directory / 'members.csv'}; {directory / 'best'} is the best member of the last generation")
-    return 0
-
-
-def _jobs(flag_values: flags.FlagValues) -> "Jobs":
-    from alfish.sweeps.jobs import LocalJobs, num_cores
-
-    if flag_values.ray:
-        from alfish.sweeps.ray_jobs import RayJobs
-
-        return RayJobs(flag_values.jobs)
-    return LocalJobs(flag_values.jobs or num_cores())
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        specification = open_specification(
+            directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
+        )
+        with processes(flag_values) as jobs:
+            Population(directory, specification, jobs, signals, log).run()
+        if signals.number is None:
+            log(f"written: {directory / CSV}; {directory / BEST} is the best member of the last generation")
+        return status_after(signals)

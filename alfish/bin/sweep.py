@@ -21,26 +21,21 @@ its machines must see --root_dir under the same path.
 At the end, root_dir has trials.csv, and trials.png with the value against each parameter and the curves of all trials.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from alfish.bin import shared_flags, show
+from alfish.bin.group_flags import define_group, log, processes, status_after
 from alfish.configuration.directory import run_directory
 from alfish.errors import UsageError
 
 if TYPE_CHECKING:
-    from alfish.sweeps.jobs import Jobs
     from alfish.sweeps.specification import Specification
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
-flags.DEFINE_multi_string(
-    "gin_param", [], "One binding of all runs, as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
-)
-flags.DEFINE_string("root_dir", None, "Directory of the sweep; created if needed.", flag_values=FLAGS)
+define_group(FLAGS, "sweep")
 flags.DEFINE_multi_string(
     "search", [], "A parameter and its values, as 'PPO.gamma=grid(0.98, 0.99)'; repeatable.", flag_values=FLAGS
 )
@@ -56,18 +51,6 @@ flags.DEFINE_integer(
     "last", None, "Number of last evaluations that a value is the mean of; default: 1.", 1, flag_values=FLAGS
 )
 flags.DEFINE_boolean("prune", None, "Stop runs that are worse than the median of others.", flag_values=FLAGS)
-flags.DEFINE_integer(
-    "jobs",
-    None,
-    "Number of runs at the same time; default: one for each core, of the cluster with --ray.",
-    1,
-    flag_values=FLAGS,
-)
-flags.DEFINE_boolean("ray", False, "Train the runs on a cluster of Ray.", flag_values=FLAGS)
-flags.DEFINE_float(
-    "cpus_per_run", 1.0, "With --ray: processor cores that are reserved for each run.", 1e-3, flag_values=FLAGS
-)
-flags.DEFINE_float("gpus_per_run", 0.0, "With --ray: GPUs, or a fraction of one, for each run.", 0.0, flag_values=FLAGS)
 flags.DEFINE_boolean(
     "show", False, "Show table and picture of the sweep as it is, and start nothing.", flag_values=FLAGS
 )
@@ -90,7 +73,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 def _sweep(directory: Path, flag_values: flags.FlagValues) -> int:
     """Runs a sweep, and returns the exit status."""
-    from alfish.runs.stop_signals import StopSignals, exit_status
+    from alfish.runs.stop_signals import StopSignals
     from alfish.sweeps.base import locked
     from alfish.sweeps.specification import open_specification
     from alfish.sweeps.sweep import Sweep
@@ -100,28 +83,11 @@ def _sweep(directory: Path, flag_values: flags.FlagValues) -> int:
         specification = open_specification(
             directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
         )
-        jobs = _jobs(flag_values)
-        try:
-            Sweep(directory, specification, jobs, signals, _log).run()
-        finally:
-            if jobs.running:
-                _log(f"{len(jobs.running)} runs save a checkpoint and end; Ctrl-C ends them at once")
-            jobs.close()
-        if signals.number is not None:
-            _log(f"{signals.name}: stopped; the same command continues")
-            return exit_status(signals.number)
-        _show(directory, specification)
-        return 0
-
-
-def _jobs(flag_values: flags.FlagValues) -> "Jobs":
-    from alfish.sweeps.jobs import LocalJobs, num_cores
-
-    if flag_values.ray:
-        from alfish.sweeps.ray_jobs import RayJobs
-
-        return RayJobs(flag_values.jobs, flag_values.cpus_per_run, flag_values.gpus_per_run)
-    return LocalJobs(flag_values.jobs or num_cores())
+        with processes(flag_values) as jobs:
+            Sweep(directory, specification, jobs, signals, log).run()
+        if signals.number is None:
+            _show(directory, specification)
+        return status_after(signals)
 
 
 def _show(directory: Path, specification: "Specification") -> None:
@@ -138,9 +104,5 @@ def _show(directory: Path, specification: "Specification") -> None:
         write_picture(directory, specification, trials)
         written.append(str(directory / PICTURE))
     except UsageError as error:  # matplotlib is missing: the table is there all the same
-        _log(str(error))
+        log(str(error))
     show(f"written: {' and '.join(written)}")
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

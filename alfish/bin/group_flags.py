@@ -1,0 +1,62 @@
+"""Flags of commands that train a group of runs, and the processes of these runs."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from alfish.runs.stop_signals import StopSignals, exit_status
+
+if TYPE_CHECKING:
+    from alfish.sweeps.jobs import Jobs
+
+
+def define_group(flag_values: flags.FlagValues, group: str) -> None:
+    """Defines the flags that all of these commands have; `group` is the noun of the command."""
+    words = "Gin file; repeatable, later files override earlier ones."
+    flags.DEFINE_multi_string("gin_file", [], words, flag_values=flag_values)
+    words = "One binding of all runs, as 'PPO.gamma=0.98'; repeatable, overrides files."
+    flags.DEFINE_multi_string("gin_param", [], words, flag_values=flag_values)
+    flags.DEFINE_string("root_dir", None, f"Directory of the {group}; created if needed.", flag_values=flag_values)
+    words = "Number of runs at the same time; default: one for each core, of the cluster with --ray."
+    flags.DEFINE_integer("jobs", None, words, 1, flag_values=flag_values)
+    flags.DEFINE_boolean("ray", False, "Train the runs on a cluster of Ray.", flag_values=flag_values)
+    words = "With --ray: processor cores that are reserved for each run."
+    flags.DEFINE_float("cpus_per_run", 1.0, words, 1e-3, flag_values=flag_values)
+    words = "With --ray: GPUs, or a fraction of one, for each run."
+    flags.DEFINE_float("gpus_per_run", 0.0, words, 0.0, flag_values=flag_values)
+
+
+@contextlib.contextmanager
+def processes(flag_values: flags.FlagValues) -> Iterator["Jobs"]:
+    """Yields the processes of the runs; at the end, those that still run save a checkpoint and end."""
+    from alfish.sweeps.jobs import LocalJobs, num_cores
+
+    jobs: Jobs
+    if flag_values.ray:
+        from alfish.sweeps.ray_jobs import RayJobs
+
+        jobs = RayJobs(flag_values.jobs, flag_values.cpus_per_run, flag_values.gpus_per_run)
+    else:
+        jobs = LocalJobs(flag_values.jobs or num_cores())
+    try:
+        yield jobs
+    finally:
+        if jobs.running:
+            log(f"{len(jobs.running)} runs save a checkpoint and end; Ctrl-C ends them at once")
+        jobs.close()
+
+
+def status_after(signals: StopSignals) -> int:
+    """Returns the exit status of a command that ends now, and says so if a signal has stopped it."""
+    if signals.number is None:
+        return 0
+    log(f"{signals.name}: stopped; the same command continues")
+    return exit_status(signals.number)
+
+
+def log(line: str) -> None:
+    """Prints a line about the group of runs."""
+    print(line, file=sys.stderr, flush=True)
