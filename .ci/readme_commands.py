@@ -45,7 +45,7 @@ REPLACED = {
 def commands(text: str) -> list[str]:
     """The commands of a page's shell blocks: indented by four spaces, or between ```sh and ```."""
     found, fence = [], None
-    for line in text.splitlines():
+    for line in re.sub(r"\s*\\\n\s*", " ", text).splitlines():  # a command may continue on the next line
         if line.startswith("```"):
             fence = None if fence is not None else line[3:].strip()
         elif fence == "sh" or (fence is None and line.startswith("    ")):
