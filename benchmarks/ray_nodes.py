@@ -89,8 +89,10 @@ class Nodes:
 
     def close(self) -> None:
         """Ends all processes."""
+        import ray
         from ray.exceptions import RaySystemError, RpcError
 
+        ray.shutdown()  # after an error this process may still be connected
         with contextlib.suppress(RaySystemError, RpcError):  # the GCS may end before it has answered
             self._cluster.shutdown()
         for pid in self.processes():

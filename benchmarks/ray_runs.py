@@ -107,6 +107,7 @@ def soak(
     seconds: float,
     num_workers: int = 6,
     settle: float = 0.0,
+    enough: Callable[[Chaos], bool] = lambda breaking: False,
     log: Callable[[str], None] = print,
     **chaos: Any,
 ) -> tuple[int, Chaos]:
@@ -117,6 +118,7 @@ def soak(
       seconds: in which something is broken.
       num_workers: workers, each with two environments.
       settle: seconds afterwards.
+      enough: ends the run earlier.
       log: receives the lines of the run.
       chaos: arguments of `Chaos`.
 
@@ -136,7 +138,7 @@ def soak(
     rows, num_seen = StampedRows(2 * num_workers), 0
     breaking = None
     try:
-        while breaking is None or time.monotonic() < breaking.until + settle:
+        while breaking is None or (time.monotonic() < breaking.until + settle and not enough(breaking)):
             new = rows.add(nest.tensors(unroller.unroll()).time_step)
             unroller.publish()
             num_seen += len(new)
@@ -219,6 +221,7 @@ def score(nodes: Nodes, seconds: float) -> tuple[float, int, Chaos]:
     with (
         tempfile.TemporaryDirectory() as directory,
         configured_run(Path(directory), files, bindings, "stop") as trainer,
+        contextlib.closing(trainer),
         contextlib.closing(trainer.evaluator(20)) as evaluator,
     ):
         trainer.unroller.log = lambda text: None
