@@ -167,7 +167,7 @@ def test_each_opens_with_a_comment_names_its_source_and_is_used():
         assert path in TASKS + ADDITIONS + ON_A_CLUSTER or is_included, path.name
 
 
-def test_there_are_some():
+def test_the_shipped_tasks_are_found():
     assert {"ppo_cartpole", "a2c_cartpole", "appo_cartpole"} <= set(names(TASKS)) and alfish.__file__
 
 

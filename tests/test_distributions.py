@@ -84,7 +84,7 @@ def test_no_action_is_likelier_than_the_mode(kind):
 
 
 @pytest.mark.parametrize("kind", ["categorical", "multi_categorical", "bernoulli"])
-def test_actions_come_as_often_as_their_probability_says(kind):
+def test_actions_are_as_frequent_as_probable(kind):
     torch.manual_seed(0)
     distribution, _ = _pair(kind, ())
     draws = 40_000

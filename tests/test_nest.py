@@ -42,7 +42,7 @@ def test_paths_name_the_leaves_in_the_order_of_leaves():
     assert nest.paths(None) == []
 
 
-def test_leaves_of_tuples_are_those_that_optree_finds():
+def test_leaves_of_tuples_equal_those_of_optree():
     a, b, c, d = (torch.tensor(i) for i in range(4))
     nests = [
         a,

@@ -150,7 +150,7 @@ def test_an_action_of_the_environment_comes_back_unchanged(name):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_what_a_policy_samples_is_an_action_of_the_environment(name):
+def test_sampled_actions_are_in_the_action_space(name):
     space = ACTIONS[name]
     generator = np.random.default_rng(0)
 
@@ -408,6 +408,6 @@ def test_a_space_without_content_is_refused(space, words):
         ([0, 1], spaces.MultiBinary(2), None),
     ],
 )
-def test_what_is_outside_its_space_is_named(value, space, words):
+def test_values_outside_their_space_are_named(value, space, words):
     value = np.asarray(value, getattr(value, "dtype", space.dtype)) if isinstance(value, list) else value
     assert specs.outside(value, space, "x") == words

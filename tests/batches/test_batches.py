@@ -72,7 +72,7 @@ def test_leaves_stay_together():
         assert torch.equal(experience.action.float(), experience.time_step.observation["a"][..., 1])
 
 
-def test_rows_are_shuffled_anew_each_epoch():
+def test_rows_are_shuffled_in_each_epoch():
     torch.manual_seed(0)
     first, second = _minibatches(EpochBatches(2), _experience(30, 4))
     assert not torch.equal(first.experience.action, second.experience.action)

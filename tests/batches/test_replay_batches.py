@@ -151,7 +151,7 @@ def test_how_updates_are_chunked_does_not_change_what_is_trained(tmp_path):
 
 @pytest.mark.parametrize("for_graph", [False, True])
 @pytest.mark.parametrize(("max_chunk_size", "sizes"), [(1, [1] * 12), (5, [5, 5, 2]), (64, [12])])
-def test_a_chunk_is_at_most_so_many_updates(tmp_path, max_chunk_size, sizes, for_graph):
+def test_a_chunk_has_at_most_its_maximum_of_updates(tmp_path, max_chunk_size, sizes, for_graph):
     trainer = make(tmp_path, replay={"max_chunk_size": max_chunk_size}, num_env_steps=10)
     list(run(trainer))
     chunks = list(trainer.batches.chunks(22, for_graph))

@@ -261,7 +261,7 @@ def test_what_is_written_between_products_becomes_bfloat16_again():
     torch.testing.assert_close(after, 2 * before)
 
 
-def test_products_with_factors_and_of_float64_are_left_alone():
+def test_products_with_factors_and_of_float64_are_not_rewritten():
     a, b, bias = square()
     targets, _ = graph_of(lambda given: torch.addmm(given[2], given[0], given[1], beta=2), (a, b, bias), "bfloat16")
     assert not count(targets, "_to_copy", OWN, OWN_LOW)

@@ -336,7 +336,7 @@ def test_one_tensor_in_two_places_is_two_arguments():
     assert program([np.full(3, 5, np.float32), np.full(3, 2, np.float32)]).tolist() == [3, 3, 3]
 
 
-def test_it_says_which_arguments_it_reads():
+def test_the_program_lists_the_arguments_that_it_reads():
     program = NumpyProgram(lambda given: given["c"] + given["a"], {"a": f32(2), "b": f32(3), "c": f32(2)})
     assert program.used == [0, 2]
     assert program([np.ones(2, np.float32), np.full(2, 2, np.float32)]).tolist() == [3, 3]
@@ -407,7 +407,7 @@ CONSTANTS = {
 }  # fmt: skip
 
 
-def test_what_is_made_of_pythons_data_is_a_constant():
+def test_tensors_made_from_python_data_are_constants():
     for name, function in CONSTANTS.items():
         with table_row(name):
             assert_same(function, f32(2, 3), then=(f32(2, 3),))
@@ -592,7 +592,7 @@ def test_what_changes_seldom_is_cast_to_be_compared_where_it_changes(monkeypatch
     assert program([np.array([0.25, 0.5, 0.75], np.float32)]).tolist() == [True, False, False]
 
 
-def test_numpy_warns_of_what_others_do_as_before():
+def test_numpys_warnings_elsewhere_are_unchanged():
     program = NumpyProgram(lambda x: x.log(), f32(3))
     program([np.zeros(3, np.float32)])
     with pytest.warns(RuntimeWarning, match="divide by zero"):

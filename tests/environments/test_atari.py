@@ -87,7 +87,7 @@ def times(rows):
     return " ".join(f"{'|' if row.first else ''}{row.time:g}" for row in rows if row.game == 1)
 
 
-def test_an_episode_ends_with_each_life_and_the_game_goes_on():
+def test_an_episode_ends_with_each_life_and_the_game_continues():
     rows = play(EpisodicLife(Game()), 14)
     assert times(rows) == "|0 1 2 3 |3 4 5 |5 6 7 8 9"
     assert [row.time for row in rows if row.terminated] == [3, 5, 9]
@@ -152,7 +152,7 @@ def test_a_press_scores_for_the_step_that_it_belongs_to():
     assert [row.reward for row in rows] == [0, 2, 2, 1, 1, 2, 1, 1]  # the first step has that of the reset
 
 
-def test_a_game_without_fire_is_left_alone():
+def test_a_game_without_fire_is_not_changed():
     game = Game(meanings=("NOOP", "UP", "LEFT"))
     rows = play(FireOnReset(game), 9)
     assert times(rows) == "|0 1 2 3 4 5 6 7 8 9" and "FIRE" not in game.pressed

@@ -349,7 +349,7 @@ def test_the_name_and_the_time_limit_of_a_task_are_known(monkeypatch):
     del gymnasium.registry["Frames-v0"]
 
 
-def test_what_makes_no_environment_is_named():
+def test_a_factory_that_makes_no_environment_is_named():
     with pytest.raises(UsageError, match="env_id: getcwd makes a str, no gymnasium.Env"):
         make_environment(os.getcwd)
     words = "wrappers: TimeLimit cannot be called with an environment and .*: .* required positional argument: 'max_ep"
@@ -403,12 +403,12 @@ WRAPPERS = [
 
 
 @pytest.mark.parametrize(("wrappers", "words"), WRAPPERS)
-def test_what_is_no_wrapper_is_named(wrappers, words):
+def test_a_wrapper_that_is_none_is_named(wrappers, words):
     with pytest.raises(UsageError, match=words):
         make_environment(Stamped, wrappers=wrappers)
 
 
-def test_what_gymnasium_refuses_to_build_is_one_sentence():
+def test_an_environment_that_gymnasium_refuses_is_one_sentence():
     with pytest.raises(UsageError, match="env_kwargs is {1: 2}; its keys are names of arguments, in quotes"):
         make_environment("CartPole-v1", env_kwargs={1: 2})
 

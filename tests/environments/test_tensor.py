@@ -190,7 +190,7 @@ class Stateless(VectorEnv):
         self.single_action_space = inner.single_action_space
 
 
-def test_without_a_state_to_save_every_episode_starts_anew():
+def test_without_a_saved_state_every_episode_starts_again():
     environment = TensorEnvironment(Stateless(2), seed=1)
     row = environment.reset()
     environment.step(push(row))

@@ -60,7 +60,7 @@ def test_recall_shows_the_cue_once_and_rewards_its_name_at_the_end_alone(num_cue
     assert set(seen) == set(range(num_cues))
 
 
-def test_recall_refuses_what_it_cannot_be():
+def test_recall_refuses_impossible_settings():
     for settings in ((1, 8), (4, -1)):
         with pytest.raises(
             UsageError, match="Recall.(num_cues is 1|delay is -1); it must be a whole number of at least"
@@ -96,7 +96,7 @@ def test_bit_flip_starts_anywhere_and_wants_anything_else():
 
 
 @pytest.mark.parametrize("num_bits", [1, 4])
-def test_what_bit_flips_goals_mean_is_what_it_does(num_bits):
+def test_bit_flips_reward_function_gives_the_rewards_of_its_steps(num_bits):
     env, found = BitFlip(num_bits), []
     env.action_space.seed(0)
     env.reset(seed=0)
@@ -121,7 +121,7 @@ def test_what_bit_flip_has_shown_does_not_change():
 
 
 @pytest.mark.parametrize("num_bits", [0, 63])
-def test_bit_flip_refuses_what_it_cannot_draw(num_bits):
+def test_bit_flip_refuses_impossible_settings(num_bits):
     with pytest.raises(UsageError, match=f"num_bits is {num_bits}"):
         BitFlip(num_bits)
 
@@ -151,7 +151,7 @@ def test_stamped_stamps_are_exact_in_float32():
 
 
 @pytest.mark.parametrize("truncates", [True, False])
-def test_stamped_ends_as_it_was_told(truncates):
+def test_stamped_ends_as_configured(truncates):
     env = Stamped((1,), truncates)
     env.reset(seed=0)
     _, _, terminated, truncated, _ = env.step(0)
@@ -228,7 +228,7 @@ def test_point_mass_moves_by_half_its_push():
     assert not terminated.any() and not truncated.any()
 
 
-def test_point_mass_returns_what_it_promises():
+def test_point_mass_has_the_returns_of_its_docstring():
     def average(act, length=20):
         env = TensorPointMass(4000, length)
         observation, _ = env.reset(seed=0)

@@ -250,7 +250,7 @@ def really(request):
         request.getfixturevalue("interpreted")
 
 
-def test_sac_is_compiled_to_what_it_was(really, caplog):
+def test_compiled_sac_equals_plain_sac(really, caplog):
     """Three groups, random numbers, importance weights, clipping, schedules, a batch that is not finite."""
     iterations = [chunks_of("sac box", 4, seed=k, weighted=True) for k in range(5)]
     iterations[2][0].source.experience.time_step.reward[:, 30] = math.nan  # in the third update of the third iteration
@@ -362,7 +362,7 @@ def test_layer_norm_and_targets_that_wait_are_no_obstacle(interpreted):
 
 
 @pytest.mark.parametrize("name", [pytest.param("sac both", marks=slow), "td3"])
-def test_a_resumed_learner_goes_on_with_equal_bits(name, interpreted):
+def test_a_resumed_learner_continues_with_equal_bits(name, interpreted):
     iterations = [chunks_of(name, 2, seed=k) for k in range(5)]
     settings = {"optimizer": ADAM, "learning_rate": 1e-2, "compile": True}
 
@@ -532,7 +532,7 @@ def test_which_updates_are_compared():
     assert [count for count in range(70) if is_checked(count)] == [*range(9), 16, 32, 64]
 
 
-def test_what_is_not_finite_is_skipped_and_ends_the_run(interpreted, caplog):
+def test_updates_that_are_not_finite_are_skipped_and_finally_end_the_run(interpreted, caplog):
     plain, made = regress(poison={2, 3, 7}, num_updates=9)
     assert made[1]._compiled is not None and warnings_in(caplog) == []
     assert_alike(plain, made)
@@ -551,7 +551,7 @@ def test_what_is_not_finite_is_skipped_and_ends_the_run(interpreted, caplog):
 
 
 @pytest.mark.parametrize("period", [2, 3, 5])
-def test_a_count_that_nobody_told_of_is_noticed(period, caplog, interpreted):
+def test_an_undeclared_counter_is_detected(period, caplog, interpreted):
     def hook(self, loss, experience):
         return loss * (3.0 if self.count % period == period - 1 else 1.0)
 
@@ -666,7 +666,7 @@ def test_moving_statistics_move_once_an_update(interpreted, caplog):
     assert made[0].norm.num_batches_tracked == 12 and made[0].norm.running_mean.abs() > 0.01
 
 
-def test_what_is_compiled_takes_no_gradients(interpreted):
+def test_compiled_functions_take_no_gradients(interpreted):
     weight = torch.ones(3, 3, requires_grad=True)
     function = CompiledFunction(lambda given: given[0] @ given[1], (weight, torch.ones(3, 2)))
     assert not function((weight, torch.ones(3, 2))).requires_grad
@@ -952,7 +952,7 @@ def test_sizes_are_fixed_in_a_graph(monkeypatch):
 @slow
 @pytest.mark.skipif(not matmul.suits_products(), reason="products are torch's here")
 @pytest.mark.parametrize(("precision", "num_stored"), [("float32", 2), ("bfloat16", 5)])
-def test_what_products_take_is_stored_once(precision, num_stored, monkeypatch):
+def test_operands_of_products_are_stored_once(precision, num_stored, monkeypatch):
     """However it is turned: `x` and its logarithm; in bfloat16 `w`, `a` and `b`, too."""
     from torch._inductor import config
     from torch._inductor.utils import run_and_get_cpp_code
@@ -974,7 +974,7 @@ def test_what_products_take_is_stored_once(precision, num_stored, monkeypatch):
 
 
 @slow
-def test_a_function_writes_what_it_writes_and_draws_what_it_draws():
+def test_a_compiled_function_has_the_writes_and_draws_of_the_plain_one():
     def function(given):
         given["x"].add_(given["y"]).mul_(2)
         return {"noise": torch.randn(3), "none": None, "sum": (given["x"].sum(),)}
@@ -990,7 +990,7 @@ def test_a_function_writes_what_it_writes_and_draws_what_it_draws():
     assert found["none"] is None and x.tolist() == [2, 4, 6] and found["sum"][0] == 12 and y.tolist() == [0, 1, 2]
 
 
-def test_what_cannot_be_traced_names_its_line():
+def test_a_function_that_cannot_be_traced_is_reported_with_its_line():
     def function(x):
         if x.sum() > 0:
             return x
@@ -1198,7 +1198,7 @@ def test_a_recording_that_does_something_else_ends_the_run(recording, interprete
     assert learner.updates == CALLS_BEFORE_RECORDING
 
 
-def test_what_cannot_be_recorded_says_what_to_set():
+def test_the_message_about_an_unrecordable_function_names_the_setting():
     """Here because there is no GPU, or because the function looks at a value."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.ones(2, device=device)

@@ -98,7 +98,7 @@ def test_an_update_that_is_not_kept_changes_no_parameter_and_no_moment(name):
 
 @pytest.mark.parametrize("begun", [0, 5])
 @pytest.mark.parametrize("name", OURS)
-def test_training_goes_on_after_an_update_that_was_not_kept(name, begun):
+def test_training_continues_after_a_skipped_update(name, begun):
     flats = _parameters(4)
     optimizer = FACTORIES[name][0](flats)
     _train(optimizer, flats, begun)

@@ -135,7 +135,7 @@ def test_infos_without_masks_are_of_all_environments():
     assert (results["env_info/x"], results["env_info/nested.y"], results["env_info/x/n"]) == (2, 0.5, 2)
 
 
-def test_what_is_no_number_never_raises():
+def test_values_that_are_not_numbers_never_raise():
     info = {
         "text": np.array(["a", "b"]),
         "objects": np.array([object(), {"x": 1}], object),

@@ -94,7 +94,7 @@ def test_layer_norm_normalises_the_features_of_every_hidden_layer():
         assert unchanged == layer_norm
 
 
-def test_dropout_acts_in_training_only_and_on_each_critic_alone():
+def test_dropout_is_active_only_in_training_and_independent_for_each_critic():
     critic = make(dropout=0.5)
     assert sum(isinstance(layer, nn.Dropout) for layer in critic.body) == 2
     observation, action = inputs(5)

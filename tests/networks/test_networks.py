@@ -127,7 +127,7 @@ def test_channels_first_and_last_are_the_same_image(cnn):
     torch.testing.assert_close(last(images), first(images.movedim(-1, -3)))
 
 
-def test_what_is_an_image():
+def test_a_leaf_is_an_image_by_its_shape_and_dtype():
     assert is_image(spaces.Box(0, 255, (84, 84, 4), np.uint8))
     assert is_image(spaces.Box(0, 255, (10, 10, 3), np.uint8))
     assert is_image(spaces.Box(-1, 1, (3, 64, 48), np.float32))
@@ -234,7 +234,7 @@ def test_the_first_policy_is_close_to_uniform_or_to_mean_zero(name):
     assert max(size for part in parts for size in far_from_even(part)) > 0.5
 
 
-def test_the_deviation_is_learned_and_starts_where_it_is_told():
+def test_the_standard_deviation_is_learned_from_its_initial_value():
     head = PolicyHead(3, spaces.Box(-1, 1, (2,), np.float32), initial_log_std=-0.5)
     policy = head(torch.randn(4, 3))
     assert policy.log_std.tolist() == [[-0.5, -0.5]] * 4
@@ -295,7 +295,7 @@ def test_the_last_layers_are_small_for_the_policy_and_one_for_the_value():
         ({"layers": ()}, []),
     ],
 )
-def test_an_mlp_is_made_of_what_it_was_told(settings, kinds):
+def test_an_mlp_has_the_layers_of_its_arguments(settings, kinds):
     mlp = MLP(3, **settings)
     assert [type(module) for module in mlp] == kinds
     size = settings["layers"][-1] if settings["layers"] else 3

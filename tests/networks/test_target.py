@@ -131,7 +131,7 @@ def test_its_parameters_are_one_vector_and_follow_one():
     assert vector_of(list(online.parameters())[::2]) is None and vector_of([]) is None
 
 
-def test_following_leaves_the_online_network_alone():
+def test_updating_the_target_does_not_change_the_online_network():
     online = Scaled(2)
     target = TargetNetwork(online, rate=0.5)
     moved(online, 6)
@@ -141,7 +141,7 @@ def test_following_leaves_the_online_network_alone():
     assert values(target)[:2] == [4, 4]
 
 
-def test_no_gradient_reaches_it_and_none_goes_through_follow():
+def test_targets_have_no_gradient_and_pass_none_on():
     online = Scaled(2)
     target = TargetNetwork(online, rate=0.5)
     assert not any(parameter.requires_grad for parameter in target.parameters())

@@ -430,7 +430,7 @@ def test_a_pickle_that_is_no_replay_buffer_is_named(tmp_path, content):
 
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_a_pickle_cut_in_half_says_so(tmp_path, buffer_class, protocol):
+def test_half_a_pickle_is_reported(tmp_path, buffer_class, protocol):
     name = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60), protocol)
     content = (tmp_path / "b.pkl").read_bytes()
     for share in (0.5, 0.95):

@@ -227,7 +227,7 @@ def warnings_of(episodes, of=SPACES):
     return validate(episodes, of=of)[1].sentences("warning", 9)
 
 
-def test_a_good_set_has_nothing_to_say():
+def test_a_good_data_set_has_an_empty_report():
     _, report = validate(record())
     assert [report.found(level) for level in ("error", "mended", "warning")] == [{}, {}, {}]
 
@@ -238,7 +238,7 @@ def test_actions_at_a_bound_are_counted():
     assert warnings_of(record(continuous=True), BOX_SPACES) == ""
 
 
-def test_what_never_changes_is_said():
+def test_leaves_that_never_change_are_reported():
     episodes = record(continuous=True)
     for episode in episodes:
         episode.actions[:, 1] = 0.5

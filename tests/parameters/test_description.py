@@ -149,7 +149,7 @@ def test_plain_values_and_nested_names_come_back():
     assert gin.query_parameter("environment/make_environment.env_id").configurable.wrapped is Mine.Inner
 
 
-def test_what_gin_binds_is_described_as_it_is_bound():
+def test_bindings_of_gin_are_described_as_they_were_written():
     gin.parse_config("Trainer.seed = 3\nmine/PPO.gamma = 0.25\nTrainer.algorithm = @mine/PPO")
     text = description.as_gin({"seed": 3, "algorithm": PPO, "num_threads": 2})
     gin.clear_config()

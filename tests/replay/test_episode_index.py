@@ -145,7 +145,7 @@ def test_a_return_is_discounted_from_its_row_to_the_end_and_is_0_there():
     assert return_to_go(buffer, 0, 1, 2, 3) == [4.5, 5.0, 4.0, 0.0]  # 2 + (3 + 4 / 2) / 2
 
 
-def test_a_truncated_episode_earns_what_it_did_before_it_was():
+def test_the_return_of_a_truncated_episode_is_of_its_rows():
     buffer = ring_of([(FIRST, 0, 1), (MID, 2, 1), (LAST, 4, 1)])
     assert return_to_go(buffer, 0, 1, 2) == [4.0, 4.0, 0.0]
 
@@ -155,7 +155,7 @@ def test_the_environments_discount_counts_too():
     assert return_to_go(buffer, 0, 1, 2, 3) == [2.0, 7.0, 4.0, 0.0]
 
 
-def test_what_an_episode_under_way_will_earn_is_not_known():
+def test_the_return_of_an_unfinished_episode_is_nan():
     buffer = ring_of([(FIRST, 0, 1), (MID, 2, 1)], [(MID, 3, 1)])
     assert all(math.isnan(value) for value in return_to_go(buffer, 0, 1, 2)) and episode_end(buffer, 0, 2) == [2, 2]
     buffer.push(unroll_of([[(LAST, 4, 0)]]))
@@ -252,7 +252,7 @@ def test_a_ring_that_loads_another_forgets_its_own_episodes(saved):
 
 
 @pytest.mark.parametrize(("name", "value"), [("_end", 3), ("_start", 9), ("_return_to_go", 0.5)])
-def test_check_valid_finds_what_is_wrong(name, value):
+def test_check_valid_finds_damage(name, value):
     buffer = ring_of([(FIRST, 0, 1), (MID, 2, 1), (MID, 3, 1)], [(LAST, 4, 0), (FIRST, 0, 1)])
     buffer.check_valid()
     getattr(buffer._episodes, name)[4] = value

@@ -288,7 +288,7 @@ def test_rows_of_the_episode_after_are_left():
 
 
 @pytest.mark.parametrize("wanted", [3, 9])
-def test_what_ended_the_episode_was_its_goal_or_was_not(wanted):
+def test_relabelled_goals_change_which_rows_terminate(wanted):
     """The last row reached the old goal (3) and terminated; or it fell (9)."""
     torch.manual_seed(0)
     buffer = ring_of([0, 1, 3], wanted, [1, 1, 0])
@@ -627,7 +627,7 @@ def test_terminations_come_from_the_environment_by_name():
         ),
     ],
 )
-def test_what_the_environment_lacks_is_said_in_a_sentence(make, settings, sentence):
+def test_a_missing_method_of_the_environment_is_one_sentence(make, settings, sentence):
     with pytest.raises(UsageError) as error:
         if make is Scalar:
             named(make_environment(make, num_envs=2), **settings)

@@ -406,7 +406,7 @@ def test_clear_does_not_let_a_row_before_it_start_a_window():
 
 
 @pytest.mark.parametrize("counts", [[7, 7, 7], [9, 2, 5], [30, 30, 30], [30, 0, 17]])
-def test_a_saved_ring_comes_back_bit_for_bit_and_goes_on_alike(counts):
+def test_a_restored_ring_equals_the_saved_one_and_continues_alike(counts):
     columns = Columns(3)
     buffer = RingBuffer(60, 3)
     for _ in range(2):
@@ -433,7 +433,7 @@ def test_an_empty_ring_can_be_saved():
     other.check_valid()
 
 
-def test_what_is_saved_holds_only_the_rows_that_are_there():
+def test_a_saved_ring_holds_only_existing_rows():
     buffer = RingBuffer(30_000, 1)
     buffer.push(Columns(1).unroll([20]))
     file = io.BytesIO()
@@ -547,7 +547,7 @@ PUSHES = {
 
 
 @pytest.mark.parametrize("kind", PUSHES)
-def test_rows_that_numpy_does_not_know_are_kept_beside_the_others(kind):
+def test_rows_of_dtypes_without_numpy_are_stored_with_the_others(kind):
     columns, buffer = Columns(3), RingBuffer(3 * 12, 3)
     for counts in PUSHES[kind]:
         buffer.push(with_low(columns.unroll(counts)))
@@ -614,7 +614,7 @@ def test_windows_are_copies_of_the_rows():
     assert all(torch.equal(a, b) for a, b in zip(nest.leaves(before), nest.leaves(after)))
 
 
-def test_what_was_pushed_may_be_written_afterwards():
+def test_rows_may_be_overwritten_after_they_were_pushed():
     columns, buffer = Columns(2), RingBuffer(40, 2)
     unroll = with_low(columns.unroll([15, 15]))
     buffer.push(unroll)

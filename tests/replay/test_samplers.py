@@ -132,7 +132,7 @@ def test_a_draw_is_of_starts_and_repeats_with_its_seed(make):
     assert recording.ring.windows(window, 4).mask.shape == (3, 50)
 
 
-def test_before_there_are_rows_a_draw_says_so_and_later_it_works(make):
+def test_a_draw_from_an_empty_ring_raises_and_later_draws_work(make):
     recording = Recording(2)
     sampler = bound(make(), recording.ring, 3)
     with pytest.raises(UsageError, match="no window of 3 rows yet; collect more"):
@@ -349,7 +349,7 @@ def with_priorities(recording, window_length=2, **settings):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_rows_come_as_often_as_their_priorities_say(alpha):
+def test_rows_are_as_frequent_as_their_priorities(alpha):
     """Pearson's chi-square: k - 1 degrees of freedom, so about k - 1 +- sqrt(2 (k - 1)); with strata it is far less."""
     torch.manual_seed(0)
     recording = Recording(3, 60)
@@ -493,7 +493,7 @@ def test_a_row_that_may_not_start_a_window_takes_no_priority():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.1, 1e39])
-def test_a_priority_that_is_none_is_refused_and_nothing_is_written(bad):
+def test_an_invalid_priority_is_refused_and_nothing_is_written(bad):
     recording = Recording()
     recording.push(40)
     sampler = bound(Prioritized(), recording.ring)
@@ -629,7 +629,7 @@ def test_all_transitions_of_recorded_data_come(make, window_length, recorded):
 # Uniform
 
 
-def test_uniform_draws_what_the_ring_draws():
+def test_uniform_draws_the_windows_of_the_ring():
     recording = Recording(3)
     recording.push(25)
     torch.manual_seed(3)
@@ -639,7 +639,7 @@ def test_uniform_draws_what_the_ring_draws():
     assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_a_seed_of_the_ring_means_what_it_always_has():
+def test_a_seed_gives_the_same_windows_as_in_earlier_versions():
     """Tickets of the rows of all columns, an eighth more of them than windows and four; again for what is missing."""
     recording = Recording(2)
     recording.push(30)
@@ -746,7 +746,7 @@ def test_recent_windows_start_where_a_state_is_stored():
         ({"recent_fraction": 0.5, "recent_rows": 8}, "recent_rows is 8, 2 of each of 3 .* take 3; raise it to 9"),
     ],
 )
-def test_what_makes_no_recent_windows_is_refused(settings, message):
+def test_settings_without_recent_windows_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         bound(Uniform(**settings), Recording(3).ring, 3)
 
@@ -798,7 +798,7 @@ def test_a_pass_whose_rows_are_all_gone_ends_the_pass():
     assert sorted(pairs(sampler.draw(len(starts), 0.0))) == starts
 
 
-def test_a_pass_goes_on_where_it_was_saved():
+def test_a_saved_pass_continues_at_its_position():
     torch.manual_seed(0)
     recording = Recording(2)
     recording.push(40)

@@ -15,7 +15,7 @@ def tree_of(weight):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_it_finds_what_the_running_sum_finds(size):
+def test_the_tree_finds_the_same_index_as_the_running_sum(size):
     """Whole numbers, whose sums are exact in any order."""
     rng = np.random.default_rng(size)
     weight = rng.integers(0, 4, size).astype(np.float64)
@@ -87,7 +87,7 @@ def test_a_family_found_at_its_very_end_gives_a_child_of_weight():
     assert num_more > 10
 
 
-def test_one_weight_alone_is_found_at_any_fraction():
+def test_a_single_weight_is_found_at_any_fraction():
     for size in (1, 17, 5000):
         for at in {0, size // 2, size - 1}:
             tree = SumTree(size)
@@ -96,7 +96,7 @@ def test_one_weight_alone_is_found_at_any_fraction():
 
 
 @pytest.mark.parametrize("size", [50, 4500])
-def test_numbers_come_as_often_as_their_weights_say(size):
+def test_indices_are_as_frequent_as_their_weights(size):
     """Pearson's chi-square: k - 1 degrees of freedom, so about k - 1 +- sqrt(2 (k - 1)); with strata it is far less."""
     rng = np.random.default_rng(1)
     weight = rng.random(size) + 0.1

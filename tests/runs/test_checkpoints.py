@@ -130,7 +130,7 @@ def test_with_every_file_broken_it_never_starts_from_scratch(tmp_path):
         checkpoints.load()
 
 
-def test_what_is_not_there_is_named_with_a_remedy(tmp_path):
+def test_a_missing_checkpoint_is_named_with_a_remedy(tmp_path):
     checkpoints = Checkpoints(tmp_path / "empty")
     assert checkpoints.steps() == []
     with pytest.raises(UsageError, match="no checkpoint in .*empty; check the path"):

@@ -71,14 +71,14 @@ def test_csv_drops_the_half_line_of_a_killed_writer(tmp_path, half):
     assert _lines(path) == [HEADER + ",loss", "8,7,0,0,0.0,0.8", "16,7,0,0,0.0,9.0"]
 
 
-def test_csv_starts_anew_when_even_the_header_is_half(tmp_path):
+def test_csv_starts_again_when_its_header_is_incomplete(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("ste")
     CSVWriter(path).close()
     assert _lines(path) == [HEADER]
 
 
-def test_csv_leaves_a_stranger_s_file_alone(tmp_path):
+def test_csv_does_not_change_files_of_others(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match="no table of metrics"):
@@ -120,7 +120,7 @@ def test_tensorboard_shows_values_and_counters_against_steps(tmp_path):
     assert b"Trainer.seed" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
-def test_tensorboard_forgets_what_a_resumed_run_writes_again(tmp_path):
+def test_tensorboard_drops_events_that_a_resumed_run_writes_again(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     for steps in (8, 16, 24):
         writer.scalars({"loss": 1.0}, steps, 7, 0, 0, 0.0)

@@ -177,7 +177,7 @@ def test_normalizers_are_frozen_and_rewards_raw():
     assert all(torch.equal(a, b) for a, b in zip(weights, algorithm.parameters()))
 
 
-def test_what_the_policy_sees_is_transformed():
+def test_the_policy_receives_transformed_observations():
     class Sees(Zero):
         def predict_step(self, time_step, state):
             assert time_step.observation.eq(0).all()  # (1 - mean) / deviation, with a mean of 1
@@ -342,7 +342,7 @@ def test_an_episode_without_an_end_is_cut_and_truncated(num_envs):
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
-def test_and_so_in_a_tensor_environment(mode):
+def test_episodes_of_a_tensor_environment_are_cut_too(mode):
     parts = parts_of(TensorPointMass, env_kwargs={"length": 20, "autoreset": mode})
     with contextlib.closing(make_evaluator(*parts, 3, max_length=6)) as evaluator:
         assert evaluator.evaluate(3).lengths == (6,) * 3 and evaluator.num_cut == 3

@@ -144,7 +144,7 @@ def test_a_run_resumed_with_its_replay_has_the_bits_of_one_that_never_stopped(tm
 
 
 @pytest.mark.slow
-def test_and_so_in_another_process_with_evaluations_in_between(tmp_path):
+def test_a_run_resumed_in_another_process_with_evaluations_has_equal_bits(tmp_path):
     program = """
 import sys
 sys.path[:0] = sys.argv[2:4]
@@ -425,7 +425,7 @@ def test_acting_ends_only_where_rows_are_left_to_train_on(tmp_path):
         make(tmp_path, "dqn_episode_boundary", algorithm=PPO, batches=EpochBatches, interaction_env_steps=40)
 
 
-def test_a_run_whose_replay_file_is_damaged_goes_on_without_its_rows(tmp_path, capsys):
+def test_a_run_with_a_damaged_replay_file_continues_without_its_rows(tmp_path, capsys):
     stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
     (path,) = (tmp_path / "replay").glob("*.pt")
     content = bytearray(path.read_bytes())
@@ -520,7 +520,7 @@ def test_a_summary_that_falls_on_an_iteration_without_updates_is_made_up_for(tmp
     assert sum("time/train_ms" in found for found in scalars) > trainer.clock.updates
 
 
-def test_a_budget_that_ends_before_training_begins_is_told(tmp_path, capsys):
+def test_a_budget_that_ends_before_training_begins_is_reported(tmp_path, capsys):
     for budget, told in ((20, True), (21, False)):
         trainer = make(tmp_path / str(budget), "dqn_episode_boundary", num_iterations=None, num_env_steps=budget)
         trainer.start()

@@ -159,7 +159,7 @@ class Long(OneState):
         self.action_space = spaces.Discrete(100, start=-50)
 
 
-def test_it_remembers_until_it_is_reset():
+def test_the_policy_keeps_its_state_until_it_is_reset():
     policy = policy_of(Long, Remembering)
     observation = np.ones(1, np.float32)
     assert [int(policy.act(observation)) for _ in range(3)] == [-50, -49, -48]

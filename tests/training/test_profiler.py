@@ -66,7 +66,7 @@ def test_a_profiled_run_is_the_same_run(tmp_path, profiled):
         assert torch.equal(a, b)
 
 
-def test_the_trace_is_one_that_viewers_open(tmp_path, capsys):
+def test_the_trace_has_the_format_of_trace_viewers(tmp_path, capsys):
     profile = Profile(warmup_updates=4, trace_seconds=0.01)
     train(tmp_path, [profile, Profile(warmup_updates=10**6)])  # the other one ends during its warm-up
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

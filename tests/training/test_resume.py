@@ -150,7 +150,7 @@ def test_an_evaluation_that_a_signal_kept_from_a_pause_is_made_up_for(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["saved_state", "saved_state_same_step"])
-def test_and_so_with_memory_in_mid_episode(tmp_path, name):
+def test_a_resumed_run_with_memory_has_equal_bits_in_mid_episode(tmp_path, name):
     env_id, env_kwargs, unroll_length, stop = SETTINGS[name]
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
     actor, critic = (functools.partial(torso, memory=functools.partial(kind, size=4)) for kind in (GRU, LSTM))
@@ -166,7 +166,7 @@ def test_and_so_with_memory_in_mid_episode(tmp_path, name):
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
-def test_elsewhere_a_resumed_run_goes_on_with_new_episodes(tmp_path):
+def test_without_an_environment_state_a_resumed_run_starts_new_episodes(tmp_path):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["episode_boundary"]
     cut = make(tmp_path, env_id, env_kwargs, unroll_length)
     stop_after(cut, 1)  # in mid-episode
@@ -310,7 +310,7 @@ def test_a_checkpoint_without_a_header_that_was_renamed_is_refused_by_its_own_st
         make(tmp_path, env_id, env_kwargs, unroll_length).train()
 
 
-def test_with_no_readable_checkpoint_it_never_starts_anew(tmp_path):
+def test_a_run_without_a_readable_checkpoint_never_starts_from_scratch(tmp_path):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
     stop_after(make(tmp_path, env_id, env_kwargs, unroll_length), 1)
     [path] = (tmp_path / "checkpoints").glob("*.pt")

@@ -208,7 +208,7 @@ def test_the_learner_is_told_how_many_updates_the_run_makes(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["iterations", "env steps", "updates"])
-def test_and_so_many_it_makes(tmp_path, name):
+def test_a_run_makes_the_announced_number_of_updates(tmp_path, name):
     budget, num_updates = BUDGETS[name]
     trainer = make(tmp_path, OneState, {"length": 1000}, **budget)
     trainer.train()
@@ -236,7 +236,7 @@ def test_infos_are_ignored_where_no_metric_reads_them(tmp_path, metrics, read):
 # Stopping.
 
 
-def test_a_listener_ends_a_run_and_every_listener_is_told_once(tmp_path, capsys):
+def test_a_listener_ends_a_run_and_every_listener_gets_one_final_report(tmp_path, capsys):
     before, after = Recorder(), Recorder(2, lambda trainer: (trainer.stop("solved"), trainer.stop("too late")))
     listeners = [Evaluate(1, 1), before, CheckpointSaver(0), after]
     trainer = make(tmp_path, num_iterations=50, listeners=listeners)
@@ -408,7 +408,7 @@ class Broken(Recorder):
             raise ZeroDivisionError("close")
 
 
-def test_everything_is_closed_whatever_a_listener_raises(tmp_path, monkeypatch):
+def test_all_parts_are_closed_when_a_listener_raises(tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(SyncUnroller, "close", lambda self: closed.append("unroller"))
     monkeypatch.setattr(EpochBatches, "close", lambda self: closed.append("batches"))
@@ -430,7 +430,7 @@ def test_what_was_not_started_is_not_closed(tmp_path):
     assert [listener.closed for listener in listeners] == [1, 0, 0]
 
 
-def test_what_goes_to_stderr_is_in_the_log_too(tmp_path, capsys):
+def test_lines_of_stderr_are_also_in_the_log(tmp_path, capsys):
     class Warns(Listener):
         def after_iteration(self, trainer, report):
             logging.warning("absl %d", report.iterations)
@@ -737,7 +737,7 @@ def test_the_last_evaluation_stands_at_a_budget_of_steps(tmp_path):
     assert all(bool(row["evaluation/mean_return"]) == (int(row["steps"]) in (30, 60, 75)) for row in rows)
 
 
-def test_a_run_says_first_what_it_trains(tmp_path):
+def test_the_first_line_of_a_log_names_algorithm_environment_and_budget(tmp_path):
     trainer = make(tmp_path, num_env_steps=10_000, num_envs=3)
     trainer.start()
     trainer.close()

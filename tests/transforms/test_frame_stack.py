@@ -220,7 +220,7 @@ def test_the_rows_that_come_in_are_not_changed():
     assert_equal(unroll, before)
 
 
-def test_what_it_cannot_stack_is_refused_with_its_path():
+def test_leaves_that_cannot_be_stacked_are_refused_with_their_path():
     with pytest.raises(UsageError, match="FrameStack.num_frames is 1"):
         FrameStack(LEAVES["grey"], REWARD_SPEC, 1)
     with pytest.raises(UsageError, match="observation digit is Discrete"):
