@@ -5,6 +5,7 @@
   alfish check-env --env_id=@my_package.my_module.MyEnv     # a class, or a function that makes an environment
   alfish check-env --env_id=MiniGrid-Empty-8x8-v0 --wrappers=minigrid.wrappers:ImgObsWrapper
   alfish check-env --gin_file=my_task.gin                   # the environment that its make_environment makes
+  alfish check-env --env_id=Taxi-v3 --gin_param="make_environment.action_mask = 'info:action_mask'"
 
 The command builds the environment, examines its spaces, and acts at random for some episodes. It reports observations
 outside their space, values that are not finite, resets that ignore their seed, episodes that never end, vector rewards,
@@ -135,17 +136,30 @@ def _examined(environment: Any, num_steps: int) -> Iterator[str]:
 
 
 def examine(environment: Any, num_steps: int) -> Iterator[str]:
-    """Acts at random in two environments built for evaluation, and yields each kind of fault once."""
+    """Acts at random in two environments built for evaluation, and yields each kind of fault once.
+
+    With an action mask, only allowed actions are taken.
+    """
     env, space = environment.env, environment.observation_space
+    units = specs.ActionUnits(environment.action_space)
+    masks = specs.mask_reader(environment.observation_spec, environment.action_spec)
+
+    def random_action(observation: Any) -> Any:
+        if masks is None:
+            return env.action_space.sample()
+        allowed = masks(nest.tensors(observation))
+        return units.to_environment(nest.arrays(specs.sample(environment.action_spec, env.num_envs, allowed)))
+
     observations = [nest.tensors(environment.reset([5, 6]).observation) for _ in range(2)]
     if any(not torch.isfinite(leaf.float()).all() for leaf in nest.leaves(observations[0])):
         yield "a reset returns an observation that is not finite"
     elif any(not torch.equal(a, b) for a, b in zip(*map(nest.leaves, observations))):
         yield "two resets with the same seed give different observations, so evaluations cannot be repeated"
     env.action_space.seed(0)
+    observation = nest.arrays(observations[1])
     num_ended, said_outside = 0, False
     for _ in range(num_steps):
-        observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        observation, reward, terminated, truncated, _ = env.step(random_action(observation))
         faults = (specs.outside(one, space, "observation") for one in iterate(env.observation_space, observation))
         if not said_outside and (fault := next(filter(None, faults), None)):
             said_outside = True
@@ -156,7 +170,7 @@ def examine(environment: Any, num_steps: int) -> Iterator[str]:
         done = terminated | truncated
         if done.any():
             num_ended += int(done.sum())
-            environment.reset([None, None], done)
+            observation = environment.reset([None, None], done).observation
     if not num_ended:
         yield f"no episode ended in {num_steps} random steps; without an end there are no returns to report"
 

@@ -826,6 +826,16 @@ def test_check_env_says_yes_to_a_good_environment(capsys):
     assert any(line.split() == ["A2C", "yes"] for line in words.splitlines())
 
 
+@pytest.mark.parametrize("source", ["info:action_mask", "method:action_masks"])
+def test_check_env_takes_only_actions_that_a_mask_allows(capsys, source):
+    mask = f"--gin_param=make_environment.action_mask = '{source}'"
+    arguments = ["check-env", "--gin_file=ppo_masked.gin", mask, "--num_steps=250"]
+    assert main(arguments) == 0
+    words = capsys.readouterr().out
+    assert "action_mask: ActionMask(80), observation: Discrete(80)" in words and "problem" not in words
+    assert all(any(line.split() == [name, "yes"] for line in words.splitlines()) for name in ("PPO", "DQN", "SAC"))
+
+
 BAD = """
 import gymnasium
 import numpy as np

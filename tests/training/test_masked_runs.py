@@ -1,12 +1,17 @@
 """Runs with action masks: an environment refuses forbidden actions, so each run that ends has taken none."""
 
 import functools
+import json
+import re
+from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 import torch
 
 import alfish
+from alfish.__main__ import main
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
@@ -19,9 +24,18 @@ from alfish.environments.toy import MaskedIdentity
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, QNetwork, Torso
+from alfish.offline import OfflineBuffer
+from alfish.specs import ActionMask
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.unrollers import AsyncUnroller, SyncUnroller
+
+
+@pytest.fixture(autouse=True)
+def gin_is_left_empty():
+    yield
+    gin.clear_config()
+
 
 SMALL = functools.partial(MLP, layers=(16,))
 TORSO = functools.partial(Torso, mlp=SMALL)
@@ -84,6 +98,7 @@ def test_no_run_takes_a_forbidden_action_in_warm_up_training_or_evaluation(tmp_p
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_million_steps_take_no_forbidden_action(tmp_path, name, kind):
     batches = {} if name in ON_POLICY else {"batches": functools.partial(REPLAY, updates_per_env_step=0.001)}
@@ -189,3 +204,21 @@ def test_an_algorithm_that_ignores_masks_is_stopped_at_its_first_forbidden_actio
     trainer = make(tmp_path, "A2C", 200, algorithm=Careless)
     with pytest.raises(UsageError, match="the action 0 after 0 steps of an episode is forbidden|the action . after 0"):
         trainer.train()
+
+
+def test_the_example_of_the_page_trains_and_records(tmp_path, capsys):
+    page = (Path(alfish.__file__).parent.parent / "docs" / "algorithms.md").read_text()
+    section = page.partition("## Action masks\n")[2].partition("\n## ")[0]
+    (example,) = re.findall(r"^```gin\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    (tmp_path / "example.gin").write_text(example)
+    root_dir, data = tmp_path / "run", tmp_path / "data"
+    train = ["train", f"--gin_file={tmp_path / 'example.gin'}", f"--root_dir={root_dir}"]
+    assert main([*train, "--gin_param=Trainer.num_env_steps=2500", "--gin_param=Evaluate.num_episodes=1"]) == 0
+    assert main(["evaluate", f"--root_dir={root_dir}", "--num_episodes=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mean"] > 5
+    assert main(["record", f"--root_dir={root_dir}", "--num_episodes=3", f"--output={data}", "--sample"]) == 0
+    buffer = OfflineBuffer([f"alfish:{data}"])
+    assert isinstance(buffer.spaces.observation["action_mask"], ActionMask)
+    rows = buffer.read(torch.zeros(1, dtype=torch.int64), torch.arange(100)[:, None])
+    mask, action = rows.time_step.observation["action_mask"], rows.action
+    assert mask.sum(-1).eq(20).all() and mask.gather(-1, action.unsqueeze(-1)).all()

@@ -16,6 +16,7 @@ from alfish.environments import make_environment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
 from alfish.replay import RingBuffer, SequenceIndex
+from alfish.specs import ActionMask, torch_dtype
 from alfish.transforms import FrameStack, RewardClip, Transforms
 from alfish.unrollers import SyncUnroller
 
@@ -26,12 +27,14 @@ JOIN = {  # how frames are joined by hand, oldest first
     "last": lambda frames: np.concatenate(frames, -1),
     "first": lambda frames: np.concatenate(frames, 0),
     "vector": lambda frames: np.concatenate(frames),
+    "mask": lambda frames: frames[-1],  # the mask of a row belongs to its action only
 }
 LEAVES = {
     "grey": spaces.Box(0, 255, (5, 4), np.uint8),
     "last": spaces.Box(0, 255, (6, 5, 3), np.uint8),
     "first": spaces.Box(0, 255, (2, 6, 5), np.uint8),
     "vector": spaces.Box(-9, 9, (2,), np.float32),
+    "mask": ActionMask(2),
 }
 
 
@@ -53,12 +56,13 @@ class Noise(gymnasium.Env):
 
     def _observation(self):
         draw = self.np_random.integers
-        return {
+        drawn = {
             name: draw(256, size=leaf.shape, dtype=np.uint8)
             if leaf.dtype == np.uint8
             else self.np_random.uniform(-9, 9, leaf.shape).astype(np.float32)
             for name, leaf in LEAVES.items()
         }
+        return drawn | {"mask": np.array([1, draw(2)], np.int8)}  # action 0, which is taken, is allowed
 
 
 class Watcher(RLAlgorithm):
@@ -131,7 +135,9 @@ def test_the_policy_sees_the_stack_of_every_row_whatever_the_resets_and_the_unro
         stacks = by_hand(step_type, observation, num_frames)
         assert_equal(nest.map(lambda leaf, c=column: leaf[:, c], seen), stacks)
     for name, leaf in transforms.observation_spec.items():
-        assert leaf.shape == seen[name].shape[2:] and torch.from_numpy(leaf.low).dtype == seen[name].dtype
+        assert leaf.shape == seen[name].shape[2:] and torch_dtype(leaf) == seen[name].dtype
+        if isinstance(leaf, ActionMask):
+            continue
         assert (torch.from_numpy(leaf.high) >= seen[name]).all() and (torch.from_numpy(leaf.low) <= seen[name]).all()
 
 
