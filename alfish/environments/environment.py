@@ -106,7 +106,9 @@ class Environment(abc.ABC):
         """
         if type(rows) is np.ndarray or rows is None:  # the common cases
             return rows
-        return nest.as_array(rows) if type(rows) is torch.Tensor else nest.arrays(rows)
+        if type(rows) is torch.Tensor:
+            return nest.as_array(rows)
+        return nest.arrays(rows) if rows else rows
 
     def ignore_infos(self) -> None:
         """Allows `infos` to stay empty from now on. Default: does nothing."""

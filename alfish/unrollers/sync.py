@@ -62,7 +62,7 @@ class SyncUnroller(Unroller):
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
         self._actor = PolicyRunner(algorithm, transforms, self._initial_state, numpy_policy)
-        self._policy, self._step = self._actor.__call__, environment.step  # `time` measures these
+        self._policy, self._step = self._actor.__call__, lambda action: self.environment.step(action)  # see `time`
 
     @property
     def start_state(self) -> tuple[Nest, Nest]:
@@ -340,6 +340,8 @@ def _stacked(nests: tuple[Nest, ...]) -> Nest:
     """
     if type(nests[0]) is np.ndarray and type(nests[-1]) is np.ndarray:
         return np.array(nests)
+    if nests[0] is None:
+        return None
     if type(nests[0]) in (np.ndarray, torch.Tensor):
         return torch.stack([as_tensor(leaf) for leaf in nests])
     return nest.map(lambda *leaves: _stacked(leaves), *nests)
