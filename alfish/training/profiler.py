@@ -85,6 +85,7 @@ class Profile(Listener):
 
     def start(self, run: Run) -> None:
         self._run = run
+        run.timer.start()
         run.unroller.time(run.timer)
 
     def after_iteration(self, run: Run, report: Report) -> None:
