@@ -157,7 +157,7 @@ class ReplayBatches(SequenceBatches):
             _, self._recorded = self.recorded(self._offline, self._offline_sampler, self._hindsight, environment)
 
     def rest(self) -> int:
-        return min(self._max_chunk_size, self._schedule.num_offline_due)
+        return 0 if self._offline is None else min(self._max_chunk_size, self._schedule.num_offline_due)
 
     def acts_at_random(self, env_steps: int) -> bool:
         return env_steps < self.warmup_env_steps and not self._schedule.has_offline_updates

@@ -34,6 +34,7 @@ class Agreement:
     def __init__(self, clock: Clock, signals: StopSignals):
         self._clock, self._signals = clock, signals
         self._began = 0.0
+        self._nothing = contextlib.nullcontext()
 
     def begin(self, now: float) -> None:
         """Begins to measure an iteration, at a time of `time.perf_counter`."""
@@ -45,7 +46,7 @@ class Agreement:
 
     def collecting(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context in which rows are collected."""
-        return contextlib.nullcontext()
+        return self._nothing
 
     def steps(self, own: int) -> int:
         """Returns the environment steps of all learners in this iteration."""
