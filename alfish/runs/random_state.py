@@ -45,3 +45,16 @@ def set_rng_state(state: dict[str, Any]) -> None:
         logging.warning("%d GPU generators were saved, %d GPUs are here.", len(state["cuda"]), num_gpus)
     for gpu, generator in enumerate(state["cuda"][:num_gpus]):
         torch.cuda.set_rng_state(generator.cpu(), gpu)
+
+
+def torch_state(device: torch.device) -> list[torch.Tensor]:
+    """Returns the state of torch's generators on the CPU and on a device."""
+    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_device]
+
+
+def set_torch_state(device: torch.device, states: list[torch.Tensor]) -> None:
+    """Restores the state of `torch_state`."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

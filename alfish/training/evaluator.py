@@ -12,20 +12,19 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.algorithms.acting import in_eval_mode, reset_state
+from alfish.algorithms.acting import in_eval_mode
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import UsageError
-from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.offline.episode import ends
+from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits
+from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
 from alfish.transforms import Transforms
 from alfish.unrollers.episodes import EpisodeAccumulator
 
-# Float results depend on the batch size, so the policy is always called with this number of rows, padded.
-POLICY_BATCH_SIZE = 8
 # Actions after which an episode is truncated; the longest episode of a shipped task, an Atari game, has 27,000.
 MAX_EPISODE_LENGTH = 100_000
 PROGRESS_SECONDS = 30.0  # between two lines about a long evaluation
@@ -194,14 +193,14 @@ class Evaluator:
             # Between two episodes the caller has its own random state and grad mode.
             with self._acting(seed):
                 if generators is not None:
-                    _set_generators(self._device, generators)
+                    random_state.set_torch_state(self._device, generators)
                 while k not in whole:
                     episode, time_step, _ = next(rows)
                     kept.add(nest.arrays(time_step), np.flatnonzero(episode >= 0).tolist())
                     ended = nest.as_array(time_step.step_type) == StepType.LAST
                     for lane in np.flatnonzero(ended & (episode >= 0)).tolist():
                         whole[int(episode[lane])] = _episode(int(episode[lane]), kept.take(lane), self.environment)
-                generators = _get_generators(self._device)
+                generators = random_state.torch_state(self._device)
             yield whole.pop(k)
 
     def close(self) -> None:
@@ -239,11 +238,12 @@ class Evaluator:
         length = np.zeros(num_envs, np.int64)  # of the episodes under way
         pace = _Pace(self.log, num_episodes)
         time_step = nest.tensors(environment.reset(_seeds(episode, seed)))
-        state = self._padded_initial_state(num_envs)
-        noise = {k: _seeded_generators(self._device, seed + k) for k in range(started)} if sample else None
+        policy = PaddedPolicy(self._algorithm, self._transforms, num_envs, sample)
+        for k in range(started):
+            policy.begin(k, seed + k)
         yield episode, time_step, False
         while (episode >= 0).any():
-            action, state = self._act(time_step, state, episode, noise)
+            action = policy.act(time_step, episode)
             time_step = nest.tensors(environment.step(environment.convert(action)))
             length += 1
             finished = time_step.step_type.cpu().numpy() == StepType.LAST
@@ -260,8 +260,8 @@ class Evaluator:
             for lane in np.flatnonzero(finished):
                 refill = environment.seeds_rows and started < num_episodes
                 episode[lane] = started if refill else -1
-                if refill and noise is not None:
-                    noise[started] = _seeded_generators(self._device, seed + started)
+                if refill:
+                    policy.begin(started, seed + started)
                 started += refill
             time_step = self._after_end(time_step, finished, episode, seed)
             if (episode[finished] >= 0).any():
@@ -282,49 +282,6 @@ class Evaluator:
             return nest.where(torch.from_numpy(finished), first, time_step)
         resets = nest.tensors(self.environment.take_resets())
         return time_step if resets is None else nest.where(resets[0], resets[1], time_step)
-
-    def _padded_initial_state(self, num_envs: int) -> tuple[Nest, Nest]:
-        rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
-        self._initial_state = nest.to(self._algorithm.initial_state(rows), self._device)
-        return self._initial_state, nest.to(self._transforms.initial_state(rows), self._device)
-
-    def _act(self, time_step: TimeStep, state: Nest, episode: np.ndarray, noise: Any) -> tuple[Nest, Nest]:
-        """Returns actions `[num_envs, ...]` and the state of all padded rows."""
-        num_envs = len(episode)
-        rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
-        padding = torch.arange(rows, device=time_step.step_type.device).clamp(max=num_envs - 1)
-        padded = nest.to(nest.map(lambda leaf: leaf[padding], time_step), self._device)
-        actions, states = [], []
-        for start in range(0, rows, POLICY_BATCH_SIZE):
-            block = slice(start, start + POLICY_BATCH_SIZE)
-            part, before = nest.map(lambda leaf, block=block: leaf[block], (padded, (state, self._initial_state)))
-            lanes = range(start, min(start + POLICY_BATCH_SIZE, num_envs))
-            step, after = self._act_block(part, before, [episode[lane] for lane in lanes], noise)
-            actions.append(step)
-            states.append(after)
-        action = nest.map(lambda *parts: torch.cat(parts)[:num_envs], *actions)
-        return action, nest.map(lambda *parts: torch.cat(parts), *states)
-
-    def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int], noise: Any) -> tuple[Nest, Nest]:
-        (state, transform_state), initial_state = before
-        seen, transform_state = self._transforms(time_step, transform_state)
-        state = reset_state(state, initial_state, seen.step_type)
-        if noise is None:
-            step = self._algorithm.predict_step(seen, state)
-            return step.output, (step.state, transform_state)
-        # One call for each episode, so that its noise depends on its own generator only.
-        own = []
-        for lane, k in enumerate(episodes):
-            if k >= 0:
-                _set_generators(self._device, noise[k])
-            alone = nest.map(lambda leaf, lane=lane: leaf[lane : lane + 1].expand_as(leaf), (seen, state))
-            step = self._algorithm.rollout_step(*alone)
-            if k >= 0:
-                noise[k] = _get_generators(self._device)
-            own.append(nest.map(lambda leaf: leaf[:1], (step.output, step.state)))
-        own += own[-1:] * (POLICY_BATCH_SIZE - len(own))
-        output, state = nest.map(lambda *rows: torch.cat(rows), *own)
-        return output, (state, transform_state)
 
 
 class _Pace:
@@ -373,19 +330,3 @@ def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:
 
 def _seeds(episode: np.ndarray, seed: int) -> list[int | None]:
     return [seed + int(k) if k >= 0 else None for k in episode]
-
-
-def _seeded_generators(device: torch.device, seed: int) -> list[torch.Tensor]:
-    torch.manual_seed(seed)
-    return _get_generators(device)
-
-
-def _get_generators(device: torch.device) -> list[torch.Tensor]:
-    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_device]
-
-
-def _set_generators(device: torch.device, states: list[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)

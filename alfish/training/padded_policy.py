@@ -1,0 +1,84 @@
+"""Acting with a fixed batch size, so that an action does not depend on the number of environments."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.algorithms.acting import reset_state
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import TimeStep
+from alfish.nest import Nest
+from alfish.runs import random_state
+from alfish.transforms import Transforms
+
+# Float results depend on the batch size, so the policy is always called with this number of rows, padded.
+POLICY_BATCH_SIZE = 8
+
+
+class PaddedPolicy:
+    """Acts in any number of environments by calls with `POLICY_BATCH_SIZE` rows, from the initial state on.
+
+    Args:
+      algorithm, transforms: are read only.
+      num_envs: number of environments.
+      sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
+    """
+
+    def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, sample: bool):
+        self._algorithm, self._transforms, self._sample = algorithm, transforms, sample
+        self._device = algorithm.progress.device
+        self._num_envs = num_envs
+        self._num_rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
+        self._initial_state = nest.to(algorithm.initial_state(self._num_rows), self._device)
+        # Of all padded rows: the algorithm's, and the transforms'.
+        self._state = self._initial_state, nest.to(transforms.initial_state(self._num_rows), self._device)
+        self._generators: dict[int, list[torch.Tensor]] = {}  # by episode
+
+    def begin(self, episode: int, seed: int) -> None:
+        """Seeds the generator of an episode."""
+        if self._sample:
+            torch.manual_seed(seed)
+            self._generators[episode] = random_state.torch_state(self._device)
+
+    def act(self, time_step: TimeStep, episode: np.ndarray) -> Nest:
+        """Returns actions `[num_envs, ...]`.
+
+        Args:
+          time_step: `[num_envs]`.
+          episode: `[num_envs]` index of each environment's episode, or -1.
+        """
+        padding = torch.arange(self._num_rows, device=time_step.step_type.device).clamp(max=self._num_envs - 1)
+        padded = nest.to(nest.map(lambda leaf: leaf[padding], time_step), self._device)
+        actions, states = [], []
+        for start in range(0, self._num_rows, POLICY_BATCH_SIZE):
+            block = slice(start, start + POLICY_BATCH_SIZE)
+            part, before = nest.map(lambda leaf, block=block: leaf[block], (padded, (self._state, self._initial_state)))
+            step, after = self._act_block(part, before, episode[block].tolist())
+            actions.append(step)
+            states.append(after)
+        self._state = nest.map(lambda *parts: torch.cat(parts), *states)
+        return nest.map(lambda *parts: torch.cat(parts)[: self._num_envs], *actions)
+
+    def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int]) -> tuple[Nest, Nest]:
+        """Returns actions and next states of `POLICY_BATCH_SIZE` rows, of which the first have episodes."""
+        (state, transform_state), initial_state = before
+        seen, transform_state = self._transforms(time_step, transform_state)
+        state = reset_state(state, initial_state, seen.step_type)
+        if not self._sample:
+            step = self._algorithm.predict_step(seen, state)
+            return step.output, (step.state, transform_state)
+        # One call for each episode, so that its noise depends on its own generator only.
+        own: list[Any] = []
+        for lane, k in enumerate(episodes):
+            if k >= 0:
+                random_state.set_torch_state(self._device, self._generators[k])
+            alone = nest.map(lambda leaf, lane=lane: leaf[lane : lane + 1].expand_as(leaf), (seen, state))
+            step = self._algorithm.rollout_step(*alone)
+            if k >= 0:
+                self._generators[k] = random_state.torch_state(self._device)
+            own.append(nest.map(lambda leaf: leaf[:1], (step.output, step.state)))
+        own += own[-1:] * (POLICY_BATCH_SIZE - len(own))
+        output, state = nest.map(lambda *rows: torch.cat(rows), *own)
+        return output, (state, transform_state)
