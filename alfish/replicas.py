@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alfish.errors import RunError, UsageError
+from alfish.errors import RunError, UsageError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +46,14 @@ class _Group:
         self._name = distributed.group.WORLD.group_name  # type: ignore[union-attr]
 
     def sum(self, values: "torch.Tensor") -> "torch.Tensor":
-        summed = self._operations.all_reduce(values, "sum", self._name)
-        return self._operations.wait_tensor(summed)
+        try:
+            summed = self._operations.all_reduce(values, "sum", self._name)
+            return self._operations.wait_tensor(summed)
+        except RuntimeError as error:
+            raise RunError(
+                f"learner {self.rank} cannot reach another one, which has ended or says why ({first_line(error)}); the "
+                "same command continues from the newest checkpoint"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,14 +136,16 @@ def noise_of_rows() -> Iterator[None]:
         torch.randn_like = normal
 
 
-def start(arguments: Sequence[str], size: int = NUM_LEARNERS, **popen: Any) -> list[subprocess.Popen]:
+def start(
+    arguments: Sequence[str], size: int = NUM_LEARNERS, environment: Mapping[str, str] = os.environ, **popen: Any
+) -> list[subprocess.Popen]:
     """Starts a Python command once for each of several learners, with the environment variables of torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = os.environ | {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {**environment, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
-        subprocess.Popen([sys.executable, *arguments], env=common | {"RANK": str(k), "LOCAL_RANK": str(k)}, **popen)
+        subprocess.Popen([sys.executable, *arguments], env={**common, "RANK": str(k), "LOCAL_RANK": str(k)}, **popen)
         for k in range(size)
     ]
 

@@ -4,12 +4,28 @@ Learners are processes joined by gloo, as torchrun joins them. Each takes second
 processes runs many cases.
 """
 
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
 from alfish import replicas
+from alfish.__main__ import main
 from alfish.errors import UsageError
-from benchmarks.replicas import ALGORITHMS, Case, differences, of_learners
+from alfish.runs.checkpoints import Checkpoints
+from benchmarks.replicas import ALGORITHMS, Case, differences, of_learners, start
+
+TESTS = Path(__file__).parent
+PATH = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "training")))
+SECONDS = 240  # of a pair that hangs
 
 
 class TestOneLearner:
@@ -80,6 +96,109 @@ class TestRestarts:
             replicas._refuse_shared_store()
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Directory and results of two learners for each of the scenarios in `learners.py`, by name."""
+    directory = tmp_path_factory.mktemp("pair")
+    environment = os.environ | {"PYTHONPATH": PATH}
+    processes = start([str(TESTS / "learners.py"), str(directory)], environment=environment, stderr=subprocess.PIPE)
+    try:
+        errors = [process.communicate(timeout=SECONDS)[1].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    first, second = (json.loads((directory / f"{k}.json").read_text()) for k in range(2))
+    return directory, {name: (first[name], second[name]) for name in first}
+
+
+@pytest.mark.slow
+class TestPair:
+    @pytest.mark.parametrize("name", ["nonfinite", "nonfinite in graphs"])
+    def test_a_row_of_one_that_is_not_finite_skips_the_update_of_both(self, pair, name):
+        first, second = pair[1][name]
+        assert first == second
+        assert first["counts"] == [0, 1, 1] and first["moved"] == [False, True]
+
+    @pytest.mark.parametrize("name", ["kl", "kl in graphs"])
+    def test_the_mean_kl_of_both_stops_both(self, pair, name):
+        first, second = pair[1][name]
+        together, alone = zip(*first.values()), [second[shift][1] for shift in second]
+        assert list(next(together)) == [second[shift][0] for shift in second] == [1, 1, 0]
+        assert alone == [1, 0, 0], "one of them alone would have stopped at the shift between"
+
+    def test_a_side_module_that_forgets_the_rows_of_others_is_named(self, pair):
+        for mindful, forgetful in pair[1]["forgot"]:
+            assert mindful == ""
+            assert re.match(r"average differs between learners 0 and 1; .* alfish.replicas.total", forgetful)
+
+    @pytest.mark.parametrize("run, iterations, columns", [("on_policy", 8, 2), ("off_policy", 16, 2)])
+    def test_a_resumed_run_of_two_has_the_bits_of_one_that_never_stopped(self, pair, run, iterations, columns):
+        first, second = (found[run] for found in pair[1]["resume"])
+        assert first["differs"] == second["differs"] == []
+        assert first["iterations"] == second["iterations"] == iterations
+        assert first["columns"] == second["columns"] == columns
+        assert first["env_steps"] == second["env_steps"] and first["sum"] == second["sum"]
+        assert first["rows"] != second["rows"]
+
+    def test_a_signal_to_one_ends_both_with_the_same_iteration(self, pair):
+        first, second = pair[1]["sigterm"]
+        assert first["iterations"] == second["iterations"] in (3, 4)
+        assert first["signal"] == second["signal"] == signal.SIGTERM and first["finished"]
+        assert first["env_steps"] == second["env_steps"]
+        assert first["saved"] == second["saved"] == [first["env_steps"]]
+
+    def test_an_environment_of_one_that_hangs_is_broken_off_in_both(self, pair):
+        first, second = pair[1]["hang"]
+        assert first == second and first["signal"] == signal.SIGTERM and 0 < first["iterations"] < 100
+
+    def test_a_stop_by_a_listener_of_the_first_stops_both(self, pair):
+        directory, found = pair
+        first, second = found["stop"]
+        assert first == second and first["iterations"] == 3 and first["reason"] == "solved"
+        assert json.loads((directory / "stop" / "done").read_text())["reason"] == "solved"
+
+    def test_seconds_are_those_of_the_first(self, pair):
+        first, second = pair[1]["seconds"]
+        assert first == second and first["seconds"] >= 0.5
+
+    def test_moments_are_those_of_all_rows(self, pair):
+        assert max(pair[1]["moments"]) < 1e-6
+
+    def test_graphs_of_both_do_what_those_of_one_do(self, pair):
+        first, second = pair[1]["graphs"]
+        assert list(first) == list(ALGORITHMS) and max(difference for difference, _ in first.values()) < 1e-12
+        assert first == second
+
+    def test_one_that_cannot_compile_keeps_both_plain(self, pair):
+        first, second = pair[1]["failing graph"]
+        assert first == second and first["is_plain"] and first["updates"] == 1
+
+    def test_the_largest_weight_and_priority_are_those_of_both(self, pair):
+        (first, largest), (second, same) = pair[1]["priorities"]
+        assert [max(pair) for pair in zip(first, second)] == [1] * 4 and min(*first, *second) < 1
+        assert largest == same > 5
+
+    def test_worker_processes_are_divided(self, pair):
+        first, second = pair[1]["workers"]
+        assert first == second and first["columns"] == 4
+
+    def test_environments_and_noise_differ_and_evaluation_has_all(self, pair):
+        first, second = pair[1]["environments"]
+        assert len({*first["stamps"], *second["stamps"]}) == 4 and first["noise"] != second["noise"]
+        assert first["numpy"] != second["numpy"] and first["evaluated"] == second["evaluated"] == 4
+
+    def test_the_first_alone_writes_the_run(self, pair):
+        directory = pair[0] / "resume" / "on_policy whole"
+        assert {path.name for path in directory.iterdir()} >= {"checkpoints", "metrics.csv", "done", "ranks", "run_id"}
+        own = directory / "ranks" / "rank-001"
+        assert {path.name for path in own.iterdir()} == {"checkpoints", "log.txt"}
+        steps = [line.split(",")[0] for line in (directory / "metrics.csv").read_text().splitlines()]
+        assert len(steps) == len(set(steps)) > 1
+        of_first, of_second = (Checkpoints(each / "checkpoints").load()[1] for each in (directory, own))
+        assert "algorithm" in of_first and "algorithm" not in of_second and "rng" in of_second
+
+
 @pytest.mark.slow
 def test_two_learners_train_what_one_trains():
     """Rounding apart: no farther from one learner than the same rows in another order, and the same bits in both."""
@@ -92,3 +211,48 @@ def test_two_learners_train_what_one_trains():
             assert found["two_learners"] < 1e-12, found
         else:
             assert found["two_learners"] < 10 * found["other_order"] + 1e-6, found
+
+
+def torchrun(directory, restarts=0):
+    """Starts two learners of a run by torchrun."""
+    params = ("Trainer.num_env_steps=24_000", "CheckpointSaver.period=2000", "Evaluate.period=0", "PPO.gamma=0.98")
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *(f"--max-restarts={restarts}", "-m", "alfish", "train", "--gin_file=ppo_cartpole.gin", "--device=cpu"),
+        *(f"--root_dir={directory}", *(f"--gin_param={each}" for each in params)),
+    ]
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def kill_the_second(agent, directory, later_than=0):
+    """Kills the second learner once both have a checkpoint that is newer; returns the newest one."""
+    places = directory / "checkpoints", directory / "ranks" / "rank-001" / "checkpoints"
+    while min(max(Checkpoints(place).steps(), default=0) for place in places) <= later_than:
+        assert agent.poll() is None, agent.stderr.read()
+        time.sleep(0.05)
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    (second,) = (pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(int(second), signal.SIGKILL)
+    return Checkpoints(places[0]).steps()[-1]
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_killed_ends_all_and_the_run_continues_with_two_and_with_one(tmp_path):
+    two, one = tmp_path / "two", tmp_path / "one"
+    first = torchrun(two)
+    killed_at = kill_the_second(first, two)
+    assert first.wait() != 0, "without restarts it is over"
+    shutil.copytree(two, one)
+    second = torchrun(two, restarts=1)
+    killed_at = kill_the_second(second, two, killed_at)
+    errors = second.communicate()[1]
+    assert second.returncode == 0, errors
+    assert main(["train", f"--root_dir={one}"]) == 0
+    for directory, learners in ((two, 2), (one, 1)):
+        done, log = json.loads((directory / "done").read_text()), (directory / "log.txt").read_text()
+        assert 24_000 <= done["env_steps"] < 25_024, "within an iteration of the budget"
+        assert log.count("Resuming from") == learners
+        assert ("saved by another number of learners: episodes begin anew" in log) == (learners == 1)
+    assert not (one / "ranks" / "rank-001").exists() and (one / "ranks" / "rank-001.superseded").exists()
+    assert killed_at <= 24_000

@@ -15,7 +15,7 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, nest, returns, specs
+from alfish import losses, nest, replicas, returns, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
@@ -206,8 +206,8 @@ class TD3BC(TD3):
 
         loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
 
-    The mean of |Q| is over the minibatch, without gradient. The paper also normalizes observations: add an
-    `ObservationNormalizer` to the transforms.
+    The mean of |Q| is over the minibatch of all learners, without gradient. The paper also normalizes observations: add
+    an `ObservationNormalizer` to the transforms.
 
     Args:
       alpha: weight of Q, which is divided by its mean magnitude; 0 is behavioural cloning.
@@ -228,5 +228,6 @@ class TD3BC(TD3):
         self._alpha = alpha
 
     def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        scale = self._alpha / policy_q.detach().abs().mean().clamp(min=1e-8)
+        magnitude = policy_q.detach().abs()
+        scale = self._alpha / replicas.mean(magnitude.mean(), magnitude >= 0).clamp(min=1e-8)
         return (policy_action - action).square().mean(-1) - scale * policy_q

@@ -36,6 +36,8 @@ from alfish.schedules import Schedule, as_schedule
 # multiplications. Compilation takes 15 to 20 seconds of processor time, and should save twice as much.
 COMPILE_FROM_UPDATES = 65_000
 LARGE_UPDATE = 10_000_000
+# A compiled update with fewer multiplications takes less than 2 ms on a CPU, and a sum over learners 0.25 to 0.7 ms.
+SMALL_UPDATE = 20_000_000
 # Updates after which records are added to the sums.
 MAX_RECORDS = 1000
 
@@ -56,11 +58,13 @@ class Learner:
       compile: whether to compile the whole update as one graph at the first batch, which takes 15 to 20 seconds of
         processor time, or 3 with torch's cache. 'auto': only in a run that is long enough to save time (with a budget
         of seconds, from 300). Hooks that cannot be compiled run as plain updates, after a warning.
-      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows.
+      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows; it is not done
+        with several learners.
       precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16' with float32 sums.
 
     Attributes:
       updates: number of updates so far.
+      is_small: whether updates of all rows together take less time than sums over several learners save; set by `plan`.
       log: is called with a line for each compiled update.
     """
 
@@ -92,7 +96,7 @@ class Learner:
         self._learning_rates = self._schedule_per_group(learning_rate)
         self._max_nonfinite_updates = max_nonfinite_updates
         self._fell_back = False
-        self.updates = 0
+        self.updates, self.is_small = 0, False
         self._records: list[UpdateStats] = []  # not yet added to the sums
         self._num_summed = 0  # updates in the sums, of this and earlier summaries
         self._sums: dict[str, torch.Tensor] = {}  # [2] each, since the last summary; see `_sum_up`
@@ -110,6 +114,7 @@ class Learner:
           num_rows: number of rows in each.
         """
         num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
+        self.is_small = num_rows * replicas.size() * num_parameters < SMALL_UPDATE
         work = num_updates * (1 + num_rows * num_parameters / LARGE_UPDATE)
         if self._decides and self._compiled is None and work >= COMPILE_FROM_UPDATES:
             self._compiled = self._compile()

@@ -337,6 +337,11 @@ def _warn_of_settings(trainer: Trainer) -> None:
             f"Nothing will be trained: Trainer.num_env_steps is {budget.size:,}, and acting before training takes "
             f"{warmup:,} (warmup_env_steps)"
         )
+    if replicas.size() > 1 and trainer.learner.is_small and trainer.device.type == "cpu":
+        trainer.log(
+            "An update takes less than about 2 ms, so that sums over several learners may cost more time than they "
+            "save: compare env_steps_per_second with that of one learner"
+        )
     if trainer.directory.config and not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners):
         trainer.log(
             "Nothing of this run will be saved: Trainer.listeners has no @CheckpointSaver(), which the default has"

@@ -1,0 +1,369 @@
+"""What each of two learners does for `test_replicas.py`, which compares what they return.
+
+python tests/learners.py DIRECTORY       # with the environment variables that torchrun sets
+"""
+
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import torch
+from test_resume import TensorPointMass, make, stop_after, tensors_of
+
+from alfish import nest, replicas
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import DDPG
+from alfish.batches import ReplayBatches
+from alfish.compiler import inductor
+from alfish.environments.toy import Stamped
+from alfish.errors import RunError
+from alfish.learner.learner import Learner
+from alfish.networks import MLP, CriticEnsemble, DeterministicActor
+from alfish.replay import Prioritized, RingBuffer
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver, Summaries
+from alfish.transforms import ObservationNormalizer
+from alfish.transforms.normalizers import RunningMoments
+from alfish.unrollers import AsyncUnroller
+from benchmarks import replicas as benchmark
+
+SMALL = functools.partial(MLP, layers=(8,))
+SMALL_DDPG = functools.partial(
+    DDPG, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=functools.partial(CriticEnsemble, layers=(8,))
+)
+REPLAY = functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=16, sampler=Prioritized)
+
+
+def parameters(module):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+
+
+def interpreted(function):
+    """Calls it with graphs that run operation by operation."""
+
+    def interpret(graph, *_):
+        def call(leaves):
+            arguments = leaves[:]
+            leaves.clear()
+            return graph(*arguments)
+
+        return call
+
+    compile, inductor._compile = inductor._compile, interpret
+    try:
+        return function()
+    finally:
+        inductor._compile = compile
+
+
+def chunks(algorithm, seed=0, change=None):
+    """Returns this learner's part of random rows, after `change(rows, columns)`."""
+    torch.manual_seed(seed)
+    columns = torch.arange(benchmark.NUM_COLUMNS).chunk(replicas.size())[replicas.rank()]
+    rows = benchmark.random_rows(algorithm, benchmark.CONTINUOUS, torch.float32)
+    if change is not None:
+        rows = change(rows)
+    made = benchmark._epochs if algorithm.on_policy else benchmark._windows
+    return made(algorithm, rows, columns)
+
+
+def new(algorithm, compile=False, **settings):
+    torch.manual_seed(0)
+    made = algorithm(benchmark.OBSERVATION, benchmark.CONTINUOUS, benchmark.REWARD, **settings)
+    return made, Learner(made, compile=compile)
+
+
+def nonfinite(directory, compile=False):
+    def break_last(rows):
+        reward = rows.time_step.reward.clone()
+        reward[:, -4:] = torch.nan  # of columns of the second learner
+        return rows._replace(time_step=rows.time_step._replace(reward=reward))
+
+    algorithm, learner = new(SAC, compile)
+    vectors, counts = [], []
+    for k in range(3):
+        summary = learner.train(chunks(algorithm, k, break_last if k == 1 else None))
+        vectors.append(torch.cat([flat for group in learner._plain.groups.values() for flat in group.flat]))
+        counts.append(summary["nonfinite_updates"])
+    moved = [not torch.equal(a, b) for a, b in zip(vectors, vectors[1:])]
+    return {"counts": counts, "moved": moved, "sum": vectors[-1].double().sum().item()}
+
+
+def kl(directory, compile=False):
+    """Numbers of updates where the rows of the second learner were made by a policy that is so far away."""
+    found = {}
+    for shift in (0.0, 0.18, 1.0):
+
+        def shifted(rows, shift=shift):
+            mean = rows.info.policy.mean.clone()
+            mean[:, benchmark.NUM_COLUMNS // 2 :] += shift
+            return rows._replace(info=rows.info._replace(policy=rows.info.policy._replace(mean=mean)))
+
+        algorithm, learner = new(PPO, compile, target_kl=0.01)
+        learner.train(chunks(algorithm, change=shifted))
+        with replicas.apart():
+            alone, own = new(PPO, target_kl=0.01)
+            own.train(chunks(alone, change=shifted))
+        found[str(shift)] = [learner.updates, own.updates]
+    return found
+
+
+class Forgetful(PPO):
+    """Keeps a mean of rows in a buffer."""
+
+    sums = staticmethod(lambda x: x)
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.register_buffer("average", torch.zeros(()))
+
+    def after_iteration(self, experience):
+        self.average += self.sums(experience.time_step.reward.sum())
+
+
+class Mindful(Forgetful):
+    sums = staticmethod(replicas.total)
+
+
+def forgot(directory):
+    errors = []
+    for algorithm in (Mindful, Forgetful):
+        trainer = make(
+            directory / algorithm.__name__, TensorPointMass, {"length": 6}, 8, algorithm=algorithm, summary_period=40
+        )
+        try:
+            trainer.train()
+        except RunError as error:
+            errors.append(str(error))
+        else:
+            errors.append("")
+    return errors
+
+
+def off_policy(directory, **options):
+    return make(
+        directory, TensorPointMass, {"length": 6}, 2, algorithm=SMALL_DDPG, batches=REPLAY, num_iterations=16,
+        transforms=[ObservationNormalizer], **options,
+    )  # fmt: skip
+
+
+def on_policy(directory, **options):
+    return make(directory, TensorPointMass, {"length": 6}, 8, **options)
+
+
+def same(one, other):
+    return [
+        path
+        for path, a, b in zip(nest.paths(one), nest.leaves(one), nest.leaves(other), strict=True)
+        if not (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
+    ]
+
+
+def resume(directory):
+    found = {}
+    for run, stop in ((on_policy, 3), (off_policy, 9)):
+        whole, cut = directory / f"{run.__name__} whole", directory / f"{run.__name__} cut"
+        uninterrupted = run(whole)
+        uninterrupted.train()
+        first = run(cut)
+        stop_after(first, stop)
+        again = run(cut)
+        report = again.train()
+        found[run.__name__] = {
+            "differs": same(tensors_of(uninterrupted), tensors_of(again)),
+            "iterations": report.iterations,
+            "env_steps": report.env_steps,
+            "columns": again.unroller.num_columns,
+            "sum": parameters(again.algorithm).double().sum().item(),
+            "rows": str(again.unroller.time_step.observation.tolist()),
+        }
+    return found
+
+
+class Kill(CheckpointSaver):
+    """Sends SIGTERM to the second learner."""
+
+    def after_iteration(self, run, report):
+        if report.iterations == 3 and replicas.rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
+        super().after_iteration(run, report)
+
+
+def sigterm(directory):
+    trainer = on_policy(directory, listeners=[Kill(0)])
+    report = trainer.train()
+    return {
+        "iterations": report.iterations,
+        "finished": report.finished,
+        "signal": trainer.interrupted_by,
+        "saved": trainer.directory.checkpoints.steps(),
+        "env_steps": report.env_steps,
+    }
+
+
+class Hanging(Stamped):
+    """Hangs in the second learner, which receives SIGTERM meanwhile."""
+
+    def step(self, action):
+        if replicas.rank() == 1 and self._episode == 4:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            while True:
+                time.sleep(0.05)
+        return super().step(action)
+
+
+def hang(directory):
+    trainer = make(directory, Hanging, {}, 4, num_iterations=1000, transforms=[], listeners=[CheckpointSaver(0)])
+    report = trainer.train()
+    return {"iterations": report.iterations, "signal": trainer.interrupted_by, "env_steps": report.env_steps}
+
+
+class Solved(Listener):
+    def after_iteration(self, run, report):
+        if report.iterations == 3:
+            run.stop("solved")
+
+
+def stop(directory):
+    trainer = on_policy(directory, listeners=[Solved(), CheckpointSaver(0), Summaries()])
+    report = trainer.train()
+    return {"iterations": report.iterations, "reason": trainer.clock.stop_reason, "updates": report.updates}
+
+
+def seconds(directory):
+    trainer = on_policy(directory, num_iterations=None, wall_seconds=0.5)
+    report = trainer.train()
+    return {"iterations": report.iterations, "seconds": report.wall_seconds}
+
+
+def moments(directory):
+    generator = torch.Generator().manual_seed(0)
+    rows, mask = torch.randn(20, 3, generator=generator), torch.rand(20, generator=generator) < 0.5
+    part = slice(0, 8) if replicas.rank() == 0 else slice(8, 20)
+    together, alone = RunningMoments((3,)), RunningMoments((3,))
+    for _ in range(2):
+        together.update(rows[part], mask[part], 1e-8)
+        with replicas.apart():
+            alone.update(rows, mask, 1e-8)
+    pairs = zip(together.buffers(), alone.buffers(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def graphs(directory):
+    """Differences of interpreted graphs of both from those of one learner, for each algorithm."""
+    columns = torch.arange(benchmark.NUM_COLUMNS)
+    own = columns.chunk(replicas.size())[replicas.rank()]
+    found = {}
+    for name in benchmark.ALGORITHMS:
+        case = benchmark.Case(name, is_compiled=True, num_updates=12)
+        together = interpreted(lambda case=case: benchmark.trained(case, own))
+        with replicas.apart():
+            alone = interpreted(lambda case=case: benchmark.trained(case, columns))
+        found[name] = [(together - alone).abs().max().item(), together.sum().item()]
+    return found
+
+
+def failing_graph(directory):
+    """Whether updates stay plain in both learners where the second one cannot compile."""
+    if replicas.rank() == 1:
+        inductor._compile, before = _refuse, inductor._compile
+    algorithm, learner = new(SAC, compile=True)
+    try:
+        interpreted(lambda: learner.train(chunks(algorithm))) if replicas.rank() == 0 else learner.train(
+            chunks(algorithm)
+        )
+    finally:
+        if replicas.rank() == 1:
+            inductor._compile = before
+    return {"is_plain": learner.is_plain, "updates": learner.updates, "sum": parameters(algorithm).sum().item()}
+
+
+def _refuse(*_):
+    raise inductor.NotCompilable("no compiler here")
+
+
+def priorities(directory):
+    ring, sampler = RingBuffer(200, 2), Prioritized(beta=1.0)
+    sampler.bind(ring, 2)
+    torch.manual_seed(replicas.rank())
+    algorithm, _ = new(DDPG)
+    rows = benchmark.random_rows(algorithm, benchmark.CONTINUOUS, torch.float32)
+    for _ in range(10):
+        ring.push(nest.map(lambda leaf: leaf[:, :2], rows))
+    window = sampler.draw(32, 0.0)
+    sampler.update(window, torch.rand(32) + 5 * replicas.rank())
+    return [sampler.draw(32, 0.0, 4).weight.view(4, 8).max(1).values.tolist(), float(sampler._largest)]
+
+
+def workers(directory):
+    unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep", unroll_length=8)
+    trainer = off_policy(directory, unroller=unroller)
+    report = trainer.train()
+    return {
+        "env_steps": report.env_steps,
+        "columns": trainer.unroller.num_columns,
+        "updates": report.updates,
+        "sum": parameters(trainer.algorithm).double().sum().item(),
+    }
+
+
+def environments(directory):
+    trainer = make(directory, Stamped, {}, 4, transforms=[])
+    trainer.unroller.start()
+    noise = torch.rand(2).tolist()
+    stamps = trainer.unroller.time_step.observation[:, 0].tolist()
+    trainer.close()
+    with_evaluation = trainer.evaluator(4, num_envs=4)
+    number = with_evaluation.environment.num_envs
+    with_evaluation.close()
+    numpy = np.random.rand()
+    return {"stamps": stamps, "noise": noise, "numpy": numpy, "evaluated": number}
+
+
+SCENARIOS = {
+    "nonfinite": nonfinite,
+    "nonfinite in graphs": lambda directory: interpreted(lambda: nonfinite(directory, True)),
+    "kl": kl,
+    "kl in graphs": lambda directory: interpreted(lambda: kl(directory, True)),
+    "forgot": forgot,
+    "resume": resume,
+    "sigterm": sigterm,
+    "hang": hang,
+    "stop": stop,
+    "seconds": seconds,
+    "moments": moments,
+    "graphs": graphs,
+    "failing graph": failing_graph,
+    "priorities": priorities,
+    "workers": workers,
+    "environments": environments,
+}
+
+
+def main(directory, names):
+    found = {}
+    with replicas.joined():
+        for name in names or SCENARIOS:
+            began = time.perf_counter()
+            try:
+                found[name] = SCENARIOS[name](directory / name)
+            except BaseException:
+                print(f"{name}, learner {replicas.rank()}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                os._exit(1)
+            if replicas.rank() == 0 and os.environ.get("TIMES"):
+                print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    (directory / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2:])
