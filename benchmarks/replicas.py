@@ -1,7 +1,7 @@
 """Largest differences between parameters that two learners train and those that one learner trains on the same rows.
 
-    python -m benchmarks.replicas                         # writes docs/results/replicas.csv
-    python -m benchmarks.replicas ppo sac --updates=10    # some algorithms, fewer updates
+    python -m benchmarks.replicas              # all algorithms, plain and compiled: rows of docs/results/replicas.csv
+    python -m benchmarks.replicas ppo --plain  # some rows
 
 Rows, masks and importance weights are random, and each learner has another number of rows that train. A column has the
 same difference of one learner whose batches have their rows in another order: no sum is exact to the last bit. Noise of
@@ -40,9 +40,10 @@ from alfish.learner.optimizers import Adam
 from alfish.nest import Nest
 from alfish.transforms import Transforms
 from benchmarks import PROJECT
-from benchmarks.tables import write_rows
+from benchmarks.tables import replace_rows
 
 TABLE = PROJECT / "docs" / "results" / "replicas.csv"
+KEY = ("algorithm", "dtype", "updates")  # of a row
 ALGORITHMS: dict[str, Callable[..., RLAlgorithm]] = {
     "ppo": PPO, "a2c": A2C, "appo": APPO, "dqn": DQN, "sac": SAC, "td3": TD3, "ddpg": DDPG,
 }  # fmt: skip
@@ -195,7 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithms", nargs="*", help=f"of {', '.join(ALGORITHMS)}; default: all")
     parser.add_argument("--updates", type=int, default=100)
-    parser.add_argument("--plain", action="store_true", help="leave compiled updates out")
+    parser.add_argument("--plain", action="store_true", help="only plain updates")
+    parser.add_argument("--compiled", action="store_true", help="only compiled updates")
+    parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--learner", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -203,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _learn(given.learner, given.algorithms)
         return
     names = given.algorithms or list(ALGORITHMS)
-    ways = [False] if given.plain else [False, True]
+    ways = [False] if given.plain else [True] if given.compiled else [False, True]
     cases = [
         Case(name, dtype, compiled, given.updates)
         for compiled in ways for dtype in ("float64", "float32") for name in names
@@ -211,9 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [differences(case, of_ranks) for case, of_ranks in zip(cases, of_learners(cases))]
     for row in rows:
         print("  ".join(map(str, row.values())))
-    if not given.algorithms:
-        write_rows(TABLE, rows, list(rows[0]))
-        print(f"wrote {TABLE}")
+    replace_rows(given.table, rows, list(rows[0]), KEY, lambda row: [row["updates"], row["dtype"], row["algorithm"]])
 
 
 if __name__ == "__main__":
