@@ -2,6 +2,7 @@
 
     python -m benchmarks.replicas              # all algorithms, plain and compiled: rows of docs/results/replicas.csv
     python -m benchmarks.replicas ppo --plain  # some rows
+    python -m benchmarks.replicas --sums       # milliseconds of one sum over two learners, by its size
 
 Rows, masks and importance weights are random, and each learner has another number of rows that train. A column has the
 same difference of one learner whose batches have their rows in another order: no sum is exact to the last bit. Noise of
@@ -41,6 +42,7 @@ from alfish.nest import Nest
 from alfish.transforms import Transforms
 from benchmarks import PROJECT
 from benchmarks.tables import replace_rows
+from benchmarks.timing import seconds_a_call
 
 TABLE = PROJECT / "docs" / "results" / "replicas.csv"
 KEY = ("algorithm", "dtype", "updates")  # of a row
@@ -168,8 +170,20 @@ def _learn(directory: Path, texts: Sequence[str]) -> None:
     fields = (text.split(",") for text in texts)
     cases = [Case(name, dtype, compiled == "True", int(updates)) for name, dtype, compiled, updates in fields]
     with replicas.joined():
+        if not cases:
+            times = milliseconds()
+            print(f"learner {replicas.rank()}, milliseconds by number of values: {times}")
         columns = torch.arange(NUM_COLUMNS).chunk(replicas.size())[replicas.rank()]
         torch.save([trained(case, columns) for case in cases], directory / f"{replicas.rank()}.pt")
+
+
+def milliseconds() -> dict[int, float]:
+    """Returns the time of one sum over all learners, the quickest of several runs, by the number of its values."""
+    sizes = {size: torch.ones(size) for size in (1_000, 10_000, 100_000, 250_000, 1_700_000)}
+    runs = {
+        size: [seconds_a_call(lambda _, x=x: replicas.total(x), 20) for _ in range(10)] for size, x in sizes.items()
+    }
+    return {size: round(1000 * min(each), 3) for size, each in runs.items()}
 
 
 def differences(case: Case, of_ranks: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -198,12 +212,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--plain", action="store_true", help="only plain updates")
     parser.add_argument("--compiled", action="store_true", help="only compiled updates")
+    parser.add_argument("--sums", action="store_true", help="time sums only")
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--learner", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if given.learner:
         _learn(given.learner, given.algorithms)
+        return
+    if given.sums:
+        of_learners([])
         return
     names = given.algorithms or list(ALGORITHMS)
     ways = [False] if given.plain else [True] if given.compiled else [False, True]

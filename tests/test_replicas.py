@@ -240,14 +240,15 @@ def kill_the_second(agent, directory, later_than=0):
 @pytest.mark.slow
 def test_a_learner_that_is_killed_ends_all_and_the_run_continues_with_two_and_with_one(tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"
-    first = torchrun(two)
-    killed_at = kill_the_second(first, two)
-    assert first.wait() != 0, "without restarts it is over"
+    with torchrun(two) as first:
+        killed_at = kill_the_second(first, two)
+        first.communicate()
+        assert first.returncode != 0, "without restarts it is over"
     shutil.copytree(two, one)
-    second = torchrun(two, restarts=1)
-    killed_at = kill_the_second(second, two, killed_at)
-    errors = second.communicate()[1]
-    assert second.returncode == 0, errors
+    with torchrun(two, restarts=1) as second:
+        killed_at = kill_the_second(second, two, killed_at)
+        errors = second.communicate()[1]
+        assert second.returncode == 0, errors
     assert main(["train", f"--root_dir={one}"]) == 0
     for directory, learners in ((two, 2), (one, 1)):
         done, log = json.loads((directory / "done").read_text()), (directory / "log.txt").read_text()

@@ -59,7 +59,6 @@ class ReplayBatches(SequenceBatches):
     """
 
     on_policy = False
-    _can_draw = False  # whether every learner's replay has held a window
 
     def __init__(
         self,
@@ -185,11 +184,11 @@ class ReplayBatches(SequenceBatches):
         parts = [(self._collected, self._batch_size - self._num_recorded)]
         parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
         due = schedule.num_due(steps)
-        if due and replicas.is_joined() and not self._can_draw:
+        if due and replicas.is_joined() and not schedule.can_draw:
             # The clock counts the rows of all learners, and workers of one may be slower than those of others.
             _, num_starts = self.buffer.start_range(self.num_rows)
-            self._can_draw = all(number > 0 for (number,) in replicas.gather(int(num_starts.sum())))
-            due = due if self._can_draw else 0
+            schedule.can_draw = all(number > 0 for (number,) in replicas.gather(int(num_starts.sum())))
+            due = due if schedule.can_draw else 0
         clears = due > 0 and not self.outlasts_acting
         while due > 0:
             count = min(due, self._max_chunk_size)
@@ -198,7 +197,7 @@ class ReplayBatches(SequenceBatches):
             due -= count
         if clears:
             self.buffer.clear()
-            self._can_draw = False
+            schedule.can_draw = False
 
     def state_dict(self) -> dict[str, Any]:
         data = {} if self._recorded is None else {"offline": self._recorded.state_dict()}
@@ -228,7 +227,6 @@ class ReplayBatches(SequenceBatches):
         Returns:
           How many environment steps to act before there is training again.
         """
-        self._can_draw = False
         self.buffer.clear()  # a file with other content may have been loaded in part
         self._schedule.resume_without_rows(steps)
         return self._schedule.first_env_steps

@@ -18,12 +18,13 @@ class UpdateSchedule:
       ratio: see above.
       first_env_steps: environment steps until replay holds a batch and an update can be made.
       num_updates: made in all.
+      can_draw: whether replay is known to hold a window for every one of several learners.
     """
 
     def __init__(self, ratio: float, warmup_env_steps: int, offline_updates: int):
         self.ratio, self._warmup_env_steps, self._offline_updates = ratio, warmup_env_steps, offline_updates
         self.first_env_steps = warmup_env_steps
-        self.num_updates = 0
+        self.num_updates, self.can_draw = 0, False
         self._origin: int | None = None  # on the run's clock, where this process resumed without rows
 
     @property
@@ -46,7 +47,7 @@ class UpdateSchedule:
     def resume_without_rows(self, clock: int) -> None:
         """Continues at `clock` with an empty replay: collects before training, and skips the updates due meanwhile."""
         if not self.num_offline_due:
-            self._origin = clock
+            self._origin, self.can_draw = clock, False
             self.num_updates = max(self.num_updates, self._total(clock))
 
     def _total(self, clock: int) -> int:

@@ -66,7 +66,7 @@ class StopSignals:
     @property
     def name(self) -> str:
         """Name of the first signal received, such as 'SIGTERM'; '' if there was none."""
-        return signal.Signals(self.number).name if self.number is not None else ""
+        return signal.Signals(first).name if (first := self.number or self.received) else ""
 
     def check(self) -> None:
         """Raises Interrupted if a signal was received."""
