@@ -3,8 +3,8 @@
 Rank r of W does what one learner does, with 1/W of the environments and of the rows of each update. What one learner
 sums over rows, several sum over ranks. All ranks make the same calls in the same order; a call waits for all of them.
 
-A program that torchrun did not start is one learner. Then sums are their arguments, and torch.distributed is not
-imported. This is the only room that knows of ranks.
+A program that torchrun did not start is one learner. Then sums are their arguments, and nothing more is imported. This
+is the only room that knows of torch.distributed.
 """
 
 import contextlib

@@ -200,6 +200,15 @@ class TestPair:
 
 
 @pytest.mark.slow
+def test_with_one_learner_no_collectives_are_imported():
+    text = (
+        "import sys, alfish.training.trainer; from alfish import replicas\n"
+        "with replicas.joined(): print('torch.distributed._functional_collectives' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", text], text=True).split() == ["False"]
+
+
+@pytest.mark.slow
 def test_two_learners_train_what_one_trains():
     """Rounding apart: no farther from one learner than the same rows in another order, and the same bits in both."""
     cases = [Case(name, dtype) for dtype in ("float64", "float32") for name in ALGORITHMS]

@@ -46,8 +46,9 @@ class UpdateSchedule:
 
     def resume_without_rows(self, clock: int) -> None:
         """Continues at `clock` with an empty replay: collects before training, and skips the updates due meanwhile."""
+        self.can_draw = False
         if not self.num_offline_due:
-            self._origin, self.can_draw = clock, False
+            self._origin = clock
             self.num_updates = max(self.num_updates, self._total(clock))
 
     def _total(self, clock: int) -> int:
