@@ -96,12 +96,24 @@ class TestRestarts:
             replicas._refuse_shared_store()
 
 
+def of(*scenarios):
+    """Names the scenarios that a test reads."""
+
+    def named(test):
+        test.scenarios = scenarios
+        return test
+
+    return named
+
+
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Directory and results of two learners for each of the scenarios in `learners.py`, by name."""
+def pair(request, tmp_path_factory):
+    """Directory and results of two learners for the scenarios in `learners.py` that the chosen tests read, by name."""
     directory = tmp_path_factory.mktemp("pair")
-    environment = os.environ | {"PYTHONPATH": PATH}
-    processes = start([str(TESTS / "learners.py"), str(directory)], environment=environment, stderr=subprocess.PIPE)
+    tests = (item.function for item in request.session.items)
+    names = dict.fromkeys(name for test in tests for name in getattr(test, "scenarios", ()))
+    command = [str(TESTS / "learners.py"), str(directory), *names]
+    processes = start(command, environment=os.environ | {"PYTHONPATH": PATH}, stderr=subprocess.PIPE)
     try:
         errors = [process.communicate(timeout=SECONDS)[1].decode() for process in processes]
     finally:
@@ -114,12 +126,14 @@ def pair(tmp_path_factory):
 
 @pytest.mark.slow
 class TestPair:
+    @of("nonfinite", "nonfinite in graphs")
     @pytest.mark.parametrize("name", ["nonfinite", "nonfinite in graphs"])
     def test_a_row_of_one_that_is_not_finite_skips_the_update_of_both(self, pair, name):
         first, second = pair[1][name]
         assert first == second
         assert first["counts"] == [0, 1, 1] and first["moved"] == [False, True]
 
+    @of("kl", "kl in graphs")
     @pytest.mark.parametrize("name", ["kl", "kl in graphs"])
     def test_the_mean_kl_of_both_stops_both(self, pair, name):
         first, second = pair[1][name]
@@ -127,11 +141,13 @@ class TestPair:
         assert list(next(together)) == [second[shift][0] for shift in second] == [1, 1, 0]
         assert alone == [1, 0, 0], "one of them alone would have stopped at the shift between"
 
+    @of("forgot")
     def test_a_side_module_that_forgets_the_rows_of_others_is_named(self, pair):
         for mindful, forgetful in pair[1]["forgot"]:
             assert mindful == ""
             assert re.match(r"average differs between learners 0 and 1; .* alfish.replicas.total", forgetful)
 
+    @of("resume")
     @pytest.mark.parametrize("run, iterations, columns", [("on_policy", 8, 2), ("off_policy", 16, 2)])
     def test_a_resumed_run_of_two_has_the_bits_of_one_that_never_stopped(self, pair, run, iterations, columns):
         first, second = (found[run] for found in pair[1]["resume"])
@@ -141,6 +157,7 @@ class TestPair:
         assert first["env_steps"] == second["env_steps"] and first["sum"] == second["sum"]
         assert first["rows"] != second["rows"]
 
+    @of("sigterm")
     def test_a_signal_to_one_ends_both_with_the_same_iteration(self, pair):
         first, second = pair[1]["sigterm"]
         assert first["iterations"] == second["iterations"] in (3, 4)
@@ -148,46 +165,56 @@ class TestPair:
         assert first["env_steps"] == second["env_steps"]
         assert first["saved"] == second["saved"] == [first["env_steps"]]
 
+    @of("hang")
     def test_an_environment_of_one_that_hangs_is_broken_off_in_both(self, pair):
         first, second = pair[1]["hang"]
         assert first == second and first["signal"] == signal.SIGTERM and 0 < first["iterations"] < 100
 
+    @of("stop")
     def test_a_stop_by_a_listener_of_the_first_stops_both(self, pair):
         directory, found = pair
         first, second = found["stop"]
         assert first == second and first["iterations"] == 3 and first["reason"] == "solved"
         assert json.loads((directory / "stop" / "done").read_text())["reason"] == "solved"
 
+    @of("seconds")
     def test_seconds_are_those_of_the_first(self, pair):
         first, second = pair[1]["seconds"]
         assert first == second and first["seconds"] >= 0.5
 
+    @of("moments")
     def test_moments_are_those_of_all_rows(self, pair):
         assert max(pair[1]["moments"]) < 1e-6
 
+    @of("graphs")
     def test_graphs_of_both_do_what_those_of_one_do(self, pair):
         first, second = pair[1]["graphs"]
         assert list(first) == list(ALGORITHMS) and max(difference for difference, _ in first.values()) < 1e-12
         assert first == second
 
+    @of("failing graph")
     def test_one_that_cannot_compile_keeps_both_plain(self, pair):
         first, second = pair[1]["failing graph"]
         assert first == second and first["is_plain"] and first["updates"] == 1
 
+    @of("priorities")
     def test_the_largest_weight_and_priority_are_those_of_both(self, pair):
         (first, largest), (second, same) = pair[1]["priorities"]
         assert [max(pair) for pair in zip(first, second)] == [1] * 4 and min(*first, *second) < 1
         assert largest == same > 5
 
+    @of("workers")
     def test_worker_processes_are_divided(self, pair):
         first, second = pair[1]["workers"]
         assert first == second and first["columns"] == 4
 
+    @of("environments")
     def test_environments_and_noise_differ_and_evaluation_has_all(self, pair):
         first, second = pair[1]["environments"]
         assert len({*first["stamps"], *second["stamps"]}) == 4 and first["noise"] != second["noise"]
         assert first["numpy"] != second["numpy"] and first["evaluated"] == second["evaluated"] == 4
 
+    @of("resume")
     def test_the_first_alone_writes_the_run(self, pair):
         directory = pair[0] / "resume" / "on_policy whole"
         assert {path.name for path in directory.iterdir()} >= {"checkpoints", "metrics.csv", "done", "ranks", "run_id"}
