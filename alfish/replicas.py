@@ -50,9 +50,10 @@ class _Group:
             summed = self._operations.all_reduce(values, "sum", self._name)
             return self._operations.wait_tensor(summed)
         except RuntimeError as error:
+            reason = first_line(error).partition(". ")[0]
             raise RunError(
-                f"learner {self.rank} cannot reach another one, which has ended or says why ({first_line(error)}); the "
-                "same command continues from the newest checkpoint"
+                f"learner {self.rank} cannot reach another one, which has ended or says why ({reason}); the same "
+                "command continues from the newest checkpoint"
             ) from error
 
 
