@@ -179,11 +179,11 @@ def _learn(directory: Path, texts: Sequence[str]) -> None:
 
 def milliseconds() -> dict[int, float]:
     """Returns the time of one sum over all learners, the quickest of several runs, by the number of its values."""
-    sizes = {size: torch.ones(size) for size in (1_000, 10_000, 100_000, 250_000, 1_700_000)}
-    runs = {
-        size: [seconds_a_call(lambda _, x=x: replicas.total(x), 20) for _ in range(10)] for size, x in sizes.items()
-    }
-    return {size: round(1000 * min(each), 3) for size, each in runs.items()}
+
+    def quickest(values: torch.Tensor) -> float:
+        return min(seconds_a_call(lambda _: replicas.total(values), 20) for _ in range(10))
+
+    return {size: round(1000 * quickest(torch.ones(size)), 3) for size in (1_000, 10_000, 100_000, 250_000, 1_700_000)}
 
 
 def differences(case: Case, of_ranks: Sequence[torch.Tensor]) -> dict[str, Any]:
