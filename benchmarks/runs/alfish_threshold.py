@@ -44,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root_dir:
         trainer = configured_trainer(root_dir, found)
         kept = [listener for listener in trainer.listeners if not isinstance(listener, Evaluate)]
-        trainer.listeners = [*kept, Threshold(race)]
+        trainer.listeners[:] = [*kept, Threshold(race)]  # the list that the trainer calls
         trainer.train()
     race.print_result(f"alfish {alfish.__version__}, torch {torch.__version__}")
 
