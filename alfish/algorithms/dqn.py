@@ -143,8 +143,11 @@ class DQN(RLAlgorithm):
 
 
 def _greedy(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the action with the largest value of those that `mask` allows; both are `[..., A]`."""
-    return q.argmax(-1) if mask is None else torch.where(mask, q, -torch.inf).argmax(-1)
+    """Returns the action with the largest value of those that `mask` allows, or of all; both are `[..., A]`."""
+    if mask is not None:
+        allows_none = mask.amax(-1, keepdim=True).logical_not()  # at the end of an episode
+        q = torch.where(mask | allows_none, q, -torch.inf)
+    return q.argmax(-1)
 
 
 def _of_action(q: torch.Tensor, action: torch.Tensor) -> torch.Tensor:

@@ -190,13 +190,13 @@ class Environment(abc.ABC):
     def close(self) -> None:
         """Closes the environments."""
 
-    def _check_masks(self, observation: Nest) -> None:
-        """Raises UsageError if the mask of a FIRST row allows no choice of an entry of the action."""
+    def _check_masks(self, observation: Nest, has_ended: np.ndarray | bool = False) -> None:
+        """Raises UsageError if the mask of a row allows no choice of an entry of the action; not where one ended."""
         if self._masks is None:
             return
-        empty = self._masks.is_empty(observation)
+        empty = self._masks.is_empty(observation) & ~np.asarray(has_ended)
         if empty.any():
             raise UsageError(
                 f"{self.name}: {self._masks.name} forbids every choice of an entry of the action in row "
-                f"{int(np.flatnonzero(empty)[0])} of a reset; an environment allows one until its episode ends"
+                f"{int(np.flatnonzero(empty)[0])}; an environment allows one until its episode ends"
             )

@@ -110,6 +110,9 @@ class VectorEnvironment(Environment):
                 )
             something_ended = bool((terminated | truncated).any())
         time_step = self._read_step(observation)
+        if self._masks is not None and self._sequential is None:  # whose members check their own
+            ends = False if self._mode == AutoresetMode.SAME_STEP else terminated | truncated
+            self._check_masks(time_step, ends)
         if self.broken is not None:
             self.broken = None
         if self._sequential is not None and self._sequential.replaced:

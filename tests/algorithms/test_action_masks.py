@@ -249,6 +249,15 @@ def test_dqns_targets_are_those_of_the_allowed_actions_of_the_row_where_a_return
         assert float(loss.priority.detach()) == pytest.approx(abs(error), abs=1e-5)
 
 
+def test_dqn_takes_the_best_of_all_actions_where_a_mask_allows_none():
+    dqn = DQN(*spec_of(spaces.Discrete(3)), REWARD, q_network=Table)
+    dqn.q_network.q.data.copy_(torch.tensor([[1.0, 5.0, 3.0]] * 3))
+    step, _ = rows(dqn, (2,))
+    mask = torch.tensor([[0, 0, 0], [1, 0, 1]], dtype=torch.int8)
+    step = step._replace(observation={"x": torch.eye(3)[[0, 0]], "mask": mask})
+    assert dqn.predict_step(step, None).output.tolist() == [1, 2]
+
+
 def test_dqn_explores_uniformly_over_the_allowed_actions():
     torch.manual_seed(0)
     dqn = DQN(*spec_of(spaces.Discrete(4)), REWARD, epsilon=1.0)

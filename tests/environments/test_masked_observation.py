@@ -212,7 +212,7 @@ def test_a_tensor_environment_has_its_mask_in_the_observation(autoreset):
     assert isinstance(environment.observation_spec["m"], ActionMask)
     assert step.observation["m"].dtype == torch.int8
     assert environment.step(step.observation["m"].argmax(-1)).observation["m"].sum(-1).tolist() == [1, 1, 1]
-    with pytest.raises(UsageError, match="observation.m forbids every choice of an entry of the action in row 0"):
+    with pytest.raises(UsageError, match="observation.m forbids every choice of an entry of the action in row 0;"):
         make_environment(functools.partial(TensorGame, empty=True), 2, action_mask="observation:m").reset()
     with pytest.raises(UsageError, match="a vector class has its masks in the observation only"):
         make_environment(TensorGame, 2, action_mask="info:m")
@@ -220,8 +220,8 @@ def test_a_tensor_environment_has_its_mask_in_the_observation(autoreset):
 
 def test_a_vector_class_has_its_mask_in_the_observation():
     class Flat(Game):
-        def __init__(self):
-            super().__init__()
+        def __init__(self, **settings):
+            super().__init__(**settings)
             self.observation_space = spaces.Dict(x=self.observation_space, legal=spaces.MultiBinary(4))
 
         def _observe(self):
@@ -229,7 +229,10 @@ def test_a_vector_class_has_its_mask_in_the_observation():
             return {"x": observation, "legal": self.action_masks().astype(np.int8)}, info
 
     for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
-        make_vector = lambda num_envs, mode=mode: SyncVectorEnv([Flat] * num_envs, autoreset_mode=mode)  # noqa: E731
+
+        def make_vector(num_envs, mode=mode, member=Flat):
+            return SyncVectorEnv([member] * num_envs, autoreset_mode=mode)
+
         environment = make_environment(make_vector, 2, action_mask="observation:legal")
         step = environment.reset()
         assert isinstance(environment.observation_space["legal"], ActionMask)
@@ -237,3 +240,15 @@ def test_a_vector_class_has_its_mask_in_the_observation():
             assert nest.map(lambda leaf: leaf[0].tolist(), step.observation["legal"]) == np.eye(4)[k].tolist()
             step = environment.step(np.array([k, k]))
         environment.close()
+        at_two = functools.partial(make_vector, member=lambda: Flat(empty_at=2))
+        environment = make_environment(at_two, 2, action_mask="observation:legal")
+        environment.reset()
+        environment.step(np.array([0, 0]))
+        with pytest.raises(
+            UsageError, match="observation.legal forbids every choice .* in row 0; an environment allows"
+        ):
+            environment.step(np.array([1, 1]))
+        at_the_end = functools.partial(make_vector, member=lambda: Flat(empty_at=3))
+        environment = make_environment(at_the_end, 2, action_mask="observation:legal")
+        environment.reset()
+        assert [environment.step(np.array([k, k])).step_type[0] for k in range(3)][-1] == StepType.LAST

@@ -56,9 +56,7 @@ RECIPES = {
 ON_POLICY = {"PPO", "PPO with memory", "A2C", "APPO"}
 
 
-def make(
-    root_dir, name, num_env_steps=None, kind="discrete", size=20, source="info:action_mask", length=25, **settings
-):
+def make(root_dir, name, num_env_steps=None, kind="discrete", size=20, length=25, num_envs=4, **settings):
     """A run on MaskedIdentity with `size` actions, of which a tenth is allowed."""
     game = functools.partial(MaskedIdentity, size, size * 9 // 10, kind, length)
     batches = EpochBatches if name in ON_POLICY else REPLAY
@@ -66,7 +64,7 @@ def make(
         root_dir,
         **{
             "algorithm": RECIPES[name],
-            "environment": functools.partial(make_environment, game, num_envs=4, action_mask=source),
+            "environment": functools.partial(make_environment, game, num_envs=num_envs, action_mask="info:action_mask"),
             "batches": batches,
             "unroll_length": 8,
             "listeners": [],
@@ -101,8 +99,11 @@ def test_no_run_takes_a_forbidden_action_in_warm_up_training_or_evaluation(tmp_p
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_million_steps_take_no_forbidden_action(tmp_path, name, kind):
-    batches = {} if name in ON_POLICY else {"batches": functools.partial(REPLAY, updates_per_env_step=0.001)}
-    run(make(tmp_path, name, 1_000_000, kind, size=10, length=100, **batches), 100)
+    batches = functools.partial(EpochBatches, num_epochs=1)
+    if name not in ON_POLICY:
+        batches = functools.partial(REPLAY, capacity=64_000, warmup_env_steps=100_000, updates_per_env_step=0.001)
+    settings = {"batches": batches, "num_envs": 64, "unroll_length": 16}
+    run(make(tmp_path, name, 1_000_000, kind, size=10, length=100, **settings), 100)
 
 
 def parameters(trainer):
