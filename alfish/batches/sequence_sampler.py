@@ -200,7 +200,7 @@ class SequenceBatches(Batches):
         """
         starts = [windows.draw(num_updates * count, num_updates) for windows, count in parts]
         update_priorities = None
-        if any(windows.sampler.uses_priorities for windows, _ in parts):
+        if [windows for windows, _ in parts if windows.sampler.uses_priorities]:
             update_priorities = functools.partial(_update_priorities, parts, starts)
         if for_graph and len(parts) == 1 and not self._preprocesses:
             stored = parts[0][0].in_place()
