@@ -18,6 +18,7 @@ from typing import Any
 
 import alfish
 from alfish.unrollers.ray import RayWorkers
+from alfish.unrollers.ray.remote_host import RemoteHost
 from alfish.unrollers.workers.server import SERVER
 
 STORE_BYTES = 80 << 20  # of a node; Ray takes no less than 75 MiB
@@ -141,6 +142,7 @@ class Chaos:
         self.broken = dict.fromkeys(kinds, 0)
         self.waits: list[tuple[str, float]] = []
         self._later: list[tuple[float, Any, tuple]] = []  # time, function, arguments
+        self._generations: dict[int, list[int]] = {}  # by a host's index: of its workers at the last breaking
         self._awaited: dict[int, tuple[str, float]] = {}  # by a host's index: kind and time of the breaking
 
     def __str__(self) -> str:
@@ -170,11 +172,7 @@ class Chaos:
 
     def _break(self, kind: str) -> None:
         now = time.monotonic()
-        hosts = [
-            host
-            for host in self._workers.hosts
-            if all(worker.started for worker in host.workers) and host.index not in self._awaited
-        ]
+        hosts = [host for host in self._workers.hosts if self._is_whole(host)]
         if not hosts:
             return
         host = self._random.choice(hosts)
@@ -197,6 +195,16 @@ class Chaos:
             self._later.append((now + self.AWAY_SECONDS, self._nodes.add, (cpus,)))
         self.broken[kind] += 1
         self._awaited |= {one.index: (kind, now) for one in hit}
+        self._generations |= {one.index: _generations(one) for one in hit}
+
+    def _is_whole(self, host: RemoteHost) -> bool:
+        """Whether all workers of a host run, and what was broken last has been noticed."""
+        is_noticed = self._generations.get(host.index) != _generations(host)
+        return is_noticed and all(worker.started for worker in host.workers)
+
+
+def _generations(host: RemoteHost) -> list[int]:
+    return [worker.generation for worker in host.workers]
 
 
 def workers_of(host: int) -> list[int]:

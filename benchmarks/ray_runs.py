@@ -172,7 +172,7 @@ def trained(
         algorithm=functools.partial(APPO, gamma=0.98, lambda_=0.8, network=ActorCritic),
         environment=environment,
         unroller=functools.partial(AsyncUnroller, num_workers=num_workers, slots=3, workers=workers),
-        batches=functools.partial(EpochBatches, num_epochs=1, minibatch_size=256),
+        batches=functools.partial(EpochBatches, num_epochs=1, minibatch_size=128),
         learner=functools.partial(Learner, learning_rate=1e-3, max_grad_norm=0.5, compile=False),
         unroll_length=128,
         wall_seconds=10_000,
