@@ -48,7 +48,8 @@ def _results(nodes: Nodes, what: str, seconds: float, arguments: argparse.Namesp
         for count in map(int, arguments.workers.split(",")):
             steps, stats = rate(nodes, count, seconds, arguments.kill_period)
             one = one or steps / count
-            waits = f"trainer waits {stats['trainer_wait_share']:.0%}, workers wait {stats['worker_wait_share']:.0%}"
+            shares = stats["trainer_wait_fraction"], stats["worker_wait_fraction"]
+            waits = f"trainer waits {shares[0]:.0%}, workers wait {shares[1]:.0%}"
             detail = f"{steps / (one * count):.1%} of {count} x {one:.0f}; {waits}; {stats['restarts']:.0f} restarts"
             yield {"what": f"speed, kill period {arguments.kill_period:g} s", "workers": count} | _value(steps, detail)
     elif what == "score":
