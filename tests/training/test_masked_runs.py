@@ -101,8 +101,8 @@ def test_no_run_takes_a_forbidden_action_in_warm_up_training_or_evaluation(tmp_p
 def test_a_million_steps_take_no_forbidden_action(tmp_path, name, kind):
     batches = functools.partial(EpochBatches, num_epochs=1)
     if name not in ON_POLICY:
-        batches = functools.partial(REPLAY, capacity=64_000, warmup_env_steps=100_000, updates_per_env_step=0.001)
-    settings = {"batches": batches, "num_envs": 64, "unroll_length": 16}
+        batches = functools.partial(REPLAY, capacity=64_000, warmup_env_steps=50_000, updates_per_env_step=0.001)
+    settings = {"batches": batches, "num_envs": 64, "unroll_length": 8}
     run(make(tmp_path, name, 1_000_000, kind, size=10, length=100, **settings), 100)
 
 
