@@ -1,0 +1,211 @@
+"""Sampling of windows by priority."""
+
+import gin
+import numpy as np
+import torch
+
+from alfish import replicas
+from alfish.errors import UsageError
+from alfish.parameters import PositiveFloat, UnitInterval, checked
+from alfish.replay.ring_buffer import RingBuffer, no_window
+from alfish.replay.samplers import Sampler, check_held
+from alfish.replay.sequence_index import SequenceIndex
+from alfish.replay.start_index import rows_between
+from alfish.replay.sum_tree import SumTree
+from alfish.schedules import Schedule, as_schedule
+
+ALPHA_STEP = 0.01  # change of alpha after which all weights are computed again
+
+
+@gin.configurable(module="alfish.replay")
+@checked
+class Prioritized(Sampler):
+    """Draws windows by the priority of their first row, with replacement, and returns importance weights.
+
+        P(i) = p_i^alpha / sum_k p_k^alpha        w_i = (n P(i))^-beta
+
+    p_i is the priority that row i was last given, plus `epsilon`. n is the number of rows that may start a window. A
+    new row has the largest p seen so far, at least 1.
+
+    With several learners each has a sum and a number n of its own, which is exact where their replays are equally long.
+    Draws are independent of each other. The paper draws one window from each of N equal parts of the sum; that
+    stratification would be lost when the windows are split into minibatches.
+
+    Args:
+      alpha: exponent of priorities, in [0, 1]; 0 is uniform. A number or a schedule of progress, which takes effect in
+        steps of 0.01 or more, because all p^alpha are then computed again.
+      beta: exponent of the correction, in [0, 1]; 1 removes all bias. A number or a schedule of progress.
+      normalize: divides a minibatch's weights by the largest of them, so that weights only reduce a step.
+      epsilon: added to every priority, so that each row can be drawn again; positive.
+
+    Source: Schaul et al., 2016, Prioritized Experience Replay, section 3.
+    """
+
+    uses_priorities = True
+
+    def __init__(
+        self,
+        alpha: UnitInterval | Schedule = 0.6,
+        beta: UnitInterval | Schedule = 0.4,
+        normalize: bool = True,
+        epsilon: PositiveFloat = 1e-6,
+    ):
+        if not np.float32(epsilon) > 0:
+            raise UsageError(f"Prioritized.epsilon is {epsilon}, which is 0 in float32; raise it")
+        self._alpha_schedule, self._beta_schedule = as_schedule(alpha), as_schedule(beta)
+        self._normalize, self._epsilon = normalize, epsilon
+
+    def bind(self, buffer: RingBuffer, window_length: int) -> None:
+        super().bind(buffer, window_length)
+        num_leaves = buffer.num_envs * buffer.length
+        # A row is at leaf column * length + position % length; the priority is 0 if the row may not be drawn.
+        self._priority = np.zeros(num_leaves, np.float32)  # p
+        self._tree = SumTree(num_leaves)  # p^alpha
+        self._alpha = self._exponent("alpha", self._alpha_schedule, 0.0)
+        self._largest = np.float32(1)
+        self._count = 0  # n
+        # `RingBuffer.start_range` at the last draw: positions [low, high) of each column.
+        self._low, self._high = np.zeros(buffer.num_envs, np.int64), np.zeros(buffer.num_envs, np.int64)
+
+    def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
+        beta = self._exponent("beta", self._beta_schedule, progress)
+        alpha = self._exponent("alpha", self._alpha_schedule, progress)
+        if abs(alpha - self._alpha) >= ALPHA_STEP:
+            self._alpha = alpha
+            self._weigh(np.arange(len(self._priority)))
+        self._catch_up()
+        if self._count == 0:
+            raise no_window(self.window_length)
+        # From torch's global generator, because the trainer seeds and saves it.
+        leaf = self._tree.find(torch.rand(num_windows, dtype=torch.float64).numpy())
+        column, row = np.divmod(leaf, self.buffer.length)
+        low = self._low[column]
+        position = low + (row - low) % self.buffer.length
+        weight = (self._tree.weights(leaf) * (self._count / self._tree.total)) ** -beta
+        if self._normalize:
+            of_batches = weight.reshape(num_batches, -1)  # a view
+            of_batches /= self._agreed(of_batches.max(1))[:, None]
+        window = column, position, weight.astype(np.float32)
+        return SequenceIndex(*(torch.from_numpy(leaf).to(self.buffer.device) for leaf in window))
+
+    def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
+        """Sets the priorities of windows.
+
+        Rows that are overwritten by now, and rows that may not start a window, are skipped. If a window is repeated,
+        its last priority counts.
+
+        Args:
+          window: `[N]`, on any device.
+          priority: `[N]`, finite and at least 0, on any device; e.g. |TD error|.
+
+        Raises:
+          UsageError: a priority is negative or not finite; then no priority is set.
+        """
+        column, position = window.column.cpu().numpy(), window.position.cpu().numpy()
+        given = priority.detach().to("cpu", torch.float32).numpy()
+        if given.shape != column.shape:
+            raise UsageError(
+                f"the algorithm's LossInfo.priority has shape {given.shape}; it must be one number for each of "
+                f"{len(column)} windows"
+            )
+        fits = (given >= 0) & (given < np.inf)
+        if not fits.all():
+            raise UsageError(
+                f"the algorithm's LossInfo.priority is {given[~fits][0]} for one of {len(given)} windows; it must be "
+                "finite and at least 0, e.g. |TD error|: find what diverges, or take the magnitude"
+            )
+        p = given + np.float32(self._epsilon)
+        self._largest = max(self._largest, p.max(initial=0))
+        leaf = self._leaf(column, position)
+        # Rows newer than the last draw are not excluded: the next draw sets their priorities again.
+        kept = (position >= self._low[column]) & (position < self._high[column]) & (self._priority[leaf] > 0)
+        if not kept.all():
+            leaf, p = leaf[kept], p[kept]
+        self._priority[leaf] = p
+        self._weigh(leaf)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {
+            "priority": torch.from_numpy(self._priority.copy()),
+            "largest": torch.tensor(self._largest),
+            "alpha": torch.tensor(self._alpha, dtype=torch.float64),
+            "low": torch.from_numpy(self._low.copy()),
+            "high": torch.from_numpy(self._high.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Restores `state`; the ring's rows are loaded before.
+
+        Raises:
+          UsageError: it was saved with another capacity or number of environments, or the ring lacks its rows.
+        """
+        if len(state["priority"]) != len(self._priority) or len(state["low"]) != len(self._low):
+            raise UsageError(
+                f"the saved priorities are of {len(state['low'])} columns and {len(state['priority'])} rows, this "
+                f"replay is of {len(self._low)} and {len(self._priority)}; keep the capacity and the number of "
+                "environments"
+            )
+        check_held(self.buffer, self.window_length, state["high"].numpy())
+        self._priority[:] = state["priority"].numpy()
+        self._low[:], self._high[:] = state["low"].numpy(), state["high"].numpy()
+        self._largest, self._alpha = np.float32(state["largest"].item()), float(state["alpha"])
+        self._count = int(np.count_nonzero(self._priority))
+        self._weigh(np.arange(len(self._priority)))
+
+    def check_valid(self) -> None:
+        self._tree.check_valid()
+        assert self._count == np.count_nonzero(self._priority), "the number of rows that may be drawn is out of date"
+        assert self._largest >= self._priority.max() and np.isfinite(self._largest)
+        everything = np.arange(len(self._priority))
+        assert np.array_equal(self._tree.weights(everything), self._weights(everything)), "a weight is out of date"
+        outside = np.ones(len(self._priority), bool)
+        outside[self._leaf(*rows_between(self._low, self._high))] = False
+        assert not self._priority[outside].any(), "a row that no window may start at has a priority"
+        low, count = self.buffer.start_range(self.window_length)
+        column, position = rows_between(np.maximum(low, self._low), np.minimum(low + count, self._high))
+        may_start = self.buffer.may_start(column, position)
+        assert np.array_equal(self._priority[self._leaf(column, position)] > 0, may_start)
+
+    def _agreed(self, maxima: np.ndarray) -> np.ndarray:
+        """Returns the largest weights `[K]` of the minibatches of all learners; agrees on the largest priority, too."""
+        if not replicas.is_joined():
+            return maxima
+        *maxima, largest = np.array(replicas.gather(*maxima, self._largest)).max(0)
+        self._largest = np.float32(largest)
+        return np.array(maxima)
+
+    def _catch_up(self) -> None:
+        """Sets the priorities of overwritten rows to 0, and those of new rows to the largest."""
+        low, count = self.buffer.start_range(self.window_length)
+        high = low + count
+        if np.array_equal(low, self._low) and np.array_equal(high, self._high):
+            return
+        gone = self._leaf(*rows_between(self._low, np.minimum(self._high, low)))
+        self._count -= np.count_nonzero(self._priority[gone])
+        self._priority[gone] = 0
+        # The rows before the end of an empty range are not indexed yet.
+        seen = np.where(self._low < self._high, self._high, 0)
+        column, position = rows_between(np.maximum(seen, low), high)
+        new, may_start = self._leaf(column, position), self.buffer.may_start(column, position)
+        self._priority[new] = np.where(may_start, self._largest, 0)
+        self._count += np.count_nonzero(may_start)
+        self._weigh(np.concatenate([gone, new]))  # a new row may be at the place of an overwritten one
+        self._low, self._high = low, high
+
+    def _leaf(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
+        return column * self.buffer.length + position % self.buffer.length
+
+    def _weigh(self, leaf: np.ndarray) -> None:
+        self._tree.set(leaf, self._weights(leaf))
+
+    def _weights(self, leaf: np.ndarray) -> np.ndarray:
+        """Returns p^alpha in float64; 0 if p is 0."""
+        p = self._priority[leaf].astype(np.float64)
+        return np.where(p > 0, p**self._alpha, 0)
+
+    @staticmethod
+    def _exponent(name: str, schedule: Schedule, progress: float) -> float:
+        value = float(schedule(progress))
+        if not 0 <= value <= 1:
+            raise UsageError(f"Prioritized.{name} is {value} at progress {progress}; it must be in [0, 1]")
+        return value
