@@ -84,6 +84,7 @@ def _draw_curves(axis: Any, trials: Sequence[Trial], best: Trial | None) -> None
         if label == "best" or any(trial.state == label for trial in trials):
             axis.plot([], [], color=color, label=label)
     axis.set_xlabel("steps")
+    axis.locator_params("x", nbins=5)  # labels of more would overlap
     axis.legend(fontsize="small")
     axis.grid(alpha=0.3)
 
