@@ -13,7 +13,7 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses
+from alfish import losses, policy_losses
 from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
@@ -115,7 +115,7 @@ class PPO(ActorCriticAlgorithm):
         value_loss = losses.squared(info.value - rollout.target)
         if self._value_clip_range is not None:
             value_clip_range = self._value_clip_range(self.progress)
-            value_loss = losses.clipped_value_loss(info.value, rollout.value, rollout.target, value_clip_range)
+            value_loss = policy_losses.clipped_value_loss(info.value, rollout.value, rollout.target, value_clip_range)
         with torch.no_grad():
             log_ratio = log_prob - rollout.log_prob
             kl = log_ratio.exp() - 1 - log_ratio  # unbiased and never negative (Schulman, 2020)
@@ -128,5 +128,5 @@ class PPO(ActorCriticAlgorithm):
     def policy_loss(self, log_prob: torch.Tensor, rollout: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Returns the clipped surrogate `[T, N]`, and what summaries show of it."""
         clip_range = self._clip_range(self.progress)
-        loss, ratio = losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, clip_range)
+        loss, ratio = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, clip_range)
         return loss, {"clip_fraction": ((ratio - 1).abs() > clip_range).to(loss.dtype)}

@@ -25,6 +25,7 @@ PART_PACKAGES = (
     ),
     *(
         "alfish.losses",
+        "alfish.policy_losses",
         "alfish.metrics",
         "alfish.networks",
         "alfish.learner.optimizers",

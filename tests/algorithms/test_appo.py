@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from alfish import corrections, losses, nest, specs
+from alfish import corrections, nest, policy_losses, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
@@ -182,7 +182,7 @@ class TestWithLag:
         appo.progress.fill_(0.5)
         info, loss_info = _loss(appo, batch)
         rollout, log_prob = batch.experience.info, info.policy.log_prob(batch.experience.action)
-        policy_loss, ratio = losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.1)
+        policy_loss, ratio = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.1)
         if loss == "impala":
             policy_loss = -ratio.clamp(max=1.2) * log_prob * rollout.advantage
         value_loss = 0.5 * (info.value - rollout.target) ** 2

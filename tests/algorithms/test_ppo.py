@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import losses, nest, returns, specs
+from alfish import losses, nest, policy_losses, returns, specs
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches, take
 from alfish.data import Experience, StepType, TimeStep, trainable
@@ -201,7 +201,7 @@ class TestLoss:
         info, loss_info = self._loss(ppo, batch)
         rollout = batch.experience.info
         log_prob = info.policy.log_prob(batch.experience.action)
-        surrogate, _ = losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.1)
+        surrogate, _ = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.1)
         coefficient = 0.0 if entropy_coef == 0 else 0.1
         expected = surrogate + 0.7 * 0.5 * (info.value - rollout.target) ** 2 - coefficient * info.policy.entropy()
         torch.testing.assert_close(loss_info.loss, expected)
@@ -233,7 +233,7 @@ class TestLoss:
             ppo.network.value_head.bias.add_(1.0)
         info, loss_info = self._loss(ppo, batch)
         rollout = batch.experience.info
-        expected = losses.clipped_value_loss(info.value, rollout.value, rollout.target, 0.05)
+        expected = policy_losses.clipped_value_loss(info.value, rollout.value, rollout.target, 0.05)
         torch.testing.assert_close(loss_info.extra["value_loss"], expected.detach())
         assert not torch.allclose(expected, losses.squared(info.value - rollout.target))
 
