@@ -38,7 +38,7 @@ def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_kille
     else:
         cluster = request.getfixturevalue("nodes")
         (node,) = [node for node in cluster.nodes if node.all_processes["raylet"][0].process.pid == parent(worker)]
-        cluster.cluster.remove_node(node)
+        cluster.kill(node)
     assert process.wait(400) == 0, directory.with_suffix(".log").read_text()
     assert (directory / "trials.csv").read_text() == whole(toy, tmp_path / "one", *FLAGS)
     assert_nothing_is_left(directory)
