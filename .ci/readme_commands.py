@@ -25,11 +25,17 @@ SKIPPED = {
     "pip install": "the checkout; .ci/run installs the wheel with the same extras",
     "minari download": "the network",
     "tensorboard": "a server that runs until it is interrupted",
+    "alfish train .*ray.gin": "a Ray cluster",
 }
 APPENDED = {
     "alfish train .*--profile": f"{SHORT} --gin_param=ReplayBatches.warmup_env_steps=900",
     "alfish train --gin_file=iql": "--gin_param=Trainer.num_updates=100 --gin_param=Evaluate.num_episodes=2",
     "alfish train": SHORT,
+    "torchrun": SHORT,
+    "alfish sweep": f"{SHORT} --trials=2",
+    "alfish population": (
+        "--gin_param=Trainer.num_env_steps=8192 --gin_param=Evaluate.period=4096 --members=4 --generations=2"
+    ),
     "alfish record": "--num_episodes=2",
 }
 REPLACED = {
