@@ -30,19 +30,31 @@ _is_apart = False
 
 
 class _Group:
-    """The process group of all learners; `sum` is a functional collective, which a graph may contain."""
+    """The process group of all learners; `sum` is a functional collective, which a graph may contain.
+
+    Raises:
+      UsageError: this torch has no functional collectives where the versions that were tested have them.
+    """
 
     def __init__(self) -> None:
         import torch
         import torch.distributed as distributed
-        from torch.distributed import _functional_collectives  # noqa: F401, gives the operations below their shapes
 
+        try:
+            # Gives the operations their shapes in a graph.
+            from torch.distributed import _functional_collectives  # noqa: F401
+
+            self._operations: Any = torch.ops._c10d_functional
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"several learners need torch's functional collectives, and torch {torch.__version__} has none where "
+                f"they were ({first_line(error)}); install a version of constraints.txt, or train without torchrun"
+            ) from error
         has_gpus = torch.cuda.is_available() and distributed.is_nccl_available()
         # Numbers of the host travel by gloo also where gradients travel by NCCL.
         distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=TIMEOUT)
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.leave = distributed.destroy_process_group
-        self._operations: Any = torch.ops._c10d_functional
         self._name = distributed.group.WORLD.group_name  # type: ignore[union-attr]
 
     def sum(self, values: "torch.Tensor") -> "torch.Tensor":

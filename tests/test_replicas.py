@@ -44,6 +44,14 @@ class TestOneLearner:
         with replicas.joined():
             assert not replicas.is_joined()
 
+    def test_a_torch_without_functional_collectives_is_one_sentence(self, monkeypatch):
+        for name, value in zip(replicas.VARIABLES, ("0", "1", "0", "localhost", "0"), strict=True):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setitem(sys.modules, "torch.distributed._functional_collectives", None)
+        monkeypatch.delattr(torch.distributed, "_functional_collectives", raising=False)
+        with pytest.raises(UsageError, match="several learners need torch's functional collectives, and torch"):
+            replicas.joined().__enter__()
+
 
 class TestTwoLearners:
     @pytest.fixture(autouse=True)

@@ -19,12 +19,13 @@ PRIVATE = re.compile(
 
 
 def test_private_names_of_torch_are_read_in_one_module():
+    """Those of torch.distributed in `replicas`, which is below the compiler."""
     package = Path(alfish.__file__).parent
     found = {
         f"{path.relative_to(package)}: {match.group()}"
         for path in package.rglob("*.py")
         for match in PRIVATE.finditer(path.read_text())
-        if path.name != "torch_internals.py"
+        if path.name not in ("torch_internals.py", "replicas.py")
     }
     assert found == set()
 
