@@ -25,6 +25,7 @@ from alfish.algorithms.acting import reset_state
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
@@ -103,7 +104,7 @@ MEMORY = {
                                                                            critic_torso=LONG_SHORT)), DISCRETE),
     "dqn with memory": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=RECURRENT), target_period=7),
                         DISCRETE),
-    "sac with memory": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC,
+    "sac with memory": (functools.partial(RecurrentSAC, actor_mlp=SMALL, critic=CRITIC,
                                           memory=functools.partial(LSTM, size=6)), BOTH),
 }  # fmt: skip
 ALGORITHMS = ON_POLICY | OFF_POLICY | SPECIAL | MEMORY

@@ -45,7 +45,7 @@ def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_kille
 
 
 def test_a_signal_ends_the_runs_of_ray_with_their_checkpoints(toy, tmp_path):
-    toy.write_text(toy.read_text() + "Trainer.num_env_steps = 200000\nCheckpointSaver.period = 150000\n")
+    toy.write_text(toy.read_text() + "Trainer.num_env_steps = 5_000_000\nCheckpointSaver.period = 150000\n")
     directory = tmp_path / "s"
     process = sweep(toy, directory, "--ray", *FLAGS)
     until(lambda: list(directory.glob("000/eval/*")) and list(directory.glob("001/eval/*")), process, directory)
