@@ -143,7 +143,7 @@ class DQN(RLAlgorithm):
 
 
 def _greedy(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the action with the largest value of those that `mask` allows, or of all; both are `[..., A]`."""
+    """Returns the best action that `mask` allows; if it allows none, the best of all. Both are `[..., A]`."""
     if mask is not None:
         allows_none = mask.amax(-1, keepdim=True).logical_not()  # at the end of an episode
         q = torch.where(mask | allows_none, q, -torch.inf)

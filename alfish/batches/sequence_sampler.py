@@ -94,7 +94,7 @@ class SequenceSampler:
         return batch._replace(experience=experience)
 
     def update_priorities(self, start: SequenceIndex, priority: torch.Tensor) -> None:
-        """Sets priorities `[N]`, except those that are not finite because their update was skipped."""
+        """Sets priorities `[N]`. A priority of a skipped update is not finite and is ignored."""
         finite = torch.isfinite(priority)
         if not finite.all():
             start, priority = nest.map(lambda leaf: leaf[finite.to(leaf.device)], (start, priority))

@@ -31,7 +31,7 @@ def define_group(flag_values: flags.FlagValues, group: str) -> None:
 
 @contextlib.contextmanager
 def processes(flag_values: flags.FlagValues) -> Iterator["Jobs"]:
-    """Yields the processes of the runs; at the end, those that still run save a checkpoint and end."""
+    """Yields the processes of the runs. At the end, runs that are not over save a checkpoint and stop."""
     from alfish.sweeps.jobs import LocalJobs, num_cores
 
     jobs: Jobs

@@ -141,7 +141,7 @@ class VectorEnvironment(Environment):
         self._reads_executed = True
 
     def _reported(self, executed: Nest) -> Nest:
-        """Replaces actions by those that the infos report, in the algorithm's units."""
+        """Replaces actions by the executed actions in the infos, in the algorithm's units."""
         if "executed_action" not in self.infos:
             return executed
         spoke = np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs)
