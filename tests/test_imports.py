@@ -15,7 +15,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 FLOORS = [
     (0, ["errors", "formatting", "nest", "replicas", "parameters", "schedules", "runs", "compiler"]),
     (1, ["data", "specs"]),
-    (2, ["losses", "policy_losses", "returns", "corrections", "targets", "distributions"]),
+    (2, ["losses", "policy_losses", "returns", "objectives", "corrections", "targets", "distributions"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
     (3, ["algorithms"]),
     (4, ["batches", "learner", "unrollers"]),

@@ -18,12 +18,13 @@ from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.data import Experience, LossInfo
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
+from alfish.objectives import Discount, RewardWeights
 from alfish.parameters import FiniteFloat, NonNegativeFloat, UnitInterval, checked
 from alfish.schedules import Schedule
 
 
 class A2CTarget(NamedTuple):
-    advantage: torch.Tensor  # [T, B], summed over R
+    advantage: torch.Tensor  # [T, B], scalarized
     target: torch.Tensor  # [T, B] of the value, or [T, B, R] for vector rewards
 
 
@@ -34,11 +35,12 @@ class A2C(ActorCriticAlgorithm):
 
     Args:
       network: takes the three specs; has `policy`, `value`, `forward` for both, and `initial_state`.
-      gamma: discount per environment step.
+      gamma: discount per environment step; a list: one for each entry of a vector reward.
       lambda_: of the return; 1 bootstraps at the end of the unroll only.
       value_coef: weight of the value loss, which is half a squared error.
       entropy_coef: weight of the entropy (nats); number or schedule.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
+      reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
     """
 
     def __init__(
@@ -48,15 +50,17 @@ class A2C(ActorCriticAlgorithm):
         reward_spec: spaces.Box,
         *,
         network: Callable[..., Any] = ActorCritic,
-        gamma: UnitInterval = 0.99,
+        gamma: Discount = 0.99,
         lambda_: UnitInterval = 1.0,
         value_coef: NonNegativeFloat = 0.5,
         entropy_coef: FiniteFloat | Schedule = 0.01,
         normalize_advantage: bool = False,
+        reward_weights: RewardWeights | None = None,
     ):
         super().__init__(
             observation_spec, action_spec, reward_spec, network=network, gamma=gamma, lambda_=lambda_,
             value_coef=value_coef, entropy_coef=entropy_coef, normalize_advantage=normalize_advantage,
+            reward_weights=reward_weights,
         )  # fmt: skip
 
     def preprocess_experience(self, experience: Experience) -> Experience:

@@ -12,6 +12,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks import PolicyValue
+from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -30,15 +31,17 @@ class ActorCriticAlgorithm(RLAlgorithm):
         reward_spec: spaces.Box,
         *,
         network: Callable[..., Any],
-        gamma: float,
+        gamma: Discount,
         lambda_: float,
         value_coef: float,
         entropy_coef: float | Schedule,
         normalize_advantage: bool,
+        reward_weights: RewardWeights | None,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.network: Any = network(observation_spec, action_spec, reward_spec)
-        self._gamma, self._lambda, self._normalize_advantage = gamma, lambda_, normalize_advantage
+        self.objectives = objectives_of(self, reward_spec, gamma, reward_weights)
+        self._lambda, self._normalize_advantage = lambda_, normalize_advantage
         self._value_coef = value_coef
         self._entropy_coef = None if entropy_coef == 0 else as_schedule(entropy_coef)
 
@@ -61,21 +64,19 @@ class ActorCriticAlgorithm(RLAlgorithm):
         """Returns generalised advantages `[T, B]`, and values `[T+1, B]`; `[..., R]` for vector rewards."""
         step = experience.time_step  # [T+1, B]
         value = self.network.value(step, experience.state)
-        advantage = returns.gae(step.reward, self._gamma * step.discount, value, step.step_type, self._lambda)
+        advantage = returns.gae(*self.objectives.rows(step), value, step.step_type, self._lambda)
         return advantage, value
 
     def policy_advantage(self, advantage: torch.Tensor, step_type: torch.Tensor) -> torch.Tensor:
-        """Returns the `[T, B]` advantages of the policy loss: summed over rewards, and normalized if that is set."""
-        if self.reward_spec.shape:
-            advantage = advantage.sum(-1)
+        """Returns the `[T, B]` advantages of the policy loss: scalarized, and then normalized if that is set."""
+        advantage = self.objectives.scalarized(advantage)
         if self._normalize_advantage:
             advantage = returns.standardize(advantage, trainable(step_type))
         return advantage
 
     def total_loss(self, policy_loss: torch.Tensor, value_loss: torch.Tensor, policy: Distribution) -> LossInfo:
         """Returns the weighted sum of the losses, minus the entropy bonus; `value_loss` is `[T, N]` or `[T, N, R]`."""
-        if self.reward_spec.shape:
-            value_loss = value_loss.sum(-1)
+        value_loss = self.objectives.total(value_loss)
         entropy = policy.entropy()
         loss = policy_loss + self._value_coef * value_loss
         if self._entropy_coef is not None:

@@ -20,6 +20,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
+from alfish.objectives import Discount, RewardWeights
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveFloat, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 
@@ -32,7 +33,7 @@ class PPOTarget(NamedTuple):
     """Inputs of the loss, `[T, B]`; values `[T, B, R]` for vector rewards. Fields that no setting needs are None."""
 
     log_prob: torch.Tensor  # of the action, under the policy that drew it
-    advantage: torch.Tensor  # summed over R
+    advantage: torch.Tensor  # scalarized
     target: torch.Tensor  # of the value
     value: torch.Tensor | None  # when the target was computed; for value_clip_range
     policy: Distribution | None  # which drew the action; for target_kl
@@ -46,7 +47,7 @@ class PPO(ActorCriticAlgorithm):
 
     Args:
       network: takes the three specs; has `policy`, `value`, `forward` for both, and `initial_state`.
-      gamma: discount per environment step.
+      gamma: discount per environment step; a list: one for each entry of a vector reward.
       lambda_: of the generalised advantage; 1 is the Monte-Carlo return.
       clip_range: largest change of an action's probability ratio that lowers the loss.
       value_clip_range: largest change of a value that lowers its loss, in units of return; None: not clipped.
@@ -55,6 +56,7 @@ class PPO(ActorCriticAlgorithm):
       target_kl: the iteration ends when KL(rollout policy, policy) exceeds 1.5 times this, in nats; None: no limit.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
       recompute_advantage: whether each epoch recomputes advantages (Andrychowicz et al., 2021, section 3.5).
+      reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
 
     clip_range, value_clip_range and entropy_coef may be schedules of progress.
     """
@@ -66,7 +68,7 @@ class PPO(ActorCriticAlgorithm):
         reward_spec: spaces.Box,
         *,
         network: Callable[..., Any] = ActorCritic,
-        gamma: UnitInterval = 0.99,
+        gamma: Discount = 0.99,
         lambda_: UnitInterval = 0.95,
         clip_range: PositiveFloat | Schedule = 0.2,
         value_clip_range: PositiveFloat | Schedule | None = None,
@@ -75,10 +77,12 @@ class PPO(ActorCriticAlgorithm):
         target_kl: PositiveFloat | None = None,
         normalize_advantage: bool = True,
         recompute_advantage: bool = False,
+        reward_weights: RewardWeights | None = None,
     ):
         super().__init__(
             observation_spec, action_spec, reward_spec, network=network, gamma=gamma, lambda_=lambda_,
             value_coef=value_coef, entropy_coef=entropy_coef, normalize_advantage=normalize_advantage,
+            reward_weights=reward_weights,
         )  # fmt: skip
         self.unroll_use = UnrollUse(single_epoch=False, preprocess_each_epoch=recompute_advantage)
         self._clip_range = as_schedule(clip_range)

@@ -133,6 +133,11 @@ class RLAlgorithm(nn.Module, abc.ABC):
         return {"all": self.parameters()}
 
     @property
+    def reward_weights(self) -> torch.Tensor | None:
+        """`[R]`, the buffer of the weights of a vector reward's entries; None: there is none."""
+        return getattr(getattr(self, "objectives", None), "weights", None)
+
+    @property
     def has_state(self) -> bool:
         """Returns True if `initial_state` has tensors."""
         return bool(nest.leaves(self.initial_state(1)))

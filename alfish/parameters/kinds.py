@@ -55,8 +55,9 @@ def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | N
 def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
     """Returns a sentence with what fits these kinds; `value` does not."""
     sequence = next((kind for kind in kinds if typing.get_origin(bare(kind)) in SEQUENCES), None)
-    if sequence is None:
-        return f"it must be {_alternatives(kinds)}"
+    single = [kind for kind in kinds if kind is not sequence and bare(kind) is not NoneType]
+    if sequence is None or (single and not isinstance(value, (list, tuple))):
+        return f"it must be {_alternatives([kind for kind in kinds if kind is not sequence])}"
     parts = elements(sequence)
     if any(_fits(value, part, refers) for part in parts):
         return f"it must be a list: write [{value!r}]"

@@ -1,0 +1,83 @@
+"""Vector rewards: their entries have discounts and weights of their own, and one number is maximized."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
+from alfish.algorithms.ppo import PPO
+from alfish.data import StepType, TimeStep
+from alfish.errors import UsageError
+from alfish.objectives import Objectives, objectives_of
+
+OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
+ON_POLICY = [A2C, PPO, APPO]
+
+
+def time_step(reward, discount):
+    """Rows `[T, 1]` of an episode that goes on."""
+    reward, discount = torch.tensor(reward)[:, None], torch.tensor(discount)[:, None]
+    step_type = torch.full(discount.shape, StepType.MID, dtype=torch.int32)
+    return TimeStep(step_type, reward, discount, None, None, torch.zeros(1, dtype=torch.int32))
+
+
+def test_each_entry_has_a_discount_of_its_own():
+    objectives = Objectives([0.5, 1.0], [1.0, 1.0])
+    _, discount = objectives.rows(time_step([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0]))
+    assert discount[:, 0].tolist() == [[0.5, 1.0], [0.0, 0.0]]
+
+
+def test_an_entry_that_ignores_ends_bootstraps_where_an_episode_terminated():
+    objectives = Objectives([0.5, 0.75], [1.0, 1.0])
+    objectives.ignore_ends(1)
+    _, discount = objectives.rows(time_step([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0]))
+    assert discount[:, 0].tolist() == [[0.5, 0.75], [0.0, 0.75]]
+
+
+def test_weights_scale_what_is_maximized_and_not_the_losses():
+    objectives = Objectives([0.9, 0.9], [2.0, -1.0])
+    assert objectives.scalarized(torch.tensor([3.0, 4.0])) == 2.0
+    assert objectives.total(torch.tensor([3.0, 4.0])) == 7.0
+
+
+def test_weights_are_saved_and_discounts_belong_to_the_configuration():
+    assert list(Objectives([0.9], [1.0]).state_dict()) == ["weights"]
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_the_advantage_is_weighted_before_it_is_normalized(algorithm):
+    made = algorithm(
+        OBSERVATION, spaces.Discrete(2), specs.reward_spec(2), reward_weights=[2.0, 0.0], normalize_advantage=True
+    )
+    advantage = torch.randn(5, 3, 2)
+    step_type = torch.full((6, 3), StepType.MID, dtype=torch.int32)
+    alone = algorithm(OBSERVATION, spaces.Discrete(2), specs.reward_spec(), normalize_advantage=True)
+    expected = alone.policy_advantage(2 * advantage[..., 0], step_type)
+    assert torch.equal(made.policy_advantage(advantage, step_type), expected)
+    made.reward_weights.copy_(torch.tensor([0.0, 2.0]))
+    expected = alone.policy_advantage(2 * advantage[..., 1], step_type)
+    assert torch.equal(made.policy_advantage(advantage, step_type), expected)
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_lists_of_another_length_than_the_reward_are_refused(algorithm):
+    parts = OBSERVATION, spaces.Discrete(2), specs.reward_spec(2)
+    with pytest.raises(UsageError, match=r"reward_weights is \[1.0\], and the reward has 2 entries"):
+        algorithm(*parts, reward_weights=[1.0])
+    with pytest.raises(UsageError, match=r"gamma is \[0.9, 0.9, 0.9\], and the reward has 2 entries"):
+        algorithm(*parts, gamma=[0.9, 0.9, 0.9])
+    with pytest.raises(
+        UsageError, match=r"reward_weights is \[1.0, 1.0\], for a vector reward, and this reward is one"
+    ):
+        algorithm(*parts[:2], specs.reward_spec(), reward_weights=[1.0, 1.0])
+    with pytest.raises(UsageError, match=r"gamma is 1.5; it must be a number in \[0, 1\]"):
+        algorithm(*parts, gamma=1.5)
+
+
+def test_a_scalar_reward_has_no_weights():
+    made = A2C(OBSERVATION, spaces.Discrete(2), specs.reward_spec())
+    assert made.reward_weights is None and not any("objectives" in name for name in made.state_dict())
+    assert objectives_of(made, specs.reward_spec(), 0.9, None).scalarized(7) == 7
