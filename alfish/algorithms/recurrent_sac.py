@@ -16,8 +16,9 @@ from torch import nn
 
 from alfish.algorithms.sac import SAC, Features
 from alfish.data import Experience, TimeStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import GRU, HybridHead, Window
+from alfish.networks import GRU, Encoder, HybridHead, Window
 from alfish.parameters import checked
 
 
@@ -29,7 +30,8 @@ class RecurrentSAC(SAC):
     Args:
       memory: takes the output size of the critics' encoder (`@GRU`, `@LSTM`).
       sac_arguments: of SAC. `critic` also takes `memory`; `actor_mlp` takes the size of the critics' features;
-        `actor_encoder` is not used; `lambda_` is 0 by default without Retrace.
+        `actor_encoder` is refused, because the actor stands on the critics' features; `lambda_` is 0 by default without
+        Retrace.
     """
 
     default_lambda: ClassVar[float] = 0.0
@@ -50,6 +52,11 @@ class RecurrentSAC(SAC):
     def make_networks(
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
     ) -> None:
+        if actor_encoder is not Encoder:
+            raise UsageError(
+                "RecurrentSAC.actor_encoder is set, and its actor has no encoder: it stands on the critics' features, "
+                "so it sees every leaf that they see; bind CriticEnsemble.encoder, or train with SAC or PPO"
+            )
         self.critic = critic(self.observation_spec, *self.action_space.critic_sizes, memory=self._memory)
         self.actor_encoder = nn.Identity()
         self.actor_mlp = actor_mlp(self.critic.feature_size)

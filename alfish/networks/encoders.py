@@ -38,7 +38,8 @@ class Encoder(nn.Module):
       image: encoder of image leaves; None: chosen by their size.
       vector: encoder of every other Box and MultiBinary leaf.
       discrete: encoder of Discrete and MultiDiscrete leaves.
-      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`); these override the rules.
+      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`); these override the rules. None drops
+        the leaf: features do not depend on it.
       sees_mask: whether an action mask is encoded like other leaves. False: it is left out.
     """
 
@@ -48,7 +49,7 @@ class Encoder(nn.Module):
         image: LeafEncoder | None = None,
         vector: LeafEncoder | None = None,
         discrete: LeafEncoder | None = None,
-        leaves: Mapping[str, LeafEncoder] | None = None,
+        leaves: Mapping[str, LeafEncoder | None] | None = None,
         sees_mask: bool = False,
     ):
         super().__init__()
@@ -57,17 +58,20 @@ class Encoder(nn.Module):
         if unknown:
             raise UsageError(f"Encoder.leaves names {unknown[0]!r}; the observation's leaves are {sorted(paths)}")
 
-        def choose(path: str, spec: spaces.Space) -> LeafEncoder:
-            if path in overrides:
-                return overrides[path]
+        def choose(path: str, spec: spaces.Space) -> LeafEncoder | None:
+            if path in overrides or (isinstance(spec, ActionMask) and not sees_mask):
+                return overrides.get(path)
             if isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
                 return discrete or OneHot
             return (image or encoder_by_size(spec) or Flat) if is_image(spec) else (vector or Flat)
 
-        self._sees = [sees_mask or path in overrides or not isinstance(s, ActionMask) for path, s in zip(paths, specs)]
+        chosen = [choose(path, spec) for path, spec in zip(paths, specs)]
+        self._sees = [make is not None for make in chosen]
         if not any(self._sees):
+            if overrides:
+                raise UsageError(f"Encoder.leaves drops every leaf of the observation, {sorted(paths)}; keep one")
             raise UsageError("the observation has an action mask and nothing else; set Encoder.sees_mask = True")
-        encoders = [choose(path, spec)(spec) for path, spec in itertools.compress(zip(paths, specs), self._sees)]
+        encoders = [make(spec) for make, spec in zip(chosen, specs) if make is not None]
         self.encoders = nn.ModuleList(encoders)
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
 

@@ -1,4 +1,5 @@
 import math
+import re
 
 import numpy as np
 import pytest
@@ -162,6 +163,22 @@ def test_a_leaf_may_have_an_encoder_of_its_own():
     encoder = Encoder(spec, leaves={"a.0": _Tripled})
     features = encoder({"a": (torch.ones(2, 4),), "b": torch.ones(2, 4)})
     assert features.tolist() == [[3.0] * 4 + [1.0] * 4] * 2
+
+
+def test_features_do_not_depend_on_a_dropped_leaf():
+    spec = {"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3), "c": spaces.Box(-1, 1, (1,), np.float32)}
+    encoder = Encoder(spec, leaves={"b": None, "c": _Tripled})
+    assert encoder.output_size == 3 and len(encoder.encoders) == 2
+    for b in range(3):
+        rows = {"a": torch.ones(1, 2), "b": torch.tensor([b]), "c": torch.ones(1, 1)}
+        assert encoder(rows).tolist() == [[1, 1, 3]]
+
+
+@pytest.mark.parametrize("spec", [spaces.Box(-1, 1, (2,)), {"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (2,))}])
+def test_an_encoder_without_any_leaf_is_refused(spec):
+    paths = nest.paths(spec)
+    with pytest.raises(UsageError, match=re.escape(f"drops every leaf of the observation, {paths}; keep one")):
+        Encoder(spec, leaves=dict.fromkeys(paths))
 
 
 def test_the_bare_leafs_path_is_empty():
