@@ -22,6 +22,7 @@ from alfish.offline.episode import ends
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
+from alfish.training.policy import completed
 from alfish.transforms import Transforms
 from alfish.unrollers.episodes import EpisodeAccumulator
 
@@ -96,7 +97,8 @@ class Evaluator:
     favour short episodes.
 
     Args:
-      environment: built for evaluation, never the one of the training.
+      environment: built for evaluation, never the one of the training. Its observation may lack leaves that the action
+        does not depend on.
       algorithm, transforms: are read only.
       max_length: actions after which an episode is truncated, at least 1, because an episode without a time limit may
         never end.
@@ -119,6 +121,9 @@ class Evaluator:
         self.max_length, self.num_cut = max_length, 0
         self.log: Callable[[str], Any] = _print_to_stderr
         self._device = algorithm.progress.device
+        trained_spec = transforms.raw_observation_spec
+        lacks_leaves = nest.paths(environment.observation_spec) != nest.paths(trained_spec)
+        self._trained_spec = trained_spec if lacks_leaves else None
         self._under_way: object = None  # the rows of the last call of `test_episodes`
 
     def evaluate(
@@ -243,7 +248,8 @@ class Evaluator:
             policy.begin(k, seed + k)
         yield episode, time_step, False
         while (episode >= 0).any():
-            action = policy.act(time_step, episode)
+            seen = time_step if self._trained_spec is None else completed(time_step, self._trained_spec)
+            action = policy.act(seen, episode)
             time_step = nest.tensors(environment.step(environment.convert(action)))
             length += 1
             finished = time_step.step_type.cpu().numpy() == StepType.LAST

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from alfish import replicas
+from alfish import nest, replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
+from alfish.nest import Nest
 from alfish.parameters.parts import build
 from alfish.specs import describe
 from alfish.training.clock import Budget
@@ -97,7 +98,8 @@ class Environments:
         """Returns an evaluator; see `Trainer.evaluator`.
 
         Raises:
-          UsageError: the environments for evaluation have other spaces than those for training.
+          UsageError: the environments for evaluation have other spaces than those for training. Their observations may
+            lack leaves.
         """
         factory = self._make_for_evaluation or self.make
         limit = self.max_evaluation_length if max_length is None else max_length
@@ -105,13 +107,19 @@ class Environments:
         evaluator = make_evaluator(factory, *networks, num_episodes, num_envs, limit, **environment_arguments)
         for name in ("observation_spec", "action_spec", "reward_spec") if self._make_for_evaluation else ():
             evaluated, trained = getattr(evaluator.environment, name), getattr(parts.environment, name)
-            if evaluated != trained:
+            if evaluated != trained and not (name == "observation_spec" and _is_part(evaluated, trained)):
                 evaluator.close()
                 raise UsageError(
                     f"Trainer.evaluation_environment: its {name} is {describe(evaluated)}, and the policy trains on "
                     f"{describe(trained)}; make them equal"
                 )
         return evaluator
+
+
+def _is_part(spec: Nest, whole: Nest) -> bool:
+    """Returns whether `whole` has all leaves of `spec`, at the same places."""
+    leaves = dict(zip(nest.keys(whole), nest.leaves(whole)))
+    return all(keys in leaves and leaves[keys] == leaf for keys, leaf in zip(nest.keys(spec), nest.leaves(spec)))
 
 
 def make_parts(

@@ -144,7 +144,7 @@ class Policy:
         leaves: list[torch.Tensor] = []
         for name, spec, read, value in zip(names, leaf_specs, self._readers, values):
             if value is None:
-                leaves.append(_missing(name, specs.zeros(spec, (sizes[0],), self._device)))
+                leaves.append(_missing(name, spec, sizes[0], self._device))
                 continue
             rows = read(value if batched else np.asarray(value)[None])
             wanted = [sizes[0], *spec.shape]
@@ -234,7 +234,7 @@ class _MissingLeaf(torch.Tensor):
         writes = _WRITES.fullmatch(name) and not isinstance(args[0], cls)
         if name in _LOOKS_AT_VALUES or writes:
             missing = sorted(frozenset().union(*(one.missing for one in inputs)))
-            raise UsageError(f"the policy's action depends on {' and '.join(missing)}, which act was not given")
+            raise UsageError(f"the policy's action depends on {' and '.join(missing)}, which it was not given")
         result = super().__torch_function__(func, types, args, kwargs or {})
         names = frozenset().union(*(one.missing for one in inputs))
         for leaf in nest.leaves((result,)):
@@ -260,7 +260,24 @@ _LOOKS_AT_VALUES = {
 _WRITES = re.compile(r"__setitem__|__i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor)__|(?!_)\w*[a-z0-9]_")
 
 
-def _missing(name: str, zeros: torch.Tensor) -> torch.Tensor:
-    leaf = zeros.as_subclass(_MissingLeaf)
+def _missing(name: str, spec: spaces.Space, size: int, device: torch.device) -> torch.Tensor:
+    leaf = specs.zeros(spec, (size,), device).as_subclass(_MissingLeaf)
     leaf.missing = frozenset([name])
     return leaf
+
+
+def completed(time_step: TimeStep, observation_spec: Nest) -> TimeStep:
+    """Returns rows with every leaf of `observation_spec`; leaves that they lack raise where an action depends on them.
+
+    Args:
+      time_step: `[B]`.
+      observation_spec: of the rows that the policy was trained on.
+    """
+    given = dict(zip(nest.keys(time_step.observation), nest.leaves(time_step.observation)))
+    size, device = len(time_step.step_type), time_step.step_type.device
+    names = nest.named_leaves(observation_spec, "observation")
+    leaves = [
+        given[keys] if keys in given else _missing(name, spec, size, device)
+        for keys, (name, spec) in zip(nest.keys(observation_spec), names)
+    ]
+    return time_step._replace(observation=nest.unflatten(nest.flatten(observation_spec)[1], leaves))

@@ -48,7 +48,8 @@ class Trainer:
       root_dir: directory of the run, created if needed; an existing run is continued.
       algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
       environment: factory like `make_environment`, takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
-      evaluation_environment: factory of environments for evaluation, with the same spaces. None: `environment`.
+      evaluation_environment: factory of environments for evaluation, with the same spaces; their observations may lack
+        leaves that the action does not depend on. None: `environment`.
       batches: class or factory of the source of batches; None: `EpochBatches` on-policy, else `ReplayBatches`.
       unroller: class or factory, takes (environment, algorithm, transforms): `SyncUnroller`, `AsyncUnroller`.
       learner: class or factory, takes the algorithm.

@@ -3,6 +3,7 @@
 import functools
 
 import gin
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -17,9 +18,12 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
+from alfish.configuration.opening import open_run
 from alfish.data import Experience, StepType, TimeStep
+from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, DeterministicActor, Encoder, Torso
+from alfish.training.evaluator import make_evaluator
 from alfish.training.policy import Policy
 from alfish.transforms import ObservationNormalizer, Transforms
 
@@ -115,7 +119,6 @@ def test_values_and_the_critics_loss_depend_on_it(name):
 def test_a_policy_acts_without_the_leaf_and_takes_the_same_actions(name):
     made = make(name)
     transforms = Transforms([ObservationNormalizer], specs.observation_spec(OBSERVATION), specs.reward_spec())
-    made.observation_spec = transforms.observation_spec
     policy = Policy(made, transforms, OBSERVATION, ACTION)
     observations = [OBSERVATION.sample() for _ in range(4)]
     for sample in (False, True):
@@ -164,13 +167,17 @@ CONFS = {
 
 
 @pytest.mark.parametrize("name", CONFS)
-def test_a_scope_in_gin_drops_a_leaf_for_the_actor_and_the_saved_policy_acts_without_it(name, tmp_path):
+def test_a_scope_in_gin_drops_a_leaf_for_the_actor_which_acts_and_is_evaluated_without_it(name, tmp_path):
     conf = tmp_path / "run.gin"
     conf.write_text(
         "\n".join(line.strip() for line in CONFS[name].splitlines())
         + """
 import alfish.environments.split_observation
 Trainer.environment = @make_environment
+Trainer.evaluation_environment = @evaluation/make_environment
+evaluation/make_environment.wrappers = [
+    @SplitObservation, ['gymnasium.wrappers:FilterObservation', {'filter_keys': ['angle']}]
+]
 Trainer.learner = @Learner
 Trainer.num_env_steps = 64
 Trainer.unroll_length = 8
@@ -184,6 +191,15 @@ MLP.layers = (8,)
 """
     )
     assert main(["train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'run'}"]) == 0
+    with open_run(tmp_path / "run") as trainer:
+        trainer.load_policy()
+        evaluator = trainer.evaluator(2)
+        assert set(evaluator.environment.observation_spec) == {"angle"}
+        seeing = make_evaluator(make_environment, trainer.algorithm, trainer.transforms, 2)
+        assert set(seeing.environment.observation_spec) == {"angle", "velocity"}
+        assert evaluator.evaluate(2) == seeing.evaluate(2)
+        evaluator.close()
+        seeing.close()
     policy = alfish.load(tmp_path / "run")
     angle = np.array([0.6, 0.8], np.float32)
     action = policy.act({"angle": angle})
@@ -191,3 +207,27 @@ MLP.layers = (8,)
         np.testing.assert_array_equal(policy.act({"angle": angle, "velocity": [velocity]}), action)
     with pytest.raises(UsageError, match=r"depends on observation\.angle"):
         policy.act({"velocity": [1.0]})
+
+
+def test_an_environment_without_a_leaf_that_the_policy_needs_cannot_evaluate_it():
+    trained = make_environment(Parts)
+    transforms = Transforms([], trained.observation_spec, trained.reward_spec)
+    made = PPO(trained.observation_spec, trained.action_spec, trained.reward_spec, network=network())
+    less = functools.partial(
+        make_environment,
+        Parts,
+        wrappers=[["gymnasium.wrappers:FilterObservation", {"filter_keys": ["hidden", "kind"]}]],
+    )
+    with pytest.raises(UsageError, match=r"the policy's action depends on observation\.seen, which it was not given"):
+        make_evaluator(less, made, transforms, 1).evaluate(1)
+
+
+class Parts(gymnasium.Env):
+    observation_space, action_space = OBSERVATION, ACTION
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return OBSERVATION.sample(), {}
+
+    def step(self, action):
+        return OBSERVATION.sample(), 0.0, True, False, {}

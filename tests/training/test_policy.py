@@ -268,7 +268,7 @@ def test_leaves_that_do_not_change_the_action_may_be_missing(way, part):
 def test_a_missing_leaf_that_the_action_depends_on_is_named_and_changes_nothing():
     policy = policy_of(Arm, factories=[ObservationNormalizer])
     partial = {"joints": FULL["joints"], "hidden": {"kind": 2}}
-    with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which act was not given"):
+    with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which it was not given"):
         policy.act(partial)
     policy = policy_of(Long, Remembering)
     with pytest.raises(UsageError, match="act was given none of the leaves observation$"):
@@ -298,7 +298,7 @@ class Looking(Remembering):
 )
 def test_however_a_missing_leaf_is_looked_at(look):
     algorithm = type("Looking", (Looking,), {"look": staticmethod(look)})
-    with pytest.raises(UsageError, match="depends on observation.hidden.mass, which act was not given"):
+    with pytest.raises(UsageError, match="depends on observation.hidden.mass, which it was not given"):
         policy_of(Arm, algorithm).act({"joints": FULL["joints"]})
 
 
