@@ -3,21 +3,21 @@
 import torch
 
 
-def clipped_surrogate(log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantage: torch.Tensor, clip_range):
+def clipped_surrogate(log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantage: torch.Tensor, lowest, highest):
     """Returns PPO's policy loss and the probability ratio, both `[...]`.
 
-        r = exp(log_prob - old_log_prob),   loss = -min(r A, clip(r, 1 - clip_range, 1 + clip_range) A)
+        r = exp(log_prob - old_log_prob),   loss = -min(r A, clip(r, lowest, highest) A)
 
     Args:
       log_prob: `[...]` of the action under the policy in training; the only argument that needs a gradient.
       old_log_prob: `[...]` under the policy that drew the action.
       advantage: `[...]`.
-      clip_range: positive float or 0-d tensor.
+      lowest, highest: floats or 0-d tensors, the ratio's range, around 1.
 
     Source: Schulman et al., 2017, eq. 7.
     """
     ratio = (log_prob - old_log_prob).exp()
-    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    clipped = ratio.clamp(lowest, highest)
     return -torch.minimum(ratio * advantage, clipped * advantage), ratio
 
 

@@ -16,6 +16,7 @@ from alfish.distributions import (
     MultiCategorical,
     SquashedNormal,
     is_distribution,
+    uniform_kl,
 )
 
 LEADING = [(), (5,), (3, 4), (1, 6)]
@@ -59,6 +60,45 @@ def test_log_prob_entropy_and_kl_are_torchs(kind, leading):
     for got, expected in ((ours.log_prob(action), log_prob), (ours.entropy(), entropy), (ours.kl(other), kl)):
         assert got.shape == leading
         torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+
+
+def symmetric_kl(logits):
+    p, u = torch.distributions.Categorical(logits=logits), torch.distributions.Categorical(torch.ones_like(logits))
+    return 0.5 * (reference.kl_divergence(p, u) + reference.kl_divergence(u, p))
+
+
+def test_the_symmetric_kl_from_uniform_is_that_by_hand():
+    # p = (3/4, 1/4): KL(p, u) = log 2 - H(p), KL(u, p) = -log 2 - mean log p; half their sum is (log 3) / 8.
+    bit = Bernoulli(torch.tensor([math.log(3)]))
+    choice = Categorical.of(torch.tensor([math.log(3), 0.0]))
+    for distribution in (bit, choice):
+        assert uniform_kl(distribution).item() == pytest.approx(math.log(3) / 8)
+    joint = Joint({"a": bit, "b": MultiCategorical((choice, choice))})
+    assert uniform_kl(joint).item() == pytest.approx(3 * math.log(3) / 8)
+    assert uniform_kl(Categorical.of(torch.zeros(4))) == uniform_kl(Bernoulli(torch.zeros(2))) == 0
+
+
+@pytest.mark.parametrize("leading", LEADING)
+def test_the_symmetric_kl_from_uniform_is_torchs(leading):
+    logits = _logits(*leading, 4)
+    torch.testing.assert_close(uniform_kl(Categorical.of(logits)), symmetric_kl(logits))
+
+
+def test_the_uniform_distribution_is_over_allowed_choices():
+    logits = _logits(6, 5).requires_grad_()
+    mask = torch.tensor([[1, 1, 0, 1, 0]] * 4 + [[0, 1, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.bool)
+    found = uniform_kl(Categorical.of(logits, mask))
+    expected = symmetric_kl(logits[:4][:, [0, 1, 3]])
+    torch.testing.assert_close(found[:4], expected)
+    assert found[4:].tolist() == pytest.approx([0, 0], abs=1e-6)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(kl.sum(), logits, retain_graph=True)[0] for kl in (found, expected))
+    )
+    bits, both = _logits(3, 2).requires_grad_(), torch.ones(3, 2, dtype=torch.bool)
+    kl = uniform_kl(Bernoulli.of(bits, torch.stack([both, torch.tensor([[True, False]] * 3)], -1)))
+    torch.testing.assert_close(kl, uniform_kl(Bernoulli(bits[:, :1])))
+    (gradient,) = torch.autograd.grad(kl.sum(), bits)
+    assert gradient[:, 0].all() and not gradient[:, 1].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -51,7 +51,7 @@ def test_squared_is_half_a_square():
 def test_the_surrogate_is_pessimistic(ratio, advantage, expected, slope):
     old = torch.tensor([-1.3])
     new = (old + math.log(ratio)).requires_grad_()
-    loss, got = policy_losses.clipped_surrogate(new, old, torch.tensor([advantage]), 0.2)
+    loss, got = policy_losses.clipped_surrogate(new, old, torch.tensor([advantage]), 0.8, 1.2)
     assert got.item() == pytest.approx(ratio)
     assert loss.item() == pytest.approx(expected)
     loss.sum().backward()
@@ -60,14 +60,15 @@ def test_the_surrogate_is_pessimistic(ratio, advantage, expected, slope):
 
 def test_at_ratio_one_the_surrogates_gradient_is_the_policy_gradient():
     log_prob, advantage = torch.randn(4, 3), torch.randn(4, 3)
-    (gradient,) = _grad(lambda new: policy_losses.clipped_surrogate(new, log_prob, advantage, 0.2)[0], log_prob)
+    (gradient,) = _grad(lambda new: policy_losses.clipped_surrogate(new, log_prob, advantage, 0.8, 1.2)[0], log_prob)
     torch.testing.assert_close(gradient, -advantage)
 
 
 def test_the_surrogate_takes_a_schedules_tensor():
     log_prob, old, advantage = torch.randn(3, 50).unbind(0)
-    by_float = policy_losses.clipped_surrogate(log_prob, old, advantage, 0.2)[0]
-    by_tensor = policy_losses.clipped_surrogate(log_prob, old, advantage, torch.tensor(0.2, dtype=torch.float64))[0]
+    by_float = policy_losses.clipped_surrogate(log_prob, old, advantage, 0.8, 1.2)[0]
+    ends = torch.tensor([0.8, 1.2], dtype=torch.float64)
+    by_tensor = policy_losses.clipped_surrogate(log_prob, old, advantage, *ends)[0]
     assert by_tensor.dtype == torch.float32
     torch.testing.assert_close(by_float, by_tensor)
 

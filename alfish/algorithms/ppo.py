@@ -13,11 +13,11 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, policy_losses
+from alfish import losses, policy_losses, specs
 from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.distributions import Distribution
+from alfish.distributions import Distribution, uniform_kl
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
 from alfish.objectives import Discount, RewardWeights
@@ -50,15 +50,18 @@ class PPO(ActorCriticAlgorithm):
       gamma: discount per environment step; a list: one for each entry of a vector reward.
       lambda_: of the generalised advantage; 1 is the Monte-Carlo return.
       clip_range: largest change of an action's probability ratio that lowers the loss.
+      reciprocal_clip: whether the ratio's lower end is 1 / (1 + clip_range) (Sample Factory) instead of 1 - clip_range.
       value_clip_range: largest change of a value that lowers its loss, in units of return; None: not clipped.
       value_coef: weight of the value loss, which is half a squared error.
       entropy_coef: weight of the entropy (nats).
+      uniform_kl_coef: weight of the symmetric KL between policy and uniform distribution (nats), a loss that keeps
+        exploring where the entropy's gradient vanishes; actions without Box leaves.
       target_kl: the iteration ends when KL(rollout policy, policy) exceeds 1.5 times this, in nats; None: no limit.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
       recompute_advantage: whether each epoch recomputes advantages (Andrychowicz et al., 2021, section 3.5).
       reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
 
-    clip_range, value_clip_range and entropy_coef may be schedules of progress.
+    clip_range, value_clip_range, entropy_coef and uniform_kl_coef may be schedules of progress.
     """
 
     def __init__(
@@ -71,9 +74,11 @@ class PPO(ActorCriticAlgorithm):
         gamma: Discount = 0.99,
         lambda_: UnitInterval = 0.95,
         clip_range: PositiveFloat | Schedule = 0.2,
+        reciprocal_clip: bool = False,
         value_clip_range: PositiveFloat | Schedule | None = None,
         value_coef: NonNegativeFloat = 0.5,
         entropy_coef: FiniteFloat | Schedule = 0.0,
+        uniform_kl_coef: NonNegativeFloat | Schedule = 0.0,
         target_kl: PositiveFloat | None = None,
         normalize_advantage: bool = True,
         recompute_advantage: bool = False,
@@ -85,7 +90,10 @@ class PPO(ActorCriticAlgorithm):
             reward_weights=reward_weights,
         )  # fmt: skip
         self.unroll_use = UnrollUse(single_epoch=False, preprocess_each_epoch=recompute_advantage)
-        self._clip_range = as_schedule(clip_range)
+        self._clip_range, self._reciprocal_clip = as_schedule(clip_range), reciprocal_clip
+        self._uniform_kl_coef = None if uniform_kl_coef == 0 else as_schedule(uniform_kl_coef)
+        if self._uniform_kl_coef is not None:
+            specs.check_finite_choice(f"{type(self).__name__}.uniform_kl_coef", action_spec)
         self._value_clip_range = None if value_clip_range is None else as_schedule(value_clip_range)
         self._target_kl = target_kl
 
@@ -127,10 +135,14 @@ class PPO(ActorCriticAlgorithm):
             if self._target_kl is not None:
                 stop = rollout.policy.kl(info.policy) - 1.5 * self._target_kl
         total = self.total_loss(policy_loss, value_loss, info.policy)
+        if self._uniform_kl_coef is not None:
+            extra["uniform_kl"] = uniform_kl(info.policy)
+            total = total._replace(loss=total.loss + self._uniform_kl_coef(self.progress) * extra["uniform_kl"])
         return total._replace(extra={**(total.extra or {}), **extra, **rollout.extra, "kl": kl}, stop=stop)
 
     def policy_loss(self, log_prob: torch.Tensor, rollout: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Returns the clipped surrogate `[T, N]`, and what summaries show of it."""
         clip_range = self._clip_range(self.progress)
-        loss, ratio = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, clip_range)
-        return loss, {"clip_fraction": ((ratio - 1).abs() > clip_range).to(loss.dtype)}
+        lowest, highest = 1 / (1 + clip_range) if self._reciprocal_clip else 1 - clip_range, 1 + clip_range
+        loss, ratio = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, lowest, highest)
+        return loss, {"clip_fraction": ((ratio < lowest) | (ratio > highest)).to(loss.dtype)}

@@ -10,7 +10,7 @@ differs from the environment's own space as the stream does:
 An observation may have an action mask (`alfish.specs.masks`), a leaf of the space `ActionMask`.
 """
 
-from alfish.specs.checks import check_hybrid_action, check_learnable, check_scalar_reward, outside
+from alfish.specs.checks import check_finite_choice, check_hybrid_action, check_learnable, check_scalar_reward, outside
 from alfish.specs.leaves import action_spec, describe, observation_spec, reward_spec, sample, zeros
 from alfish.specs.masks import ActionMask, MaskLayout, MaskReader, mask_path, mask_reader, num_choices, uniform_choice
 from alfish.specs.spaces import batch_of_one, is_bounded, map_space, torch_dtype
@@ -24,6 +24,7 @@ __all__ = [
     "ObservationUnits",
     "action_spec",
     "batch_of_one",
+    "check_finite_choice",
     "check_hybrid_action",
     "check_learnable",
     "check_scalar_reward",

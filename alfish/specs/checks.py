@@ -45,6 +45,21 @@ def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
         raise UsageError(f"{name} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
 
 
+def check_finite_choice(name: str, action_spec: Nest) -> None:
+    """Raises UsageError if an action has a Box leaf, over which there is no uniform distribution.
+
+    Args:
+      name: of the parameter that needs one.
+      action_spec: canonical action nest.
+    """
+    for path, leaf in nest.named_leaves(action_spec, "action"):
+        if isinstance(leaf, spaces.Box):
+            raise UsageError(
+                f"{name} is set, and the {path} is a Box, over which PPO's policy has no uniform distribution; set "
+                "entropy_coef in its place"
+            )
+
+
 def check_hybrid_action(name: str, action_spec: Nest) -> None:
     """Raises UsageError for an action other than bounded Box leaves and at most one Discrete leaf of several choices.
 

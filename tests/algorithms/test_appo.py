@@ -182,7 +182,7 @@ class TestWithLag:
         appo.progress.fill_(0.5)
         info, loss_info = _loss(appo, batch)
         rollout, log_prob = batch.experience.info, info.policy.log_prob(batch.experience.action)
-        policy_loss, ratio = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.1)
+        policy_loss, ratio = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.9, 1.1)
         if loss == "impala":
             policy_loss = -ratio.clamp(max=1.2) * log_prob * rollout.advantage
         value_loss = 0.5 * (info.value - rollout.target) ** 2

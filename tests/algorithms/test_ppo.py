@@ -8,10 +8,12 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import losses, nest, policy_losses, returns, specs
-from alfish.algorithms.ppo import PPO
+from alfish.algorithms.appo import APPO
+from alfish.algorithms.ppo import PPO, PPOTarget
 from alfish.batches import EpochBatches, take
 from alfish.data import Experience, StepType, TimeStep, trainable
-from alfish.distributions import Categorical
+from alfish.distributions import Categorical, uniform_kl
+from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, TorchOptimizer
 from alfish.learner.updates import Updates
@@ -201,7 +203,7 @@ class TestLoss:
         info, loss_info = self._loss(ppo, batch)
         rollout = batch.experience.info
         log_prob = info.policy.log_prob(batch.experience.action)
-        surrogate, _ = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.1)
+        surrogate, _ = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.9, 1.1)
         coefficient = 0.0 if entropy_coef == 0 else 0.1
         expected = surrogate + 0.7 * 0.5 * (info.value - rollout.target) ** 2 - coefficient * info.policy.entropy()
         torch.testing.assert_close(loss_info.loss, expected)
@@ -315,3 +317,47 @@ def test_one_gradient_step_is_the_formula():
     assert before - bias.item() == pytest.approx(float(sum(slopes) / 3), abs=1e-5)
     assert math.isfinite(bias.item())
     assert isinstance(bias, nn.Parameter)
+
+
+class TestExploration:
+    @pytest.mark.parametrize("algorithm", [PPO, APPO])
+    def test_the_symmetric_kl_from_uniform_is_added_with_its_weight_of_the_time(self, algorithm):
+        def made(**settings):
+            torch.manual_seed(0)
+            return algorithm(OBSERVATION, specs.action_spec(ACTIONS["discrete"]), specs.reward_spec(), **settings)
+
+        plain, exploring = made(), made(uniform_kl_coef=Linear(0.8))
+        exploring.progress.fill_(0.25)
+        (chunk,) = _chunks(plain, _unroll(plain), 1)
+        batch = chunk.source.experience
+        info = plain.train_step(batch, None).info
+        found, without = (one.calc_loss(batch, info) for one in (exploring, plain))
+        kl = uniform_kl(info.policy)
+        assert (kl > 0).all()
+        torch.testing.assert_close(found.loss, without.loss + 0.6 * kl)
+        torch.testing.assert_close(found.extra["uniform_kl"], kl)
+        assert "uniform_kl" not in without.extra
+
+    def test_a_box_has_no_uniform_distribution(self):
+        with pytest.raises(UsageError, match=r"PPO.uniform_kl_coef is set, and the action is a Box.*set entropy_coef"):
+            _ppo("box", uniform_kl_coef=0.1)
+
+    @pytest.mark.parametrize(
+        ("reciprocal", "ratio", "advantage", "loss", "is_clipped"),
+        [
+            (False, 0.5, -2.0, 1.5, True),
+            (True, 0.5, -2.0, 1.6, True),
+            (True, 0.78, -2.0, 1.6, True),
+            (False, 0.78, -2.0, 1.56, False),
+            (True, 2.0, 2.0, -2.5, True),
+            (True, 1.2, 2.0, -2.4, False),
+        ],
+    )
+    def test_the_lower_end_of_the_ratio_may_be_the_inverse_of_the_upper_one(
+        self, reciprocal, ratio, advantage, loss, is_clipped
+    ):
+        ppo = _ppo(clip_range=0.25, reciprocal_clip=reciprocal)
+        zero = torch.zeros(1, 1)
+        rollout = PPOTarget(zero, zero + advantage, zero, None, None, {})
+        found, extra = ppo.policy_loss(zero + math.log(ratio), rollout)
+        assert found.item() == pytest.approx(loss) and extra["clip_fraction"].item() == is_clipped

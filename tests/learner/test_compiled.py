@@ -64,6 +64,8 @@ ON_POLICY = {
                               entropy_coef=Steps([0.1, 0.0], [0.5])), BOTH),
     "a2c": (functools.partial(A2C, network=NETWORK), DISCRETE),
     "appo": (functools.partial(APPO, network=NETWORK, clip_range=Linear(0.3, 0.1), entropy_coef=Linear(0.1)), BOTH),
+    "exploring": (functools.partial(APPO, network=NETWORK, uniform_kl_coef=Linear(0.3), reciprocal_clip=True),
+                  DISCRETE),
     "impala": (functools.partial(APPO, network=NETWORK, loss="impala"), BOX),
 }  # fmt: skip
 _SAC = functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, dropout=0.1, ensemble_size=3),
