@@ -17,7 +17,7 @@ FLOORS = [
     (1, ["data", "specs"]),
     (2, ["losses", "policy_losses", "returns", "objectives", "corrections", "targets", "distributions"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
-    (3, ["algorithms"]),
+    (3, ["algorithms", "composition"]),
     (4, ["batches", "learner", "unrollers"]),
     (5, ["training"]),
     (6, ["configuration"]),

@@ -17,7 +17,7 @@ update. Update buffers in place, and never write into a time step.
 
 import abc
 from collections.abc import Hashable, Iterable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -57,9 +57,8 @@ class RLAlgorithm(nn.Module, abc.ABC):
       action_masks: reader of the mask in observations; None: there is none. Hooks return actions that it allows.
     """
 
-    on_policy: ClassVar[bool]  # True: trains on the unroll itself; False: on batches from replay
-    # Groups whose loss is multiplied by replay's importance weights; None: all.
-    weighted_losses: ClassVar[tuple[str, ...] | None] = None
+    on_policy: bool  # True: trains on the unroll itself; False: on batches from replay
+    weighted_losses: tuple[str, ...] | None = None  # groups whose loss gets replay's importance weights; None: all
     replay_needs = ReplayNeeds()  # off-policy
     unroll_use = UnrollUse()  # on-policy
 
@@ -73,9 +72,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
                 "train from replay"
             )
         self.check_specs(observation_spec, action_spec, reward_spec)
-        self.observation_spec = observation_spec
-        self.action_spec = action_spec
-        self.reward_spec = reward_spec
+        self.observation_spec, self.action_spec, self.reward_spec = observation_spec, action_spec, reward_spec
         self.action_masks = specs.mask_reader(observation_spec, action_spec)
         self.register_buffer("progress", torch.zeros((), dtype=torch.float64))
 
@@ -131,6 +128,10 @@ class RLAlgorithm(nn.Module, abc.ABC):
     def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
         """Returns the parameters that each loss trains. A trainable parameter in no group is an error at start."""
         return {"all": self.parameters()}
+
+    def overrides(self, hook: str) -> bool:
+        """Returns True if the named hook differs from its default, which does nothing, so that callers skip it."""
+        return getattr(type(self), hook) is not getattr(RLAlgorithm, hook)
 
     @property
     def reward_weights(self) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ correlation of exploration noise, which starts from zero in each episode.
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import gin
 import torch
@@ -49,7 +49,7 @@ class DDPG(RLAlgorithm):
     """
 
     on_policy = False
-    weighted_losses: ClassVar[tuple[str, ...] | None] = ("critic",)
+    weighted_losses: tuple[str, ...] | None = ("critic",)
 
     def __init__(
         self,

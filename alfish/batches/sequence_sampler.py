@@ -133,7 +133,7 @@ class SequenceBatches(Batches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
-        self._preprocesses = type(algorithm).preprocess_experience is not RLAlgorithm.preprocess_experience
+        self._preprocesses = algorithm.overrides("preprocess_experience")
         if algorithm.replay_needs.return_gamma is not None and transforms.changes_rewards:
             raise UsageError(
                 f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "

@@ -287,8 +287,10 @@ class Loop:
         """Shows the rows that were trained on to the algorithm and the transforms."""
         algorithm, transforms = self._parts.algorithm, self._parts.transforms
         experience = nest.tensors(experience, self._device)
-        with torch.no_grad():
-            algorithm.after_iteration(experience)
+        if algorithm.overrides("after_iteration"):
+            with torch.no_grad():
+                seen = transforms.transform(experience.time_step, experience.transform_state)
+                algorithm.after_iteration(experience._replace(time_step=seen))
         # On-policy, row 0 was the extra row of the unroll before; statistics count it once.
         num_seen = 1 if algorithm.on_policy else 0
         transforms.observe(experience.time_step, experience.transform_state, num_seen)

@@ -44,8 +44,7 @@ class Parts(NamedTuple):
     @property
     def observes(self) -> bool:
         """Whether the algorithm or a transform reads the rows of an iteration."""
-        overrides = type(self.algorithm).after_iteration is not RLAlgorithm.after_iteration
-        return overrides or bool(self.transforms)
+        return self.algorithm.overrides("after_iteration") or bool(self.transforms)
 
 
 class Environments:

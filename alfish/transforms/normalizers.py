@@ -97,6 +97,10 @@ class ObservationNormalizer(Transform):
         )
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
+        return time_step._replace(observation=self.normalize(time_step.observation))
+
+    def normalize(self, observation: Nest) -> Nest:
+        """Returns the observation with normalized leaves, `[..., *shape]`."""
         remaining = iter(self._moments)
 
         def normalize(leaf: torch.Tensor) -> torch.Tensor:
@@ -105,7 +109,7 @@ class ObservationNormalizer(Transform):
                 return leaf
             return ((leaf - moments.shift) * moments.scale).clamp(-self._clip, self._clip)
 
-        return time_step._replace(observation=nest.map(normalize, time_step.observation))
+        return nest.map(normalize, observation)
 
     def observe(self, time_step: TimeStep) -> None:
         mask = (time_step.step_type != StepType.PAD).reshape(-1)
@@ -148,8 +152,11 @@ class RewardNormalizer(Transform):
         self._return: torch.Tensor | None = None
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
-        scaled = (time_step.reward * self._moments.scale).clamp(-self._clip, self._clip)
-        return time_step._replace(reward=scaled)
+        return time_step._replace(reward=self.normalize(time_step.reward))
+
+    def normalize(self, reward: torch.Tensor) -> torch.Tensor:
+        """Returns the reward divided by the standard deviation, and clipped."""
+        return (reward * self._moments.scale).clamp(-self._clip, self._clip)
 
     def observe(self, time_step: TimeStep) -> None:
         step_type, reward = time_step.step_type, time_step.reward.double()

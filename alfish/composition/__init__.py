@@ -1,0 +1,7 @@
+"""Parts beside an algorithm: rewards that are computed from rows, and representations that are learned from them."""
+
+from alfish.composition.composed import Composed
+from alfish.composition.parts import Part, Representation, RewardPart, Transitions, transitions_of
+from alfish.composition.rnd import RND
+
+__all__ = ["RND", "Composed", "Part", "Representation", "RewardPart", "Transitions", "transitions_of"]

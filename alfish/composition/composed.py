@@ -1,0 +1,240 @@
+"""An algorithm with parts beside it: rewards that are computed from rows, and a representation that it stands on.
+
+The parts change what the algorithm sees, and nothing else. Replay and metrics have the environment's rows and rewards.
+On-policy, rewards are computed once for each unroll, in `preprocess_experience`, with the parts that the unroll was
+collected with. Off-policy, they are computed whenever a window is drawn, in `train_step`, with the present parts.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import gin
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import specs
+from alfish.algorithms.contract import return_error
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.composition.parts import Representation, RewardPart, Transitions, transitions_of
+from alfish.data import AlgStep, Experience, LossInfo, TimeStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.parameters import FiniteFloat, checked
+from alfish.parameters.parts import build
+from alfish.schedules import Schedule, as_schedule
+
+
+class ComposedRows(NamedTuple):
+    """What an on-policy algorithm trains on, `[T, B]`."""
+
+    algorithm: Nest  # info of its preprocess_experience
+    transitions: Transitions  # without `observation`, which the rows have
+    rewards: dict[str, torch.Tensor]  # of each part
+
+
+class ComposedTrain(NamedTuple):
+    experience: Experience  # as the algorithm sees it
+    algorithm: Nest  # info of its train_step
+    transitions: Transitions  # [T', N]
+    rewards: dict[str, torch.Tensor]  # [T', N] of each part
+
+
+@gin.configurable(module="alfish.composition")
+@checked
+class Composed(RLAlgorithm):
+    """An algorithm that maximizes further rewards beside the environment's, or stands on a learned representation.
+
+        reward = extrinsic_coef * environment's + sum of coef * reward over the parts
+
+    Each part is a parameter group, named after it (`rnd`); the algorithm's groups keep their names.
+
+    Args:
+      algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
+      rewards: classes or factories of reward parts (`@RND`, `@ICM`), take (observation_spec, action_spec).
+      representation: class or factory of the features that the algorithm gets in place of observations, takes
+        (observation_spec, action_spec); None: observations. Parts always see observations.
+      extrinsic_coef: weight of the environment's reward; number or schedule of progress. 0: only the parts' rewards.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        algorithm: Callable[..., RLAlgorithm] = gin.REQUIRED,
+        rewards: Sequence[Callable[..., RewardPart]] = (),
+        representation: Callable[..., Representation] | None = None,
+        extrinsic_coef: FiniteFloat | Schedule = 1.0,
+    ):
+        sees = observation_spec
+        encoder = None
+        if representation is not None:
+            encoder = build(representation, Representation, "Composed.representation", observation_spec, action_spec)
+            sees = _features_spec(observation_spec, encoder.output_size)
+        inner = build(algorithm, RLAlgorithm, "Composed.algorithm", sees, action_spec, reward_spec)
+        made = [build(part, RewardPart, "Composed.rewards", observation_spec, action_spec) for part in rewards]
+        self.on_policy, self.replay_needs, self.unroll_use = inner.on_policy, inner.replay_needs, inner.unroll_use
+        super().__init__(observation_spec, action_spec, reward_spec)
+        self.algorithm: Any = inner
+        self.representation: Any = encoder
+        self.rewards: Any = nn.ModuleDict({part.name: part for part in made})
+        self._extrinsic_coef = as_schedule(extrinsic_coef)
+        self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
+        self._check(made)
+        self.weighted_losses = inner.weighted_losses
+        if inner.weighted_losses is None and self._parts():
+            self.weighted_losses = tuple(self._groups)  # replay's weights are for the algorithm
+        self._share_progress()
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.algorithm.initial_state(batch_size)
+
+    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        return self.algorithm.rollout_step(self._seen(time_step), state)
+
+    def random_action(self, time_step: TimeStep) -> Nest:
+        return self.algorithm.random_action(self._seen(time_step))
+
+    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        return self.algorithm.predict_step(self._seen(time_step), state)
+
+    def preprocess_experience(self, experience: Experience) -> Experience:
+        composed, transitions, rewards = self._compose(experience)
+        prepared = self.algorithm.preprocess_experience(composed)
+        if not isinstance(prepared, Experience):
+            raise return_error(prepared, "the experience", self.algorithm, "preprocess_experience")
+        if not self.on_policy:  # train_step composes again what it finds
+            return experience._replace(info=prepared.info)
+        time_step = composed.time_step._replace(observation=experience.time_step.observation)
+        info = ComposedRows(prepared.info, transitions._replace(observation=None), rewards)
+        return experience._replace(time_step=time_step, info=info)
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        if self.on_policy:
+            rows = experience.info
+            transitions = rows.transitions._replace(observation=experience.time_step.observation)
+            composed = experience._replace(time_step=self._seen(experience.time_step), info=rows.algorithm)
+            rewards = rows.rewards
+        else:
+            with torch.no_grad():
+                composed, transitions, rewards = self._compose(experience)
+        step = self.algorithm.train_step(composed, state)
+        if not isinstance(step, AlgStep):
+            raise return_error(step, "AlgStep(info=...)", self.algorithm, "train_step")
+        return AlgStep(info=ComposedTrain(composed, step.info, transitions, rewards))
+
+    def calc_loss(self, experience: Experience, info: ComposedTrain) -> LossInfo:
+        loss_info = self.algorithm.calc_loss(info.experience, info.algorithm)
+        if not isinstance(loss_info, LossInfo):
+            raise return_error(loss_info, "LossInfo(loss, ...)", self.algorithm, "calc_loss")
+        loss, extra = loss_info.loss, dict(loss_info.extra or {})
+        if not isinstance(loss, dict):
+            loss = dict.fromkeys(self._groups, loss)
+        for name, part in self._parts().items():
+            own = part.loss(info.transitions)
+            if own is not None:
+                loss = {**loss, name: own.loss}
+                extra |= {f"{name}/{key}": value for key, value in (own.extra or {}).items()}
+        extra |= {f"{name}/reward": reward for name, reward in info.rewards.items()}
+        return loss_info._replace(loss=loss, extra=extra)
+
+    def after_update(self) -> None:
+        self.algorithm.after_update()
+        for part in self._parts().values():
+            part.after_update()
+
+    def after_iteration(self, experience: Experience) -> None:
+        if self.algorithm.overrides("after_iteration"):
+            self.algorithm.after_iteration(experience._replace(time_step=self._seen(experience.time_step)))
+        for part in self._parts().values():
+            part.after_iteration(experience, num_seen=1 if self.on_policy else 0)
+
+    def graph_key(self) -> Any:
+        return self.algorithm.graph_key()
+
+    def overrides(self, hook: str) -> bool:
+        by_parts = {"after_iteration": bool(self._parts()), "preprocess_experience": self.on_policy}
+        return by_parts[hook] or self.algorithm.overrides(hook)
+
+    def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
+        own = {name: part.parameters() for name, part in self._parts().items()}
+        return {**self.algorithm.parameter_groups(), **own}
+
+    def _parts(self) -> dict[str, Any]:
+        """Returns all parts by name."""
+        parts: dict[str, Any] = dict(self.rewards.items())
+        return parts if self.representation is None else {**parts, self.representation.name: self.representation}
+
+    def _seen(self, time_step: TimeStep) -> TimeStep:
+        """Returns rows as the algorithm sees them, with features in place of observations if there are any."""
+        if self.representation is None:
+            return time_step
+        with torch.no_grad():
+            features = self.representation(time_step.observation)
+        if self.action_masks is None:
+            return time_step._replace(observation=features)
+        return time_step._replace(observation=(features, self.action_masks.mask(time_step.observation)))
+
+    def _compose(self, experience: Experience) -> tuple[Experience, Transitions, dict[str, torch.Tensor]]:
+        """Returns rows `[T, N]` as the algorithm sees them, the T - 1 steps between them, and the parts' rewards."""
+        time_step, burn_in = experience.time_step, experience.burn_in
+        transitions = transitions_of(time_step)
+        rewards: dict[str, Any] = {name: part.reward(transitions) for name, part in self.rewards.items()}
+        if rewards:
+            total = self._extrinsic_coef(self.progress) * time_step.reward[1:]
+            for name, part in self.rewards.items():
+                total = total + part.coef(self.progress) * rewards[name]
+            # Row 0 has the reward of an action before it, which nothing reads.
+            reward = torch.cat([time_step.reward[:1], total.to(time_step.reward.dtype)])
+            time_step = time_step._replace(reward=reward)
+        seen = experience._replace(
+            time_step=self._seen(time_step), burn_in=None if burn_in is None else self._seen(burn_in)
+        )
+        return seen, transitions, rewards
+
+    def _check(self, rewards: Sequence[RewardPart]) -> None:
+        """Raises UsageError if the parts do not fit the algorithm, or one another."""
+        own, name = self.algorithm, type(self.algorithm).__name__
+        names = [part.name for part in rewards]
+        names += [] if self.representation is None else [self.representation.name]
+        for each in names:
+            if names.count(each) > 1 or each in self._groups:
+                raise UsageError(
+                    f"two parts of Composed are named {each!r}, or a parameter group of {name} is; a subclass may have "
+                    "another `name`"
+                )
+        if rewards and self.reward_spec.shape:
+            raise UsageError(
+                f"Composed.rewards adds to one reward, and the environment has {self.reward_spec.shape[0]}"
+            )
+        if rewards and own.replay_needs.return_gamma is not None:
+            raise UsageError(
+                f"{name} compares its targets with returns of the environment's own rewards, and Composed.rewards "
+                "changes the rewards that it trains on; set lower_bound to False"
+            )
+
+    def _share_progress(self) -> None:
+        """Gives the algorithm inside the same tensor, which the trainer writes."""
+        self.algorithm.progress = self.progress
+        if isinstance(self.algorithm, Composed):
+            self.algorithm._share_progress()
+
+    def _apply(self, *arguments: Any, **keywords: Any) -> "Composed":
+        super()._apply(*arguments, **keywords)  # moves both tensors to another device
+        self._share_progress()
+        return self
+
+
+def _features_spec(observation_spec: Nest, size: int) -> Nest:
+    """Returns the spec of features, beside the action mask if there is one."""
+    features = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+    path = specs.mask_path(observation_spec)
+    if path is None:
+        return features
+    mask = observation_spec
+    for key in path:
+        mask = mask[key]
+    return features, mask

@@ -1,0 +1,160 @@
+"""Runs of composed algorithms: parts change what an algorithm trains on, and neither replay nor metrics."""
+
+import functools
+
+import pytest
+import torch
+from resuming import assert_same, stop_after, tensors_of
+
+from alfish import nest
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.composition import RND, Composed, RewardPart
+from alfish.environments import make_environment
+from alfish.environments.toy import Bandit, TensorPointMass
+from alfish.networks import MLP, ActorCritic, CriticEnsemble, DeterministicActor, QNetwork, Torso
+from alfish.schedules import Linear
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver
+from alfish.training.trainer import Trainer
+
+SMALL = functools.partial(MLP, layers=(8,))
+TORSO = functools.partial(Torso, mlp=SMALL)
+NETWORK = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
+CRITIC = functools.partial(CriticEnsemble, layers=(8,))
+ALGORITHMS = {
+    "ppo": functools.partial(PPO, network=NETWORK),
+    "a2c": functools.partial(A2C, network=NETWORK),
+    "dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO)),
+    "sac": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC),
+    "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=CRITIC),
+}
+SMALL_RND = functools.partial(RND, layers=(8,), output_size=4)
+
+
+class Kept(Listener):
+    """Keeps the rewards and actions that the unroller collected, and the summaries."""
+
+    def __init__(self):
+        self.scalars = {}
+
+    def after_iteration(self, run, report):
+        self.scalars |= report.scalars
+
+
+class Distance(RewardPart):
+    """The distance that a step covers: no parameter, no loss, no random number."""
+
+    def reward(self, transitions):
+        return (transitions.next_observation - transitions.observation).abs().sum(-1)
+
+
+def make(root_dir, name, algorithm, env=None, listeners=(), **options):
+    env_id, env_kwargs = env or ((TensorPointMass, {"length": 6}) if name in ("sac", "td3") else (Bandit, {}))
+    of_rows = functools.partial(EpochBatches, num_epochs=1 if name == "a2c" else 2)
+    if name not in ("ppo", "a2c"):
+        of_rows = functools.partial(ReplayBatches, capacity=200, batch_size=8, window_length=3, warmup_env_steps=20)
+    defaults = {
+        "algorithm": algorithm,
+        "environment": functools.partial(make_environment, env_id, num_envs=2, env_kwargs=env_kwargs),
+        "batches": of_rows,
+        "listeners": list(listeners),
+        "unroll_length": 5,
+        "num_iterations": 8,
+        "summary_period": 10,
+        "device": "cpu",
+    }
+    return Trainer(root_dir, **{**defaults, **options})
+
+
+def composed(name, **arguments):
+    return functools.partial(Composed, algorithm=ALGORITHMS[name], **arguments)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_without_parts_it_is_the_algorithm_bit_for_bit(tmp_path, name):
+    runs = []
+    for k, algorithm in enumerate((ALGORITHMS[name], composed(name))):
+        runs.append(make(tmp_path / str(k), name, algorithm))
+        runs[-1].train()
+    bare, same = runs
+    assert bare.learner.updates == same.learner.updates > 0
+    assert_same(bare.algorithm.state_dict(), same.algorithm.algorithm.state_dict())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_trains_on_the_weighted_sum_of_rewards(tmp_path, name):
+    """A part with the weight of a reward, and an environment that has this reward, are the same to the algorithm."""
+
+    class Environments(RewardPart):
+        def reward(self, transitions):
+            return torch.ones_like(transitions.next_discount)
+
+    class Shifted(ALGORITHMS[name].func):
+        def preprocess_experience(self, experience):
+            return super().preprocess_experience(self.shifted(experience) if self.on_policy else experience)
+
+        def train_step(self, experience, state):
+            return super().train_step(experience if self.on_policy else self.shifted(experience), state)
+
+        def calc_loss(self, experience, info):
+            return super().calc_loss(experience if self.on_policy else self.shifted(experience), info)
+
+        def shifted(self, experience):
+            step = experience.time_step
+            return experience._replace(time_step=step._replace(reward=2.0 * step.reward + 0.5))
+
+    part = functools.partial(Environments, coef=Linear(0.5, 0.5))
+    shifted = functools.partial(Shifted, **ALGORITHMS[name].keywords)
+    runs = []
+    for algorithm in (composed(name, rewards=[part], extrinsic_coef=2.0), shifted):
+        runs.append(make(tmp_path / str(len(runs)), name, algorithm))
+        runs[-1].train()
+    assert_same(runs[0].algorithm.algorithm.state_dict(), runs[1].algorithm.state_dict())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stored_rows_and_metrics_have_the_rewards_of_the_environment(tmp_path, name):
+    """Parts do not change the policy here: nothing is trained before the end of the run."""
+    kept, rows = [], []
+    for parts in ([], [Distance, functools.partial(SMALL_RND, coef=100.0)]):
+        listener = Kept()
+
+        class Spying(make(tmp_path / f"x{len(parts)}", name, composed(name))._parts.batches.__class__):
+            def add(self, experience):
+                rows[-1].extend(torch.as_tensor(leaf) for leaf in nest.leaves(experience.time_step))
+                super().add(experience)
+
+        rows.append([])
+        batches = functools.partial(Spying, **({} if name in ("ppo", "a2c") else {"warmup_env_steps": 20}))
+        run = make(tmp_path / str(len(parts)), name, composed(name, rewards=parts), batches=batches,
+                   listeners=[listener], num_iterations=2)  # fmt: skip
+        torch.manual_seed(1)  # to build a part takes random numbers too
+        run.train()
+        kept.append({key: value for key, value in listener.scalars.items() if key.startswith("metrics/")})
+    count = len(rows[0]) // (2 if name in ("ppo", "a2c") else 1)  # on-policy, the second unroll has another policy
+    assert count and all(torch.equal(a, b) for a, b in zip(rows[0][:count], rows[1][:count]))
+    assert name in ("ppo", "a2c") or kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
+    env = (TensorPointMass, {"length": 6}) if name != "dqn" else (Bandit, {"length": 4})
+    unroll_length, stop = (5, 4) if name != "dqn" else (7, 7)
+    runs = []
+    for directory in ("whole", "cut"):
+        algorithm = composed(name, rewards=[SMALL_RND])
+        settings = {"env": env, "unroll_length": unroll_length, "num_iterations": 10}
+        saving = [CheckpointSaver(0)]
+        runs.append(functools.partial(make, tmp_path / directory, name, algorithm, listeners=saving, **settings))
+    whole = runs[0]()
+    whole.train()
+    stop_after(runs[1](), stop)
+    torch.manual_seed(99)
+    resumed = runs[1]()
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
