@@ -1,11 +1,12 @@
-"""V-trace: returns of one policy from rows of another policy, with the conventions of `returns`."""
+"""V-trace and Retrace: returns of one policy from rows of another policy, with the conventions of `returns`."""
 
 from typing import NamedTuple
 
 import torch
 
 from alfish import nest
-from alfish.data import trainable
+from alfish.data import Experience, trainable
+from alfish.errors import UsageError
 from alfish.returns import check_shapes, reverse_scan
 
 
@@ -56,3 +57,67 @@ def vtrace(
     correction = reverse_scan(decay * ratio.clamp(max=c_bar), td_error * ratio.clamp(max=rho_bar))
     following = torch.cat([correction[1:], torch.zeros_like(correction[:1])])
     return VTrace(torch.where(valid, correction + value[:-1], 0), td_error + decay * following)
+
+
+def retrace(
+    reward: torch.Tensor,
+    discount: torch.Tensor,
+    next_q: torch.Tensor,
+    next_value: torch.Tensor,
+    step_type: torch.Tensor,
+    next_trace: torch.Tensor,
+    lambda_: float,
+) -> torch.Tensor:
+    """Returns targets of the action values of a policy pi, from rows of a policy mu.
+
+        G_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda c_{t+1} (G_{t+1} - Q_{t+1})),   without the last term where row t+1
+                                                                                 does not train
+
+    With c = min(1, pi / mu) the targets lead to the values of pi for every mu. Any c in [0, pi / mu] is correct; c = 0
+    is the one-step return. With c = 1 and Q = V the targets are `returns.lambda_return`.
+
+    Args and raises: as `returns.lambda_return`, and
+      next_q: like `next_value`, of the actions at rows 1 to T-1. Read on rows that train.
+      next_value: of rows 1 to T-1 under pi: the mean of its action values.
+      next_trace: `[T-1, B]` in [0, 1], c of the actions at rows 1 to T-1. Read on rows that train.
+
+    Source: Munos et al., 2016, eq. 4, https://arxiv.org/abs/1606.02647.
+    """
+    check_shapes(reward, discount, next_value, step_type, reward.shape[0] - 1)
+    if next_q.shape != next_value.shape or next_trace.shape != step_type[1:].shape:
+        raise ValueError(
+            f"shapes differ: next_q {tuple(next_q.shape)}, next_value {tuple(next_value.shape)}, next_trace "
+            f"{tuple(next_trace.shape)}, step_type {tuple(step_type.shape)}"
+        )
+    valid = nest.widened(trainable(step_type), reward)
+    one_step = torch.where(valid, reward[1:] + nest.widened(discount[1:], reward) * next_value, 0)
+    decay = torch.where(valid, nest.widened(discount[1:], reward) * lambda_, 0)
+    # Of rows 1 to T-2: c_t (G_t - Q_t).
+    trace = torch.where(valid[1:], nest.widened(next_trace[:-1], reward), 0)
+    correction = reverse_scan(trace * decay[1:], trace * torch.where(valid[1:], one_step[1:] - next_q[:-1], 0))
+    return one_step + decay * torch.cat([correction, torch.zeros_like(one_step[:1])])
+
+
+def behaviour_trace(experience: Experience, log_pi: torch.Tensor) -> torch.Tensor:
+    """Returns Retrace's c = min(1, pi / mu) of the actions at rows 1 to L-1, `[L-1, N]`.
+
+    It is 0 where mu is unknown: `log_prob` is nan, or the action is not the one that the policy drew.
+
+    Args:
+      experience: `[L, N]`, with the rollout's `action` and `log_prob` as info.
+      log_pi: `[L-1, N]`, log-probability of the actions under the policy in training.
+
+    Raises:
+      UsageError: there is no info, as in recorded data.
+    """
+    if experience.info is None:
+        raise UsageError(
+            "retrace needs the probability of each action when it was drawn, and recorded data have none; set retrace "
+            "to False"
+        )
+    rows = experience.action, experience.info["action"], experience.info["log_prob"]
+    action, sample, log_mu = nest.at(rows, slice(1, None))
+    known = ~log_mu.isnan()
+    for leaf, own in zip(nest.leaves(action), nest.leaves(sample)):
+        known = known & (leaf == own if leaf.ndim == known.ndim else (leaf == own).all(-1))
+    return torch.where(known, (log_pi - log_mu).exp().clamp(max=1), 0)

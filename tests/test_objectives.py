@@ -9,11 +9,13 @@ from alfish import specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.objectives import Objectives, objectives_of
 
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
+BOX = spaces.Box(-1, 1, (1,), np.float32)
 ON_POLICY = [A2C, PPO, APPO]
 
 
@@ -41,6 +43,29 @@ def test_weights_scale_what_is_maximized_and_not_the_losses():
     objectives = Objectives([0.9, 0.9], [2.0, -1.0])
     assert objectives.scalarized(torch.tensor([3.0, 4.0])) == 2.0
     assert objectives.total(torch.tensor([3.0, 4.0])) == 7.0
+
+
+def test_the_pessimistic_critic_of_a_row_gives_all_its_values():
+    objectives = Objectives([0.9, 0.9], [1.0, 2.0])
+    q = torch.tensor([[[5.0, 0.0], [1.0, 4.0]], [[0.0, 3.0], [9.0, 1.0]]])  # critics, rows, entries
+    assert objectives.least(q).tolist() == [[5.0, 0.0], [1.0, 4.0]]
+    objectives.weights.copy_(torch.tensor([1.0, 0.0]))
+    assert objectives.least(q).tolist() == [[0.0, 3.0], [1.0, 4.0]]
+
+
+def test_a_bonus_has_an_entry_of_its_own_whose_weight_is_1_and_whose_reward_is_0():
+    objectives = Objectives([0.5, 0.25], [2.0, 3.0], has_bonus=True)
+    reward, discount = objectives.rows(time_step([[4.0, 5.0]], [1.0]))
+    assert reward[0, 0].tolist() == [4.0, 5.0, 0.0] and discount[0, 0].tolist() == [0.5, 0.25, 0.5]
+    value = objectives.with_bonus(torch.tensor([1.0, 1.0, 1.0]), torch.tensor(10.0))
+    assert value.tolist() == [1.0, 1.0, 11.0] and objectives.scalarized(value) == 2 + 3 + 11
+
+
+def test_the_bonus_of_a_single_entry_is_part_of_it_so_its_weight_is_1():
+    value = Objectives([0.5], [1.0], has_bonus=True).with_bonus(torch.tensor([1.0]), torch.tensor(10.0))
+    assert value.tolist() == [11.0]
+    with pytest.raises(UsageError, match="with one entry the bonus of SAC is part of it; leave the weight out"):
+        SAC(OBSERVATION, BOX, specs.reward_spec(1), reward_weights=[2.0])
 
 
 def test_weights_are_saved_and_discounts_belong_to_the_configuration():

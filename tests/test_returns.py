@@ -25,7 +25,7 @@ def _lambda_return(reward, discount, value, step_type, lambda_):
 
 
 def _retrace(reward, discount, q, value, step_type, trace, lambda_):
-    return targets.retrace(reward, discount, q[1:], value[1:], step_type, trace[1:], lambda_)
+    return corrections.retrace(reward, discount, q[1:], value[1:], step_type, trace[1:], lambda_)
 
 
 FUNCTIONS = {

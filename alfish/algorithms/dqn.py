@@ -24,13 +24,14 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import QNetwork, TargetNetwork, Window
+from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters import PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
 from alfish.targets import NextValues, td_target
 
 
 class DQNTrain(NamedTuple):
-    q: torch.Tensor  # [T', N] of the taken action; T' is 1, or L - 1 with memory
+    q: torch.Tensor  # [T', N] or [T', N, R] of the taken action; T' is 1, or L - 1 with memory
     following: NextValues  # [L-1, N] of rows 1 to L-1, by the target network
 
 
@@ -41,7 +42,7 @@ class DQN(RLAlgorithm):
 
     Args:
       q_network: takes (observation_spec, number of actions).
-      gamma: discount per environment step.
+      gamma: discount per environment step; a list: one for each entry of a vector reward.
       lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return. None: 1; with
         memory and without Retrace, 0.
       epsilon: probability of a uniform action in rollout; number or schedule of progress.
@@ -53,6 +54,7 @@ class DQN(RLAlgorithm):
         min(1, pi / mu) is 1 or 0, and Retrace is Watkins' Q(lambda).
       lower_bound: targets are at least the return to the end of the episode. Correct only in deterministic environments
         and, for truncated episodes, with rewards that are not negative.
+      reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
     """
 
     on_policy = False
@@ -64,7 +66,7 @@ class DQN(RLAlgorithm):
         reward_spec: spaces.Box,
         *,
         q_network: Callable[..., Any] = QNetwork,
-        gamma: UnitInterval = 0.99,
+        gamma: Discount = 0.99,
         lambda_: UnitInterval | None = None,
         epsilon: UnitInterval | Schedule = 0.1,
         double: bool = True,
@@ -73,14 +75,18 @@ class DQN(RLAlgorithm):
         huber_delta: PositiveFloat | None = 1.0,
         retrace: bool = False,
         lower_bound: bool = False,
+        reward_weights: RewardWeights | None = None,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.num_actions = int(nest.leaves(action_spec)[0].n)
-        self.q_network: Any = q_network(observation_spec, self.num_actions)
+        self.objectives = objectives_of(self, reward_spec, gamma, reward_weights)
+        self.q_network: Any = self.objectives.sized(q_network)(observation_spec, self.num_actions)
         self.target = TargetNetwork(self.q_network, target_rate, target_period)
-        self.replay_needs = ReplayNeeds(return_gamma=gamma if lower_bound else None, recurrent_state=self.has_state)
+        self.replay_needs = ReplayNeeds(
+            return_gamma=self.objectives.return_gamma(lower_bound), recurrent_state=self.has_state
+        )
         self._lambda = float(retrace or not self.has_state) if lambda_ is None else lambda_
-        self._gamma, self._epsilon, self._double, self._huber_delta = gamma, as_schedule(epsilon), double, huber_delta
+        self._epsilon, self._double, self._huber_delta = as_schedule(epsilon), double, huber_delta
         self._retrace, self._lower_bound = retrace, lower_bound
 
     @classmethod
@@ -90,7 +96,6 @@ class DQN(RLAlgorithm):
             raise UsageError(
                 f"{cls.__name__} takes one Discrete action leaf, and the action is {action_spec}; train with SAC or PPO"
             )
-        specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.q_network.initial_state(batch_size)
@@ -98,38 +103,40 @@ class DQN(RLAlgorithm):
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         q, state = self.q_network(time_step, state)
         mask = self._mask(time_step)
-        greedy = _greedy(q, mask)
+        greedy = _greedy(self.objectives.scalarized(q), mask)
         explore = torch.rand(greedy.shape, device=greedy.device) < self._epsilon(self.progress)
         uniform = torch.randint_like(greedy, self.num_actions) if mask is None else specs.uniform_choice(mask)
         return AlgStep(self._nested(torch.where(explore, uniform, greedy)), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         q, state = self.q_network(time_step, state)
-        return AlgStep(self._nested(_greedy(q, self._mask(time_step))), state)
+        return AlgStep(self._nested(_greedy(self.objectives.scalarized(q), self._mask(time_step))), state)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         window = Window(experience, self.replay_needs.recurrent_state)
-        target_q = window.later(self.target)  # [L-1, N, A]
+        target_q = window.later(self.target)  # [L-1, N, A] or [L-1, N, A, R]
         if self._double:
             all_q, chooser_q = window.both(self.q_network)
         else:
             all_q, chooser_q = window.trained(self.q_network), target_q
         (taken,) = nest.leaves(experience.action)
         mask = self._mask(experience.time_step)
-        greedy, later = _greedy(chooser_q, None if mask is None else mask[1:]), taken[1:]
-        q = _of_action(all_q, taken[: all_q.shape[0]])
-        following = NextValues(_of_action(target_q, greedy))
+        chosen_by = self.objectives.scalarized(chooser_q)
+        greedy, later = _greedy(chosen_by, None if mask is None else mask[1:]), taken[1:]
+        q = self.objectives.each(_of_action, all_q, taken[: all_q.shape[0]])
+        following = NextValues(self.objectives.each(_of_action, target_q, greedy))
         if self._retrace:
             trace = (later == greedy).to(target_q.dtype)
-            following = following._replace(q=_of_action(target_q, later), trace=trace)
+            following = following._replace(q=self.objectives.each(_of_action, target_q, later), trace=trace)
         return AlgStep(info=DQNTrain(q, following))
 
     def calc_loss(self, experience: Experience, info: DQNTrain) -> LossInfo:
-        target = td_target(experience, self._gamma, self._lambda, info.following, self._lower_bound)
+        target = td_target(experience, self.objectives, self._lambda, info.following, self._lower_bound)
         error = target[: info.q.shape[0]] - info.q
         loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
-        td_error = error.abs()
-        return LossInfo(loss, extra={"q": info.q, "td_error": td_error}, priority=td_error)
+        td_error = self.objectives.magnitude(error)
+        extra = {"q": self.objectives.scalarized(info.q), "td_error": td_error}
+        return LossInfo(self.objectives.total(loss), extra=extra, priority=td_error)
 
     def after_update(self) -> None:
         self.target.update(self.q_network)

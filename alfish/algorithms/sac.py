@@ -23,13 +23,15 @@ from torch import nn
 
 from alfish import losses, nest, specs
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
+from alfish.corrections import behaviour_trace
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import sum_of
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import MLP, CriticEnsemble, Encoder, HybridHead, HybridPolicy, HybridSpace, TargetNetwork
+from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
-from alfish.targets import NextValues, behaviour_trace, td_target
+from alfish.targets import NextValues, td_target
 
 
 class SACRollout(NamedTuple):
@@ -51,8 +53,8 @@ class Features(NamedTuple):
 class SACTrain(NamedTuple):
     """Outputs of the rows that train."""
 
-    q: torch.Tensor  # [E, T', N] of the taken action
-    following: NextValues  # [L-1, N] soft values of rows 1 to L-1, by the target critics
+    q: torch.Tensor  # [E, T', N] or [E, T', N, R] of the taken action
+    following: NextValues  # soft values of rows 1 to L-1, by the target critics
     value: torch.Tensor  # [T', N] soft value of the present policy, which the actor maximizes
     entropies: dict[str, torch.Tensor]  # [T', N] of the present policy
 
@@ -66,7 +68,7 @@ class SAC(RLAlgorithm):
       actor_encoder: takes the observation spec.
       actor_mlp: takes the encoder's output size.
       critic: takes (observation_spec, action_size, num_outputs); has an `ensemble_size`.
-      gamma: discount per environment step.
+      gamma: discount per environment step; a list: one for each entry of a vector reward.
       lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return. None: 1.
       target_rate, target_period: of the target critics' updates.
       target_subset: number of critics, drawn at random for each update, whose minimum is the target; None: all.
@@ -80,6 +82,7 @@ class SAC(RLAlgorithm):
         draw, and where log_prob is nan.
       lower_bound: targets are at least the return to the end of the episode. Correct only in deterministic environments
         with entropies that are not negative and, for truncated episodes, with rewards that are not negative.
+      reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
     """
 
     on_policy = False
@@ -95,7 +98,7 @@ class SAC(RLAlgorithm):
         actor_encoder: Callable[[Nest], Any] = Encoder,
         actor_mlp: Callable[[int], Any] = MLP,
         critic: Callable[..., Any] = CriticEnsemble,
-        gamma: UnitInterval = 0.99,
+        gamma: Discount = 0.99,
         lambda_: UnitInterval | None = None,
         target_rate: Rate = 0.005,
         target_period: PositiveInt = 1,
@@ -107,10 +110,12 @@ class SAC(RLAlgorithm):
         discrete_entropy_fraction: UnitInterval = 0.5,
         retrace: bool = False,
         lower_bound: bool = False,
+        reward_weights: RewardWeights | None = None,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.action_space = HybridSpace(action_spec)
-        self.make_networks(actor_encoder, actor_mlp, critic)
+        self.objectives = objectives_of(self, reward_spec, gamma, reward_weights, has_bonus=True)
+        self.make_networks(actor_encoder, actor_mlp, self.objectives.sized(critic))
         size = self.critic.ensemble_size
         if target_subset is not None and target_subset > size:
             raise UsageError(f"SAC.target_subset is {target_subset}; it must be at most {size}, the number of critics")
@@ -118,10 +123,12 @@ class SAC(RLAlgorithm):
         self._target_entropy = self.action_space.target_entropies(box_target_entropy, discrete_entropy_fraction)
         alphas = {kind: torch.tensor(math.log(initial_alpha)) for kind in self._target_entropy}
         self.log_alpha = nn.ParameterDict({kind: nn.Parameter(alpha, learn_alpha) for kind, alpha in alphas.items()})
-        self.replay_needs = ReplayNeeds(SACRollout._fields if retrace else (), gamma if lower_bound else None)
+        self.replay_needs = ReplayNeeds(
+            SACRollout._fields if retrace else (), self.objectives.return_gamma(lower_bound)
+        )
         self._lambda = (1.0 if retrace else self.default_lambda) if lambda_ is None else lambda_
-        self._gamma, self._target_subset, self._actor_uses_mean = gamma, target_subset, actor_uses_mean
-        self._learn_alpha, self._retrace, self._lower_bound = learn_alpha, retrace, lower_bound
+        self._target_subset, self._actor_uses_mean, self._learn_alpha = target_subset, actor_uses_mean, learn_alpha
+        self._retrace, self._lower_bound = retrace, lower_bound
 
     def make_networks(
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
@@ -135,7 +142,6 @@ class SAC(RLAlgorithm):
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
         specs.check_hybrid_action(cls.__name__, action_spec)
-        specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def parameter_groups(self) -> dict:
         actor = nn.ModuleList([self.actor_encoder, self.actor_mlp, self.policy_head])
@@ -179,27 +185,28 @@ class SAC(RLAlgorithm):
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         features = self.window_features(experience)
         taken = self.action_space.split(nest.at(experience.action, slice(0, features.critic.shape[0])))
-        q = taken.value(self.critic(features.critic, taken.box))  # [E, T', N]
+        q = self.objectives.each(taken.value, self.critic(features.critic, taken.box))  # [E, T', N] or [E, T', N, R]
         mask = self.discrete_mask(experience.time_step)
         with torch.no_grad():
             following = self._next_values(experience, features, None if mask is None else mask[1:])
         choice = self.policy(features.actor, None if mask is None else mask[: len(features.actor)]).choose()
         own_q = self.critic(features.critic.detach(), choice.box)  # the actor's loss does not train the encoder
-        expected_q = choice.expectation(own_q.mean(0) if self._actor_uses_mean else own_q.amin(0))
+        joined_q = own_q.mean(0) if self._actor_uses_mean else self.objectives.least(own_q)
         entropies = choice.entropies()
-        return AlgStep(info=SACTrain(q, following, self._soft(expected_q, entropies), entropies))
+        value = self._soft(self.objectives.each(choice.expectation, joined_q), entropies)
+        return AlgStep(info=SACTrain(q, following, self.objectives.scalarized(value), entropies))
 
     def calc_loss(self, experience: Experience, info: SACTrain) -> LossInfo:
-        target = td_target(experience, self._gamma, self._lambda, info.following, self._lower_bound)
-        error = target[: info.value.shape[0]] - info.q  # [E, T', N]
-        td_error = error.abs().mean(0)
-        loss = {"critic": losses.squared(error).sum(0), "actor": -info.value}
+        target = td_target(experience, self.objectives, self._lambda, info.following, self._lower_bound)
+        error = target[: info.value.shape[0]] - info.q  # [E, T', N] or [E, T', N, R]
+        td_error = self.objectives.magnitude(error).mean(0)
+        loss = {"critic": self.objectives.total(losses.squared(error).sum(0)), "actor": -info.value}
         if self._learn_alpha:
             targets = self._target_entropies(experience.time_step, len(info.value))
             loss["alpha"] = sum_of(
                 self.log_alpha[kind] * (entropy - targets[kind]).detach() for kind, entropy in info.entropies.items()
             )
-        extra = {"q": info.q.mean(0), "td_error": td_error}
+        extra = {"q": self.objectives.scalarized(info.q.mean(0)), "td_error": td_error}
         for kind, entropy in info.entropies.items():
             extra |= {f"entropy_{kind}": entropy, f"alpha_{kind}": self.log_alpha[kind].exp()}
         return LossInfo(loss, extra=extra, priority=td_error)
@@ -210,7 +217,8 @@ class SAC(RLAlgorithm):
     def _soft(self, value: torch.Tensor, entropies: dict[str, torch.Tensor]) -> torch.Tensor:
         """Returns the value with a bonus for entropy: V = E[Q] + sum of alpha H over the parts of the action."""
         for kind, entropy in entropies.items():
-            value = value + self.log_alpha[kind].exp().detach() * entropy  # alpha has a loss of its own
+            alpha = self.log_alpha[kind].exp().detach()  # it has a loss of its own
+            value = self.objectives.with_bonus(value, alpha * entropy)
         return value
 
     def _target_entropies(self, time_step: TimeStep, num_rows: int) -> dict[str, Any]:
@@ -229,11 +237,11 @@ class SAC(RLAlgorithm):
         if self._retrace:
             taken = self.action_space.split(nest.at(experience.action, slice(1, None)))
             q, taken_q = self._target_q(features.next_critic, choice.box, taken.box)
-            taken_q = taken.value(taken_q)
+            taken_q = self.objectives.each(taken.value, taken_q)
             trace = behaviour_trace(experience, policy.log_prob(taken))
         else:
             (q,) = self._target_q(features.next_critic, choice.box)
-        return NextValues(self._soft(choice.expectation(q), choice.entropies()), taken_q, trace)
+        return NextValues(self._soft(self.objectives.each(choice.expectation, q), choice.entropies()), taken_q, trace)
 
     def _target_q(self, features: torch.Tensor, *boxes: torch.Tensor | None) -> list[torch.Tensor]:
         """Returns the target critics' minimum for each Box action; of one random subset of critics for all."""
@@ -241,4 +249,4 @@ class SAC(RLAlgorithm):
         if self._target_subset is not None:
             members = torch.randperm(len(each_q[0]), device=features.device)[: self._target_subset]
             each_q = [q[members] for q in each_q]
-        return [q.amin(0) for q in each_q]
+        return [self.objectives.least(q) for q in each_q]

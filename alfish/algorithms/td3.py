@@ -15,19 +15,20 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, nest, replicas, returns, specs
+from alfish import losses, nest, replicas, returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, TargetNetwork
-from alfish.parameters import NonNegativeFloat, PositiveInt, Range, Rate, UnitInterval, checked
+from alfish.objectives import Discount, RewardWeights, objectives_of
+from alfish.parameters import NonNegativeFloat, PositiveInt, Range, Rate, checked
 from alfish.schedules import Schedule, as_schedule
 
 
 class DDPGTrain(NamedTuple):
-    q: torch.Tensor  # [E, 1, N] of the taken action at row 0
-    next_value: torch.Tensor  # [L-1, N] of rows 1 to L-1
+    q: torch.Tensor  # [E, 1, N] or [E, 1, N, R] of the taken action at row 0
+    next_value: torch.Tensor  # [L-1, N] or [L-1, N, R] of rows 1 to L-1
     policy_q: torch.Tensor | None  # [1, N] of the actor's action at row 0; None: the actor does not train
     policy_action: torch.Tensor | None  # [1, N, A], the actor's action at row 0; None: the actor does not train
     action: torch.Tensor  # [1, N, A] taken at row 0
@@ -42,10 +43,11 @@ class DDPG(RLAlgorithm):
       actor: takes (observation_spec, action_size).
       critic: takes (observation_spec, action_size); an ensemble of one or more. Its minimum is the target; its first
         critic (`num_members=1`) trains the actor.
-      gamma: discount per environment step.
+      gamma: discount per environment step; a list: one for each entry of a vector reward.
       target_rate: of the update of both target networks, after each update.
       noise_std: of exploration noise, in units of half the action's range; number or schedule.
       noise_correlation: between the noise of consecutive steps, in [0, 1); 0 is white noise. Noise is policy state.
+      reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
     """
 
     on_policy = False
@@ -59,25 +61,26 @@ class DDPG(RLAlgorithm):
         *,
         actor: Callable[..., Any] = DeterministicActor,
         critic: Callable[..., Any] = ONE_CRITIC,
-        gamma: UnitInterval = 0.99,
+        gamma: Discount = 0.99,
         target_rate: Rate = 0.005,
         noise_std: NonNegativeFloat | Schedule = 0.1,
         noise_correlation: Annotated[float, Range(0, 1, below=True)] = 0.0,
+        reward_weights: RewardWeights | None = None,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]
         self.actor = actor(observation_spec, sum(self._sizes))
-        self.critic = critic(observation_spec, sum(self._sizes))
+        self.objectives = objectives_of(self, reward_spec, gamma, reward_weights)
+        self.critic = self.objectives.sized(critic)(observation_spec, sum(self._sizes))
         self.target_actor = TargetNetwork(self.actor, target_rate)
         self.target_critic = TargetNetwork(self.critic, target_rate)
-        self._gamma, self._noise_std, self._noise_correlation = gamma, as_schedule(noise_std), noise_correlation
+        self._noise_std, self._noise_correlation = as_schedule(noise_std), noise_correlation
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
         for name, leaf in nest.named_leaves(action_spec, "action"):
             if not (isinstance(leaf, spaces.Box) and leaf.is_bounded("both")):
                 raise UsageError(f"{cls.__name__} takes bounded Box actions, and the {name} is {leaf}; train with PPO")
-        specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def parameter_groups(self) -> dict:
         return {"critic": self.critic.parameters(), "actor": self.actor.parameters()}
@@ -124,23 +127,24 @@ class DDPG(RLAlgorithm):
         q = self.critic(features, action)
         with torch.no_grad():
             target_features, _ = self.target_critic.network.features(later, None)
-            next_value = self.target_critic(target_features, self.target_action(later.observation)).amin(0)
+            next_q = self.target_critic(target_features, self.target_action(later.observation))
+            next_value = self.objectives.least(next_q)
         policy_q = policy_action = None
         if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
             policy_action = self.actor(now.observation)
-            policy_q = self.critic(features, policy_action, num_members=1)[0]
+            policy_q = self.objectives.scalarized(self.critic(features, policy_action, num_members=1)[0])
         return AlgStep(info=DDPGTrain(q, next_value, policy_q, policy_action, action))
 
     def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:
         step = experience.time_step  # [L, N]
-        discount = self._gamma * step.discount
-        target = returns.discounted_return(step.reward, discount, info.next_value, step.step_type)[:1]
-        error = target - info.q  # [E, 1, N]
-        loss = {"critic": losses.squared(error).sum(0)}
+        target = returns.discounted_return(*self.objectives.rows(step), info.next_value, step.step_type)[:1]
+        error = target - info.q  # [E, 1, N] or [E, 1, N, R]
+        loss = {"critic": self.objectives.total(losses.squared(error).sum(0))}
         if info.policy_q is not None and info.policy_action is not None:
             loss["actor"] = self.actor_loss(info.policy_q, info.policy_action, info.action)
-        td_error = error.abs().mean(0)
-        return LossInfo(loss, extra={"q": info.q.mean(0), "td_error": td_error}, priority=td_error)
+        td_error = self.objectives.magnitude(error).mean(0)
+        extra = {"q": self.objectives.scalarized(info.q.mean(0)), "td_error": td_error}
+        return LossInfo(loss, extra=extra, priority=td_error)
 
     def after_update(self) -> None:
         self.target_actor.update(self.actor)

@@ -1,6 +1,7 @@
 """Ensembles of critics: action values of Box actions, of Discrete ones, or of both together."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -47,7 +48,7 @@ class EnsembleLayerNorm(nn.Module):
         return torch.addcmul(self.bias[:num_members], F.layer_norm(x, x.shape[-1:]), self.weight[:num_members])
 
 
-@gin.configurable(module="alfish.networks", denylist=["memory"])
+@gin.configurable(module="alfish.networks", denylist=["memory", "num_objectives"])
 @checked
 class CriticEnsemble(nn.Module):
     """E critics Q(observation, action), computed as batched products.
@@ -65,6 +66,7 @@ class CriticEnsemble(nn.Module):
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
       encoder: takes the observation spec.
       memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `RecurrentSAC.memory`.
+      num_objectives: R, entries of a vector reward; None: a scalar. It is set by the algorithm.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class CriticEnsemble(nn.Module):
         dropout: Annotated[float, Range(0, 1, below=True)] = 0.0,
         encoder: Callable[[Nest], Any] = Encoder,
         memory: Callable[[int], Any] | None = None,
+        num_objectives: PositiveInt | None = None,
     ):
         super().__init__()
         self.encoder: Any = encoder(observation_spec)
         self.memory: Any = None if memory is None else memory(self.encoder.output_size)
         self.feature_size: int = (self.memory or self.encoder).output_size
-        self.ensemble_size, self._num_outputs = ensemble_size, num_outputs
+        self.ensemble_size = ensemble_size
+        self._outputs = [num_outputs] * (num_outputs > 1) + ([] if num_objectives is None else [num_objectives])
         size = self.feature_size + action_size
         modules: list[nn.Module] = []
         for width in layers:
@@ -93,7 +97,7 @@ class CriticEnsemble(nn.Module):
             modules += [EnsembleLayerNorm(ensemble_size, width)] if layer_norm else []
             modules.append(ACTIVATIONS[activation]())
             size = width
-        self.body = nn.Sequential(*modules, EnsembleLinear(ensemble_size, size, num_outputs, 1.0))
+        self.body = nn.Sequential(*modules, EnsembleLinear(ensemble_size, size, math.prod(self._outputs), 1.0))
 
     def initial_state(self, batch_size: int) -> Nest:
         """Returns the memory's initial state; None without memory."""
@@ -107,7 +111,7 @@ class CriticEnsemble(nn.Module):
     def forward(
         self, features: torch.Tensor, action: torch.Tensor | None = None, num_members: int | None = None
     ) -> torch.Tensor:
-        """Returns action values `[E, ...]`, or `[E, ..., num_outputs]` for several outputs.
+        """Returns action values `[E, ..., num_outputs, R]`, without num_outputs if it is 1, and R of a scalar reward.
 
         Args:
           features: `[..., feature_size]`.
@@ -119,8 +123,7 @@ class CriticEnsemble(nn.Module):
         for module in self.body:
             per_member = isinstance(module, (EnsembleLinear, EnsembleLayerNorm))
             x = module(x, num_members) if per_member else module(x)
-        q = x.reshape(len(x), *leading, self._num_outputs)
-        return q.squeeze(-1) if self._num_outputs == 1 else q
+        return x.reshape(len(x), *leading, *self._outputs)
 
 
 ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)

@@ -14,16 +14,17 @@ from alfish.networks.torsos import Torso
 from alfish.parameters import PositiveInt, checked
 
 
-@gin.configurable(module="alfish.networks")
+@gin.configurable(module="alfish.networks", denylist=["num_objectives"])
 @checked
 class QNetwork(nn.Module):
-    """Maps time steps to Q of each Discrete action, `[..., A]`.
+    """Maps time steps to Q of each Discrete action, `[..., A]`, or `[..., A, R]` with several objectives.
 
     Args:
       observation_spec: nest of spaces.
       num_actions: A.
       torso: takes the observation spec.
       dueling: Q = V + advantage - mean advantage (Wang et al., 2016, eq. 9), each on its own linear layer.
+      num_objectives: R; None: a scalar reward. It is set by the algorithm.
     """
 
     def __init__(
@@ -32,11 +33,14 @@ class QNetwork(nn.Module):
         num_actions: PositiveInt,
         torso: Callable[[Nest], Any] = Torso,
         dueling: bool = False,
+        num_objectives: PositiveInt | None = None,
     ):
         super().__init__()
+        self._num_objectives = num_objectives
+        copies = num_objectives or 1
         self.torso: Any = torso(observation_spec)
-        self.advantage = orthogonal(nn.Linear(self.torso.output_size, num_actions), 1.0)
-        self.value: Any = orthogonal(nn.Linear(self.torso.output_size, 1), 1.0) if dueling else None
+        self.advantage = orthogonal(nn.Linear(self.torso.output_size, copies * num_actions), 1.0)
+        self.value: Any = orthogonal(nn.Linear(self.torso.output_size, copies), 1.0) if dueling else None
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.torso.initial_state(batch_size)
@@ -45,6 +49,10 @@ class QNetwork(nn.Module):
         """Returns Q and the next state."""
         features, state = self.torso(time_step, state)
         q = self.advantage(features)
+        if self._num_objectives is not None:
+            q = q.unflatten(-1, (self._num_objectives, -1))  # [..., R, A]
         if self.value is not None:
-            q = self.value(features) + q - q.mean(-1, keepdim=True)
-        return q, state
+            value = self.value(features)
+            value = value if self._num_objectives is None else value.unsqueeze(-1)
+            q = value + q - q.mean(-1, keepdim=True)
+        return q if self._num_objectives is None else q.mT, state

@@ -333,6 +333,6 @@ def make_random(action):
     return DQN(OBSERVATION, action, REWARD)
 
 
-def test_a_vector_reward_is_refused():
-    with pytest.raises(UsageError, match="DQN takes a scalar reward, and this one is a vector of 2"):
-        DQN(OBSERVATION, spaces.Discrete(2), spaces.Box(-1, 1, (2,)))
+def test_a_lower_bound_of_a_vector_reward_is_refused():
+    with pytest.raises(UsageError, match="lower_bound takes a scalar reward, .*; set lower_bound to False"):
+        DQN(OBSERVATION, spaces.Discrete(2), spaces.Box(-1, 1, (2,)), lower_bound=True)

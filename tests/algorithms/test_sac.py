@@ -10,8 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import nest, specs
-from alfish import targets as td
+from alfish import corrections, nest, specs
 from alfish.algorithms.sac import SAC
 from alfish.batches import Minibatches, ReplayBatches, take
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
@@ -376,7 +375,7 @@ def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(
     plain = make(ACTIONS[name], ensemble_size=3)
     torch.testing.assert_close(info.following.value, learn(plain, experience)[0].following.value)
     rows_of = step.reward, 0.5 * step.discount, q[1:], info.following.value, step.step_type, ratio[1:].clamp(max=1)
-    torch.testing.assert_close(targets(sac, experience), td.retrace(*rows_of, 1.0)[0], atol=5e-3, rtol=1e-3)
+    torch.testing.assert_close(targets(sac, experience), corrections.retrace(*rows_of, 1.0)[0], atol=5e-3, rtol=1e-3)
     assert not torch.allclose(targets(sac, experience), targets(plain, experience), atol=0.05)
     assert not any(leaf.requires_grad for leaf in (info.following.value, info.following.q, info.following.trace))
 
@@ -512,11 +511,9 @@ def test_a_subset_that_the_ensemble_does_not_have_is_refused(subset):
         SAC(OBSERVATION, BOX, REWARD, target_subset=subset)
 
 
-def test_a_second_discrete_leaf_and_a_vector_reward_are_refused():
+def test_a_second_discrete_leaf_is_refused():
     with pytest.raises(UsageError, match="SAC takes one Discrete action leaf, and this action has 2"):
         SAC(OBSERVATION, (DISCRETE, DISCRETE), REWARD)
-    with pytest.raises(UsageError, match="SAC takes a scalar reward, and this one is a vector of 2"):
-        SAC(OBSERVATION, BOX, spaces.Box(-1, 1, (2,)))
 
 
 def test_no_parameter_is_left_to_no_group():

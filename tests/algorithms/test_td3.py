@@ -288,11 +288,6 @@ def test_only_bounded_boxes_are_taken(algorithm, action, name):
         algorithm(OBSERVATION, action, REWARD)
 
 
-def test_a_vector_reward_is_refused():
-    with pytest.raises(UsageError, match="TD3 takes a scalar reward, and this one is a vector of 2"):
-        TD3(OBSERVATION, BOX, spaces.Box(-1, 1, (2,)))
-
-
 def test_the_actors_turn_is_saved():
     algorithm, other = make(), make()
     algorithm.after_update()

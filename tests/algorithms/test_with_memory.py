@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from alfish import nest, returns, targets
+from alfish import corrections, nest, returns
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
@@ -314,7 +314,9 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
         )
         trace = (experience.action == greedy).float()
         assert trace.any() and not trace.all()
-        target = targets.retrace(step.reward, 0.5 * step.discount, taken[1:], value[1:], step.step_type, trace[1:], 1.0)
+        target = corrections.retrace(
+            step.reward, 0.5 * step.discount, taken[1:], value[1:], step.step_type, trace[1:], 1.0
+        )
     loss = dqn.calc_loss(experience, dqn.train_step(experience, experience.state).info).loss
     trains = trainable(step.step_type)
     torch.testing.assert_close(loss[trains], 0.5 * (own[:-1] - target).square()[trains])
@@ -333,7 +335,9 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
         soft = (log_p.exp() * (q - sac.log_alpha["discrete"].exp() * log_p)).sum(-1)
         taken, log_pi = (each.gather(-1, experience.action.unsqueeze(-1)).squeeze(-1) for each in (q, log_p))
         trace = (log_pi - log_mu).exp().clamp(max=1)
-        target = targets.retrace(step.reward, 0.5 * step.discount, taken[1:], soft[1:], step.step_type, trace[1:], 1.0)
+        target = corrections.retrace(
+            step.reward, 0.5 * step.discount, taken[1:], soft[1:], step.step_type, trace[1:], 1.0
+        )
         own = sac.critic(features).gather(-1, experience.action.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)[:, :-1]
     loss = sac.calc_loss(experience, sac.train_step(experience, experience.state).info).loss["critic"]
     torch.testing.assert_close(loss[trains], 0.5 * (own - target).square().sum(0)[trains])
