@@ -102,7 +102,8 @@ class CompiledUpdates:
             return None
         if not plain.on_cpu or not plain.num_consecutive_skips():  # on a CPU, Adam does not count a skipped step
             for name in graph.trained:
-                self._optimizers[name].count()
+                for part, _ in plain.groups[name].parts:
+                    self._optimizers[part].count()
         return UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
 
     def forget_batch(self) -> None:
@@ -189,11 +190,13 @@ class CompiledUpdates:
                 num_applied.add_(is_applied)
                 consecutive_skips.copy_(skips)
                 remaining = iter(coefficients.unbind())
-                for name, optimizer in self._optimizers.items():
-                    own = [next(remaining) for _ in range(optimizer.num_coefficients)]
-                    if name in means.losses:
-                        state = tensors["parameters"][name], gradients.by_group[name], tensors["moments"][name]
-                        optimizer.apply(*state, own, is_applied)
+                for name, group in plain.groups.items():
+                    for part, vectors in group.parts:
+                        optimizer = self._optimizers[part]
+                        own = [next(remaining) for _ in range(optimizer.num_coefficients)]
+                        if name in means.losses:
+                            both = tensors["parameters"][name][vectors], gradients.by_group[name][vectors]
+                            optimizer.apply(*both, tensors["moments"][part], own, is_applied)
                 extra = extra_sums(loss_info, batch)
                 priority = plain.priority(loss_info, batch)
             return {"total": gradients.total, "stop": gradients.stops, "extra": extra, "priority": priority}

@@ -9,7 +9,7 @@ Numbers for summaries stay on the device until a summary is due.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import gin
@@ -26,6 +26,7 @@ from alfish.data import Batch
 from alfish.errors import RunError, UsageError
 from alfish.learner.compiled_updates import CompiledUpdates
 from alfish.learner.optimizers import Adam, Optimizer
+from alfish.learner.parts import FrozenParts
 from alfish.learner.updates import Updates, UpdateStats, extra_sums
 from alfish.nest import Nest
 from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, checked
@@ -51,7 +52,10 @@ class Learner:
       algorithm: to train, on its device.
       optimizer: class or factory of an optimizer; its argument is a group's flat vectors; see
         `alfish.learner.optimizers`.
-      learning_rate: a number, a schedule of progress, or a dict from a group to one of these.
+      learning_rate: a number, a schedule of progress, or a dict from each group to one of these. The dict may also have
+        parts, by the prefix of their parameters' names: `{'all': 1e-3, 'network.actor_torso.encoder': 1e-5}`.
+      frozen_parts: parts of the algorithm that do not train, by the prefix of their parameters' names
+        (`['network.actor_torso.encoder']`); they stay in evaluation mode.
       max_grad_norm: the largest norm of a group's gradient, to which longer ones are scaled; None: no limit.
       max_nonfinite_updates: the run ends after this number of consecutive updates with a loss or gradient that is not
         finite; such updates are skipped.
@@ -63,6 +67,7 @@ class Learner:
       precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16' with float32 sums.
 
     Attributes:
+      frozen: parts that do not train.
       updates: number of updates so far.
       is_small: whether updates of all rows together take less time than sums over several learners save; set by `plan`.
       log: is called with a line for each compiled update.
@@ -74,6 +79,7 @@ class Learner:
         *,
         optimizer: Callable[..., Optimizer] = Adam,
         learning_rate: NonNegativeFloat | Schedule | Mapping[str, NonNegativeFloat | Schedule] = 3e-4,
+        frozen_parts: Sequence[str] = (),
         max_grad_norm: PositiveFloat | None = None,
         max_nonfinite_updates: PositiveInt = 10,
         compile: bool | Literal["auto"] = "auto",
@@ -86,14 +92,16 @@ class Learner:
             raise UsageError("Learner.cuda_graphs = True requires Learner.compile = True or 'auto'")
         self._algorithm = algorithm
         self._progress = nest.host_view(algorithm.progress)
-        self._plain = Updates(algorithm, optimizer, max_grad_norm)
+        self.frozen = FrozenParts(algorithm, frozen_parts)
+        self._plain = Updates(algorithm, optimizer, max_grad_norm, _parts_of(learning_rate, algorithm))
+        self.frozen.check(self._plain.groups)
         self.log: Callable[[str], Any] = logging.info
         self._compile = functools.partial(
             CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
         )
         self._compiled = self._compile() if compile is True else None
         self._decides = compile == "auto"
-        self._learning_rates = self._schedule_per_group(learning_rate)
+        self._learning_rates = self._schedules(learning_rate)
         self._max_nonfinite_updates = max_nonfinite_updates
         self._fell_back = False
         self.updates, self.is_small = 0, False
@@ -162,9 +170,18 @@ class Learner:
             "consecutive_skips": plain.consecutive_skips,
             "updates": self.updates,
         }
-        return {"optimizers": optimizers, "fell_back": self._fell_back, **counters}
+        frozen = {"frozen_parts": self.frozen.names} if self.frozen.names else {}
+        return {"optimizers": optimizers, "fell_back": self._fell_back, **frozen, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        there = list(state["optimizers"]), state.get("frozen_parts", [])
+        here = list(self._plain.optimizers), self.frozen.names
+        if there != here:
+            raise UsageError(
+                f"the checkpoint has optimizers of {there[0]} and frozen parts {there[1]}, and this run of {here[0]} "
+                f"and {here[1]}; keep the parts in Learner.learning_rate and in Learner.frozen_parts, or start in an "
+                "empty directory"
+            )
         for name, optimizer in self._plain.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self._plain.num_applied.copy_(state["num_applied"])
@@ -229,7 +246,8 @@ class Learner:
         read = torch.stack([mean.float() for mean in means.values()]).tolist()
         result = dict(zip(means, read))
         for name, learning_rate in self._learning_rate.items():
-            result[self._name("learning_rate", name)] = learning_rate
+            is_only = len(self._learning_rate) == 1
+            result["learning_rate" if is_only else f"learning_rate/{name}"] = learning_rate
         result["nonfinite_updates"] = self.updates - float(self._plain.num_applied)
         return result
 
@@ -253,12 +271,26 @@ class Learner:
     def _name(self, kind: str, group: str) -> str:
         return kind if len(self._plain.groups) == 1 else f"{kind}/{group}"
 
-    def _schedule_per_group(self, learning_rate: Any) -> dict[str, Schedule]:
+    def _schedules(self, learning_rate: Any) -> dict[str, Schedule]:
+        """Returns the learning rate of each optimizer."""
+        names = list(self._plain.optimizers)
         if not isinstance(learning_rate, Mapping):
-            return {name: as_schedule(learning_rate) for name in self._plain.groups}
-        if set(learning_rate) != set(self._plain.groups):
+            return {name: as_schedule(learning_rate) for name in names}
+        missing = [group for group in self._plain.groups if group not in learning_rate]
+        if missing:
             raise UsageError(
-                f"Learner.learning_rate is for the groups {sorted(learning_rate)}; the algorithm's are "
-                f"{sorted(self._plain.groups)}"
+                f"Learner.learning_rate is for {sorted(learning_rate)}, and the groups are "
+                f"{sorted(self._plain.groups)}; give each a number"
             )
-        return {name: as_schedule(value) for name, value in learning_rate.items()}
+        keys = {
+            name: name.removeprefix(f"{group}/") for group, own in self._plain.groups.items() for name, _ in own.parts
+        }
+        return {name: as_schedule(learning_rate[keys[name]]) for name in names}
+
+
+def _parts_of(learning_rate: Any, algorithm: RLAlgorithm) -> list[str]:
+    """Returns the keys of a learning rate that are no groups."""
+    if not isinstance(learning_rate, Mapping):
+        return []
+    groups = algorithm.parameter_groups()
+    return [name for name in learning_rate if name not in groups]

@@ -7,7 +7,7 @@ With several learners, means are over the rows of all of them. Means and gradien
 rows, added up over all learners in one sum, and divided by the sum of these numbers.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import UsageError
 from alfish.learner.optimizers import Optimizer
+from alfish.learner.parts import split
 from alfish.losses import masked_mean
 from alfish.nest import Nest
 from alfish.networks import flat_parameters
@@ -62,17 +63,28 @@ class Updates:
       algorithm: what to train, on its device.
       optimizer: class or factory of an optimizer; its argument is a group's flat vectors.
       max_grad_norm: the largest norm of a group's gradient, to which longer ones are scaled; None: no limit.
+      parts: prefixes of names of parameters that have an optimizer of their own.
 
     Attributes:
-      groups, optimizers: by name.
+      groups: by name.
+      optimizers: by the name of a group, and by `group/part` for its parts.
       num_applied: 0-d float64, number of updates that were not skipped.
       consecutive_skips: 0-d, number of updates skipped since the last one that was not.
     """
 
-    def __init__(self, algorithm: RLAlgorithm, optimizer: Callable[..., Optimizer], max_grad_norm: float | None):
+    def __init__(
+        self,
+        algorithm: RLAlgorithm,
+        optimizer: Callable[..., Optimizer],
+        max_grad_norm: float | None,
+        parts: Collection[str] = (),
+    ):
         self.algorithm = algorithm
-        self.groups = {name: Group(parameters) for name, parameters in _claimed_parameters(algorithm).items()}
-        self.optimizers = {name: optimizer(group.flat) for name, group in self.groups.items()}
+        claimed = split(algorithm, _claimed_parameters(algorithm), parts)
+        self.groups = {name: Group(parameters) for name, parameters in claimed.items()}
+        self.optimizers = {
+            name: optimizer(group.flat[vectors]) for group in self.groups.values() for name, vectors in group.parts
+        }
         self._max_grad_norm = max_grad_norm
         device = algorithm.progress.device
         self.on_cpu = device.type == "cpu"
@@ -88,7 +100,7 @@ class Updates:
         Args:
           chunk: rows and the minibatches in them.
           index: one of `chunk.minibatches()`.
-          learning_rate: of each group.
+          learning_rate: of each optimizer.
           summarize: whether to compute the record's `extra`.
 
         Returns:
@@ -110,12 +122,14 @@ class Updates:
         self.num_applied += is_finite
         self.consecutive_skips.add_(1).mul_(1 - is_finite)
         for name, vectors in gradients.by_group.items():
-            for parameters, gradient in zip(self.groups[name].flat, vectors):
+            group = self.groups[name]
+            for parameters, gradient in zip(group.flat, vectors):
                 parameters.grad = gradient
-            if not self.on_cpu:
-                self.optimizers[name].step(learning_rate[name], is_finite)
-            elif is_finite:
-                self.optimizers[name].step(learning_rate[name])
+            for part, _ in group.parts:
+                if not self.on_cpu:
+                    self.optimizers[part].step(learning_rate[part], is_finite)
+                elif is_finite:
+                    self.optimizers[part].step(learning_rate[part])
         extra = extra_sums(loss_info, batch) if summarize else {}
         return UpdateStats(list(means.losses), gradients.total, extra, self.priority(loss_info, batch))
 
@@ -275,14 +289,27 @@ def _mask(batch: Batch, rows: torch.Tensor) -> torch.Tensor:
 
 
 class Group:
-    """Parameters that one loss trains, as views of a flat vector for each dtype."""
+    """Parameters that one loss trains, as views of flat vectors: one for each part and dtype.
 
-    def __init__(self, parameters: list[nn.Parameter]):
-        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in parameters:
-            by_dtype.setdefault(parameter.dtype, []).append(parameter)
-        self.parameters = [parameter for same in by_dtype.values() for parameter in same]
-        self._members = list(by_dtype.values())
+    Args:
+      parameters: of each part, see `learner.parts.split`.
+
+    Attributes:
+      parameters: of all parts, in the order of the vectors.
+      flat: the vectors.
+      parts: name of each part, and its vectors in `flat`.
+    """
+
+    def __init__(self, parameters: Mapping[str, list[nn.Parameter]]):
+        self._members: list[list[nn.Parameter]] = []
+        self.parts: list[tuple[str, slice]] = []
+        for name, own in parameters.items():
+            by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+            for parameter in own:
+                by_dtype.setdefault(parameter.dtype, []).append(parameter)
+            self.parts.append((name, slice(len(self._members), len(self._members) + len(by_dtype))))
+            self._members += by_dtype.values()
+        self.parameters = [parameter for same in self._members for parameter in same]
         self.flat = [flat_parameters.lay_side_by_side(same) for same in self._members]
 
     def views(self, vectors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,6 +1,8 @@
-"""Checks of a loaded state, and its transfer into modules."""
+"""Checks of a loaded state, its transfer into modules, and the names of parts of modules."""
 
+import difflib
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -60,3 +62,30 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
             "was saved with, or start in an empty directory."
         )
     module.load_state_dict(state_dict)
+
+
+def names_below(part: str, names: Iterable[str], owner: str) -> dict[str, str]:
+    """Returns the names that belong to a part of a module, by their names within the part.
+
+    Args:
+      part: of a module: a prefix, `critic.encoder` of `critic.encoder.weight`, or a whole name; '': the whole module.
+      names: of the module's parameters or of its state.
+      owner: of the names, for the message.
+
+    Raises:
+      UsageError: there is no such part; the message has close ones.
+    """
+    names, prefix = list(names), f"{part}." if part else ""
+    found = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    if part in names:
+        found[""] = part
+    if found:
+        return found
+    parts = dict.fromkeys(name[:end] for name in names for end in (*_dots(name), len(name)))
+    close = [one for one in parts if one.endswith(f".{part}")] or difflib.get_close_matches(part, parts, 3, 0.5)
+    shown = close[:3] or [one for one in parts if "." not in one]
+    raise UsageError(f"{owner} has no part {part!r}; {'close ones' if close else 'its parts'} are {', '.join(shown)}")
+
+
+def _dots(name: str) -> list[int]:
+    return [at for at, letter in enumerate(name) if letter == "."]

@@ -1,6 +1,6 @@
 """The training loop: collect rows, store them, update, count."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Loop:
         self._agreement = (SharedAgreement if replicas.is_joined() else Agreement)(clock, signals)
         self._device = parts.algorithm.progress.device
         self._progress = nest.host_view(parts.algorithm.progress)
-        self._modes = ModeSwitch(parts.algorithm)
+        self._modes = ModeSwitch(parts.algorithm, parts.learner.frozen.modules)
         self._observes = parts.observes
         self._interaction_env_steps = interaction_env_steps
         self._owed_steps = 0.0  # vector steps, where unroll_length is not a whole number
@@ -132,8 +132,8 @@ class Loop:
             finished = report.finished
             yield report
 
-    def resume(self, directory: RunDirectory, load: Callable[[dict[str, Any]], None]) -> None:
-        """Continues from the newest checkpoint of a directory, if there is one.
+    def resume(self, directory: RunDirectory, load: Callable[[dict[str, Any]], None]) -> bool:
+        """Continues from the newest checkpoint of a directory; returns False if there is none.
 
         Args:
           directory: of the run.
@@ -146,7 +146,7 @@ class Loop:
         needs_rows = batches.stored() is not None
         found = directory.load_newest(load, needs_rows)
         if found is None:
-            return
+            return False
         checkpoints = directory.checkpoints
         if found != clock.value:
             raise UsageError(
@@ -156,7 +156,7 @@ class Loop:
         if (reason := directory.stop_reason()) is not None:
             clock.stop(reason)
         if clock.finished:
-            return
+            return True
         self._log(f"Resuming from {checkpoints.directory} at {found:,} steps")
         if needs_rows and found in directory.with_rows() and found < (newest := checkpoints.steps()[-1]):
             self._log(f"The checkpoint at {newest:,} steps is newer, but was saved without the rows of replay")
@@ -170,6 +170,7 @@ class Loop:
             if self._interaction_env_steps is not None:  # acting may have ended, and without rows nothing trains
                 self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
             self._log(f"Its replay {loss}: acting before training on")
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         parts = self._parts
@@ -330,20 +331,28 @@ class Loop:
 
 
 class ModeSwitch:
-    """Switches an algorithm between acting and training, in less than the 0.1 ms that `nn.Module.train` takes."""
+    """Switches an algorithm between acting and training, in less than the 0.1 ms that `nn.Module.train` takes.
 
-    def __init__(self, algorithm: nn.Module):
+    Args:
+      algorithm: to switch.
+      frozen: modules of it that stay in evaluation mode.
+    """
+
+    def __init__(self, algorithm: nn.Module, frozen: Collection[nn.Module] = ()):
         self._algorithm = algorithm
         modules = list(algorithm.modules())
         self._is_plain = all(type(module).train is nn.Module.train for module in modules)
-        self._attributes = [module.__dict__ for module in modules]
+        self._frozen = [module.__dict__ for module in frozen]
+        self._attributes = [module.__dict__ for module in modules if module not in frozen]
 
     def switch(self, training: bool) -> None:
         if not self._is_plain:
             self._algorithm.train(training)
-            return
-        for attributes in self._attributes:
-            attributes["training"] = training
+        else:
+            for attributes in self._attributes:
+                attributes["training"] = training
+        for attributes in self._frozen:
+            attributes["training"] = False
 
 
 def _check_acting_may_end(parts: Parts, clock: Clock) -> None:

@@ -254,8 +254,10 @@ class TestMistakes:
             Learner(_ActorCritic(lambda actor, critic: actor)).train([_chunk([1])])
 
     def test_learning_rates_for_other_groups_are_refused(self):
-        with pytest.raises(UsageError, match=r"\['actor', 'value'\].*\['actor', 'critic'\]"):
-            Learner(_ActorCritic(), learning_rate={"actor": 1e-3, "value": 1e-3})
+        with pytest.raises(UsageError, match=r"groups \['actor', 'critic'\].* no part 'value'"):
+            Learner(_ActorCritic(), learning_rate={"actor": 1e-3, "critic": 1e-3, "value": 1e-3})
+        with pytest.raises(UsageError, match=r"is for \['actor'\].*\['actor', 'critic'\]"):
+            Learner(_ActorCritic(), learning_rate={"actor": 1e-3})
 
 
 class TestNonFinite:

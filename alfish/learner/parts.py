@@ -1,0 +1,83 @@
+"""Parts of an algorithm that do not train, or with a learning rate of their own."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import nn
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.errors import UsageError
+from alfish.runs.loading import names_below
+
+
+class FrozenParts:
+    """Parts whose parameters require no gradient, and whose modules are in evaluation mode.
+
+    Args:
+      algorithm: with the parts.
+      parts: prefixes of names of its parameters.
+
+    Attributes:
+      names: the prefixes, sorted.
+      modules: of the parts.
+
+    Raises:
+      UsageError: there is no such part; the message has close ones.
+    """
+
+    def __init__(self, algorithm: RLAlgorithm, parts: Sequence[str]):
+        self._algorithm, self.names = algorithm, sorted(parts)
+        parameters, owner = dict(algorithm.named_parameters()), f"Learner.frozen_parts: {type(algorithm).__name__}"
+        names = [name for part in parts for name in names_below(part, parameters, owner).values()]
+        self._parameters = {id(parameters[name]) for name in names}
+        for name in names:
+            parameters[name].requires_grad_(False)
+        heads = tuple(f"{part}." if part else "" for part in parts)
+        self.modules = [module for name, module in algorithm.named_modules() if f"{name}.".startswith(heads)]
+        for module in self.modules:
+            module.eval()
+
+    def check(self, groups: Collection[str]) -> None:
+        """Raises UsageError if a group of the algorithm is not among those that train, because all of it is frozen."""
+        for name, parameters in self._algorithm.parameter_groups().items():
+            if name not in groups and any(id(parameter) in self._parameters for parameter in parameters):
+                raise UsageError(
+                    f"Learner.frozen_parts leave nothing to train in the group {name!r} of "
+                    f"{type(self._algorithm).__name__}, which has a loss; freeze less of it"
+                )
+
+
+def split(
+    algorithm: RLAlgorithm, groups: Mapping[str, list[nn.Parameter]], parts: Collection[str]
+) -> dict[str, dict[str, list[nn.Parameter]]]:
+    """Returns the parameters of each group by part: first those in no part, by the group's name, then `group/part`.
+
+    A parameter in several parts belongs to the one with the longest name.
+
+    Args:
+      algorithm: with the parameters.
+      groups: of the algorithm, those that train.
+      parts: prefixes of names of parameters.
+
+    Raises:
+      UsageError: there is no such part, or none of it trains.
+    """
+    named = dict(algorithm.named_parameters())
+    owner = f"Learner.learning_rate: {type(algorithm).__name__} has the groups {list(groups)}, and"
+    part_of: dict[int, str] = {}
+    for part in sorted(parts, key=len):
+        members = [named[name] for name in names_below(part, named, owner).values()]
+        part_of |= {id(parameter): part for parameter in members}
+        if not any(parameter.requires_grad for parameter in members):
+            raise UsageError(
+                f"Learner.learning_rate has the part {part!r}, which is frozen; leave it out, or take it out of "
+                "Learner.frozen_parts"
+            )
+    result: dict[str, dict[str, list[nn.Parameter]]] = {}
+    for group, parameters in groups.items():
+        names = [group, *(f"{group}/{part}" for part in parts)]
+        of_part: dict[str, list[nn.Parameter]] = {name: [] for name in names}
+        for parameter in parameters:
+            own = part_of.get(id(parameter))
+            of_part[group if own is None else f"{group}/{own}"].append(parameter)
+        result[group] = {name: members for name, members in of_part.items() if members}
+    return result
