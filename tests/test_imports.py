@@ -18,7 +18,7 @@ FLOORS = [
     (2, ["losses", "policy_losses", "returns", "objectives", "corrections", "targets", "distributions"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
     (3, ["algorithms", "composition"]),
-    (4, ["batches", "learner", "unrollers"]),
+    (4, ["batches", "learner", "unrollers", "transfer"]),
     (5, ["training"]),
     (6, ["configuration"]),
     (7, ["sweeps"]),

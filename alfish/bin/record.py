@@ -16,10 +16,8 @@ refused before anything runs. docs/offline.md explains more.
 """
 
 import contextlib
-import hashlib
 import json
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -29,6 +27,7 @@ from alfish.bin import shared_flags
 from alfish.configuration import reading
 from alfish.errors import RunError, UsageError
 from alfish.formatting import counted
+from alfish.runs.files import sha256
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -142,15 +141,6 @@ def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
         "config": state["config"].get(reading.OPERATIVE_FILE),
         "checkpoint": {"steps": steps, "env_steps": state["counters"]["env_steps"], "sha256": sha256(path)},
     }
-
-
-def sha256(path: Path) -> str:
-    """Returns the hash of a file, as `sha256sum` prints it."""
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def as_json(env_spec: "EnvSpec | None") -> Any:

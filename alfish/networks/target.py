@@ -36,14 +36,18 @@ class TargetNetwork(nn.Module):
         self._has_buffers = any(True for _ in online.buffers())
         # Iterating over modules takes longer than moving their parameters. Their tensors are therefore cached, and the
         # addresses of the first ones tell whether the cache is valid.
-        self._online: tuple[nn.Module, ...] = ()  # in a tuple, so that torch does not register it as a submodule
+        self._online: tuple[nn.Module, ...] = (online,)  # in a tuple, so that torch does not register it as a submodule
         self._firsts: list[nn.Parameter] = []
-        self._addresses: list[int] = []
+        self._addresses: list[int] | None = None  # None: nothing is cached
         self._target_tensors: list[torch.Tensor] = []
         self._online_tensors: list[torch.Tensor] = []
 
     def forward(self, *arguments: Any) -> Any:
         return self.network(*arguments)
+
+    def reset(self) -> None:
+        """Copies the network anew, as the constructor does; its values may have been loaded since."""
+        self.network.load_state_dict(self._online[0].state_dict())
 
     def update(self, online: nn.Module) -> None:
         """Moves the copy towards `online`, in every `period`-th call."""

@@ -1,6 +1,7 @@
 """Atomic files: a file appears under its name only when it is complete and on the disk."""
 
 import contextlib
+import hashlib
 import os
 import stat
 import weakref
@@ -107,6 +108,15 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
         file.close()
         raise OSError("it is not a regular file")
     return file
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """Returns the hash of a file, as `sha256sum` prints it."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def lock(directory: str | os.PathLike, holder: object) -> Callable[[], Any] | None:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from alfish.specs import describe
 from alfish.training.clock import Budget
 from alfish.training.evaluator import Evaluator, make_evaluator
 from alfish.training.policy import make_networks
+from alfish.transfer import InitialParts
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller, Unroller
 
@@ -40,6 +41,7 @@ class Parts(NamedTuple):
     unroller: Unroller
     learner: Learner
     metrics: Metrics
+    initial_parts: InitialParts
 
     @property
     def observes(self) -> bool:
@@ -133,6 +135,7 @@ def make_parts(
     metrics: Sequence[Metric] | None,
     extra_metrics: Sequence[Metric],
     unroll_length: float,
+    initial_parts: Mapping[str, str] | None,
 ) -> Parts:
     """Seeds all generators and builds the parts of a run; see `Trainer` for the arguments.
 
@@ -164,7 +167,8 @@ def make_parts(
     trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
     if replicas.rank():
         _seed_all(replicas.seed_of(environments.seed))  # from here on; before, all learners made equal parameters
-    return Parts(environment, *networks, source, collector, trained, measured)
+    loaded = InitialParts(initial_parts or {}, *networks)
+    return Parts(environment, *networks, source, collector, trained, measured, loaded)
 
 
 def use_device(name: str, num_threads: int) -> torch.device:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,6 +54,8 @@ class Trainer:
       unroller: class or factory, takes (environment, algorithm, transforms): `SyncUnroller`, `AsyncUnroller`.
       learner: class or factory, takes the algorithm.
       transforms: transform classes, the first one applied first.
+      initial_parts: parts of other runs that a new run starts with, by their place in this one's networks:
+        `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `transfer`.
       metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances; None: evaluation, checkpoints, summaries and progress.
       extra_metrics: instances beside those of `metrics`.
@@ -96,6 +98,7 @@ class Trainer:
         unroller: Callable[..., Unroller] = SyncUnroller,
         learner: Callable[[RLAlgorithm], Learner] = Learner,
         transforms: Sequence[Callable[..., Any]] = (),
+        initial_parts: Mapping[str, str] | None = None,
         metrics: Sequence[Metric] | None = None,
         listeners: Sequence[Listener] | None = None,
         extra_metrics: Sequence[Metric] = (),
@@ -117,14 +120,13 @@ class Trainer:
         self.clock, self.timer, self.signals = Clock.of(arguments), Timer(), StopSignals(self._rescue)
         self.device, self.seed = use_device(device, num_threads), seed
         self._environments = Environments(environment, evaluation_environment, seed, max_evaluation_length)
-        factories = algorithm, transforms, batches, unroller, learner, metrics, extra_metrics, unroll_length
-        self._parts = make_parts(self._environments, self.clock.budget, self.device, *factories)
-        self.environment, self.algorithm, self.transforms, self.batches = self._parts[:4]
-        self.unroller, self.learner, self.metrics = self._parts[4:]
+        given = algorithm, transforms, batches, unroller, learner, metrics, extra_metrics, unroll_length, initial_parts
+        parts = self._parts = make_parts(self._environments, self.clock.budget, self.device, *given)
+        self.environment, self.algorithm, self.transforms, self.batches = parts[:4]
+        self.unroller, self.learner, self.metrics = parts[4:7]
         self.listeners = checked_listeners(listeners, extra_listeners)
         self._notifier, self.directory = Notifier(self.listeners), own_directory(root_dir, arguments)
-        settings = self.log, interaction_env_steps, summary_period
-        self._loop = Loop(self._parts, self.clock, self.timer, self.signals, *settings)
+        self._loop = Loop(parts, self.clock, self.timer, self.signals, self.log, interaction_env_steps, summary_period)
 
     @property
     def interrupted_by(self) -> int | None:
@@ -147,7 +149,8 @@ class Trainer:
         self.directory.open()
         _warn_of_settings(self)
         self.batches.start(self.environment)
-        self._loop.resume(self.directory, self.load_state_dict)
+        if not self._loop.resume(self.directory, self.load_state_dict):
+            self._parts.initial_parts.load(self.log)
         if self.clock.finished:
             return
         self.directory.begin()
@@ -195,7 +198,8 @@ class Trainer:
             if self.clock.finished:
                 self.directory.mark_done(self.clock)
                 return None
-            self.directory.write_config({"steps": self.clock.value, **provenance(self.device, self.seed)})
+            origins = {"steps": self.clock.value, **provenance(self.device, self.seed)}
+            self.directory.write_config({**origins, **self._parts.initial_parts.provenance()})
             for report in self.iterate():
                 self.timer.begin(LISTENERS)
                 self._notifier.after_iteration(self, report)

@@ -12,10 +12,10 @@ from gymnasium.envs.registration import EnvSpec
 
 import alfish
 from alfish.__main__ import main
-from alfish.bin.record import sha256
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, TensorPointMass
 from alfish.offline import OfflineBuffer, open_source
+from alfish.runs.files import sha256
 
 pytestmark = pytest.mark.usefixtures("home")
 
