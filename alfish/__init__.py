@@ -40,6 +40,7 @@ _HOME = {
     "load": "alfish.configuration.opening",
     "make_environment": "alfish.environments",
     "make_evaluator": "alfish.training.evaluator",
+    "plot": "alfish.analysis.plotting",
     "train": "alfish.configuration.runs",
 }
 __all__ = sorted(_HOME)
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from alfish.algorithms.rl_algorithm import ReplayNeeds as ReplayNeeds
     from alfish.algorithms.rl_algorithm import RLAlgorithm as RLAlgorithm
     from alfish.algorithms.rl_algorithm import UnrollUse as UnrollUse
+    from alfish.analysis.plotting import plot as plot
     from alfish.configuration.opening import load as load
     from alfish.configuration.runs import train as train
     from alfish.data import AlgStep as AlgStep

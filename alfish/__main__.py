@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "population": "train members at once, and replace the worst by copies of the best",
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "play": "play episodes of a run's policy, and film them",
+    "plot": "draw curves of runs over their seeds",
     "record": "record episodes of a run's policy as a data set",
     "export": "write the replay buffer of a run as a data set",
     "import": "read data from elsewhere, check them, and write them as a data set",

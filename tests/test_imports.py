@@ -21,7 +21,7 @@ FLOORS = [
     (4, ["batches", "learner", "unrollers", "transfer"]),
     (5, ["training"]),
     (6, ["configuration"]),
-    (7, ["sweeps"]),
+    (7, ["analysis", "sweeps"]),
     (8, ["bin", "__main__"]),
 ]
 # Of algorithms; only these are imported by others.

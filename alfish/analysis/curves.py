@@ -1,0 +1,96 @@
+"""Curves of groups over their runs: aligned, aggregated, with bands."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from alfish.analysis import statistics
+from alfish.analysis.grouping import Group
+from alfish.analysis.series import AXES, Series
+from alfish.errors import UsageError
+
+NUM_POINTS = 200  # of a curve whose runs have no points in common
+
+
+def _median_of_runs(scores: np.ndarray) -> np.ndarray:
+    """Returns the mean over environments of the median over runs; `statistics.median` has no median over runs."""
+    return np.median(scores, -2).mean(-1)
+
+
+# Aggregates over runs at a point of a curve, `[..., R, 1]` -> `[...]`.
+AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "iqm": statistics.interquartile_mean,
+    "mean": statistics.mean,
+    "median": _median_of_runs,
+}
+
+
+class Curve(NamedTuple):
+    """A metric of a group over its runs.
+
+    Attributes:
+      group: of the runs.
+      clock: `[N]`, where all runs have values.
+      values: `[N]`: the aggregate of the runs.
+      band: `[2, N]`: its 95 % interval; None with one run.
+      series: of each run.
+    """
+
+    group: Group
+    clock: np.ndarray
+    values: np.ndarray
+    band: np.ndarray | None
+    series: tuple[Series, ...]
+
+
+def curve(group: Group, series: Sequence[Series], axis: str, statistic: str) -> Curve:
+    """Returns the curve of a group.
+
+    Args:
+      group, series: the runs, and the metric of each.
+      axis: one of `AXES`, which all series have.
+      statistic: one of `AGGREGATES`.
+    """
+    clock, values = aligned([one.clocks[axis] for one in series], [one.values for one in series])
+    aggregate = AGGREGATES[statistic]
+    band = statistics.band(values, aggregate) if len(series) > 1 else None
+    return Curve(group, clock, aggregate(values.T[:, :, None]), band, tuple(series))
+
+
+def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns points of the clock that all runs have reached, and the values of each run there.
+
+    The points are those that all runs share, if these are at least half of the points of the shortest run, as with
+    evaluations. Otherwise runs are interpolated linearly between the latest beginning and the earliest end.
+
+    Args:
+      clocks, values: `[N_r]` for each run; of equal clocks the last value counts.
+
+    Returns:
+      `[N]` and `[R, N]`.
+    """
+    lasts = [np.append(np.diff(clock) > 0, True) for clock in clocks]
+    clocks, values = ([one[last] for one, last in zip(side, lasts)] for side in (clocks, values))
+    shared = clocks[0]
+    for clock in clocks[1:]:
+        shared = np.intersect1d(shared, clock, assume_unique=True)
+    if 2 * len(shared) >= min(map(len, clocks)):
+        return shared, np.stack([one[np.isin(clock, shared)] for clock, one in zip(clocks, values)])
+    points = np.linspace(max(clock[0] for clock in clocks), min(clock[-1] for clock in clocks), NUM_POINTS)
+    return points, np.stack([np.interp(points, clock, one) for clock, one in zip(clocks, values)])
+
+
+def axis_of(series: Sequence[Series], names: Sequence[str], axis: str | None = None) -> str:
+    """Returns the axis to draw: the given one, or the first that all series have.
+
+    Raises:
+      UsageError: a series does not have it.
+    """
+    for one in (axis,) if axis is not None else AXES:
+        lacking = [name for name, of in zip(names, series) if one not in of.clocks]
+        if not lacking:
+            return one
+    known = [name for name in AXES if all(name in of.clocks for of in series)]
+    remedy = f"; --x={known[0]} draws all of them" if known else "; draw them separately"
+    raise UsageError(f"{lacking[0]} has no {one}{remedy}")

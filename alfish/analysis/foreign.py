@@ -1,0 +1,170 @@
+"""Curves that other programs have written: monitors of stable-baselines3, and tables with a step and a value column."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from alfish.analysis.run_source import numbers, table
+from alfish.analysis.series import Series
+from alfish.errors import UsageError
+from alfish.runs.files import open_regular
+
+MONITOR = "monitor.csv"  # at the end of the names of stable-baselines3's monitor files
+WINDOW = 100  # episodes in the moving mean of a monitor's returns, as in metrics/average_return
+# Names of columns, without regard to case and spaces; the first that a table has counts.
+CLOCKS = {
+    "env_steps": (
+        *("env_steps", "step", "steps", "global_step", "timesteps", "timestep", "total_timesteps", "num_timesteps"),
+        *("time/total_timesteps", "total_steps", "environment_steps"),
+    ),
+    "updates": ("updates", "num_updates", "gradient_steps", "train/n_updates"),
+    "wall_seconds": ("wall_seconds", "wall_time", "seconds", "time", "relative_time", "time/time_elapsed"),
+}
+VALUES = (
+    *("mean", "value", "return", "mean_return", "average_return", "episodic_return", "episode_return"),
+    *("reward", "mean_reward", "average_reward", "score", "eval/mean_reward", "rollout/ep_rew_mean", "r"),
+)
+SEEDS = ("seed", "run", "run_id")
+ENVIRONMENTS = ("environment", "env", "env_id", "task")
+
+
+class TableSource:
+    """One curve of a table; a `Source`.
+
+    Args:
+      path: of the table.
+      columns: cells by the name of the column, in lower case.
+      label: that the user has given it.
+      seed, environment: of this curve.
+    """
+
+    bindings: Mapping[str, str] = {}
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Mapping[str, Sequence[str]],
+        label: str | None = None,
+        seed: str | None = None,
+        environment: str | None = None,
+    ):
+        self.name = f"{path}, seed {seed}" if seed is not None else str(path)
+        self.label = label or path.stem.removesuffix("-curve")
+        self.seed, self.environment = seed, environment
+        self.notes: list[str] = []
+        self._path, self._columns = path, columns
+
+    def series(self, metric: str) -> Series:
+        """Returns the column that is named as the metric or as its last part, or else the first of `VALUES`."""
+        value = _first((metric.lower(), metric.rpartition("/")[2].lower(), *VALUES), self._columns)
+        clocks = {axis: name for axis, names in CLOCKS.items() if (name := _first(names, self._columns))}
+        if value is None or not clocks:
+            lacks = "value, such as 'mean'," if clocks else "clock, such as 'env_steps',"
+            raise UsageError(
+                f"{self._path} has no column of a {lacks} among {', '.join(self._columns)}; rename one"
+                + " or name it with --metric" * bool(clocks)
+            )
+        filled = [k for k, cell in enumerate(self._columns[value]) if cell]
+        if not filled:
+            raise UsageError(f"{self.name} has no value in its column {value!r}")
+        values = {
+            name: numbers([self._columns[name][k] for k in filled], self._path) for name in (value, *clocks.values())
+        }
+        order = np.argsort(values[next(iter(clocks.values()))], kind="stable")
+        return Series({axis: values[name][order] for axis, name in clocks.items()}, values[value][order])
+
+
+class MonitorSource:
+    """The monitor files of one run of stable-baselines3, one for each of its environments; a `Source`.
+
+    The value is the mean return of the last 100 episodes that ended in any of them.
+    """
+
+    bindings: Mapping[str, str] = {}
+    seed = None
+
+    def __init__(self, paths: Iterable[Path], label: str | None = None):
+        self._paths = sorted(paths)
+        self.name = str(self._paths[0] if len(self._paths) == 1 else self._paths[0].parent)
+        self.label = label or "stable-baselines3"
+        self.notes: list[str] = []
+        self._headers, self._tables = zip(*map(_read_monitor, self._paths))
+        environments = {header.get("env_id") for header in self._headers} - {None, "None"}
+        self.environment = environments.pop() if len(environments) == 1 else None
+
+    def series(self, metric: str) -> Series:
+        name = metric.rpartition("/")[2].lower()
+        column = "l" if "length" in name else "r" if "return" in name or "reward" in name or name == "r" else name
+        parts = []
+        begin = min(float(header.get("t_start", 0)) for header in self._headers)
+        for path, header, columns in zip(self._paths, self._headers, self._tables):
+            if any(one not in columns for one in (column, "l", "t")):
+                raise UsageError(
+                    f"{path} is a monitor without {column!r} for the metric {metric!r}; it has {list(columns)}"
+                )
+            seconds = numbers(columns["t"], path) + float(header.get("t_start", 0)) - begin
+            parts.append(np.stack([seconds, numbers(columns["l"], path), numbers(columns[column], path)]))
+        together = np.concatenate(parts, axis=1)
+        if not together.shape[1]:
+            raise UsageError(f"{self.name} has no episode yet")
+        seconds, lengths, values = together[:, np.argsort(together[0], kind="stable")]
+        return Series({"env_steps": lengths.cumsum(), "wall_seconds": seconds}, _moving_mean(values, WINDOW))
+
+
+def read_table(path: Path, label: str | None = None) -> list[TableSource]:
+    """Returns the curves of a table: one, or one for each of its seeds and environments.
+
+    Raises:
+      UsageError: the file is no table.
+    """
+    columns = _columns(path, _content(path))
+    by = [_first(names, columns) for names in (SEEDS, ENVIRONMENTS)]
+    keys = list(zip(*(columns[name] if name else [None] * len(next(iter(columns.values()))) for name in by)))
+    found = []
+    for seed, environment in dict.fromkeys(keys) or [(None, None)]:
+        rows = [k for k, key in enumerate(keys) if key == (seed, environment)]
+        own = {name: [cells[k] for k in rows] for name, cells in columns.items()}
+        found.append(TableSource(path, own, label, seed, environment))
+    return found
+
+
+def is_monitor(path: Path) -> bool:
+    return path.name.endswith(MONITOR)
+
+
+def _read_monitor(path: Path) -> tuple[dict, dict[str, list[str]]]:
+    """Returns the first line of a monitor, which is a comment with JSON, and its columns."""
+    first, _, rest = _content(path).partition(b"\n")
+    try:
+        header = json.loads(first.removeprefix(b"#"))
+    except ValueError as error:
+        raise UsageError(f"{path} is no monitor of stable-baselines3: its first line is not '#{{...}}'") from error
+    return header, _columns(path, rest)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _columns(path: Path, content: bytes) -> dict[str, list[str]]:
+    header, rows = table(path, content)
+    names = [name.strip().lower().replace(" ", "_") for name in header]
+    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
+
+
+def _first(names: Iterable[str], columns: Mapping[str, Sequence[str]]) -> str | None:
+    return next((name for name in names if name in columns), None)
+
+
+def _moving_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Returns at each place the mean of the last `window` values; of all so far, where there are fewer."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)

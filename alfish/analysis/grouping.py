@@ -1,0 +1,114 @@
+"""Groups of runs with one configuration, found from the bindings in which the runs differ."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from alfish.analysis.run_source import reference
+from alfish.analysis.series import Source
+from alfish.errors import UsageError
+
+ALGORITHM, ENVIRONMENT = "Trainer.algorithm", "Trainer.environment"
+# They tell runs of one configuration apart: its seeds, and the parts in which one run was trained.
+IGNORED = ("Trainer.seed", "Trainer.stop_at")
+MAX_SHOWN = 4  # bindings in a label
+MAX_LETTERS = 30  # of a value in a label
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration in one environment.
+
+    Attributes:
+      label: for the legend; equal in all environments.
+      environment: of the runs; '' if it is unknown.
+      sources: of the runs.
+      bindings: those in which the configuration differs from that of other groups with this algorithm.
+    """
+
+    label: str
+    environment: str
+    sources: tuple[Source, ...]
+    bindings: Mapping[str, str]
+
+
+def group(sources: Sequence[Source]) -> list[Group]:
+    """Returns the runs by environment and configuration, in the order in which they were named.
+
+    Raises:
+      UsageError: the environment of a run is not known, while others have several.
+    """
+    environments = _environments(sources)
+    found: list[Group] = []
+    for environment in dict.fromkeys(environments):
+        own = [source for source, one in zip(sources, environments) if one == environment]
+        grouped: dict[str, list[Source]] = {}
+        differing: dict[str, Mapping[str, str]] = {}
+        for label, members, bindings in _labelled(own):
+            grouped.setdefault(label, []).extend(members)
+            differing.setdefault(label, bindings)
+        found += [Group(label, environment, tuple(members), differing[label]) for label, members in grouped.items()]
+    return found
+
+
+def _environments(sources: Sequence[Source]) -> list[str]:
+    """Returns the environment of each run; the only one of the others for a table that names none."""
+    known = list(dict.fromkeys(source.environment for source in sources if source.environment))
+    if len(known) > 1 and (without := next((one for one in sources if not one.environment), None)):
+        raise UsageError(
+            f"{without.name} does not say its environment, and the other runs are of {', '.join(known)}; "
+            "give it a column 'environment', or plot one environment at a time"
+        )
+    return [source.environment or (known[0] if known else "") for source in sources]
+
+
+def _labelled(sources: Sequence[Source]) -> Iterable[tuple[str, list[Source], Mapping[str, str]]]:
+    """Yields label, runs and differing bindings of each configuration among runs of one environment."""
+    by_algorithm: dict[str | None, list[Source]] = {}
+    for source in sources:
+        if source.label is None:
+            by_algorithm.setdefault(reference(source.bindings.get(ALGORITHM, "")) or None, []).append(source)
+    labels: dict[int, tuple[str, dict[str, str]]] = {}
+    for algorithm, members in by_algorithm.items():
+        for source, bindings in zip(members, differences([source.bindings for source in members])):
+            shown = [f"{name}={_fitted(value)}" for name, value in bindings.items()]
+            more = [f"{len(shown) - MAX_SHOWN} more"] if len(shown) > MAX_SHOWN else []
+            says_algorithm = any(name.startswith(f"{algorithm}.") for name in bindings)
+            needs_algorithm = not shown or (len(by_algorithm) > 1 and not says_algorithm)
+            words = [algorithm or "run"] if needs_algorithm else []
+            labels[id(source)] = ", ".join([*words, *shown[:MAX_SHOWN], *more]), bindings
+    together: dict[tuple[str, tuple], list[Source]] = {}
+    for source in sources:
+        label, bindings = labels.get(id(source), (source.label or "", {}))
+        together.setdefault((label, tuple(bindings.items())), []).append(source)
+    names = [label for label, _ in together]
+    for number, ((label, items), members) in enumerate(together.items()):
+        # Two configurations whose labels are cut to the same text stay two.
+        copies = names[:number].count(label)
+        yield (f"{label} ({copies + 1})" if copies else label), members, dict(items)
+
+
+def differences(configurations: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Returns the bindings of each configuration that are not the same in all of them, without the seed.
+
+    A binding that some of them do not have counts only if the others do not tell all configurations apart: where one
+    value chooses a part, the settings of this part say nothing more.
+    """
+    names = [name for name in dict.fromkeys(n for one in configurations for n in one) if name not in IGNORED]
+    differing = [name for name in names if len({one.get(name) for one in configurations}) > 1]
+    everywhere = [name for name in differing if all(name in one for one in configurations)]
+    partial = [name for name in differing if name not in everywhere]
+    kept = list(everywhere)
+    for name in partial:
+        if _count(configurations, kept) == _count(configurations, differing):
+            break
+        if _count(configurations, [*kept, name]) > _count(configurations, kept):
+            kept.append(name)
+    return [{name: one[name] for name in kept if name in one} for one in configurations]
+
+
+def _count(configurations: Sequence[Mapping[str, str]], names: Sequence[str]) -> int:
+    return len({tuple(one.get(name) for name in names) for one in configurations})
+
+
+def _fitted(value: str) -> str:
+    return value if len(value) <= MAX_LETTERS else f"{value[: MAX_LETTERS - 2]}.."

@@ -1,0 +1,199 @@
+"""`alfish.plot`: curves of groups of runs, one panel for each environment."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from absl import logging
+
+from alfish.analysis import figures
+from alfish.analysis.curves import Curve, axis_of, curve
+from alfish.analysis.grouping import Group, group
+from alfish.analysis.series import DEFAULT_METRIC, Series, Source
+from alfish.analysis.sources import find
+from alfish.errors import UsageError
+from alfish.parameters import checked
+
+AXIS_WORDS = {"env_steps": "environment steps", "updates": "updates", "wall_seconds": "seconds of training"}
+NUM_COLUMNS = 3  # of panels
+PANEL = (4.6, 3.4)  # inches
+LEGEND_LINE, LEGEND_LETTER, LEGEND_HANDLE = 0.22, 0.075, 0.8  # inches
+
+Statistic = Literal["iqm", "mean", "median"]
+Axis = Literal["env_steps", "updates", "wall_seconds"]
+Note = Callable[[str], Any]
+
+
+@checked
+def plot(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    metric: str = DEFAULT_METRIC,
+    x: Axis | None = None,
+    statistic: Statistic = "iqm",
+    threshold: float | str | Sequence[float | str] = (),
+    axes: Any = None,
+) -> Any:
+    """Returns a matplotlib figure with curves of runs, grouped by their configuration.
+
+        figure = alfish.plot(["runs/ppo-*", "runs/sac-*"], threshold=475)
+        figure.savefig("curves.png")
+
+    Each group has a line, the aggregate over its runs, and a pointwise 95 % bootstrap band. There is one panel for each
+    environment. What `alfish plot` says on standard error is logged.
+
+    Args:
+      runs: as `alfish plot` takes them: run directories, globs, CSVs, with or without a label (`"PPO=runs/ppo-*"`).
+      metric: a column of metrics.csv, or `NAME/COLUMN` for a column of the files `eval/NAME-*.csv`.
+      x: None: env_steps; updates, if a run has no env steps.
+      statistic: over the runs of a group; 'iqm' is the interquartile mean.
+      threshold: values for horizontal lines; `"CartPole-v1:475"` is drawn in the panel of this environment.
+      axes: to draw in, instead of a new figure; for one environment.
+
+    Raises:
+      UsageError: there is no such run or metric, or matplotlib is not installed.
+    """
+    words = [runs] if isinstance(runs, (str, Path)) else runs
+    thresholds = [threshold] if isinstance(threshold, (str, float, int)) else threshold
+    curves, axis = curves_of(find(words), metric, x, statistic, logging.warning)
+    return draw(curves, axis, metric, thresholds, axes)
+
+
+def curves_of(
+    sources: Sequence[Source], metric: str, axis: str | None, statistic: str, note: Note
+) -> tuple[list[Curve], str]:
+    """Returns the curve of each group of runs, and the axis on which they are drawn.
+
+    Runs without the metric are left out with a note.
+
+    Raises:
+      UsageError: no run has the metric, or a run does not have the axis.
+    """
+    series = read_all(sources, metric, note)
+    axis = axis_of(list(series.values()), [source.name for source in series], axis)
+    found = []
+    for one in group(list(series)):
+        found.append(curve(one, [series[source] for source in one.sources], axis, statistic))
+        if len(one.sources) == 1:
+            note(f"{_named(one)} is one run: a line without a band, which needs other seeds")
+        if len(found[-1].clock) == 0:
+            raise UsageError(f"{_named(one)}: its runs have no {axis} in common")
+    return found, axis
+
+
+def read_all(sources: Sequence[Source], metric: str, note: Note) -> dict[Source, Series]:
+    """Returns the metric of each run that has it, and notes the others.
+
+    Raises:
+      UsageError: no run has it.
+    """
+    series, missing = {}, []
+    for source in sources:
+        try:
+            series[source] = source.series(metric)
+        except UsageError as error:
+            missing.append(error)
+    if not series:
+        raise missing[0]
+    for words in [*(f"{error}; it is left out" for error in missing), *(w for one in sources for w in one.notes)]:
+        note(words)
+    return series
+
+
+def draw(
+    curves: Sequence[Curve], axis: str, metric: str, thresholds: Iterable[float | str] = (), axes: Any = None
+) -> Any:
+    """Returns the figure of curves.
+
+    Raises:
+      UsageError: as `plot`.
+    """
+    environments = list(dict.fromkeys(one.group.environment for one in curves))
+    lines = lines_of(thresholds, environments)
+    labels = list(dict.fromkeys(one.group.label for one in curves))
+    if axes is None:
+        figure, panels = _panels(environments, labels)
+    elif len(environments) == 1:
+        figure, panels = axes.figure, [axes]
+    else:
+        raise UsageError(f"runs of different environments, {', '.join(environments)}, are not drawn in one plot")
+    for panel, environment in zip(panels, environments):
+        for one in curves:
+            if one.group.environment == environment:
+                _draw_curve(panel, one, axis, labels.index(one.group.label))
+        for value in lines[environment]:
+            panel.axhline(value, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        panel.set_title(environment, fontsize=11)
+        panel.set_xlabel(AXIS_WORDS[axis])
+        panel.xaxis.set_major_formatter(figures.engineering())
+        panel.locator_params("x", nbins=6)
+        figures.tidy(panel)
+    panels[0].set_ylabel(metric)
+    _add_legend(figure if axes is None else axes, panels, labels)
+    return figure
+
+
+def lines_of(thresholds: Iterable[float | str], environments: Sequence[str]) -> dict[str, list[float]]:
+    """Returns the thresholds of each environment, from numbers and from texts such as '475' and 'CartPole-v1:475'.
+
+    Raises:
+      UsageError: one is no number, of no environment here, or of no environment in particular where there are several.
+    """
+    lines: dict[str, list[float]] = {environment: [] for environment in environments}
+    for one in thresholds:
+        environment, colon, number = str(one).rpartition(":")
+        try:
+            value = float(number)
+        except ValueError as error:
+            raise UsageError(f"the threshold {one!r} is no number; write 475, or CartPole-v1:475") from error
+        if not colon and len(environments) > 1:
+            raise UsageError(
+                f"the runs are of different environments: say of which the threshold {one} is, as "
+                f"{environments[0]}:{one}"
+            )
+        if colon and environment not in lines:
+            raise UsageError(f"the threshold {one!r} is of no environment of these runs: {', '.join(environments)}")
+        lines[environment if colon else environments[0]].append(value)
+    return lines
+
+
+def _panels(environments: Sequence[str], labels: Sequence[str]) -> tuple[Any, list[Any]]:
+    """Returns a figure with axes for each environment, and room for the legend."""
+    num_columns = min(NUM_COLUMNS, len(environments))
+    num_rows = -(-len(environments) // num_columns)
+    width = max(num_columns * PANEL[0], 6.0)
+    legend = -(-len(labels) // _legend_columns(labels, width)) * LEGEND_LINE if len(labels) > 1 else 0
+    figure = figures.new_figure(width, num_rows * PANEL[1] + legend)
+    grid = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
+    for empty in grid[len(environments) :]:
+        empty.set_visible(False)
+    return figure, grid[: len(environments)]
+
+
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """Returns how many labels stand side by side in a legend of this width."""
+    return max(1, int(width / (LEGEND_HANDLE + LEGEND_LETTER * max(map(len, labels)))))
+
+
+def _draw_curve(panel: Any, one: Curve, axis: str, number: int) -> None:
+    color = figures.COLORS[number % len(figures.COLORS)]
+    style = figures.STYLES[number // len(figures.COLORS) % len(figures.STYLES)]
+    marker = "o" if len(one.clock) == 1 else None
+    panel.plot(one.clock, one.values, color=color, linestyle=style, linewidth=1.8, marker=marker, label=one.group.label)
+    if one.band is not None:
+        panel.fill_between(one.clock, *one.band, color=color, alpha=0.2, linewidth=0)
+
+
+def _add_legend(owner: Any, panels: Sequence[Any], labels: Sequence[str]) -> None:
+    """Adds a legend below the panels, with the labels in their order; one label needs none."""
+    handles = {line.get_label(): line for panel in panels for line in panel.get_lines() if line.get_label() in labels}
+    if len(labels) > 1:
+        place: dict[str, Any] = {}
+        if owner not in panels:
+            place = {"loc": "outside lower left", "ncols": _legend_columns(labels, owner.get_figwidth())}
+        owner.legend([handles[label] for label in labels], labels, fontsize="small", frameon=False, **place)
+
+
+def _named(one: Group) -> str:
+    where = f" in {one.environment}" if one.environment else ""
+    return f"{one.label}{where}"

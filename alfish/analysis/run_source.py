@@ -1,0 +1,191 @@
+"""Runs of `alfish train`: their configuration, metrics.csv and evaluations, read as text without gin and torch."""
+
+import csv
+import difflib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from alfish.analysis.series import Series
+from alfish.errors import UsageError, first_line, printable
+from alfish.parameters.description import CONFIG_FILE
+from alfish.runs.files import open_regular
+
+METRICS_FILE = "metrics.csv"
+OPERATIVE_FILE = "operative_config.gin"
+BINDING = re.compile(r"^([\w./]+) = (.*)$", re.DOTALL)
+EVALUATION = "evaluation"  # name of the listener Evaluate, by default
+
+
+class RunSource:
+    """A run directory; a `Source`.
+
+    Args:
+      directory: of the run.
+      label: that the user has given it.
+    """
+
+    def __init__(self, directory: Path, label: str | None = None):
+        self.directory, self.label, self.name = directory, label, str(directory)
+        self.notes: list[str] = []
+
+    @cached_property
+    def bindings(self) -> Mapping[str, str]:
+        """Each binding in force, defaults included; as it was given, if the run has saved no more."""
+        for file in (OPERATIVE_FILE, CONFIG_FILE):
+            if (self.directory / file).is_file():
+                return bindings((self.directory / file).read_text(errors="replace"))
+        return {}
+
+    @property
+    def seed(self) -> str | None:
+        return self.bindings.get("Trainer.seed")
+
+    @property
+    def environment(self) -> str | None:
+        """The id of gymnasium, or the name of the class or function that makes the environment."""
+        made = reference(self.bindings.get("Trainer.environment", ""))
+        names = [f"{name}.env_id" for name in (made, _tail(made.rpartition("/")[2], 1))]
+        env_id = next((self.bindings[name] for name in names if name in self.bindings), made)
+        return reference(env_id.strip("'\"")).rpartition(":")[2] or None
+
+    def series(self, metric: str) -> Series:
+        header, rows = self._metrics
+        if metric in header:
+            return self._series(header, rows, header.index(metric), metric)
+        name, _, column = metric.rpartition("/")
+        if evaluations := read_evaluations(self.directory, name, column):
+            return self._of_evaluations(name, evaluations)
+        raise UsageError(self._missing(metric, header))
+
+    @cached_property
+    def _metrics(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows of metrics.csv, without an incomplete last row."""
+        path = self.directory / METRICS_FILE
+        try:
+            with open_regular(path) as file:
+                content = file.read()
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"{self.name} has no {METRICS_FILE} yet: it was not trained, or without the listener Summaries"
+            ) from error
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            self.notes.append(f"{path} ends within a row, which is left out")
+        header, rows = table(path, whole)
+        missing = [name for name in ("steps", "env_steps", "updates", "wall_seconds") if name not in header]
+        if missing:
+            raise UsageError(f"{path} is no table of metrics: it has no column {missing[0]}")
+        return header, rows
+
+    def _series(self, header: list[str], rows: list[list[str]], index: int, metric: str) -> Series:
+        rows = [row for row in rows if row[index]]
+        if not rows:
+            raise UsageError(self._missing(metric, []))
+        return Series(self._clocks(header, rows), self._column(rows, index))
+
+    def _clocks(self, header: list[str], rows: list[list[str]]) -> dict[str, np.ndarray]:
+        names = ("steps", "env_steps", "updates", "wall_seconds")
+        columns = {name: self._column(rows, header.index(name)) for name in names}
+        # Evaluations have the nominal clock at which they were due as their `steps`, which is equal for all seeds.
+        columns["env_steps"] = np.minimum(columns.pop("steps"), columns["env_steps"])
+        return {name: column for name, column in columns.items() if column.any()}
+
+    def _of_evaluations(self, name: str, evaluations: Mapping[int, tuple[float, ...]]) -> Series:
+        """Returns the means over the episodes of evaluations, at the clocks that metrics.csv has for them."""
+        header, rows = self._metrics
+        own = next(k for k, column in enumerate(header) if column.startswith(f"{name}/"))
+        rows = [row for row in rows if row[own] and int(row[0]) in evaluations]
+        return Series(self._clocks(header, rows), np.array([np.mean(evaluations[int(row[0])]) for row in rows]))
+
+    def _column(self, rows: list[list[str]], index: int) -> np.ndarray:
+        return numbers([row[index] for row in rows], self.directory / METRICS_FILE)
+
+    def _missing(self, metric: str, header: list[str]) -> str:
+        """Returns why there is no such metric."""
+        prefix = metric.rpartition("/")[0]
+        if prefix == EVALUATION and not any(name.startswith(f"{prefix}/") for name in header):
+            return f"{self.name} has no evaluation yet; the first is due after Evaluate.period clock steps"
+        close = difflib.get_close_matches(metric, header, 3, 0.4)
+        hint = f"; close ones are {', '.join(close)}" if close else ""
+        return f"{self.name} has no metric {metric!r}, neither in {METRICS_FILE} nor in its evaluations{hint}"
+
+
+def is_run(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in (CONFIG_FILE, METRICS_FILE))
+
+
+def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "return") -> dict[int, tuple[float, ...]]:
+    """Returns one column of the episodes of each evaluation of a run, by clock, ascending; empty if there is none.
+
+    Args:
+      directory: of the run.
+      name: of the listener Evaluate.
+      column: of the files in `eval/`.
+    """
+    found = {}
+    for path in sorted((directory / "eval").glob(f"{name}-*.csv")) if name and "/" not in name else ():
+        if clock := re.fullmatch(rf"{re.escape(name)}-(\d{{12,}})\.csv", path.name):
+            with open(path, newline="") as file:
+                rows = list(csv.DictReader(file))
+            if not rows or column not in rows[0]:
+                return {}
+            found[int(clock[1])] = tuple(float(row[column]) for row in rows)
+    return found
+
+
+def bindings(text: str) -> dict[str, str]:
+    """Returns the value of each binding in a configuration that gin has written; modules are left out of names."""
+    found = {}
+    lines = re.sub(r"\\?\n[ \t]+", " ", text).splitlines()  # a long value continues on indented lines
+    for line in lines:
+        if binding := BINDING.match(line):
+            found[_tail(binding[1], 2)] = " ".join(binding[2].split())
+    return found
+
+
+def reference(value: str) -> str:
+    """Returns `scope/Name` of a reference such as `@scope/module.Name()`; another value as it is."""
+    return _tail(value[1:].removesuffix("()"), 1) if value.startswith("@") else value
+
+
+def table(path: Path, content: bytes) -> tuple[list[str], list[list[str]]]:
+    """Returns header and rows of a CSV.
+
+    Raises:
+      UsageError: it has none, or a row of another length.
+    """
+    try:
+        header, *rows = [row for row in csv.reader(io.StringIO(content.decode(), newline="")) if row] or [[]]
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{path} is no table: {printable(str(error))}") from error
+    if not header:
+        raise UsageError(f"{path} is empty; it should begin with the names of its columns")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise UsageError(f"{path}, row {number}, has {len(row)} cells and not {len(header)}; mend or move the file")
+    return header, rows
+
+
+def numbers(cells: Sequence[str], path: Path) -> np.ndarray:
+    """Returns a column of a CSV as numbers.
+
+    Raises:
+      UsageError: a cell is something else.
+    """
+    try:
+        return np.array([float(cell) for cell in cells])
+    except ValueError as error:
+        raise UsageError(f"{path} has no number where it should: {first_line(error)}; mend or move the file") from error
+
+
+def _tail(name: str, length: int) -> str:
+    """Returns the last `length` parts of a name with dots, and its scope."""
+    scope, slash, rest = name.rpartition("/")
+    return scope + slash + ".".join(rest.split(".")[-length:])

@@ -1,0 +1,75 @@
+"""Words of the user -> runs: directories, globs, files, each with a label if the user gives one."""
+
+import glob
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from alfish.analysis.foreign import MONITOR, MonitorSource, is_monitor, read_table
+from alfish.analysis.run_source import RunSource, is_run
+from alfish.analysis.series import Source
+from alfish.errors import UsageError
+
+
+def find(words: Iterable[str | Path]) -> list[Source]:
+    """Returns the runs that the words name, each once.
+
+    A word is a run directory, a directory with runs in it, a directory with monitors of stable-baselines3 or one
+    monitor, another CSV, or a glob of these. `LABEL=WORD` gives them a label.
+
+    Raises:
+      UsageError: a word names no run.
+    """
+    found: dict[Path, list[Source]] = {}
+    for word in map(str, words):
+        label, pattern = _split(word)
+        for path in _expanded(pattern):
+            for run in _runs(path):
+                found.setdefault(run.resolve(), _read(run, label))
+    if not found:
+        raise UsageError("no run is named; name run directories, as in runs/ppo-*")
+    return [source for sources in found.values() for source in sources]
+
+
+def _split(word: str) -> tuple[str | None, str]:
+    """Returns label and path of `LABEL=PATH`; a path that exists has no label."""
+    labelled = re.fullmatch(r"([^/=]+)=(.+)", word)
+    return (labelled[1], labelled[2]) if labelled and not Path(word).exists() else (None, word)
+
+
+def _expanded(pattern: str) -> Sequence[Path]:
+    """Returns the paths of a glob; of those that a glob finds, what is neither a directory nor a CSV is left out."""
+    path = Path(pattern)
+    if path.exists():
+        return [path]
+    found = sorted(Path(one) for one in glob.glob(pattern, recursive=True))
+    if not found:
+        raise UsageError(f"there is no run {pattern!r}")
+    return [one for one in found if one.is_dir() or one.suffix == ".csv"]
+
+
+def _runs(path: Path) -> Iterator[Path]:
+    """Yields the runs that a path stands for."""
+    if not path.is_dir() or is_run(path) or _monitors(path):
+        yield path
+        return
+    inside = [one for one in sorted(path.iterdir()) if one.is_dir() and (is_run(one) or _monitors(one))]
+    if not inside:
+        raise UsageError(
+            f"{path} is not a run: it has neither config.gin nor metrics.csv in it, and no directory with them"
+        )
+    yield from inside
+
+
+def _read(path: Path, label: str | None) -> list[Source]:
+    if path.is_dir():
+        return [RunSource(path, label) if is_run(path) else MonitorSource(_monitors(path), label)]
+    if is_monitor(path):
+        return [MonitorSource([path], label)]
+    if path.suffix != ".csv":
+        raise UsageError(f"{path} is not a run: it is neither a directory nor a CSV")
+    return list(read_table(path, label))
+
+
+def _monitors(directory: Path) -> list[Path]:
+    return sorted(directory.glob(f"*{MONITOR}"))

@@ -1,0 +1,59 @@
+"""Draws curves of runs over their seeds.
+
+  alfish plot runs/ppo-* runs/sac-* --output=curves.png
+  alfish plot 'PPO=runs/ppo-*' 'stable-baselines3=logs/*' --threshold=475 --x=wall_seconds --output=curves.html
+  alfish plot sweeps/rate --metric=train/entropy --statistic=median --output=entropy.svg
+
+A run is a directory of `alfish train`, a directory with such directories, a directory with the monitor files of
+stable-baselines3, or another CSV with a column for the step and one for the value. LABEL=RUN gives it a label.
+
+Runs are grouped by their configuration: the bindings in which they differ, without the seed, are the legend. Each
+group has a line over its runs, and a pointwise band: a 95 % interval by a bootstrap over whole runs. Each environment
+has a panel.
+
+--metric is a column of metrics.csv, or NAME/COLUMN for a column of the files eval/NAME-*.csv, whose mean over the
+episodes is drawn. A curve ends where the first run of its group ends.
+"""
+
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from alfish.analysis.series import AXES, DEFAULT_METRIC
+from alfish.bin import show
+from alfish.errors import UsageError
+
+FLAGS = flags.FlagValues()
+TAKES_WORDS = True
+SUFFIXES = (".png", ".svg", ".html")
+flags.DEFINE_string("output", None, "File to write: .png, .svg or .html.", flag_values=FLAGS)
+flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of what is drawn.", flag_values=FLAGS)
+flags.DEFINE_enum("x", None, AXES, "Axis; default: env_steps, or updates for offline runs.", flag_values=FLAGS)
+flags.DEFINE_enum("statistic", "iqm", ["iqm", "mean", "median"], "Aggregate over the runs.", flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "threshold", [], "Value for a horizontal line, as 475 or CartPole-v1:475; repeatable.", flag_values=FLAGS
+)
+
+
+def main(flag_values: flags.FlagValues, *words: str) -> int:
+    from alfish.analysis import figures, page, plotting
+    from alfish.analysis.sources import find
+    from alfish.runs.files import write_atomically
+
+    if not flag_values.output:
+        raise UsageError("--output is missing: name a file to write, as --output=curves.png")
+    output = Path(flag_values.output)
+    figures.check_output(output, SUFFIXES)
+    notes: list[str] = []
+    options = flag_values.metric, flag_values.x, flag_values.statistic
+    curves, axis = plotting.curves_of(find(words), *options, notes.append)
+    figure = plotting.draw(curves, axis, flag_values.metric, flag_values.threshold)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if output.suffix == ".html":
+        write_atomically(output, page.of_curves(curves, figure, flag_values.metric, flag_values.statistic, notes))
+    else:
+        write_atomically(output, figures.encoded(figure, output.suffix))
+    show(f"written: {output}")
+    return 0

@@ -1,0 +1,173 @@
+"""What is read from run directories, monitors of stable-baselines3 and other tables."""
+
+import numpy as np
+import pytest
+
+from alfish.analysis import run_source
+from alfish.analysis.run_source import RunSource
+from alfish.analysis.sources import find
+from alfish.errors import UsageError
+
+
+def one(word):
+    (source,) = find([word])
+    return source
+
+
+def rows(series):
+    return {name: list(clock) for name, clock in series.clocks.items()}, list(series.values)
+
+
+def test_an_evaluation_stands_at_the_clock_at_which_it_was_due(make_run):
+    clocks, values = rows(RunSource(make_run("run", seed=3)).series("evaluation/mean_return"))
+    assert values == [1, 2, 3] and clocks["env_steps"] == [1000, 2000, 3000] and clocks["updates"] == [100, 200, 300]
+    np.testing.assert_allclose(clocks["wall_seconds"], [0.8, 1.3, 1.8])
+
+
+def test_a_metric_of_training_stands_at_the_clock_of_its_iteration(make_run):
+    clocks, values = rows(RunSource(make_run("run", seed=3)).series("train/loss"))
+    assert values == [13, 8, 10 / 3 + 3] and clocks["env_steps"] == [1030, 2030, 3030]
+
+
+def test_a_column_of_the_evaluations_is_the_mean_over_their_episodes(make_run):
+    source = RunSource(make_run("run", seed=3))
+    for metric, values in {"evaluation/return": [1, 2, 3], "evaluation/length": [7, 7, 7]}.items():
+        series = source.series(metric)
+        assert list(series.values) == values and list(series.clocks["env_steps"]) == [1000, 2000, 3000]
+
+
+def test_a_run_on_recorded_data_has_updates_and_no_env_steps(make_run):
+    clocks, _ = rows(RunSource(make_run("run", offline=True)).series("evaluation/mean_return"))
+    assert set(clocks) == {"updates", "wall_seconds"} and clocks["updates"] == [1000, 2000, 3000]
+
+
+def test_a_run_says_its_environment_algorithm_and_seed(make_run):
+    source = RunSource(make_run("run", seed=3, env_id="ALE/Pong-v5"))
+    assert source.environment == "ALE/Pong-v5" and source.seed == "3"
+    assert source.bindings["Trainer.algorithm"] == "@PPO"
+    assert source.bindings["Trainer.listeners"] == "[@Evaluate(), @Summaries()]"
+
+
+@pytest.mark.parametrize(
+    "text, environment",
+    [
+        ("Trainer.environment = @make_environment\nmake_environment.env_id = 'my.module:Maze-v0'", "Maze-v0"),
+        ("Trainer.environment = @a/alfish.make_environment\na/make_environment.env_id = @my.Maze", "Maze"),
+        ("Trainer.environment = @my_lab.envs.Columns\nmake_environment.env_id = 'CartPole-v1'", "Columns"),
+        ("Trainer.seed = 0", None),
+    ],
+)
+def test_the_environment_is_found_wherever_a_configuration_names_it(tmp_path, text, environment):
+    (tmp_path / "config.gin").write_text(f"{text}\n")
+    assert RunSource(tmp_path).environment == environment
+
+
+def test_modules_are_left_out_of_the_names_of_bindings():
+    text = (
+        "algorithm/alfish.algorithms.ppo.PPO.gamma = 0.9\nLAYERS = (8,)\n# PPO.gamma = 1\nMLP.layers = \\\n    %LAYERS"
+    )
+    assert run_source.bindings(text) == {"algorithm/PPO.gamma": "0.9", "LAYERS": "(8,)", "MLP.layers": "%LAYERS"}
+
+
+def test_an_incomplete_last_row_is_left_out_and_noted(make_run):
+    directory = make_run("run")
+    path = directory / "metrics.csv"
+    path.write_bytes(path.read_bytes()[:-4])
+    source = RunSource(directory)
+    assert list(source.series("evaluation/mean_return").values) == [1, 2]
+    assert source.notes == [f"{path} ends within a row, which is left out"]
+
+
+def test_monitors_of_one_run_are_joined_in_the_order_of_time(make_monitor, tmp_path):
+    make_monitor("sb3/0.monitor.csv", [(1.0, 10, 1.0), (3.0, 10, 3.0)])
+    make_monitor("sb3/1.monitor.csv", [(2.0, 5, 1.0), (4.0, 5, 3.0)], t_start=101.0)
+    source = one(tmp_path / "sb3")
+    clocks, values = rows(source.series("evaluation/mean_return"))
+    assert clocks == {"env_steps": [10, 15, 25, 30], "wall_seconds": [1, 2, 3, 4]} and values == [1, 1.5, 2, 2.5]
+    assert source.environment == "CartPole-v1" and source.label == "stable-baselines3"
+    assert list(source.series("evaluation/mean_length").values) == [10, 7.5, 25 / 3, 7.5]
+
+
+def test_a_monitor_is_averaged_over_the_last_100_episodes(make_monitor):
+    source = one(make_monitor("x.monitor.csv", [(float(k), 1, float(k)) for k in range(150)]))
+    values = source.series("evaluation/mean_return").values
+    assert values[99] == np.mean(range(100)) and values[149] == np.mean(range(50, 150))
+
+
+@pytest.mark.parametrize(
+    "header", ["env_steps,mean", "Step,Value", "global_step,reward", "steps,extra,evaluation/mean_return"]
+)
+def test_a_table_has_a_step_and_a_value_column_of_any_common_name(tmp_path, header):
+    path = tmp_path / "theirs.csv"
+    extra = ",7" * (header.count(",") - 1)
+    path.write_text(f"{header}\n20{extra},2.5\n10{extra},1.5\n")
+    clocks, values = rows(one(path).series("evaluation/mean_return"))
+    assert clocks == {"env_steps": [10, 20]} and values == [1.5, 2.5] and one(path).label == "theirs"
+
+
+def test_a_table_with_seeds_and_environments_has_a_curve_for_each(tmp_path):
+    (tmp_path / "theirs.csv").write_text("seed,env,step,value\n0,A,1,5\n1,A,1,6\n0,A,2,7\n0,B,1,8\n")
+    sources = find([tmp_path / "theirs.csv"])
+    found = [(source.environment, source.seed, list(source.series("any").values)) for source in sources]
+    assert found == [("A", "0", [5, 7]), ("A", "1", [6]), ("B", "0", [8])]
+
+
+def test_words_are_directories_globs_and_labels(make_run, tmp_path):
+    for seed in range(3):
+        make_run(f"runs/ppo-{seed}", seed=seed)
+    names = [str(tmp_path / "runs" / f"ppo-{seed}") for seed in range(3)]
+    for words in ([tmp_path / "runs"], [f"{tmp_path}/runs/*"], names, [f"{tmp_path}/r*/ppo-[0-2]", names[0]]):
+        assert [source.name for source in find(words)] == names
+    assert {source.label for source in find([f"mine={tmp_path}/runs/*"])} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda path: path / "nothing", "there is no run"),
+        (lambda path: path, "is not a run: it has neither config.gin nor metrics.csv"),
+        (lambda path: (path / "x.txt").write_text("") * 0 or path / "x.txt", "is not a run"),
+    ],
+)
+def test_what_is_no_run_is_named(tmp_path, make, words):
+    with pytest.raises(UsageError, match=words):
+        find([make(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"", "is empty"),
+        (b"steps,env_steps,updates\n1,2,3\n", "has no column wall_seconds"),
+        (b"steps,env_steps,updates,wall_seconds,x\n1,2,3,4\n", "row 1, has 4 cells and not 5"),
+        (b"steps,env_steps,updates,wall_seconds,x\n1,2,3,4,five\n", "has no number where it should"),
+        (b"\xff\xfe\n", "is no table"),
+    ],
+)
+def test_a_damaged_table_of_metrics_is_named(tmp_path, content, words):
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        RunSource(tmp_path).series("x")
+
+
+def test_a_metric_that_is_not_there_is_named_with_close_ones(make_run):
+    source = RunSource(make_run("run"))
+    with pytest.raises(UsageError, match="no metric 'train/los'.*close ones are train/loss"):
+        source.series("train/los")
+    with pytest.raises(UsageError, match="has no evaluation yet"):
+        RunSource(make_run("young", returns=())).series("evaluation/mean_return")
+
+
+def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match="no column of a clock, such as 'env_steps', among a, b"):
+        one(tmp_path / "x.csv").series("b")
+    (tmp_path / "y.csv").write_text("step,b\n1,2\n")
+    with pytest.raises(UsageError, match="no column of a value.*among step, b; rename one or name it with --metric"):
+        one(tmp_path / "y.csv").series("evaluation/mean_return")
+    assert list(one(tmp_path / "y.csv").series("b").values) == [2]
+    with pytest.raises(UsageError, match="monitor without 'entropy'"):
+        one(make_monitor("m.monitor.csv", [(1, 1, 1)])).series("train/entropy")
+    (tmp_path / "broken.monitor.csv").write_text("r,l,t\n1,2,3\n")
+    with pytest.raises(UsageError, match="first line"):
+        one(tmp_path / "broken.monitor.csv")
