@@ -80,6 +80,7 @@ GOALS = [
     Goal("dqn_bitflip", (0, 1, 2), -7.5, True),
     Goal("ppo_masked", (0, 1, 2, 3, 4), 90, True),
     Goal("dqn_masked", (0, 1, 2, 3, 4), 90, True),
+    Goal("ppo_asymmetric_halfcheetah", (0, 1, 2, 3, 4), 3427, False),  # the mean of its control run
 ]
 OFFLINE = [
     _offline("bc_pendulum", "expert", -140),
@@ -91,7 +92,7 @@ OFFLINE = [
     _offline("iql_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
     _offline("td3_bc_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
 ]
-# What prioritized replay, longer returns, hindsight and masks are worth, and what bfloat16 costs.
+# What prioritized replay, longer returns, hindsight, masks and asymmetric critics are worth, and what bfloat16 costs.
 ABLATIONS = [
     Goal(
         "dqn_lunarlander",
@@ -109,6 +110,14 @@ ABLATIONS = [
     ),
     Goal("ppo_masked", (0, 1, 2, 3, 4), 0, True, settings=("make_environment.action_mask = None",), variant="unmasked"),
     Goal("dqn_masked", (0, 1, 2, 3, 4), 0, True, settings=("make_environment.action_mask = None",), variant="unmasked"),
+    Goal(
+        "ppo_asymmetric_halfcheetah",
+        (0, 1, 2, 3, 4),
+        0,
+        False,
+        settings=("Encoder.leaves = {'velocity': None}",),
+        variant="blind",
+    ),
     _bfloat16("sac_halfcheetah", 4500),
     _bfloat16("td3_halfcheetah", 4500),
 ]
