@@ -27,6 +27,7 @@ from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError, exited, first_line
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked, imports
+from alfish.parameters.parts import parameter_names
 
 # A callable, its name, or either with keyword arguments.
 Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
@@ -79,7 +80,7 @@ def make_environment(
         raise UsageError(f"make_environment.env_kwargs is {env_kwargs!r}; its keys are names of arguments, in quotes")
     kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
     seeds = spawn_seeds(seed, num_envs)
-    is_vector = callable(env_id) and "num_envs" in _parameters(env_id)
+    is_vector = callable(env_id) and "num_envs" in parameter_names(env_id)
     if (wrappers or training_wrappers) and (is_vector or vectorization in ("vector_entry_point", "envpool")):
         raise UsageError("make_environment.wrappers apply to single environments, and a vector class has none")
     if callable(env_id) and is_vector:
@@ -251,12 +252,6 @@ def _adapt(
         environment = VectorEnvironment(env, seeds, autoreset=not evaluation, action_mask=action_mask)
     environment.name, environment.env_spec = _name(env_id), env_spec
     return environment
-
-
-def _parameters(factory: Callable[..., Any]) -> set[str]:
-    """Returns the parameter names of a function or class, also of `__init__` hidden by gin's metaclass."""
-    found = set(inspect.signature(factory).parameters)
-    return found | set(inspect.signature(factory.__init__).parameters) if inspect.isclass(factory) else found
 
 
 def _name(env_id: str | Callable[..., Any]) -> str:

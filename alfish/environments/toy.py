@@ -206,6 +206,34 @@ class Recall(gymnasium.Env):
 
 @gin.configurable(module="alfish.environments.toy")
 @checked
+class HiddenArm(gymnasium.Env):
+    """One arm has reward 1 throughout an episode, drawn uniformly, and the others 0; the observation never changes.
+
+    Only the last action and its reward tell what to do: to repeat what was rewarded. With two arms the best return is
+    `length` - 0.5, without either of the two it is `length` / 2.
+
+    Args:
+      num_arms: number of actions.
+      length: actions per episode, which is then truncated.
+    """
+
+    def __init__(self, num_arms: Annotated[int, Range(2)] = 2, length: PositiveInt = 8):
+        self.observation_space = spaces.Box(1, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(num_arms)
+        self._num_arms, self._length, self._step, self._arm = num_arms, length, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step, self._arm = 0, int(self.np_random.integers(self._num_arms))
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        return np.ones(1, np.float32), float(action == self._arm), False, self._step >= self._length, {}
+
+
+@gin.configurable(module="alfish.environments.toy")
+@checked
 class MaskedIdentity(gymnasium.Env):
     """The action must be the observed number, and most other actions are forbidden, others at each step.
 

@@ -1,5 +1,6 @@
 """Building of a run's parts from the classes and factories that the user passed."""
 
+import inspect
 import os
 import re
 import traceback
@@ -39,6 +40,13 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
         made = "None" if part is None else _article(type(part))
         raise UsageError(f"{name} made {made}; it must be a class, or a function that makes {_article(kind)}")
     return part
+
+
+def parameter_names(factory: Callable[..., Any]) -> set[str]:
+    """Returns the parameter names of a function or class, also of an `__init__` hidden by gin's metaclass."""
+    found = set(inspect.signature(factory).parameters)
+    made = getattr(factory, "func", factory)  # of a partial
+    return found | set(inspect.signature(made.__init__).parameters) if inspect.isclass(made) else found
 
 
 def _article(kind: type) -> str:

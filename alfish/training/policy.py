@@ -41,7 +41,7 @@ def make_networks(
     Raises:
       UsageError: a factory makes an object of another class, or one that breaks its contract.
     """
-    chain = Transforms(transforms, observation_spec, reward_spec).to(device)
+    chain = Transforms(transforms, observation_spec, reward_spec, action_spec).to(device)
     specs = chain.observation_spec, action_spec, chain.reward_spec
     made = build(algorithm, RLAlgorithm, "Trainer.algorithm", *specs).to(device)
     check_initial_state(made)
@@ -102,7 +102,9 @@ class Policy:
         self._batch_size = 0
 
     @torch.no_grad()
-    def act(self, observation: Any, batched: bool = False, sample: bool = False, first: Any = None) -> Any:
+    def act(
+        self, observation: Any, batched: bool = False, sample: bool = False, first: Any = None, reward: Any = None
+    ) -> Any:
         """Returns the action for an observation.
 
         A leaf of a Dict or Tuple observation may be missing, or None, if the action does not depend on it.
@@ -114,16 +116,18 @@ class Policy:
           first: `[B]` bool, or one bool for all rows: True if the observation is the first of an episode; clears the
             memory of the row. None: False in all rows. In the first call after `reset` it is True in all rows. If it is
             True in all rows, the number of rows may change.
+          reward: of the last action, `[B]`, or a number for all rows; for vector rewards `[B, R]`, or `[R]`. It is not
+            read where an episode begins. None: missing, which only some policies allow (`PreviousStep` reads it).
 
         Returns:
           The action as numpy arrays (an int for Discrete), in the action space's structure.
 
         Raises:
-          UsageError: the action depends on a missing leaf, or a leaf has another shape than its space, or a
+          UsageError: the action depends on a missing leaf or reward, or a leaf has another shape than its space, or a
             Discrete or MultiDiscrete leaf a value outside it.
-          ValueError: the number of rows changed without a `reset`, or `first` is not `[B]`.
+          ValueError: the number of rows changed without a `reset`, or `first` or `reward` has another shape.
         """
-        raw = self._time_step(self._read(observation, batched), first)
+        raw = self._time_step(self._read(observation, batched), first, reward)
         seen, transform_state = self.transforms(raw, self._transform_state)
         state = reset_state(self._state, self._initial_state, seen.step_type)
         with in_eval_mode(self.algorithm):
@@ -156,7 +160,7 @@ class Policy:
             leaves.append(torch.from_numpy(rows).to(self._device))
         return nest.unflatten(nest.flatten(self._observation_spec)[1], leaves)
 
-    def _time_step(self, observation: Nest, first: Any) -> TimeStep:
+    def _time_step(self, observation: Nest, first: Any, reward: Any) -> TimeStep:
         size = len(nest.leaves(observation)[0])
         given = None if first is None else np.asarray(first, bool).reshape(-1)
         if given is not None and np.ndim(first) == 0:
@@ -185,12 +189,27 @@ class Policy:
         step_type = torch.where(is_first, int(StepType.FIRST), int(StepType.MID)).to(torch.int32)
         return TimeStep(
             step_type=step_type.to(self._device),
-            reward=torch.zeros(size, *self.algorithm.reward_spec.shape, device=self._device),
+            reward=self._reward(reward, is_first),
             discount=torch.ones(size, device=self._device),
             observation=observation,
             prev_action=nest.to(prev_action, self._device),
             env_id=torch.arange(size, dtype=torch.int32, device=self._device),
         )
+
+    def _reward(self, given: Any, is_first: torch.Tensor) -> torch.Tensor:
+        """Returns rewards `[B]` or `[B, R]`: 0 where an episode begins; elsewhere missing if none is given."""
+        spec, size = self.algorithm.reward_spec, len(is_first)
+        zeros = specs.zeros(spec, (size,), self._device)
+        if bool(is_first.all()):
+            return zeros
+        if given is None:
+            reward = _missing("the reward of the last action", spec, size, self._device)
+        else:
+            shape = list(zeros.shape)
+            if list(np.shape(given)) not in (shape[k:] for k in range(len(shape) + 1)):
+                raise ValueError(f"reward has shape {list(np.shape(given))}, and {shape} is expected")
+            reward = torch.as_tensor(given, dtype=zeros.dtype, device=self._device).expand_as(zeros)
+        return torch.where(nest.widened(is_first.to(self._device), zeros), zeros, reward)
 
 
 def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:

@@ -2,12 +2,14 @@
 
 from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.normalizers import ObservationNormalizer, RewardNormalizer
+from alfish.transforms.previous_step import PreviousStep
 from alfish.transforms.rewards import RewardClip, RewardScale
 from alfish.transforms.transform import Transform, Transforms
 
 __all__ = [
     "FrameStack",
     "ObservationNormalizer",
+    "PreviousStep",
     "RewardClip",
     "RewardNormalizer",
     "RewardScale",

@@ -16,7 +16,7 @@ from alfish import nest
 from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.parameters.parts import build
+from alfish.parameters.parts import build, parameter_names
 
 
 class RowReader(Protocol):
@@ -83,8 +83,10 @@ class Transforms(nn.Module):
     """A chain of transforms, the first one applied first.
 
     Args:
-      factories: transform classes or partials of them, which take (observation_spec, reward_spec).
+      factories: transform classes or partials of them, which take (observation_spec, reward_spec) and, if they have a
+        parameter of that name, `action_spec`.
       observation_spec, reward_spec: specs of raw rows.
+      action_spec: canonical action nest; None: no transform takes it.
 
     Attributes:
       raw_observation_spec: spec of the input rows.
@@ -96,6 +98,7 @@ class Transforms(nn.Module):
         factories: Sequence[Callable[[Nest, spaces.Box], Transform]],
         observation_spec: Nest,
         reward_spec: spaces.Box,
+        action_spec: Nest = None,
     ):
         super().__init__()
         self.raw_observation_spec = observation_spec
@@ -103,7 +106,8 @@ class Transforms(nn.Module):
         self._chain: Any = nn.ModuleList()
         for factory in factories:
             specs = self.observation_spec, self.reward_spec
-            transform = build(factory, Transform, "Trainer.transforms", *specs)
+            keywords = {"action_spec": action_spec} if "action_spec" in parameter_names(factory) else {}
+            transform = build(factory, Transform, "Trainer.transforms", *specs, **keywords)
             if transform.look_back and len(self._chain):
                 raise UsageError(
                     f"{type(transform).__name__} reads stored rows, which are raw; put it first in Trainer.transforms"

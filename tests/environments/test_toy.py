@@ -8,7 +8,16 @@ from gymnasium.utils.env_checker import check_env
 from toys import TwoLengths
 
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
-from alfish.environments.toy import Bandit, MaskedIdentity, NestedBandit, OneState, Recall, Stamped, TensorPointMass
+from alfish.environments.toy import (
+    Bandit,
+    HiddenArm,
+    MaskedIdentity,
+    NestedBandit,
+    OneState,
+    Recall,
+    Stamped,
+    TensorPointMass,
+)
 from alfish.errors import UsageError
 
 TOYS = [
@@ -20,6 +29,7 @@ TOYS = [
     lambda: NestedBandit(nested_action=True),
     Recall,
     lambda: Recall(2, 0),
+    HiddenArm,
     BitFlip,
     lambda: BitFlip(1),
     *(lambda kind=kind: MaskedIdentity(6, 4, kind) for kind in ("discrete", "multi_discrete", "multi_binary")),
@@ -274,3 +284,12 @@ def test_masked_identity_forbids_so_many_others_and_other_ones_at_each_step(num_
     assert env.step((target + 1) % 6)[1] == 0
     with pytest.raises(UsageError, match="MaskedIdentity.num_forbidden is 6; it must be below its 6 actions"):
         MaskedIdentity(6, 6)
+
+
+def test_one_arm_of_an_episode_is_rewarded():
+    env, arms = HiddenArm(3, length=5), []
+    for seed in range(40):
+        returns = [episode(env, seed, lambda _, arm=arm: arm) for arm in range(3)]
+        assert sorted(returns) == [(0, 5, False), (0, 5, False), (5, 5, False)]
+        arms.append(returns.index((5, 5, False)))
+    assert set(arms) == {0, 1, 2}
