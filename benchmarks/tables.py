@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from alfish.analysis.tables import markdown_header as header  # noqa: F401, for the benchmarks
+from alfish.analysis.tables import markdown_line as line  # noqa: F401
 from alfish.runs.files import write_atomically
 
 NUM_DRAWS = 10_000  # of the bootstrap
@@ -68,16 +70,6 @@ def replace_rows(
         together: list[Mapping[str, Any]] = [*kept, *rows]
         write_rows(path, together if order is None else sorted(together, key=order), fields)
     return read_rows(path)
-
-
-def header(headings: Sequence[str]) -> str:
-    """Returns the first two lines of a Markdown table."""
-    return f"{line(headings)}\n|{'---|' * len(headings)}"
-
-
-def line(cells: Iterable[object]) -> str:
-    """Returns one line of a Markdown table."""
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def times(ratio: float, above: np.ndarray, below: np.ndarray) -> str:

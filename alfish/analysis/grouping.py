@@ -1,7 +1,8 @@
 """Groups of runs with one configuration, found from the bindings in which the runs differ."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from alfish.analysis.run_source import reference
 from alfish.analysis.series import Source
@@ -12,6 +13,9 @@ ALGORITHM, ENVIRONMENT = "Trainer.algorithm", "Trainer.environment"
 IGNORED = ("Trainer.seed", "Trainer.stop_at")
 MAX_SHOWN = 4  # bindings in a label
 MAX_LETTERS = 30  # of a value in a label
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,45 @@ def group(sources: Sequence[Source]) -> list[Group]:
             grouped.setdefault(label, []).extend(members)
             differing.setdefault(label, bindings)
         found += [Group(label, environment, tuple(members), differing[label]) for label, members in grouped.items()]
+    return found
+
+
+def named(one: Group) -> str:
+    """Returns the label of a group and its environment, for messages."""
+    return f"{one.label} in {one.environment}" if one.environment else one.label
+
+
+def by_environment(
+    texts: Iterable[object], environments: Sequence[str], parse: Callable[[str], T], noun: str, example: str
+) -> dict[str, list[T]]:
+    """Returns what the user has said of each environment, in texts such as '475' and 'CartPole-v1:475'.
+
+    Args:
+      texts: of the user.
+      environments: of the runs.
+      parse: reads what stands behind the colon; raises ValueError.
+      noun, example: for messages.
+
+    Raises:
+      UsageError: a text cannot be read, or is not of one environment of the runs.
+    """
+    found: dict[str, list[T]] = {environment: [] for environment in environments}
+    for text in map(str, texts):
+        environment, colon, value = text.rpartition(":")
+        try:
+            parsed = parse(value)
+        except ValueError as error:
+            raise UsageError(
+                f"the {noun} {text!r} cannot be read; write {example}, or CartPole-v1:{example}"
+            ) from error
+        if not colon and len(environments) > 1:
+            raise UsageError(
+                f"the runs are of different environments: say of which the {noun} {text} is, as "
+                f"{environments[0]}:{text}"
+            )
+        if colon and environment not in found:
+            raise UsageError(f"the {noun} {text!r} is of no environment of these runs: {', '.join(environments)}")
+        found[environment if colon else environments[0]].append(parsed)
     return found
 
 

@@ -1,6 +1,6 @@
 """`alfish.plot`: curves of groups of runs, one panel for each environment."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,20 +8,18 @@ from absl import logging
 
 from alfish.analysis import figures
 from alfish.analysis.curves import Curve, axis_of, curve
-from alfish.analysis.grouping import Group, group
-from alfish.analysis.series import DEFAULT_METRIC, Series, Source
-from alfish.analysis.sources import find
+from alfish.analysis.grouping import by_environment, group, named
+from alfish.analysis.series import AXIS_WORDS, DEFAULT_METRIC, Source
+from alfish.analysis.sources import Note, find, read_all
 from alfish.errors import UsageError
 from alfish.parameters import checked
 
-AXIS_WORDS = {"env_steps": "environment steps", "updates": "updates", "wall_seconds": "seconds of training"}
 NUM_COLUMNS = 3  # of panels
 PANEL = (4.6, 3.4)  # inches
 LEGEND_LINE, LEGEND_LETTER, LEGEND_HANDLE = 0.22, 0.075, 0.8  # inches
 
 Statistic = Literal["iqm", "mean", "median"]
 Axis = Literal["env_steps", "updates", "wall_seconds"]
-Note = Callable[[str], Any]
 
 
 @checked
@@ -75,29 +73,10 @@ def curves_of(
     for one in group(list(series)):
         found.append(curve(one, [series[source] for source in one.sources], axis, statistic))
         if len(one.sources) == 1:
-            note(f"{_named(one)} is one run: a line without a band, which needs other seeds")
+            note(f"{named(one)} is one run: a line without a band, which needs other seeds")
         if len(found[-1].clock) == 0:
-            raise UsageError(f"{_named(one)}: its runs have no {axis} in common")
+            raise UsageError(f"{named(one)}: its runs have no {axis} in common")
     return found, axis
-
-
-def read_all(sources: Sequence[Source], metric: str, note: Note) -> dict[Source, Series]:
-    """Returns the metric of each run that has it, and notes the others.
-
-    Raises:
-      UsageError: no run has it.
-    """
-    series, missing = {}, []
-    for source in sources:
-        try:
-            series[source] = source.series(metric)
-        except UsageError as error:
-            missing.append(error)
-    if not series:
-        raise missing[0]
-    for words in [*(f"{error}; it is left out" for error in missing), *(w for one in sources for w in one.notes)]:
-        note(words)
-    return series
 
 
 def draw(
@@ -109,7 +88,7 @@ def draw(
       UsageError: as `plot`.
     """
     environments = list(dict.fromkeys(one.group.environment for one in curves))
-    lines = lines_of(thresholds, environments)
+    lines = by_environment(thresholds, environments, float, "threshold", "475")
     labels = list(dict.fromkeys(one.group.label for one in curves))
     if axes is None:
         figure, panels = _panels(environments, labels)
@@ -131,30 +110,6 @@ def draw(
     panels[0].set_ylabel(metric)
     _add_legend(figure if axes is None else axes, panels, labels)
     return figure
-
-
-def lines_of(thresholds: Iterable[float | str], environments: Sequence[str]) -> dict[str, list[float]]:
-    """Returns the thresholds of each environment, from numbers and from texts such as '475' and 'CartPole-v1:475'.
-
-    Raises:
-      UsageError: one is no number, of no environment here, or of no environment in particular where there are several.
-    """
-    lines: dict[str, list[float]] = {environment: [] for environment in environments}
-    for one in thresholds:
-        environment, colon, number = str(one).rpartition(":")
-        try:
-            value = float(number)
-        except ValueError as error:
-            raise UsageError(f"the threshold {one!r} is no number; write 475, or CartPole-v1:475") from error
-        if not colon and len(environments) > 1:
-            raise UsageError(
-                f"the runs are of different environments: say of which the threshold {one} is, as "
-                f"{environments[0]}:{one}"
-            )
-        if colon and environment not in lines:
-            raise UsageError(f"the threshold {one!r} is of no environment of these runs: {', '.join(environments)}")
-        lines[environment if colon else environments[0]].append(value)
-    return lines
 
 
 def _panels(environments: Sequence[str], labels: Sequence[str]) -> tuple[Any, list[Any]]:
@@ -192,8 +147,3 @@ def _add_legend(owner: Any, panels: Sequence[Any], labels: Sequence[str]) -> Non
         if owner not in panels:
             place = {"loc": "outside lower left", "ncols": _legend_columns(labels, owner.get_figwidth())}
         owner.legend([handles[label] for label in labels], labels, fontsize="small", frameon=False, **place)
-
-
-def _named(one: Group) -> str:
-    where = f" in {one.environment}" if one.environment else ""
-    return f"{one.label}{where}"

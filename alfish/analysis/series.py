@@ -5,7 +5,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-AXES = ("env_steps", "updates", "wall_seconds")
+AXIS_WORDS = {"env_steps": "env steps", "updates": "updates", "wall_seconds": "seconds of training"}
+AXES = tuple(AXIS_WORDS)
 DEFAULT_METRIC = "evaluation/mean_return"
 
 

@@ -2,13 +2,16 @@
 
 import glob
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from alfish.analysis.foreign import MONITOR, MonitorSource, is_monitor, read_table
 from alfish.analysis.run_source import RunSource, is_run
-from alfish.analysis.series import Source
+from alfish.analysis.series import Series, Source
 from alfish.errors import UsageError
+
+Note = Callable[[str], Any]  # takes a sentence for the user
 
 
 def find(words: Iterable[str | Path]) -> list[Source]:
@@ -29,6 +32,25 @@ def find(words: Iterable[str | Path]) -> list[Source]:
     if not found:
         raise UsageError("no run is named; name run directories, as in runs/ppo-*")
     return [source for sources in found.values() for source in sources]
+
+
+def read_all(sources: Sequence[Source], metric: str, note: Note) -> dict[Source, Series]:
+    """Returns the metric of each run that has it, and notes the others.
+
+    Raises:
+      UsageError: no run has it.
+    """
+    series, missing = {}, []
+    for source in sources:
+        try:
+            series[source] = source.series(metric)
+        except UsageError as error:
+            missing.append(error)
+    if not series:
+        raise missing[0]
+    for words in [*(f"{error}; it is left out" for error in missing), *(w for one in sources for w in one.notes)]:
+        note(words)
+    return series
 
 
 def _split(word: str) -> tuple[str | None, str]:

@@ -1,0 +1,203 @@
+"""Comparison of groups of runs at their end: aggregates, intervals, and the way to a threshold."""
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from alfish.analysis import statistics
+from alfish.analysis.curves import axis_of
+from alfish.analysis.grouping import Group, by_environment, group, named
+from alfish.analysis.series import Series, Source
+from alfish.analysis.sources import Note, read_all
+from alfish.analysis.statistics import Estimate
+from alfish.errors import UsageError
+
+ALL = "all"  # in place of an environment: all of them together
+
+
+class Way(NamedTuple):
+    """The way of a group to a threshold.
+
+    Attributes:
+      clock: median over the runs of the env steps (or updates) at their first value that reaches it; inf: never.
+      seconds: median of the seconds of training until then; None: unknown.
+      num_reached: number of runs that reach it.
+    """
+
+    clock: float
+    seconds: float | None
+    num_reached: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group in one environment, or in all of them.
+
+    Attributes:
+      environment, label: of the group.
+      num_runs: in each environment.
+      scores: `[R, M]`: of each run at its end, in each of M environments.
+      iqm, mean, median: of the scores.
+      optimality_gap: below 1 for scores with a range, else below the threshold; None: neither is given.
+      way: to the threshold; None: there is none.
+      rate: median of clock steps per second of training; None: unknown.
+      improvement: probability that a run is better than one of the other group; None: there are not two groups.
+    """
+
+    environment: str
+    label: str
+    num_runs: int
+    scores: np.ndarray
+    iqm: Estimate
+    mean: Estimate
+    median: Estimate
+    optimality_gap: Estimate | None
+    way: Way | None
+    rate: float | None
+    improvement: Estimate | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `alfish compare` shows.
+
+    Attributes:
+      rows: by environment, then all environments together.
+      metric: that is compared.
+      last: number of values at the end of a run whose mean is its score.
+      axis: clock of the ways and rates.
+      thresholds: by environment.
+      ranges: by environment: scores that count as 0 and 1.
+    """
+
+    rows: Sequence[Row]
+    metric: str
+    last: int
+    axis: str
+    thresholds: Mapping[str, float]
+    ranges: Mapping[str, tuple[float, float]]
+
+
+def compare(
+    sources: Sequence[Source],
+    metric: str,
+    note: Note,
+    last: int = 1,
+    thresholds: Iterable[float | str] = (),
+    ranges: Iterable[str] = (),
+) -> Comparison:
+    """Compares the groups of runs in each environment, and over all of them if each environment has a range of scores.
+
+    Args:
+      sources: the runs.
+      metric: as `alfish.plot` takes it.
+      note: takes sentences about runs.
+      last: number of values at the end of a run whose mean is its score.
+      thresholds: at most one for each environment, as 475 or 'CartPole-v1:475'.
+      ranges: scores that count as 0 and 1, as '0,500' or 'CartPole-v1:0,500'; scores are normalized by them.
+
+    Raises:
+      UsageError: no run has the metric, or a threshold or range cannot be read.
+    """
+    series = read_all(sources, metric, note)
+    axis = axis_of(list(series.values()), [source.name for source in series])
+    groups = group(list(series))
+    environments = list(dict.fromkeys(one.environment for one in groups))
+    goals = _single(by_environment(thresholds, environments, float, "threshold", "475"), "threshold")
+    scales = _single(by_environment(ranges, environments, _range, "score range", "0,500"), "score range")
+    rows = []
+    for one in groups:
+        own = [series[source] for source in one.sources]
+        _note_ends(one, [of.clocks[axis][-1] for of in own], axis, note)
+        goal, scale = goals.get(one.environment), scales.get(one.environment)
+        scores = np.array([[of.values[-last:].mean()] for of in own])
+        target = goal
+        if scale is not None:
+            scores, target = (scores - scale[0]) / (scale[1] - scale[0]), 1.0
+        way = None if goal is None else _way(own, axis, goal)
+        rows.append(_row(one.environment, one.label, scores, target, way, _rate(own, axis)))
+    if len(environments) > 1:
+        rows += _over_all(rows, environments, normalized=len(scales) == len(environments), note=note)
+    return Comparison(_with_improvement(rows), metric, last, axis, goals, scales)
+
+
+def _row(
+    environment: str, label: str, scores: np.ndarray, target: float | None, way: Way | None, rate: float | None
+) -> Row:
+    """Returns the row of scores `[R, M]`; `target` is that of the optimality gap."""
+    aggregates = statistics.interquartile_mean, statistics.mean, statistics.median
+    iqm, mean, median = (statistics.estimate(scores, one) for one in aggregates)
+    gap = None
+    if target is not None:
+        gap = statistics.estimate(scores, functools.partial(statistics.optimality_gap, target=target))
+    return Row(environment, label, len(scores), scores, iqm, mean, median, gap, way, rate, None)
+
+
+def _over_all(rows: Sequence[Row], environments: Sequence[str], normalized: bool, note: Note) -> list[Row]:
+    """Returns a row for each label over all environments: rliable's scores `[R, M]`."""
+    if not normalized:
+        note("scores of different environments are put together only with a --score_range for each of them")
+        return []
+    found = []
+    for label in dict.fromkeys(row.label for row in rows):
+        own = {row.environment: row for row in rows if row.label == label}
+        counts = {row.num_runs for row in own.values()}
+        if len(own) < len(environments) or len(counts) > 1:
+            note(f"{label} has no row over all environments: it needs equally many runs in each of them")
+            continue
+        scores = np.concatenate([own[environment].scores for environment in environments], axis=1)
+        found.append(_row(ALL, label, scores, 1.0, None, None))
+    return found
+
+
+def _with_improvement(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows; where an environment has two groups, with the probability that each improves on the other."""
+    found = []
+    for _, members in itertools.groupby(rows, lambda row: row.environment):
+        pair = list(members)
+        if len(pair) == 2:
+            both = [statistics.estimate_improvement(x.scores, y.scores) for x, y in (pair, pair[::-1])]
+            pair = [replace(row, improvement=one) for row, one in zip(pair, both)]
+        found += pair
+    return found
+
+
+def _way(series: Sequence[Series], axis: str, goal: float) -> Way:
+    firsts = [int(np.argmax(one.values >= goal)) if (one.values >= goal).any() else None for one in series]
+
+    def median(axis: str) -> float:
+        at = [np.inf if first is None else one.clocks[axis][first] for one, first in zip(series, firsts)]
+        low, high = np.sort(at)[[(len(at) - 1) // 2, len(at) // 2]]
+        return float(low + high) / 2
+
+    seconds = median("wall_seconds") if all("wall_seconds" in one.clocks for one in series) else None
+    return Way(median(axis), seconds, sum(first is not None for first in firsts))
+
+
+def _rate(series: Sequence[Series], axis: str) -> float | None:
+    ends = [(one.clocks[axis][-1], one.clocks["wall_seconds"][-1]) for one in series if "wall_seconds" in one.clocks]
+    return float(np.median([clock / seconds for clock, seconds in ends])) if ends else None
+
+
+def _note_ends(one: Group, ends: Sequence[float], axis: str, note: Note) -> None:
+    if max(ends) > 1.01 * min(ends):  # iterations end a little apart
+        note(f"{named(one)}: its runs end at {min(ends):,.0f} to {max(ends):,.0f} {axis}, and each is taken at its end")
+
+
+def _single(found: Mapping[str, list], noun: str) -> dict:
+    """Returns the one value of each environment that has any."""
+    for environment, values in found.items():
+        if len(values) > 1:
+            raise UsageError(f"{environment} has {len(values)} values for its {noun}; give one")
+    return {environment: values[0] for environment, values in found.items() if values}
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, high = map(float, text.split(","))
+    if not low < high:
+        raise ValueError(text)
+    return low, high

@@ -1,0 +1,101 @@
+"""A comparison as a table: for people, with sentences below it, and with one number in each cell for programs."""
+
+import math
+from collections.abc import Sequence
+
+from alfish.analysis.comparison import ALL, Comparison, Row, Way
+from alfish.analysis.series import AXIS_WORDS
+from alfish.analysis.statistics import Estimate
+from alfish.analysis.tables import Table
+from alfish.formatting import significant
+
+ESTIMATES = ("iqm", "mean", "median", "optimality_gap")
+
+
+def for_people(comparison: Comparison) -> Table:
+    """Returns header and rows; columns in which no row has anything are left out."""
+    clock = AXIS_WORDS[comparison.axis]
+    header = ["environment", "group", "seeds", "IQM", "mean", "median", "optimality gap"]
+    header += [f"{clock} to threshold", "seconds to threshold", f"{clock}/s"]
+    rows = [
+        [
+            row.environment,
+            row.label,
+            str(row.num_runs),
+            *(_with_interval(getattr(row, name)) for name in ESTIMATES),
+            _reached(row.way, row.num_runs),
+            "" if row.way is None else _number(row.way.seconds),
+            _number(row.rate),
+        ]
+        for row in comparison.rows
+    ]
+    filled = [k for k in range(len(header)) if any(row[k] for row in rows)]
+    return [[row[k] for k in filled] for row in [header, *rows]]
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Returns what the table of `for_people` means, and which of two groups is better."""
+    end = "last value" if comparison.last == 1 else f"mean of the last {comparison.last} values"
+    words = [f"{comparison.metric}: {end} of each run, with 95 % intervals of a bootstrap over the runs"]
+    normalized = (_in(one, f"{low:g} as 0 and {high:g} as 1") for one, (low, high) in comparison.ranges.items())
+    words += [f"scores: {', '.join(normalized)}"] if comparison.ranges else []
+    goals = [_in(environment, f"{goal:g}") for environment, goal in comparison.thresholds.items()]
+    words += [f"threshold: {', '.join(goals)}; median over the runs"] if goals else []
+    for row, other in _pairs(comparison.rows):
+        sentence = f"{row.label} is better than {other.label} with probability {_with_interval(row.improvement)}"
+        words.append(sentence + (" over all environments" if row.environment == ALL else _in(row.environment, "")))
+    return words
+
+
+def for_programs(comparison: Comparison) -> Table:
+    """Returns header and rows for a CSV: numbers in full, and empty cells for what is not known."""
+    header = ["environment", "group", "seeds"]
+    header += [f"{name}{end}" for name in (*ESTIMATES, "improvement") for end in ("", "_low", "_high")]
+    header += [f"{comparison.axis}_to_threshold", "seconds_to_threshold", "num_reached", "steps_per_second"]
+    rows = [
+        [
+            *(row.environment, row.label, str(row.num_runs)),
+            *(cell for name in (*ESTIMATES, "improvement") for cell in _cells(getattr(row, name))),
+            *(("", "", "") if row.way is None else map(_full, row.way)),
+            _full(row.rate),
+        ]
+        for row in comparison.rows
+    ]
+    return [header, *rows]
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Returns the first of the two groups in each environment, and the other."""
+    compared = [row for row in rows if row.improvement is not None]
+    return list(zip(compared[::2], compared[1::2]))
+
+
+def _in(environment: str, words: str) -> str:
+    return f"{words} in {environment}" if environment else words
+
+
+def _with_interval(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    between = "" if estimate.interval is None else " [{}, {}]".format(*map(significant, estimate.interval))
+    return f"{significant(estimate.value)}{between}"
+
+
+def _reached(way: Way | None, num_runs: int) -> str:
+    return "" if way is None else f"{_number(way.clock)} ({way.num_reached} of {num_runs})"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return "not reached" if math.isinf(value) else f"{value:,.0f}" if value >= 1000 else significant(value, 3)
+
+
+def _cells(estimate: Estimate | None) -> list[str]:
+    if estimate is None:
+        return ["", "", ""]
+    return [_full(estimate.value), *map(_full, estimate.interval or (None, None))]
+
+
+def _full(value: float | None) -> str:
+    return "" if value is None else repr(value)

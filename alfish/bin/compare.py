@@ -1,0 +1,54 @@
+"""Compares groups of runs at their end.
+
+  alfish compare runs/ppo-* runs/a2c-* --threshold=475
+  alfish compare 'before=runs/a-*' 'after=runs/b-*' --last=5 --format=markdown
+  alfish compare runs --score_range=CartPole-v1:0,500 --score_range=Acrobot-v1:-500,-60 --format=csv > table.csv
+
+RUNS are named and grouped as `alfish plot` does. The score of a run is the mean of its --last last values of --metric.
+The table has, for each group: the interquartile mean (IQM), the mean and the median of the scores with 95 % intervals
+of a stratified bootstrap, the number of runs, and the steps per second of training. With --threshold: the steps and
+seconds until a run first reaches it (median over the runs, and how many do), and the optimality gap, the mean amount
+by which scores are below it. With two groups: the probability that a run of one is better than a run of the other.
+
+--score_range=LOW,HIGH normalizes scores: LOW becomes 0 and HIGH 1; the optimality gap is then below 1. With a range for
+each of several environments, rows over all of them follow. Definitions are those of rliable (Agarwal et al., 2021): the
+median is that over environments of the mean over runs, so with one environment it is the mean.
+"""
+
+import sys
+
+from absl import flags
+
+from alfish.analysis.series import DEFAULT_METRIC
+from alfish.bin import show
+
+FLAGS = flags.FlagValues()
+TAKES_WORDS = True
+flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of what is compared.", flag_values=FLAGS)
+flags.DEFINE_integer("last", 1, "Number of values at the end of a run whose mean is its score.", 1, flag_values=FLAGS)
+flags.DEFINE_multi_string(
+    "threshold", [], "Score to reach, as 475 or CartPole-v1:475; one for each environment.", flag_values=FLAGS
+)
+flags.DEFINE_multi_string(
+    "score_range", [], "Scores that count as 0 and 1, as 0,500 or CartPole-v1:0,500; repeatable.", flag_values=FLAGS
+)
+flags.DEFINE_enum("format", "text", ["text", "csv", "markdown"], "Form of the table.", flag_values=FLAGS)
+
+
+def main(flag_values: flags.FlagValues, *words: str) -> int:
+    from alfish.analysis import comparison_table, tables
+    from alfish.analysis.comparison import compare
+    from alfish.analysis.sources import find
+
+    notes: list[str] = []
+    options = flag_values.last, flag_values.threshold, flag_values.score_range
+    comparison = compare(find(words), flag_values.metric, notes.append, *options)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    if flag_values.format == "csv":
+        show(tables.as_csv(comparison_table.for_programs(comparison)).rstrip("\n"))
+        return 0
+    form = tables.as_text if flag_values.format == "text" else tables.as_markdown
+    sentences = comparison_table.sentences(comparison)
+    show("\n\n".join([form(comparison_table.for_people(comparison)), "\n".join(f"{one}." for one in sentences)]))
+    return 0
