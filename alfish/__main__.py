@@ -1,13 +1,15 @@
 """The `alfish` command: `alfish SUBCOMMAND --flags`."""
 
+import contextlib
 import importlib
 import keyword
 import sys
 import traceback
 from collections.abc import Sequence
 
+from alfish import replicas
 from alfish.bin import end_output, prepare_process, show
-from alfish.errors import RunError, UsageError, exited, printable
+from alfish.errors import RepeatedError, RunError, UsageError, exited, printable
 
 SUBCOMMANDS = {
     "train": "train what a gin file describes, or continue a run",
@@ -87,17 +89,20 @@ def _run(name: str, module, rest: list[str]) -> int:
     for flag in module.FLAGS:
         module.FLAGS[flag].unparse()  # of an earlier call in this process
     try:
-        left = module.FLAGS([f"alfish {name}", *rest])[1:]
-        if left and not getattr(module, "TAKES_WORDS", False):
-            raise UsageError(f"{left[0]!r} is not a flag; flags look like --root_dir=runs/ppo")
-        if module.FLAGS.verbosity:
-            logging.set_verbosity(logging.DEBUG)
-        return module.main(module.FLAGS, *left)
-    except flags.Error as error:
-        print(f"alfish {name}: {error}; `alfish {name} --help` lists the flags", file=sys.stderr)
+        with replicas.joined() if getattr(module, "HAS_LEARNERS", False) else contextlib.nullcontext():
+            try:
+                left = module.FLAGS([f"alfish {name}", *rest])[1:]
+            except flags.Error as error:
+                raise UsageError(f"{error}; `alfish {name} --help` lists the flags") from error
+            if left and not getattr(module, "TAKES_WORDS", False):
+                raise UsageError(f"{left[0]!r} is not a flag; flags look like --root_dir=runs/ppo")
+            if module.FLAGS.verbosity:
+                logging.set_verbosity(logging.DEBUG)
+            return module.main(module.FLAGS, *left)
+    except RepeatedError:
         return 2
     except (UsageError, RunError) as error:
-        if module.FLAGS.verbosity:
+        if module.FLAGS.is_parsed() and module.FLAGS.verbosity:
             traceback.print_exception(error)
         # gin appends the chain of constructors to a message; the user needs the sentence.
         sentence = str(error).split("\n  In call to configurable")[0]

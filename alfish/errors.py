@@ -7,6 +7,10 @@ class UsageError(ValueError):
     """A mistake that the user can correct; the message says what is wrong, where, and the remedy."""
 
 
+class RepeatedError(UsageError):
+    """A mistake that the first of several learners reports with the same words; commands do not print it again."""
+
+
 class RunError(RuntimeError):
     """A run that cannot continue for a reason outside alfish; the message says what happened, and what to check."""
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alfish.errors import RunError, UsageError, first_line
+from alfish.errors import RepeatedError, RunError, UsageError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # A learner waits while the first one evaluates and saves. A learner that died is noticed at once, by its connection.
 TIMEOUT = datetime.timedelta(hours=2)
+# For which a learner waits for the others to make the same mistake, before it is reported.
+MISTAKE_TIMEOUT = datetime.timedelta(seconds=5)
 
 _group: "_Group | None" = None
 _is_apart = False
@@ -55,12 +57,38 @@ class _Group:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=TIMEOUT)
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.leave = distributed.destroy_process_group
+        self.store: Any = distributed.distributed_c10d._get_default_store()
         self._name = distributed.group.WORLD.group_name  # type: ignore[union-attr]
 
     def sum(self, values: "torch.Tensor") -> "torch.Tensor":
-        try:
+        with self.reaching():
             summed = self._operations.all_reduce(values, "sum", self._name)
             return self._operations.wait_tensor(summed)
+
+    def reported(self, mistake: UsageError) -> UsageError:
+        """Returns the error that this learner ends with, so that a mistake that all have made is reported once.
+
+        The first learner tells the others what it reports, and its process has the store, so it waits for them.
+        """
+        text, told = "alfish/mistake", [f"alfish/told-{rank}" for rank in range(1, self.size)]
+        if self.rank == 0:
+            self.store.set(text, str(mistake))
+            with contextlib.suppress(RuntimeError):  # not all have made it
+                self.store.wait(told, MISTAKE_TIMEOUT)
+            return mistake
+        try:
+            self.store.wait([text], MISTAKE_TIMEOUT)
+            is_repeated = self.store.get(text).decode() == str(mistake)
+            self.store.set(told[self.rank - 1], "")
+        except RuntimeError:  # the first one has not made it, or has ended
+            is_repeated = False
+        return RepeatedError(str(mistake)) if is_repeated else UsageError(f"learner {self.rank}: {mistake}")
+
+    @contextlib.contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Raises RunError where torch cannot reach another learner."""
+        try:
+            yield
         except RuntimeError as error:
             reason = first_line(error).partition(". ")[0]
             raise RunError(
@@ -72,6 +100,8 @@ class _Group:
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
     """Joins the learners that torchrun started, for the duration of the context. Without torchrun it does nothing.
+
+    A UsageError in the context becomes a `RepeatedError` where the first learner has the same one.
 
     Raises:
       UsageError: torchrun would restart learners in a way that cannot succeed.
@@ -85,6 +115,8 @@ def joined() -> Iterator[None]:
     try:
         yield
         _group.leave()  # after an error the others may wait in a sum, and leaving would wait for them
+    except UsageError as mistake:
+        raise _group.reported(mistake) from mistake
     finally:
         _group = None
 
@@ -225,7 +257,8 @@ def _refuse_shared_store() -> None:
     """
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"):
-        raise UsageError(
+        mistake = UsageError if os.environ["RANK"] == "0" else RepeatedError  # all learners find it
+        raise mistake(
             f"torchrun has --max-restarts={restarts} and shares its store with the learners "
             "(TORCHELASTIC_USE_AGENT_STORE), where a restarted learner may find the address of a dead one; set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, and use --standalone or --rdzv-backend=c10d"

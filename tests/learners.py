@@ -24,7 +24,7 @@ from alfish.algorithms.td3 import DDPG
 from alfish.batches import ReplayBatches
 from alfish.compiler import inductor
 from alfish.environments.toy import Stamped
-from alfish.errors import RunError
+from alfish.errors import RunError, UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, DeterministicActor
 from alfish.replay import Prioritized, RingBuffer
@@ -304,6 +304,20 @@ def priorities(directory):
     return [sampler.draw(32, 0.0, 4).weight.view(4, 8).max(1).values.tolist(), float(sampler._largest)]
 
 
+def mistakes(directory):
+    """Types and words of the errors that end the learners of a run."""
+    found = {}
+    for name, errors in (("both", ("no such file", "no such file")), ("own", ("no disk", "no GPU"))):
+        error = replicas._group.reported(UsageError(errors[replicas.rank()]))
+        found[name] = [type(error).__name__, str(error)]
+        replicas.gather(0)
+        if replicas.rank() == 0:  # the store is used again
+            replicas._group.store.delete_key("alfish/mistake")
+            replicas._group.store.delete_key("alfish/told-1")
+        replicas.gather(0)
+    return found
+
+
 def workers(directory):
     unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep", unroll_length=8)
     trainer = off_policy(directory, unroller=unroller)
@@ -344,6 +358,7 @@ SCENARIOS = {
     "graphs": graphs,
     "failing graph": failing_graph,
     "priorities": priorities,
+    "mistakes": mistakes,
     "workers": workers,
     "environments": environments,
 }

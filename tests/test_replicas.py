@@ -20,7 +20,7 @@ import torch
 
 from alfish import replicas
 from alfish.__main__ import main
-from alfish.errors import UsageError
+from alfish.errors import RepeatedError, UsageError
 from alfish.runs.checkpoints import Checkpoints
 from benchmarks.replicas import ALGORITHMS, Case, differences, of_learners, start
 
@@ -98,11 +98,14 @@ class TestRestarts:
     def test_a_store_that_restarts_would_share_is_refused(self, monkeypatch, shared, restarts, refused):
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
-        if not refused:
-            replicas._refuse_shared_store()
-            return
-        with pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-            replicas._refuse_shared_store()
+        for rank, expected in (("0", UsageError), ("1", RepeatedError)):
+            monkeypatch.setenv("RANK", rank)
+            if not refused:
+                replicas._refuse_shared_store()
+                continue
+            with pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1") as error:
+                replicas._refuse_shared_store()
+            assert error.type is expected
 
 
 def of(*scenarios):
@@ -221,6 +224,12 @@ class TestPair:
         (first, largest), (second, same) = pair[1]["priorities"]
         assert [max(pair) for pair in zip(first, second)] == [1] * 4 and min(*first, *second) < 1
         assert largest == same > 5
+
+    @of("mistakes")
+    def test_a_mistake_of_both_is_reported_by_the_first_and_one_of_the_second_with_its_rank(self, pair):
+        first, second = pair[1]["mistakes"]
+        assert first["both"] == ["UsageError", "no such file"] and second["both"] == ["RepeatedError", "no such file"]
+        assert first["own"] == ["UsageError", "no disk"] and second["own"] == ["UsageError", "learner 1: no GPU"]
 
     @of("workers")
     def test_worker_processes_are_divided(self, pair):

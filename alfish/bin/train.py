@@ -36,6 +36,7 @@ from alfish.runs.stop_signals import exit_status
 if TYPE_CHECKING:
     from alfish.training.trainer import Trainer
 
+HAS_LEARNERS = True  # torchrun may start several processes of one run
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
 flags.DEFINE_multi_string(
