@@ -57,6 +57,7 @@ class _Group:
         distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=TIMEOUT)
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.leave = distributed.destroy_process_group
+        self.num_counters = 0
         self.store: Any = distributed.distributed_c10d._get_default_store()
         self._name = distributed.group.WORLD.group_name  # type: ignore[union-attr]
 
@@ -95,6 +96,23 @@ class _Group:
                 f"learner {self.rank} cannot reach another one, which has ended or says why ({reason}); the same "
                 "command continues from the newest checkpoint"
             ) from error
+
+
+class Counter:
+    """A number that each learner raises and reads at any time, without waiting for the others.
+
+    All learners make the same counters in the same order, each when there are several.
+    """
+
+    def __init__(self) -> None:
+        assert _group is not None
+        self._group, self._key = _group, f"alfish/counter-{_group.num_counters}"
+        _group.num_counters += 1
+
+    def add(self, amount: int) -> int:
+        """Adds to the number and returns it; 0 only reads it."""
+        with self._group.reaching():
+            return self._group.store.add(self._key, amount)
 
 
 @contextlib.contextmanager

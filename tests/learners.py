@@ -3,6 +3,7 @@
 python tests/learners.py DIRECTORY       # with the environment variables that torchrun sets
 """
 
+import copy
 import functools
 import json
 import os
@@ -21,18 +22,20 @@ from alfish import nest, replicas
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG
-from alfish.batches import ReplayBatches
+from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import inductor
+from alfish.data import Experience, StepType, trainable
 from alfish.environments.toy import Stamped
 from alfish.errors import RunError, UsageError
 from alfish.learner.learner import Learner
+from alfish.learner.optimizers import TorchOptimizer
 from alfish.networks import MLP, CriticEnsemble, DeterministicActor
 from alfish.replay import Prioritized, RingBuffer
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Summaries
 from alfish.transforms import ObservationNormalizer
 from alfish.transforms.normalizers import RunningMoments
-from alfish.unrollers import AsyncUnroller
+from alfish.unrollers import AsyncUnroller, SyncUnroller
 from benchmarks import replicas as benchmark
 
 SMALL = functools.partial(MLP, layers=(8,))
@@ -304,6 +307,108 @@ def priorities(directory):
     return [sampler.draw(32, 0.0, 4).weight.view(4, 8).max(1).values.tolist(), float(sampler._largest)]
 
 
+class Slow(TensorPointMass):
+    """Has no clock: the second learner is in its fourth step when the first finishes its unroll of eight."""
+
+    def __init__(self, num_envs, length):
+        super().__init__(num_envs, length)
+        self._num_calls, self.own_steps = 0, 0
+
+    def step(self, action):
+        self.own_steps += int((self._elapsed < self._length).sum())
+        self._num_calls += 1
+        group = replicas._group
+        finished, slow = (f"alfish/{name}-{group.num_counters - 1}" for name in ("counter", "slow"))
+        if replicas.rank() == 1 and self._num_calls % 4 == 0:
+            unrolls = group.store.add(slow, 1)
+            wait_until(lambda: group.store.add(finished, 0) == 2 * unrolls - 1)
+        if replicas.rank() == 0 and self._num_calls % 8 == 0:
+            wait_until(lambda: group.store.add(slow, 0) == self._num_calls // 8)
+        return super().step(action)
+
+
+def wait_until(is_true):
+    while not is_true():
+        time.sleep(0.001)
+
+
+def stragglers(directory):
+    def made(name, num_epochs=2, **options):
+        unroller = functools.partial(SyncUnroller, sync_fraction=0.5)
+        batches = functools.partial(EpochBatches, num_epochs=num_epochs)
+        made = make(
+            directory / name, Slow, {"length": 6}, 8, unroller=unroller, num_iterations=6, batches=batches, **options
+        )
+        lengths, shapes, unroll = [], [], made.unroller.unroll
+
+        def noted(*arguments):
+            experience = unroll(*arguments)
+            lengths.append(int((experience.time_step.step_type[:, 0] != StepType.PAD).sum()) - 1)
+            shapes.append(list(experience.action.shape[:2]))
+            return experience
+
+        made.unroller.unroll = noted
+        return made, lengths, shapes
+
+    whole, lengths, shapes = made("whole")
+    report = whole.train()
+    cut, before, _ = made("cut")
+    stop_after(cut, 3)
+    again, after, _ = made("cut")
+    again.train()
+    return {
+        "lengths": lengths,
+        "lengths_resumed": after,
+        "shapes": shapes,
+        "sum": parameters(whole.algorithm).double().sum().item(),
+        "env_steps": report.env_steps,
+        "own_steps": whole.environment.env.own_steps,
+        "differs": same(tensors_of(whole), tensors_of(again)),
+        **of_one_iteration(directory, made),
+    }
+
+
+def of_one_iteration(directory, made):
+    """Largest differences of parameters: from those of one learner, computed by hand, and from the initial ones."""
+    sgd = functools.partial(TorchOptimizer, optimizer="SGD")
+    learner = functools.partial(Learner, optimizer=sgd, learning_rate=0.1, max_grad_norm=None)
+    trainer, _, _ = made("one", transforms=[], learner=learner, num_epochs=1)
+    initial, taken, unroll = copy.deepcopy(trainer.algorithm), [], trainer.unroller.unroll
+    trainer.unroller.unroll = lambda *arguments: taken.append(unroll(*arguments)) or taken[-1]
+    stop_after(trainer, 1)
+    torch.save(tuple(taken[0]), directory / f"{replicas.rank()}.pt")
+    replicas.gather(0)  # both have written
+    rows = [Experience(*torch.load(directory / f"{k}.pt", weights_only=False)) for k in range(2)]
+    before = parameters(initial).clone()
+    with replicas.apart():
+        step_by_hand(initial, [nest.map(lambda leaf, n=n: leaf[:n], each) for each, n in zip(rows, (9, 5))])
+    trained = parameters(trainer.algorithm)
+    return {
+        "from_one_learner": (trained - parameters(initial)).abs().max().item(),
+        "moved": (trained - before).abs().max().item(),
+    }
+
+
+def step_by_hand(algorithm, parts):
+    """Makes one step of gradient descent on the mean loss over the rows of all parts, which have no PAD rows."""
+    algorithm._normalize_advantage, losses, masks, infos = False, [], [], []
+    for rows in parts:
+        with torch.no_grad():
+            infos.append(algorithm.preprocess_experience(rows).info)
+        masks.append(trainable(rows.time_step.step_type))
+    advantages = torch.cat([info.advantage[mask] for info, mask in zip(infos, masks)])
+    for rows, info, mask in zip(parts, infos, masks):
+        info = info._replace(advantage=(info.advantage - advantages.mean()) / advantages.std(correction=0))
+        rows, info = nest.map(lambda leaf, like=mask: leaf[: len(like)], (rows._replace(info=None), info))
+        made = algorithm.train_step(rows, None)
+        losses.append(algorithm.calc_loss(rows._replace(info=info), made.info).loss[mask])
+    torch.cat(losses).mean().backward()
+    with torch.no_grad():
+        for parameter in algorithm.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+
+
 def mistakes(directory):
     """Types and words of the errors that end the learners of a run."""
     found = {}
@@ -358,6 +463,7 @@ SCENARIOS = {
     "graphs": graphs,
     "failing graph": failing_graph,
     "priorities": priorities,
+    "stragglers": stragglers,
     "mistakes": mistakes,
     "workers": workers,
     "environments": environments,

@@ -225,6 +225,20 @@ class TestPair:
         assert [max(pair) for pair in zip(first, second)] == [1] * 4 and min(*first, *second) < 1
         assert largest == same > 5
 
+    @of("stragglers")
+    def test_a_slow_learner_is_cut_and_both_train_on_the_rows_that_there_are(self, pair):
+        first, second = pair[1]["stragglers"]
+        assert first["lengths"] == [8] * 6 and second["lengths"] == [4] * 6, "vector steps of each unroll"
+        assert first["sum"] == second["sum"] and first["env_steps"] == second["env_steps"]
+        assert first["env_steps"] == first["own_steps"] + second["own_steps"], "steps that environments made"
+        assert first["shapes"] == second["shapes"] == [[9, 2]] * 6
+        assert first["from_one_learner"] < 1e-6 < first["moved"]
+
+    @of("stragglers")
+    def test_a_resumed_run_with_a_cut_has_the_bits_of_one_that_never_stopped(self, pair):
+        for found in pair[1]["stragglers"]:
+            assert found["differs"] == [] and found["lengths_resumed"] == found["lengths"][3:]
+
     @of("mistakes")
     def test_a_mistake_of_both_is_reported_by_the_first_and_one_of_the_second_with_its_rank(self, pair):
         first, second = pair[1]["mistakes"]

@@ -146,6 +146,7 @@ class Trainer:
         """
         if self.directory.is_open:
             return
+        self.unroller.check_learners()
         self.directory.open()
         _warn_of_settings(self)
         self.batches.start(self.environment)

@@ -1,5 +1,6 @@
 """The unroller that steps environments in this process: the bit-reproducible reference for all others."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gin
@@ -14,14 +15,16 @@ from alfish.data import AlgStep, Experience, StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.nest import Nest, as_array, as_tensor
-from alfish.parameters import NonNegativeInt, checked
+from alfish.parameters import NonNegativeInt, Rate, checked
 from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
+from alfish.unrollers import aligned_rollout
 from alfish.unrollers.collector import run_episodes
 from alfish.unrollers.nonfinite import check_finite
 from alfish.unrollers.policy_runner import PolicyRunner
+from alfish.unrollers.stragglers import StragglerCut
 from alfish.unrollers.uneven_rollout import UnevenRollout
-from alfish.unrollers.unroller import ENVIRONMENT, POLICY, SHOWN_FIELDS, StepRecords, Unroller
+from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -35,6 +38,8 @@ class SyncUnroller(Unroller):
         (`compiler.numpy_program`): the same to float error, and several times faster for small networks. None: never.
       overwrite_policy_output: stores the info `executed_action` as the action, where a human, an expert or another
         controller acts. Off-policy only.
+      sync_fraction: on-policy, with several learners: once this fraction of them has finished an unroll, the others
+        end theirs at their next vector step (`StragglerCut`). None: all learners finish their unrolls.
 
     Attributes:
       time_step: the row to act from, which is row 0 of the next unroll; None before `start`.
@@ -47,12 +52,15 @@ class SyncUnroller(Unroller):
         transforms: Transforms,
         numpy_policy: NonNegativeInt | None = 0,
         overwrite_policy_output: bool = False,
+        sync_fraction: Rate | None = None,
     ):
         super().__init__(environment, algorithm, transforms)
         self._overwrites = overwrite_policy_output
         if overwrite_policy_output:
             refuse_on_policy(algorithm)
             environment.read_executed_actions()
+        self._cut = None if sync_fraction is None else StragglerCut(sync_fraction, algorithm)
+        self._steps: Callable[[int], Iterable[int]] = range if self._cut is None else self._cut.steps
         self._device = algorithm.progress.device
         self._ones = np.ones(environment.num_envs, np.int64)
         self._check_finite = quiet(check_finite)
@@ -68,6 +76,10 @@ class SyncUnroller(Unroller):
     def start_state(self) -> tuple[Nest, Nest]:
         """The policy's state at an episode's start, and the transforms' state before the row to act from."""
         return self._initial_state, self._transform_state
+
+    def check_learners(self) -> None:
+        if self._cut is not None:
+            self._cut.check()
 
     def start(self) -> None:
         """Resets the environment. Without this call the first unroll does."""
@@ -106,6 +118,8 @@ class SyncUnroller(Unroller):
                 state = reset_state(nest.tensors(state), self._initial_state, step_type)
         unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
         time_step, *rows = unroll(length, unseen)
+        if self._cut is not None:
+            self._cut.finish()
         self._check(time_step)
         others = *rows, state, self._ones * self.policy_version, transform_state
         return Experience(time_step, *map(self.environment.convert, others))
@@ -215,7 +229,7 @@ class SyncUnroller(Unroller):
     def _unroll_aligned(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """Unrolls environments in which each step is one row of every column."""
         rows, infos = [], []
-        for t in range(length):
+        for t in self._steps(length):
             seen = self.time_step
             step, transform_state = self.act()
             self.advance(step, transform_state)
@@ -223,40 +237,16 @@ class SyncUnroller(Unroller):
                 infos.append((t + unseen, self.environment.infos))
             action = self._executed(step.output) if self._overwrites else step.output
             if self.environment.broken is not None:
-                seen = _ended(seen, self.environment.broken)
+                seen = aligned_rollout.ended(seen, self.environment.broken)
             rows.append((seen, action, step.info))
         last = self.time_step
         if self._algorithm.on_policy:
             step, _ = self.act()  # from row 0 of the next unroll, which acts again, so the state is dropped
             rows.append((last, step.output, step.info))
-        # Field by field: most fields are bare leaves, and walking through whole rows takes longer than stacking them.
-        time_steps, actions, step_infos = zip(*rows)
-        time_step = TimeStep(*map(_stacked, zip(*time_steps)))
-        action, info = _stacked(actions), _stacked(step_infos)
-        step_type, reward = as_array(time_step.step_type), as_array(time_step.reward)
-        if not self._algorithm.on_policy:  # else it is the extra row
-            step_type = np.concatenate([step_type, as_array(last.step_type)[None]])
-            reward = np.concatenate([reward, as_array(last.reward)[None]])
-        self.records = StepRecords(step_type[1 - unseen :], reward[1 - unseen :], infos)
-        if self.shown:
-            shown = {name: self._arrived(SHOWN_FIELDS[name], time_step, last, unseen) for name in self.shown}
-            self.records = self.records._replace(**shown)
-        return time_step, action, info
-
-    def _arrived(self, field: str, time_step: TimeStep, last: TimeStep, unseen: bool) -> Nest:
-        """Returns a field of the rows of `records`, arrays `[S, B, ...]`.
-
-        Args:
-          field: a field of `TimeStep`.
-          time_step: the unroll's, `[T, B]`, on-policy `[T+1, B]`.
-          last: the newest row, `[B]`.
-          unseen: True if row 0 is new.
-        """
-        rows = nest.arrays(getattr(time_step, field))
-        if not self._algorithm.on_policy:  # else it is the extra row
-            end = nest.arrays(getattr(last, field))
-            rows = nest.map(lambda leaf, newest: np.concatenate([leaf, newest[None]]), rows, end)
-        return nest.at(rows, slice(1 - unseen, None))
+        unrolled = aligned_rollout.stacked(rows)
+        after = None if self._algorithm.on_policy else last
+        self.records = aligned_rollout.records(unrolled[0], after, unseen, infos, self.shown)
+        return unrolled if self._cut is None else aligned_rollout.filled_up(unrolled, length + 1)
 
     def _unroll_ragged(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """Unrolls environments in which an episode's end is one more row of its column."""
@@ -268,7 +258,9 @@ class SyncUnroller(Unroller):
         rows = UnevenRollout(length + 1, self.environment.env_id, self.environment.has_gaps)
         if unseen:
             rows.arrive(self.time_step)
-        while rows.room > (2 if self._algorithm.on_policy else 1):
+        for _ in self._steps(length):
+            if rows.room <= (2 if self._algorithm.on_policy else 1):
+                break
             step, transform_state = self.act()
             record = self.environment.convert((step.output, step.info))
             rows.append((self.time_step, *record))
@@ -331,24 +323,3 @@ def refuse_on_policy(algorithm: RLAlgorithm) -> None:
             f"overwrite_policy_output stores actions that {type(algorithm).__name__} did not choose, and on-policy it "
             "learns only from its own; take an off-policy algorithm (SAC, DQN, TD3)"
         )
-
-
-def _stacked(nests: tuple[Nest, ...]) -> Nest:
-    """Stacks nests leaf by leaf: arrays into an array, which takes a fraction of torch's time, else into a tensor.
-
-    If a policy changes to or from numpy within an unroll, the first leaf or the last one is a tensor.
-    """
-    if type(nests[0]) is np.ndarray and type(nests[-1]) is np.ndarray:
-        return np.array(nests)
-    if nests[0] is None:
-        return None
-    if type(nests[0]) in (np.ndarray, torch.Tensor):
-        return torch.stack([as_tensor(leaf) for leaf in nests])
-    return nest.map(lambda *leaves: _stacked(leaves), *nests)
-
-
-def _ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
-    """Returns the row acted from with LAST where environments (`[B]` bool) then broke: their episodes end there."""
-    step_type = as_array(time_step.step_type).copy()
-    step_type[broken & (step_type == StepType.MID)] = StepType.LAST
-    return time_step._replace(step_type=step_type)

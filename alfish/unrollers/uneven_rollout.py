@@ -48,7 +48,7 @@ class UnevenRollout:
         """
         leaves, self._structure = nest.flatten(rows)
         if not self._targets:
-            self._targets = [_zeros(len(self._rows), leaf) for leaf in leaves]
+            self._targets = [zero_rows(len(self._rows), leaf) for leaf in leaves]
         self._num_steps += which is None
         if self._has_gaps:
             present = rows[0].step_type != StepType.PAD
@@ -93,7 +93,7 @@ class UnevenRollout:
         return time_step, action, info
 
 
-def _zeros(num_rows: int, leaf: Array) -> Array:
+def zero_rows(num_rows: int, leaf: Array) -> Array:
     """Returns zeros `[num_rows, B, ...]` for rows like this leaf."""
     shape = (num_rows, *leaf.shape)
     return np.zeros(shape, leaf.dtype) if type(leaf) is np.ndarray else leaf.new_zeros(shape)

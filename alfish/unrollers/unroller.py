@@ -78,6 +78,15 @@ class Unroller(abc.ABC):
         """
         self.unroll_length = unroll_length
 
+    def check_learners(self) -> None:
+        """Checks that the settings suit the number of learners; called before a run, and not before an evaluation.
+
+        Default: they do.
+
+        Raises:
+          UsageError: they do not.
+        """
+
     @abc.abstractmethod
     def unroll(self, length: int, at_random: bool = False) -> Experience:
         """Collects rows. On-policy one more row follows, for its value.
