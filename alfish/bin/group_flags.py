@@ -1,15 +1,19 @@
 """Flags of commands that train a group of runs, and the processes of these runs."""
 
 import contextlib
+import dataclasses
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from alfish.bin import shared_flags
 from alfish.runs.stop_signals import StopSignals, exit_status
 
 if TYPE_CHECKING:
+    from alfish.sweeps.group import Group, Specification
     from alfish.sweeps.jobs import Jobs
 
 
@@ -20,6 +24,8 @@ def define_group(flag_values: flags.FlagValues, group: str) -> None:
     words = "One binding of all runs, as 'PPO.gamma=0.98'; repeatable, overrides files."
     flags.DEFINE_multi_string("gin_param", [], words, flag_values=flag_values)
     flags.DEFINE_string("root_dir", None, f"Directory of the {group}; created if needed.", flag_values=flag_values)
+    words = "Number of last evaluations that a value is the mean of; default: 1."
+    flags.DEFINE_integer("last", None, words, 1, flag_values=flag_values)
     words = "Number of runs at the same time; default: one for each core, of the cluster with --ray."
     flags.DEFINE_integer("jobs", None, words, 1, flag_values=flag_values)
     flags.DEFINE_boolean("ray", False, "Train the runs on a cluster of Ray.", flag_values=flag_values)
@@ -27,6 +33,7 @@ def define_group(flag_values: flags.FlagValues, group: str) -> None:
     flags.DEFINE_float("cpus_per_run", 1.0, words, 1e-3, flag_values=flag_values)
     words = "With --ray: GPUs, or a fraction of one, for each run."
     flags.DEFINE_float("gpus_per_run", 0.0, words, 0.0, flag_values=flag_values)
+    flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=flag_values)
 
 
 @contextlib.contextmanager
@@ -49,12 +56,36 @@ def processes(flag_values: flags.FlagValues) -> Iterator["Jobs"]:
         jobs.close()
 
 
-def status_after(signals: StopSignals) -> int:
-    """Returns the exit status of a command that ends now, and says so if a signal has stopped it."""
-    if signals.number is None:
-        return 0
-    log(f"{signals.name}: stopped; the same command continues")
-    return exit_status(signals.number)
+def train_group(
+    group: "type[Group[Any]]",
+    specification: "type[Specification]",
+    directory: Path,
+    flag_values: flags.FlagValues,
+    report: Callable[[Path, Any], None],
+) -> int:
+    """Trains a group of runs, and returns the exit status of the command.
+
+    Args:
+      group, specification: their classes.
+      directory: of the group.
+      flag_values: among them those of `define_group`, and one for each field of the specification.
+      report: is called with the directory and the specification when the group is whole.
+    """
+    from alfish.sweeps.group import locked
+
+    names = [field.name for field in dataclasses.fields(specification) if field.name in flag_values]
+    given = {name: flag_values[name].value for name in names}
+    with locked(directory), StopSignals(lambda: None) as signals:
+        whole = specification.open(
+            directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
+        )
+        with processes(flag_values) as jobs:
+            group(directory, whole, jobs, signals, log).run()
+        if signals.number is not None:
+            log(f"{signals.name}: stopped; the same command continues")
+            return exit_status(signals.number)
+        report(directory, whole)
+    return 0
 
 
 def log(line: str) -> None:

@@ -19,12 +19,17 @@ the same --steps extend a population. A member that fails is replaced; without -
 members.csv has the parent, the settings and the value of each member.
 """
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from absl import flags
 
-from alfish.bin import shared_flags
-from alfish.bin.group_flags import define_group, log, processes, status_after
+from alfish.bin.group_flags import define_group, log, train_group
 from alfish.configuration.directory import run_directory
 from alfish.errors import UsageError
+
+if TYPE_CHECKING:
+    from alfish.sweeps.population import PopulationSpecification
 
 FLAGS = flags.FlagValues()
 define_group(FLAGS, "population")
@@ -42,30 +47,18 @@ flags.DEFINE_float(
 flags.DEFINE_float(
     "gap", None, "Standard errors by which a replaced member must be worse; default: 0.", 0, flag_values=FLAGS
 )
-flags.DEFINE_integer(
-    "last", None, "Number of last evaluations that a value is the mean of; default: 1.", 1, flag_values=FLAGS
-)
-
-flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
-
-SPECIFIED = ("perturb", "members", "generations", "steps", "share", "gap", "last")
 
 
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a directory for the population, as in --root_dir=pbt/ppo")
-    directory = run_directory(flag_values.root_dir)
-    from alfish.runs.stop_signals import StopSignals
-    from alfish.sweeps.base import locked
-    from alfish.sweeps.population import BEST, CSV, Population, open_specification
+    from alfish.sweeps.population import Population, PopulationSpecification
 
-    given = {name: flag_values[name].value for name in SPECIFIED}
-    with locked(directory), StopSignals(lambda: None) as signals:
-        specification = open_specification(
-            directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
-        )
-        with processes(flag_values) as jobs:
-            Population(directory, specification, jobs, signals, log).run()
-        if signals.number is None:
-            log(f"written: {directory / CSV}; {directory / BEST} is the best member of the last generation")
-        return status_after(signals)
+    return train_group(Population, PopulationSpecification, run_directory(flag_values.root_dir), flag_values, _report)
+
+
+def _report(directory: Path, specification: "PopulationSpecification") -> None:
+    """Names what was written."""
+    from alfish.sweeps.population import BEST, CSV
+
+    log(f"written: {directory / CSV}; {directory / BEST} is the best member of the last generation")

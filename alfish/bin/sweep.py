@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from alfish.bin import shared_flags, show
-from alfish.bin.group_flags import define_group, log, processes, status_after
+from alfish.bin import show
+from alfish.bin.group_flags import define_group, log, train_group
 from alfish.configuration.directory import run_directory
 from alfish.errors import UsageError
 
 if TYPE_CHECKING:
-    from alfish.sweeps.specification import Specification
+    from alfish.sweeps.sweep import SweepSpecification
 
 FLAGS = flags.FlagValues()
 define_group(FLAGS, "sweep")
@@ -47,61 +47,37 @@ flags.DEFINE_integer("seeds", None, "Number of runs of each trial; default: 1.",
 flags.DEFINE_integer(
     "trials", None, "Number of trials; default: 20, or all combinations of a grid.", 1, flag_values=FLAGS
 )
-flags.DEFINE_integer(
-    "last", None, "Number of last evaluations that a value is the mean of; default: 1.", 1, flag_values=FLAGS
-)
 flags.DEFINE_boolean("prune", None, "Stop runs that are worse than the median of others.", flag_values=FLAGS)
 flags.DEFINE_boolean(
     "show", False, "Show table and picture of the sweep as it is, and start nothing.", flag_values=FLAGS
 )
-flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
-
-SPECIFIED = ("search", "sampler", "sampler_seed", "seeds", "last", "prune", "trials")
 
 
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a directory for the sweep, as in --root_dir=sweeps/rate")
     directory = run_directory(flag_values.root_dir)
-    from alfish.sweeps.specification import Specification
+    from alfish.sweeps.sweep import Sweep, SweepSpecification
 
     if flag_values.show:
-        _show(directory, Specification.read(directory))
+        _show(directory, SweepSpecification.read(directory))
         return 0
-    return _sweep(directory, flag_values)
+    return train_group(Sweep, SweepSpecification, directory, flag_values, _show)
 
 
-def _sweep(directory: Path, flag_values: flags.FlagValues) -> int:
-    """Runs a sweep, and returns the exit status."""
-    from alfish.runs.stop_signals import StopSignals
-    from alfish.sweeps.base import locked
-    from alfish.sweeps.specification import open_specification
-    from alfish.sweeps.sweep import Sweep
-
-    given = {name: flag_values[name].value for name in SPECIFIED}
-    with locked(directory), StopSignals(lambda: None) as signals:
-        specification = open_specification(
-            directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
-        )
-        with processes(flag_values) as jobs:
-            Sweep(directory, specification, jobs, signals, log).run()
-        if signals.number is None:
-            _show(directory, specification)
-        return status_after(signals)
-
-
-def _show(directory: Path, specification: "Specification") -> None:
+def _show(directory: Path, specification: "SweepSpecification") -> None:
     """Writes trials.csv and the picture, and prints the table."""
     from alfish.sweeps.plot import PICTURE, write_picture
     from alfish.sweeps.sweep import trials_of
     from alfish.sweeps.table import CSV, table, write_csv
 
-    trials = trials_of(directory, specification).read()
-    write_csv(directory, specification, trials)
-    show(table(specification, trials))
+    trials, parameters = trials_of(directory, specification).read(), specification.parameters
+    names = [one.name for one in parameters]
+    write_csv(directory, names, trials)
+    show(table(names, trials))
     written = [str(directory / CSV)]
     try:
-        write_picture(directory, specification, trials)
+        write_picture(directory, parameters, trials)
         written.append(str(directory / PICTURE))
     except UsageError as error:  # matplotlib is missing: the table is there all the same
         log(str(error))

@@ -3,10 +3,8 @@
 Runs are trained from the copy, so that a gin file may be edited while they are under way.
 """
 
-import contextlib
 import math
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +14,6 @@ from alfish.configuration.runs import configured_run
 from alfish.errors import UsageError
 from alfish.parameters import imports
 from alfish.parameters.description import CONFIG_FILE
-from alfish.runs import files
-from alfish.runs.checkpoints import RUN_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.sweeps.run_state import EVALUATION
 from alfish.training.clock import Budget
@@ -95,39 +91,3 @@ class Base(NamedTuple):
     def difference(self, directory: Path) -> str:
         """Returns the lines by which the copy in a directory differs, budgets included; '' if there are none."""
         return differences.difference((directory / BASE / CONFIG_FILE).read_text(), self.text, with_budget=True)
-
-
-@contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Creates the directory of a group of runs, and keeps other commands out of it; removes it if it remains empty.
-
-    Raises:
-      UsageError: another command is at work there.
-    """
-    make_directory(directory)
-    holder = threading.Event()  # any object that a weak reference may refer to
-    unlock = files.lock(directory, holder)
-    if unlock is None:
-        raise UsageError(f"another command is at work in {directory}; wait for its end, or choose another --root_dir")
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # it is not empty
-            directory.rmdir()
-        unlock()
-
-
-def gin_file(directory: Path) -> str:
-    """Returns the argument of `alfish train` that names the copy in the directory of a group."""
-    return f"--gin_file={directory / BASE / CONFIG_FILE}"
-
-
-def refuse_other_content(directory: Path, specification: str) -> None:
-    """Raises UsageError if a directory has files of something else than a group with this specification file."""
-    if (directory / specification).is_file() or not directory.is_dir():
-        return
-    names = {path.name for path in directory.iterdir() if not path.name.startswith(".")} - {BASE}
-    if names:
-        kinds = {"sweep.json": "a sweep", "population.json": "a population", RUN_FILE: "a run"}
-        kind = next((kind for name, kind in kinds.items() if name in names), "a directory with other files")
-        raise UsageError(f"{directory} is {kind}; choose another --root_dir")

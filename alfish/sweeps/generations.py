@@ -24,32 +24,22 @@ import numpy as np
 from alfish.errors import UsageError
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import make_directory, open_atomically, write_atomically, writing
-from alfish.sweeps.run_state import RunState
+from alfish.sweeps.run_state import RunState, mean_of_means
+from alfish.sweeps.search import INTEGER, NUMBER, Parameter, check_range, draw_log
 from alfish.training.clock import BUDGETS
 
 MEMBER = "member.json"
 FACTORS = (0.8, 1.25)
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-DIGITS = 6  # significant ones of a value, so that people can copy it
 MAX_DRAWS = 20  # of a copy that would equal another member
 OWN = ("seed", "stop_at", *BUDGETS)  # parameters of Trainer that the population sets or relies on
 
 
-class Perturbed(NamedTuple):
-    """A parameter that differs between members.
-
-    Attributes:
-      name: as in a gin file, such as `Learner.learning_rate`.
-      low, high: gin texts of its bounds.
-    """
-
-    name: str
-    low: str
-    high: str
+class Perturbed(Parameter):
+    """A parameter whose values differ between members, and change between generations."""
 
     @classmethod
     def parse(cls, argument: str) -> "Perturbed":
-        """Returns the parameter of `NAME=LOW..HIGH`.
+        """Returns the parameter of `NAME=LOW..HIGH`. With two whole numbers as bounds, values are whole.
 
         Raises:
           UsageError: the argument has another form, or no value lies between the bounds.
@@ -58,49 +48,34 @@ class Perturbed(NamedTuple):
         match = re.fullmatch(rf"\s*([\w./]+)\s*=\s*({NUMBER})\s*\.\.\s*({NUMBER})\s*", argument)
         if match is None:
             raise UsageError(f"{said} is not NAME=LOW..HIGH, as in --perturb=PPO.clip=0.1..0.3")
-        found = cls(*match.groups())
-        low, high = found.bounds
+        name, *items = match.groups()
+        low, high = map(float, items)
         if not (math.isfinite(low) and math.isfinite(high)):
             raise UsageError(f"{said}: bounds are finite numbers")
-        if low >= high:
-            hint = f"write {found.high}..{found.low}" if low > high else "one value is a binding: --gin_param"
-            raise UsageError(f"{said}: the range is {'upside down' if low > high else 'empty'}; {hint}")
+        check_range(low, high, said, f"{items[1]}..{items[0]}")
         if low < 0:
             raise UsageError(f"{said}: values are multiplied by {FACTORS[0]} or {FACTORS[1]}; LOW is at least 0")
-        owner, _, parameter = found.name.rpartition(".")
+        owner, _, parameter = name.rpartition(".")
         if owner == "Trainer" and parameter in OWN:
-            raise UsageError(f"{said}: the population itself needs {found.name} to be the same for all members")
-        return found
+            raise UsageError(f"{said}: the population itself needs {name} to be the same for all members")
+        is_whole = all(re.fullmatch(INTEGER, item) for item in items)
+        return cls(name, "int" if is_whole else "log" if low else "uniform", tuple(items))
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        return float(self.low), float(self.high)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether values are whole numbers, as both bounds are."""
-        return all(re.fullmatch(r"\d+", end) for end in (self.low, self.high))
+    def __str__(self) -> str:
+        return "..".join(self.items)
 
     def draw(self, generator: np.random.Generator) -> str:
-        """Returns a random value as gin text; its logarithm is uniform, unless the lower bound is 0."""
-        low, high = self.bounds
-        if low == 0:
-            return self._text(generator.uniform(low, high))
-        return self._text(math.exp(generator.uniform(math.log(low), math.log(high))))
+        """Returns a random value; its logarithm is uniform, unless the lower bound is 0."""
+        low, high = self.ends
+        return self.text(draw_log(low, high, generator) if low else generator.uniform(low, high))
 
     def perturb(self, text: str, generator: np.random.Generator) -> str:
         """Returns a value times 0.8 or 1.25, within the bounds; a whole number changes by at least 1."""
         value, is_up = float(text), bool(generator.integers(2))
         new = value * FACTORS[is_up]
-        if self.is_whole:
+        if self.kind == "int":
             new = max(new, value + 1) if is_up else min(new, value - 1)
-        return self._text(new)
-
-    def _text(self, value: float) -> str:
-        low, high = self.bounds
-        if self.is_whole:
-            return str(min(max(round(value), int(low)), int(high)))
-        return repr(min(max(float(f"{value:.{DIGITS}g}"), low), high))
+        return self.text(new)
 
 
 class Member(NamedTuple):
@@ -181,12 +156,12 @@ class Result(NamedTuple):
           state: of its run.
           last: number of evaluations at the end of the generation that count.
         """
-        value = None if state.failure is not None else state.value(last)
-        if value is None or not math.isfinite(value):
+        counting = list(state.evaluations.values())[-last:]
+        value = mean_of_means(counting)
+        if state.failure is not None or value is None or not math.isfinite(value):
             return cls(member, -math.inf, 0.0)
-        used = [np.array(returns) for returns in list(state.evaluations.values())[-last:]]
-        variances = [returns.var(ddof=1) / returns.size if returns.size > 1 else math.inf for returns in used]
-        return cls(member, value, float(sum(variances)) / len(used) ** 2)
+        variances = [float(np.var(one, ddof=1)) / len(one) if len(one) > 1 else math.inf for one in counting]
+        return cls(member, value, sum(variances) / len(counting) ** 2)
 
     @property
     def has_failed(self) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 from alfish.errors import UsageError
 from alfish.runs.files import write_atomically
 from alfish.sweeps.search import Parameter
-from alfish.sweeps.specification import Specification
 from alfish.sweeps.trials import Trial
 
 PICTURE = "trials.png"
@@ -17,7 +16,7 @@ COLORS = {"complete": "tab:blue", "pruned": "tab:orange", "running": "tab:gray"}
 BEST = "tab:red"
 
 
-def write_picture(directory: Path, specification: Specification, trials: Sequence[Trial]) -> None:
+def write_picture(directory: Path, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> None:
     """Writes `trials.png`.
 
     Raises:
@@ -29,7 +28,6 @@ def write_picture(directory: Path, specification: Specification, trials: Sequenc
         raise UsageError(
             "the picture of a sweep needs the extra 'sweep': pip install 'alfish[sweep]', then --show draws it"
         ) from error
-    parameters = specification.parameters
     best = max((one for one in trials if one.state == "complete"), key=lambda one: one.value or -math.inf, default=None)
     figure = Figure(figsize=(4 * (len(parameters) + 1) + 1, 3.6), layout="constrained")
     axes = figure.subplots(1, len(parameters) + 1, squeeze=False)[0]

@@ -5,7 +5,7 @@ import json
 import math
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from alfish.runs.files import write_atomically
 from alfish.runs.stop_signals import SIGNALS, exit_status
 from alfish.sweeps.jobs import OUTPUT, Ended
 
+DONE = "done"  # a file in a run's directory: its budget is spent, or a listener has stopped it
 FAILED = "failed"  # a file in a run's directory: why the run cannot go on. Without the file it is tried again.
 EVALUATION = "evaluation"  # name of the listener Evaluate whose files are read
 INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of a run that the same command continues
@@ -27,7 +28,7 @@ class RunState(NamedTuple):
 
     Attributes:
       directory: of the run.
-      is_done: True if the run's budget is spent.
+      is_done: True if it has the file `done`.
       failure: why it failed; None: it did not.
       checkpoint: clock of the newest checkpoint; None: there is none.
       evaluations: returns of the episodes of each evaluation, by clock, ascending.
@@ -42,7 +43,7 @@ class RunState(NamedTuple):
     @classmethod
     def read(cls, directory: Path) -> "RunState":
         """Reads the directory of a run, which need not exist."""
-        is_done = (directory / "done").is_file()  # first: a run that is done writes nothing more
+        is_done = (directory / DONE).is_file()  # first: a run that is done writes nothing more
         failed = directory / FAILED
         failure = json.loads(failed.read_text())["reason"] if failed.is_file() else None
         checkpoints = Checkpoints(directory / "checkpoints").steps()
@@ -51,16 +52,17 @@ class RunState(NamedTuple):
     @property
     def means(self) -> dict[int, float]:
         """Mean return of each evaluation, by clock, ascending."""
-        return {clock: math.fsum(returns) / len(returns) for clock, returns in self.evaluations.items()}
+        return {clock: mean(returns) for clock, returns in self.evaluations.items()}
 
-    def value(self, last: int = 1) -> float | None:
-        """Returns the mean of the last evaluations' means; None: there was no evaluation.
 
-        Args:
-          last: number of evaluations, at least 1.
-        """
-        means = list(self.means.values())[-last:]
-        return math.fsum(means) / len(means) if means else None
+def mean(values: Collection[float]) -> float:
+    """Returns the mean of one or more numbers."""
+    return math.fsum(values) / len(values)
+
+
+def mean_of_means(evaluations: Collection[Collection[float]]) -> float | None:
+    """Returns the mean of the mean returns of evaluations; None: there is none."""
+    return mean([mean(returns) for returns in evaluations]) if evaluations else None
 
 
 def evaluations(directory: Path) -> dict[int, tuple[float, ...]]:

@@ -1,4 +1,4 @@
-"""The parameters that a sweep varies, and the values that each may take.
+"""The parameters in which the runs of a group differ, and the values that each may take. Those of a sweep:
 
     NAME=grid(...)         each of these values; with other samplers, any of them
     NAME=choice(...)       any of these values
@@ -15,7 +15,8 @@ import math
 import re
 import tokenize
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +26,13 @@ LISTS = ("grid", "choice")
 RANGES = ("uniform", "log", "int")
 FORMS = "grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b)"
 INTEGER = r"[-+]?\d[\d_]*"
-NUMBER = r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?"
+NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 DIGITS = 6  # significant ones of a drawn number, so that people can copy it
 
 
-class Parameter(NamedTuple):
-    """A parameter that a sweep varies.
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter in which runs differ.
 
     Attributes:
       name: as in a gin file, such as `Learner.learning_rate`.
@@ -69,15 +71,13 @@ class Parameter(NamedTuple):
         low, high = self.ends
         if self.kind == "int":
             return str(generator.integers(int(low), int(high), endpoint=True))
-        if self.kind == "log":
-            return self.text(math.exp(generator.uniform(math.log(low), math.log(high))))
-        return self.text(generator.uniform(low, high))
+        return self.text(draw_log(low, high, generator) if self.kind == "log" else generator.uniform(low, high))
 
     def text(self, value: float) -> str:
-        """Returns the gin text of a number of the range, rounded to `DIGITS`."""
-        if self.kind == "int":
-            return str(int(value))
+        """Returns the gin text of the nearest number of the range that is an integer, or has `DIGITS`."""
         low, high = self.ends
+        if self.kind == "int":
+            return str(min(max(round(value), int(low)), int(high)))
         return repr(min(max(float(f"{value:.{DIGITS}g}"), low), high))
 
     def distribution(self) -> Any:
@@ -96,24 +96,13 @@ class Parameter(NamedTuple):
         return text if not self.is_range else int(text) if self.kind == "int" else float(text)
 
 
-def parse(arguments: Sequence[str]) -> tuple[Parameter, ...]:
-    """Returns the parameters of `--search` arguments.
-
-    Raises:
-      UsageError: there is none, one is no search, a range is upside down, or a parameter is named twice.
-    """
-    if not arguments:
-        raise UsageError("--search is missing: name what is varied, as in --search='PPO.gamma=grid(0.95, 0.99)'")
-    found = tuple(map(_parse_one, arguments))
-    names = [parameter.name for parameter in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"--search names {name} {names.count(name)} times; give all of its values once")
-    return found
+def draw_log(low: float, high: float, generator: np.random.Generator) -> float:
+    """Returns a random number between two positive ones; its logarithm is uniform."""
+    return math.exp(generator.uniform(math.log(low), math.log(high)))
 
 
 def corners(parameters: Sequence[Parameter]) -> list[list[str]]:
-    """Returns bindings in which each value of a list and each end of a range occurs, those of each trial's kind."""
+    """Returns bindings of runs; each value of a list and each end of a range occurs in one of them."""
     first = [parameter.items[0] for parameter in parameters]
     points = [first]
     for k, parameter in enumerate(parameters):
@@ -121,7 +110,12 @@ def corners(parameters: Sequence[Parameter]) -> list[list[str]]:
     return [[f"{one.name}={value}" for one, value in zip(parameters, point)] for point in points]
 
 
-def _parse_one(argument: str) -> Parameter:
+def parse(argument: str) -> Parameter:
+    """Returns the parameter of a `--search` argument.
+
+    Raises:
+      UsageError: it is no search, or a range is upside down.
+    """
     said = f"--search={argument}"
     match = re.fullmatch(r"\s*([\w./]+)\s*=\s*(\w+)\((.*)\)\s*", argument, re.DOTALL)
     if match is None or match[2] not in (*LISTS, *RANGES) or not argument.isprintable():
@@ -138,12 +132,23 @@ def _parse_one(argument: str) -> Parameter:
     if len(items) != 2 or not all(re.fullmatch(number, item) for item in items):
         raise UsageError(f"{said}: {kind}(a, b) takes two {'integers' if kind == 'int' else 'numbers'}")
     low, high = map(float, items)
-    if low >= high:
-        hint = f"write {kind}({items[1]}, {items[0]})" if low > high else "one value is a binding: --gin_param"
-        raise UsageError(f"{said}: the range is {'upside down' if low > high else 'empty'}; {hint}")
+    check_range(low, high, said, f"{kind}({items[1]}, {items[0]})")
     if kind == "log" and low <= 0:
         raise UsageError(f"{said}: log(a, b) takes positive numbers; uniform(a, b) takes others")
     return Parameter(name, kind, items)
+
+
+def check_range(low: float, high: float, said: str, turned: str) -> None:
+    """Raises UsageError about an argument whose range is upside down or empty.
+
+    Args:
+      low, high: ends of the range.
+      said: the argument.
+      turned: text of the range from `high` to `low`.
+    """
+    if low >= high:
+        hint = f"write {turned}" if low > high else "one value is a binding: --gin_param"
+        raise UsageError(f"{said}: the range is {'upside down' if low > high else 'empty'}; {hint}")
 
 
 def _split(text: str, said: str) -> tuple[str, ...]:

@@ -1,18 +1,17 @@
 """Results of a sweep as `trials.csv`, and as a table of the best trials for people."""
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from alfish.errors import printable
 from alfish.formatting import counted, significant
-from alfish.runs.files import write_atomically
-from alfish.sweeps.specification import Specification
+from alfish.sweeps.group import write_rows
 from alfish.sweeps.trials import Trial
+from alfish.training.evaluator import bootstrap_interval
 
 CSV = "trials.csv"
 NUM_SHOWN = 10  # trials of each state in the table for people
@@ -20,29 +19,23 @@ NUM_SHOWN = 10  # trials of each state in the table for people
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
-def write_csv(directory: Path, specification: Specification, trials: Sequence[Trial]) -> None:
+def write_csv(directory: Path, names: Sequence[str], trials: Sequence[Trial]) -> None:
     """Writes `trials.csv`: one row for each trial.
 
     Columns: trial, one for each searched parameter, seeds, state, steps (clock of the last evaluation), mean, ci_low
     and ci_high (see `interval`), and the reason of a failure.
+
+    Args:
+      directory: of the sweep.
+      names: of the searched parameters.
+      trials: of the sweep.
     """
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    names = list(specification.search)
-    rows.writerow(["trial", *names, "seeds", "state", "steps", "mean", "ci_low", "ci_high", "reason"])
+    rows: list[list[Any]] = [["trial", *names, "seeds", "state", "steps", "mean", "ci_low", "ci_high", "reason"]]
     for trial in trials:
-        low, high = interval(trial)
-        rows.writerow(
-            [
-                trial.number,
-                *(trial.bindings[name] for name in names),
-                " ".join(str(run.seed) for run in trial.runs),
-                trial.state,
-                *("" if value is None else value for value in (trial.steps, trial.value, low, high)),
-                trial.failure or "",
-            ]
-        )
-    write_atomically(directory / CSV, text.getvalue())
+        settings, seeds = [trial.bindings[name] for name in names], " ".join(str(run.seed) for run in trial.runs)
+        results = [trial.state, trial.steps, trial.value, *interval(trial), trial.failure]
+        rows.append([trial.number, *settings, seeds, *results])
+    write_rows(directory / CSV, rows)
 
 
 def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
@@ -53,20 +46,14 @@ def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
     if trial.value is None:
         return None, None
     if len(trial.values) > 1:
-        freedom = len(trial.values) - 1
         error = float(np.std(trial.values, ddof=1)) / math.sqrt(len(trial.values))
-        half = _quantile(freedom) * error
+        half = _quantile(len(trial.values) - 1) * error
         return trial.value - half, trial.value + half
-    run = next(run for run in trial.runs if run.pruned_at is not None) if trial.state == "pruned" else trial.runs[0]
-    returns = np.array(run.returns(trial.last))
-    draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return float(low), float(high)
+    return bootstrap_interval([value for returns in trial.counting[0].counting.values() for value in returns])
 
 
-def table(specification: Specification, trials: Sequence[Trial]) -> str:
+def table(names: Sequence[str], trials: Sequence[Trial]) -> str:
     """Returns the best trials, the best first, those that were pruned or failed, and how many there are of each."""
-    names = list(specification.search)
     rows = [["trial", *names, "state", "steps", "mean", "95 % interval"]]
     left_out, reasons = [], []
     for state in ("complete", "pruned", "running", "failed"):

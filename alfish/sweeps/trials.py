@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from alfish.errors import UsageError
 from alfish.runs.files import make_directory, write_atomically
-from alfish.sweeps.run_state import RunState
+from alfish.sweeps.run_state import DONE, RunState, mean, mean_of_means
 from alfish.sweeps.search import Parameter
 
 TRIAL = "trial.json"
@@ -35,37 +35,43 @@ class Run:
       state: what `alfish train` has written so far.
       seed: `Trainer.seed`.
       pruned_at: clock of the evaluation after which it was stopped; None: it was not pruned.
+      last: number of evaluations at the end of a run whose mean is its value.
     """
 
     state: RunState
     seed: int
     pruned_at: int | None
+    last: int
 
     @classmethod
-    def read(cls, directory: Path, seed: int) -> "Run":
+    def read(cls, directory: Path, seed: int, last: int) -> "Run":
         pruned = directory / PRUNED
         pruned_at = json.loads(pruned.read_text())["clock"] if pruned.is_file() else None
-        return cls(RunState.read(directory), seed, pruned_at)
+        return cls(RunState.read(directory), seed, pruned_at, last)
 
-    def value(self, last: int) -> float | None:
-        """Returns the mean of the last evaluations' means, or that of the evaluation at which the run was pruned."""
-        return self.state.means[self.pruned_at] if self.pruned_at is not None else self.state.value(last)
-
-    def returns(self, last: int) -> list[float]:
-        """Returns those of all episodes from which `value` is computed."""
+    @property
+    def counting(self) -> dict[int, tuple[float, ...]]:
+        """The evaluations whose mean is the run's value: the last ones, or the one after which it was pruned."""
         evaluations = self.state.evaluations
-        clocks = list(evaluations)[-last:] if self.pruned_at is None else [self.pruned_at]
-        return [value for clock in clocks for value in evaluations[clock]]
+        clocks = list(evaluations)[-self.last :] if self.pruned_at is None else [self.pruned_at]
+        return {clock: evaluations[clock] for clock in clocks}
 
-    def failure(self, last: int) -> str | None:
-        """Returns why the run has no value; None: it has one, or is not over.
+    @property
+    def value(self) -> float | None:
+        """Mean of the means of the evaluations that count; None: there was none."""
+        return mean_of_means(self.counting.values())
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run has no value; None: it has one, or is not over.
 
         A run that failed may be done, because `alfish train` has continued it.
         """
         if not self.state.is_done:
             return self.state.failure
-        value = self.value(last)
-        return "has no evaluation" if value is None else None if math.isfinite(value) else "has no finite value"
+        if self.value is None:
+            return "has no evaluation"
+        return None if math.isfinite(self.value) else "has no finite value"
 
 
 @dataclass(frozen=True)
@@ -77,20 +83,18 @@ class Trial:
       bindings: gin texts of the searched parameters.
       seen: numbers of the trials that were complete when this one was proposed.
       runs: one for each seed.
-      last: number of evaluations at the end of a run whose mean is its value.
     """
 
     number: int
     bindings: Mapping[str, str]
     seen: tuple[int, ...]
     runs: tuple[Run, ...]
-    last: int
 
     @cached_property
     def state(self) -> State:
         """'running' until a run has failed or was pruned, or all are done; the first of these runs decides."""
         for run in self.runs:
-            if run.failure(self.last) is not None:
+            if run.failure is not None:
                 return "failed"
             if run.pruned_at is not None:
                 return "pruned"
@@ -99,28 +103,29 @@ class Trial:
     @property
     def failure(self) -> str | None:
         """Why the trial failed; None: it did not."""
-        return next((words for run in self.runs if (words := run.failure(self.last)) is not None), None)
+        return next((run.failure for run in self.runs if run.failure is not None), None)
+
+    @property
+    def counting(self) -> tuple[Run, ...]:
+        """The runs whose mean is the trial's value: all of a complete trial, the pruned one of a pruned trial."""
+        if self.state == "pruned":
+            return (next(run for run in self.runs if run.pruned_at is not None),)
+        return self.runs if self.state == "complete" else ()
 
     @property
     def values(self) -> list[float]:
-        """One value for each run of a complete trial, the value of the pruned run of a pruned one, else none."""
-        if self.state == "pruned":
-            runs = [next(run for run in self.runs if run.pruned_at is not None)]
-        else:
-            runs = list(self.runs) if self.state == "complete" else []
-        return [value for run in runs if (value := run.value(self.last)) is not None]
+        """Values of the runs that count."""
+        return [run.value for run in self.counting if run.value is not None]
 
     @property
     def value(self) -> float | None:
         """Mean of `values`; None: there is none."""
-        return math.fsum(self.values) / len(self.values) if self.values else None
+        return mean(self.values) if self.values else None
 
     @property
     def steps(self) -> int | None:
         """Clock of the evaluation that `value` ends with; None: there is no value."""
-        if self.state == "pruned":
-            return next(run.pruned_at for run in self.runs if run.pruned_at is not None)
-        return max(max(run.state.evaluations) for run in self.runs) if self.values else None
+        return max((max(run.counting) for run in self.counting), default=None)
 
 
 class Trials:
@@ -130,7 +135,7 @@ class Trials:
       directory: of the sweep.
       parameters: that the trials bind.
       seeds: `Trainer.seed` of each run of a trial.
-      last: as in `Trial`.
+      last: as in `Run`.
     """
 
     def __init__(self, directory: Path, parameters: Sequence[Parameter], seeds: Sequence[int], last: int):
@@ -162,8 +167,8 @@ class Trials:
         content = self._content(next(path for path in paths if path.is_file()))
         if not all(path.is_file() for path in paths):
             return self.write(number, content["bindings"], content["seen"])
-        runs = tuple(Run.read(directory, seed) for directory, seed in places)
-        return Trial(number, content["bindings"], tuple(content["seen"]), runs, self._last)
+        runs = tuple(Run.read(directory, seed, self._last) for directory, seed in places)
+        return Trial(number, content["bindings"], tuple(content["seen"]), runs)
 
     def _content(self, path: Path) -> dict[str, Any]:
         """Returns the content of a `trial.json`, which may come from another person.
@@ -186,6 +191,11 @@ class Trials:
         if len(self._seeds) == 1:
             return [(self._directory / f"{number:03d}", self._seeds[0])]
         return [(self._directory / f"{number:03d}-{k}", seed) for k, seed in enumerate(self._seeds)]
+
+
+def is_over(directory: Path) -> bool:
+    """Returns True if a run is done or was pruned."""
+    return any((directory / name).is_file() for name in (DONE, PRUNED))
 
 
 def mark_pruned(run: Run, clock: int) -> None:

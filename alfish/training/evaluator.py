@@ -4,7 +4,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,15 +49,14 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Returns the mean with a 95 % bootstrap interval, the spread, and all episodes."""
         returns = np.array(self.returns)
-        draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
-        low, high = np.percentile(draws, [2.5, 97.5])
+        low, high = bootstrap_interval(returns)
         return {
             "env_steps": self.env_steps,
             "num_episodes": len(returns),
             "mean": self.mean,
             "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
-            "ci_low": float(low),
-            "ci_high": float(high),
+            "ci_low": low,
+            "ci_high": high,
             "min": float(returns.min()),
             "max": float(returns.max()),
             "returns": list(self.returns),
@@ -68,6 +67,13 @@ class Evaluation:
     def to_csv(self) -> str:
         rows = [f"{k},{self.seed + k},{r!r},{n}" for k, (r, n) in enumerate(zip(self.returns, self.lengths))]
         return "\n".join(["episode,seed,return,length", *rows]) + "\n"
+
+
+def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Returns a 95 % interval of the mean return of a policy, from the returns of some of its episodes."""
+    draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def make_evaluator(

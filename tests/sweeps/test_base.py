@@ -3,7 +3,7 @@
 import pytest
 
 from alfish.errors import UsageError
-from alfish.sweeps.base import BASE, Base, gin_file, refuse_other_content
+from alfish.sweeps.base import BASE, Base
 
 RATES = [["Learner.learning_rate=1e-3"], ["Learner.learning_rate=1e-2"]]
 
@@ -12,7 +12,7 @@ def test_the_copy_trains_the_same_configuration_and_another_one_is_told_apart(to
     base = Base.read([str(toy)], ["Trainer.seed=3"], RATES)
     assert base.seed == 3
     base.write(tmp_path / "sweep")
-    copy = gin_file(tmp_path / "sweep").removeprefix("--gin_file=")
+    copy = str(tmp_path / "sweep" / BASE / "config.gin")
     assert Base.read([copy], [], RATES).difference(tmp_path / "sweep") == ""
     other = Base.read([str(toy)], ["Trainer.seed=3", "Trainer.num_env_steps=2001"], RATES)
     assert other.difference(tmp_path / "sweep").splitlines() == [
@@ -42,18 +42,3 @@ def test_what_nothing_reads_in_the_conf_is_refused_too_and_what_a_variant_replac
     Base.read([str(toy)], [], RATES)
     with pytest.raises(UsageError, match="nothing reads other/Linear.start"):
         Base.read([str(toy)], ["other/Linear.start=1e-3"], [["PPO.gamma=0.9"]])
-
-
-def test_a_directory_of_something_else_is_refused(tmp_path):
-    refuse_other_content(tmp_path / "new", "sweep.json")
-    (tmp_path / BASE).mkdir()
-    (tmp_path / ".sweep.json.7.tmp").touch()
-    refuse_other_content(tmp_path, "sweep.json")
-    for name, words in (("x", "other files"), ("population.json", "a population"), ("run_id", "a run")):
-        (tmp_path / name).touch()
-        with pytest.raises(UsageError, match=words):
-            refuse_other_content(tmp_path, "sweep.json")
-        (tmp_path / name).unlink()
-    (tmp_path / "sweep.json").touch()
-    (tmp_path / "000").mkdir()
-    refuse_other_content(tmp_path, "sweep.json")

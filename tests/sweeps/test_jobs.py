@@ -155,7 +155,7 @@ def test_the_state_of_a_run_is_read_from_its_directory(tmp_path):
     (run / "eval" / ".evaluation-000000002000.csv.7.tmp").write_text("episode,se")
     assert evaluations(run) == {500: (1.0, 2.0), 1000: (3.0, 5.0), 1500: (0.1, 0.2)}
     state = RunState.read(run)
-    assert list(state.means) == [500, 1000, 1500] and state.value(2) == pytest.approx((4 + 0.15) / 2)
+    assert state.means == {500: 1.5, 1000: 4.0, 1500: pytest.approx(0.15)}
     (run / "checkpoints").mkdir()
     for clock in (1000, 500):
         (run / "checkpoints" / f"checkpoint-{clock:012d}.pt").touch()

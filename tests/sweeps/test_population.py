@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import json
 import os
 import random
@@ -24,11 +25,11 @@ from alfish.sweeps.generations import (
     next_generation,
 )
 from alfish.sweeps.jobs import Ended
-from alfish.sweeps.population import BEST, CSV, FILE, Population, Specification, open_specification
+from alfish.sweeps.population import BEST, CSV, Population, PopulationSpecification
 from alfish.sweeps.run_state import FAILED, RunState
 
 RATE = "Learner.learning_rate"
-SPECIFICATION = Specification(
+SPECIFICATION = PopulationSpecification(
     perturb={"a.x": "0.001..10", "a.n": "1..64"},
     seed=3,
     members=8,
@@ -234,7 +235,7 @@ def test_generations_are_directories_that_continue_from_links_of_their_parents_f
 
 @pytest.mark.parametrize("share, gap", [(0.25, 0.0), (0.5, 1.0), (0.0, 0.0)])
 def test_kills_at_any_moment_change_nothing(tmp_path, share, gap):
-    specification = Specification(**{**vars(SPECIFICATION), "share": share, "gap": gap, "generations": 3})
+    specification = dataclasses.replace(SPECIFICATION, share=share, gap=gap, generations=3)
     run(tmp_path / "whole", Runs(), specification)
     for seed in range(2):
         generator, kills = random.Random(seed), 0
@@ -252,7 +253,7 @@ def test_kills_at_any_moment_change_nothing(tmp_path, share, gap):
 def test_a_member_exists_when_its_description_is_written_which_comes_last(tmp_path):
     """What a killed command has left is completed, not taken for a run of new parameters."""
     run(tmp_path / "whole", Runs())
-    run(tmp_path / "cut", Runs(), Specification(**{**vars(SPECIFICATION), "generations": 3}))
+    run(tmp_path / "cut", Runs(), dataclasses.replace(SPECIFICATION, generations=3))
     begun = tmp_path / "cut" / "g003"
     for number, kinds in enumerate([(), ("replay",), ("replay", "checkpoints")]):
         parent = json.loads((tmp_path / "whole" / f"g003/m{number}" / MEMBER).read_text())["parent"]
@@ -286,7 +287,7 @@ def test_files_are_copied_where_there_are_no_hard_links(tmp_path, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "link", link)
-    two = Specification(**{**vars(SPECIFICATION), "generations": 2})
+    two = dataclasses.replace(SPECIFICATION, generations=2)
     run(tmp_path / "copied", Runs(), two)
     monkeypatch.undo()
     run(tmp_path / "linked", Runs(), two)
@@ -298,7 +299,7 @@ def test_a_member_that_failed_is_replaced_and_all_that_failed_are_an_error(tmp_p
     assert "g001/m0 failed: exit status 1" in lines and (tmp_path / "one/g001/m0" / FAILED).exists()
     noted = json.loads((tmp_path / "one" / "g002/m0" / MEMBER).read_text())
     assert noted["parent"] != "g001/m0"
-    single = Specification(**{**vars(SPECIFICATION), "members": 1, "share": 0.0})
+    single = dataclasses.replace(SPECIFICATION, members=1, share=0.0)
     with pytest.raises(RunError, match="all members of generation 1 have failed; the first one: exit status 1"):
         run(tmp_path / "all", Runs(fails="g001/m0"), single)
 
@@ -371,25 +372,25 @@ def test_a_signal_ends_a_population_before_anything_more_is_started(tmp_path):
 )
 def test_mistakes_are_one_sentence_before_anything_starts(toy, tmp_path, given, words):
     with pytest.raises(UsageError) as raised:
-        open_specification(tmp_path / "new", [str(toy)], [], NOT_GIVEN | given)
+        PopulationSpecification.open(tmp_path / "new", [str(toy)], [], NOT_GIVEN | given)
     assert words in str(raised.value) and "\n" not in str(raised.value)
     assert not (tmp_path / "new").exists()
 
 
 def test_the_directory_of_another_person_runs_no_code(toy, tmp_path):
     given = NOT_GIVEN | {"perturb": ["PPO.gamma=0.9..0.95"], "generations": 2}
-    open_specification(tmp_path / "p", [str(toy)], [], given)
-    copy, specification = tmp_path / "p" / "base" / "config.gin", tmp_path / "p" / FILE
+    PopulationSpecification.open(tmp_path / "p", [str(toy)], [], given)
+    copy, specification = tmp_path / "p" / "base" / "config.gin", tmp_path / "p" / "population.json"
     before = copy.read_text()
     copy.write_text(f"import wave\n{before}")
     with pytest.raises(UsageError, match="wave"):
-        open_specification(tmp_path / "p", [], [], NOT_GIVEN)
-    open_specification(tmp_path / "p", [], [], NOT_GIVEN, ["wave"])
+        PopulationSpecification.open(tmp_path / "p", [], [], NOT_GIVEN)
+    PopulationSpecification.open(tmp_path / "p", [], [], NOT_GIVEN, ["wave"])
     copy.write_text(before)
     text = specification.read_text()
     specification.write_text(text.replace("0.9..0.95", "0.9\\nimport wave\\nPPO.gamma = 0.9..0.95"))
     with pytest.raises(UsageError, match="is not NAME=LOW..HIGH"):
-        open_specification(tmp_path / "p", [], [], NOT_GIVEN)
+        PopulationSpecification.open(tmp_path / "p", [], [], NOT_GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -423,17 +424,17 @@ def test_generations_that_an_iteration_or_the_budget_do_not_fit_are_refused(toy,
         ),
     ]:
         with pytest.raises(UsageError, match=words):
-            open_specification(tmp_path / "new", [str(toy)], bindings, given)
+            PopulationSpecification.open(tmp_path / "new", [str(toy)], bindings, given)
 
 
 def test_a_population_goes_on_as_it_was_specified_and_another_one_is_refused_with_the_difference(toy, tmp_path):
     given = NOT_GIVEN | {"perturb": ["PPO.gamma=0.9..0.95"], "generations": 2, "steps": 500}
-    first = open_specification(tmp_path / "p", [str(toy)], ["Trainer.seed=4"], given)
+    first = PopulationSpecification.open(tmp_path / "p", [str(toy)], ["Trainer.seed=4"], given)
     assert (first.seed, first.members, first.share) == (4, 8, 0.25)
-    assert open_specification(tmp_path / "p", [], [], NOT_GIVEN) == first
-    more = open_specification(tmp_path / "p", [], [], NOT_GIVEN | {"generations": 4})
+    assert PopulationSpecification.open(tmp_path / "p", [], [], NOT_GIVEN) == first
+    more = PopulationSpecification.open(tmp_path / "p", [], [], NOT_GIVEN | {"generations": 4})
     assert (more.generations, more.steps) == (4, 500)
-    before = (tmp_path / "p" / FILE).read_bytes()
+    before = (tmp_path / "p" / "population.json").read_bytes()
     for bindings, changed, words in [
         (["Trainer.seed=4"], {"share": 0.5}, "-share = 0.25\n+share = 0.5"),
         (["Trainer.seed=4"], {"perturb": ["PPO.gamma=0.9..0.96"]}, "+perturb = {'PPO.gamma': '0.9..0.96'}"),
@@ -441,11 +442,11 @@ def test_a_population_goes_on_as_it_was_specified_and_another_one_is_refused_wit
         (["Trainer.seed=4", "PPO.lambda_=0.8"], {}, "+PPO.lambda_ = 0.8"),
     ]:
         with pytest.raises(UsageError) as raised:
-            open_specification(tmp_path / "p", [str(toy)], bindings, NOT_GIVEN | changed)
+            PopulationSpecification.open(tmp_path / "p", [str(toy)], bindings, NOT_GIVEN | changed)
         assert "another specification (- then, + now)" in str(raised.value) and words in str(raised.value)
     with pytest.raises(UsageError, match="--gin_param needs --gin_file"):
-        open_specification(tmp_path / "p", [], ["PPO.lambda_=0.8"], NOT_GIVEN)
-    assert (tmp_path / "p" / FILE).read_bytes() == before
+        PopulationSpecification.open(tmp_path / "p", [], ["PPO.lambda_=0.8"], NOT_GIVEN)
+    assert (tmp_path / "p" / "population.json").read_bytes() == before
 
 
 def test_the_command_names_what_is_missing_and_refuses_the_directory_of_something_else(toy, tmp_path, capsys):
@@ -487,7 +488,7 @@ class Here:
 
 def train(toy, directory, **given):
     """Trains a population, and returns its specification."""
-    specification = open_specification(directory, [str(toy)], [], NOT_GIVEN | given)
+    specification = PopulationSpecification.open(directory, [str(toy)], [], NOT_GIVEN | given)
     run(directory, Here(), specification)
     return specification
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+import toy_confs
 from kills import assert_nothing_is_left, kill, progress, run
 
 from alfish import nest
@@ -13,26 +14,7 @@ from alfish.sweeps.population import BEST, CSV
 
 RATE = "--perturb=Learner.learning_rate=1e-4..1e-1"
 COEF = "--perturb=PPO.entropy_coef=0.001..0.1"
-# Longer runs, and runs with a replay that is saved and linked.
-PPO = "{toy}\nTrainer.num_env_steps = 10000\nEvaluate.period = 1000\n"
-SAC = """
-include 'sac.gin'
-import alfish.environments.toy
-make_environment.env_id = @TensorPointMass
-make_environment.num_envs = 8
-TensorPointMass.length = 10
-Trainer.num_env_steps = 4000
-Trainer.unroll_length = 4
-Trainer.listeners = [@Evaluate(), @CheckpointSaver()]
-ReplayBatches.capacity = 3000
-ReplayBatches.warmup_env_steps = 200
-ReplayBatches.updates_per_env_step = 0.25
-MLP.layers = (8,)
-CriticEnsemble.layers = (8,)
-Evaluate.period = 500
-Evaluate.num_episodes = 8
-CheckpointSaver.period = 256
-"""
+LONGER = "Trainer.num_env_steps = 10000\nEvaluate.period = 1000\n"
 
 
 def assert_equal(one, other):
@@ -68,13 +50,17 @@ def test_a_killed_population_equals_an_uninterrupted_one(toy, tmp_path):
 @pytest.mark.parametrize(
     "text, flags",
     [
-        (PPO, ("--members=6", "--share=0.34", "--generations=5", "--last=2", COEF)),
-        (SAC, ("--members=4", "--share=0.25", "--generations=4", "--gap=0.5", "--perturb=SAC.gamma=0.5..0.99")),
+        (toy_confs.PPO + LONGER, ("--members=6", "--share=0.34", "--generations=5", "--last=2", COEF)),
+        # With a replay that is saved and linked.
+        (
+            toy_confs.SAC,
+            ("--members=4", "--share=0.25", "--generations=4", "--gap=0.5", "--perturb=SAC.gamma=0.5..0.99"),
+        ),
     ],
     ids=["ppo", "sac"],
 )
 def test_a_population_killed_20_times_equals_an_uninterrupted_one(toy, tmp_path, text, flags):
-    toy.write_text(text.format(toy=toy.read_text()))
+    toy.write_text(text)
     flags = *flags, "--jobs=2", RATE
     run("population", toy, tmp_path / "whole", *flags)
     total = progress(tmp_path / "whole")

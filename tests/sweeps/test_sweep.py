@@ -4,24 +4,24 @@ import csv
 import dataclasses
 import json
 import random
-from pathlib import Path
 
 import pytest
 
 from alfish.errors import UsageError
 from alfish.runs.stop_signals import StopSignals
+from alfish.sweeps.base import BASE
 from alfish.sweeps.jobs import OUTPUT, Ended
 from alfish.sweeps.plot import PICTURE, write_picture
-from alfish.sweeps.specification import FILE, Specification, open_specification
-from alfish.sweeps.sweep import Sweep, trials_of
+from alfish.sweeps.sweep import Sweep, SweepSpecification, trials_of
 from alfish.sweeps.table import CSV, interval, table, write_csv
 from alfish.sweeps.trials import PRUNED, TRIAL
 
-SPECIFICATION = Specification(
+SPECIFICATION = SweepSpecification(
     search={"a.x": "uniform(0, 1)", "a.kind": "choice('one', 'two')"},
     sampler="random",
     sampler_seed=3,
-    seeds=[5],
+    seed=5,
+    seeds=1,
     last=1,
     prune=False,
     trials=12,
@@ -106,7 +106,7 @@ def run(directory, specification=SPECIFICATION, jobs=None, log=lambda line: None
     jobs = jobs or Jobs()
     Sweep(directory, specification, jobs, StopSignals(lambda: None), log).run()
     trials = trials_of(directory, specification).read()
-    write_csv(directory, specification, trials)
+    write_csv(directory, list(specification.search), trials)
     return (directory / CSV).read_text()
 
 
@@ -159,15 +159,15 @@ def test_so_many_jobs_run_at_a_time_and_the_table_is_the_same(tmp_path):
 
 
 def test_a_trial_of_several_seeds_is_several_runs_and_their_mean(tmp_path):
-    specification = dataclasses.replace(SPECIFICATION, seeds=[5, 6, 10], trials=2)
+    specification = dataclasses.replace(SPECIFICATION, seeds=3, trials=2)
     jobs = Jobs()
     found = rows(run(tmp_path / "s", specification, jobs))
     assert jobs.started == ["000-0", "000-1", "000-2", "001-0", "001-1", "001-2"]
     for row in found:
-        expected = (1 - abs(float(row["a.x"]) - 0.6)) * BUDGET + 7.5 + (row["a.kind"] == "'one'")
-        assert float(row["mean"]) == pytest.approx(expected) and row["seeds"] == "5 6 10"
-        # Student's t with two degrees of freedom: 4.303 x 2.6458 / sqrt(3).
-        assert float(row["ci_high"]) - float(row["mean"]) == pytest.approx(6.573, abs=0.001)
+        expected = (1 - abs(float(row["a.x"]) - 0.6)) * BUDGET + 6.5 + (row["a.kind"] == "'one'")
+        assert float(row["mean"]) == pytest.approx(expected) and row["seeds"] == "5 6 7"
+        # Student's t with two degrees of freedom: 4.303 x 1 / sqrt(3).
+        assert float(row["ci_high"]) - float(row["mean"]) == pytest.approx(2.484, abs=0.001)
 
 
 def test_the_value_may_be_the_mean_of_several_evaluations(tmp_path):
@@ -213,12 +213,12 @@ def test_pruning_does_not_depend_on_the_moment_of_a_look(tmp_path):
 
 
 @pytest.mark.parametrize("prune", [False, True])
-@pytest.mark.parametrize("seeds", [[5], [5, 6]])
+@pytest.mark.parametrize("seeds", [1, 2])
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_a_sweep_that_is_killed_at_any_moment_equals_an_uninterrupted_one(tmp_path, sampler, seeds, prune):
     specification = dataclasses.replace(SPECIFICATION, sampler=sampler, seeds=seeds, prune=prune, trials=14)
     expected = run(tmp_path / "whole", specification)
-    draw = random.Random(len(seeds) + 2 * prune)
+    draw = random.Random(seeds + 2 * prune)
     kills = 0
     while True:
         try:
@@ -243,7 +243,7 @@ def test_with_several_jobs_a_kill_changes_nothing_either_where_nothing_depends_o
 
 
 def test_a_kill_between_two_files_of_a_trial_leaves_no_half_a_trial(tmp_path):
-    specification = dataclasses.replace(SPECIFICATION, seeds=[5, 6], trials=2)
+    specification = dataclasses.replace(SPECIFICATION, seeds=2, trials=2)
     expected = run(tmp_path / "whole", specification)
     (tmp_path / "s" / "000-0").mkdir(parents=True)
     text = (tmp_path / "whole" / "000-0" / TRIAL).read_text()
@@ -288,15 +288,15 @@ def test_table_and_picture_show_every_state(tmp_path):
     (tmp_path / "s" / "001" / PRUNED).unlink(missing_ok=True)
     trials = trials_of(tmp_path / "s", specification).read()
     assert {trial.state for trial in trials} == {"complete", "pruned", "failed", "running"}
-    shown = table(specification, trials)
+    shown = table(list(specification.search), trials)
     best = max((trial for trial in trials if trial.state == "complete"), key=lambda trial: trial.value)
     assert shown.splitlines()[1].split()[0] == str(best.number)
     assert "failed: loss or gradient was not finite" in shown and "complete trials more" in shown
-    write_picture(tmp_path / "s", specification, trials)
+    write_picture(tmp_path / "s", specification.parameters, trials)
     assert (tmp_path / "s" / PICTURE).read_bytes().startswith(b"\x89PNG")
     # Also of a sweep in which nothing has happened.
-    write_picture(tmp_path / "s", specification, [])
-    assert len(table(specification, []).splitlines()) == 1
+    write_picture(tmp_path / "s", specification.parameters, [])
+    assert len(table([], []).splitlines()) == 1
     assert interval(next(trial for trial in trials if trial.state == "failed")) == (None, None)
 
 
@@ -307,13 +307,14 @@ GIVEN = {
 
 
 def opened(directory, toy, bindings=(), **given):
-    return open_specification(directory, [str(toy)] if toy else [], list(bindings), GIVEN | given)
+    return SweepSpecification.open(directory, [str(toy)] if toy else [], list(bindings), GIVEN | given)
 
 
 def test_a_new_sweep_is_checked_and_then_written(toy, tmp_path):
     found = opened(tmp_path / "s", toy, ["Trainer.seed=4"], seeds=2)
-    assert found == Specification({"Learner.learning_rate": "grid(1e-3, 1e-2)"}, "grid", 0, [4, 5], 1, False, 2)
-    assert Specification.read(tmp_path / "s") == found
+    expected = {"sampler": "grid", "sampler_seed": 0, "seed": 4, "seeds": 2, "last": 1, "prune": False, "trials": 2}
+    assert found == SweepSpecification(search={"Learner.learning_rate": "grid(1e-3, 1e-2)"}, **expected)
+    assert SweepSpecification.read(tmp_path / "s") == found
     for given in ({"search": ["PPO.gama=grid(1)"]}, {"search": ["PPO.gamma=grid(0.9, 2)"]}, {"search": []}):
         with pytest.raises(UsageError):
             opened(tmp_path / "other", toy, **given)
@@ -328,14 +329,14 @@ def test_the_same_specification_goes_on_and_what_is_left_out_is_as_it_was(toy, t
     assert opened(directory, toy, seeds=2, last=3) == first
     assert opened(directory, toy) == opened(directory, None, search=[]) == first
     assert opened(directory, None, search=[], trials=1).trials == 1
-    assert Specification.read(directory).trials == 1
+    assert SweepSpecification.read(directory).trials == 1
 
 
 @pytest.mark.parametrize(
     "bindings, given, lines",
     [
-        ((), {"seeds": 3}, ["- seeds = [0, 1]", "+ seeds = [0, 1, 2]"]),
-        ((), {"sampler": "random"}, ["- sampler = grid", "+ sampler = random"]),
+        ((), {"seeds": 3}, ["-seeds = 2", "+seeds = 3"]),
+        ((), {"sampler": "random"}, ["-sampler = grid", "+sampler = random"]),
         ((), {"search": ["PPO.gamma=grid(0.9)"]}, ["{'Learner.learning_rate': 'grid(1e-3, 1e-2)'}", "PPO.gamma"]),
         (["Trainer.num_env_steps=2001"], {}, ["-Trainer.num_env_steps = 2000", "+Trainer.num_env_steps = 2001"]),
         (["PPO.gamma=0.5"], {}, ["+PPO.gamma = 0.5"]),
@@ -344,11 +345,11 @@ def test_the_same_specification_goes_on_and_what_is_left_out_is_as_it_was(toy, t
 def test_another_specification_is_refused_with_the_difference(toy, tmp_path, bindings, given, lines):
     directory = tmp_path / "s"
     opened(directory, toy, seeds=2)
-    before = (directory / FILE).read_text()
+    before = (directory / "sweep.json").read_text()
     with pytest.raises(UsageError) as error:
         opened(directory, toy, bindings, **given)
     assert all(line in str(error.value) for line in lines) and "another specification" in str(error.value)
-    assert (directory / FILE).read_text() == before
+    assert (directory / "sweep.json").read_text() == before
 
 
 def test_a_sweep_of_another_person_is_not_trusted(toy, tmp_path):
@@ -367,12 +368,27 @@ def test_a_sweep_of_another_person_is_not_trusted(toy, tmp_path):
     for bindings in ({"Learner.learning_rate": "1e-3\nimport x"}, {"PPO.gamma": "1"}, {}, "text", None):
         trial.write_text(json.dumps({"bindings": bindings, "seen": []}))
         with pytest.raises(UsageError, match="not of a trial of this sweep"):
-            trials_of(directory, Specification.read(directory)).read()
+            trials_of(directory, SweepSpecification.read(directory)).read()
     trial.write_text(json.dumps({"bindings": {"Learner.learning_rate": "1e-3"}, "seen": []}))
-    assert len(trials_of(directory, Specification.read(directory)).read()) == 1
+    assert len(trials_of(directory, SweepSpecification.read(directory)).read()) == 1
+
+
+def test_a_parameter_is_searched_once_and_a_sweep_needs_one(toy, tmp_path):
+    with pytest.raises(UsageError, match="--search names PPO.gamma 2 times"):
+        opened(tmp_path / "s", toy, search=["PPO.gamma=grid(0.9)", "PPO.gamma=uniform(0, 1)"])
+    with pytest.raises(UsageError, match="--search is missing"):
+        opened(tmp_path / "s", toy, search=[])
 
 
 def test_a_directory_of_something_else_is_refused(toy, tmp_path):
-    (tmp_path / "run_id").touch()
-    with pytest.raises(UsageError, match="is a run; choose another --root_dir"):
-        opened(Path(tmp_path), toy)
+    directory = tmp_path / "s"
+    (directory / BASE).mkdir(parents=True)
+    (directory / ".sweep.json.7.tmp").touch()
+    for name, words in (("x", "other files"), ("population.json", "a population"), ("run_id", "a run")):
+        (directory / name).touch()
+        with pytest.raises(UsageError, match=f"is .*{words}.*; choose another --root_dir"):
+            opened(directory, toy)
+        (directory / name).unlink()
+    opened(directory, toy)
+    (directory / "000").mkdir()
+    opened(directory, toy)

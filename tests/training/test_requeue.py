@@ -11,28 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import toy_confs
 
 import alfish
 from alfish.runs.checkpoints import Checkpoints
 
 DOCUMENT = Path(alfish.__file__).parents[1] / "docs" / "scale.md"
-TOY = """
-include 'ppo.gin'
-import alfish.environments.toy
-make_environment.env_id = @TensorPointMass
-make_environment.num_envs = 8
+TOY = f"""
+{toy_confs.PPO}
 Trainer.num_env_steps = 20_000
-Trainer.unroll_length = 16
 Trainer.transforms = [@ObservationNormalizer, @RewardNormalizer]
-Trainer.listeners = [@Evaluate(), @CheckpointSaver()]
-EpochBatches.minibatch_size = 32
 EpochBatches.num_epochs = 3
-MLP.layers = (8,)
 Learner.learning_rate = @Linear()
 Linear.start = 3e-3
 Evaluate.period = 2000
-Evaluate.num_episodes = 2
-CheckpointSaver.period = 300
 """
 # In the place of SLURM and of the command: what the script starts trains TOY in `run`, and requeueing is written down.
 SCONTROL = '#!/bin/bash\necho "$@" >> requeued\n'

@@ -1,0 +1,292 @@
+"""What sweeps and populations share: a specification, which is a file in their directory, and the training of runs.
+
+Both keep nothing that the directories do not have, so that any process of theirs can be killed at any moment.
+"""
+
+import abc
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from alfish.errors import UsageError
+from alfish.parameters.description import CONFIG_FILE
+from alfish.runs import files
+from alfish.runs.checkpoints import RUN_FILE
+from alfish.runs.files import make_directory, write_atomically
+from alfish.runs.stop_signals import StopSignals
+from alfish.sweeps.base import BASE, Base
+from alfish.sweeps.jobs import Ended, Jobs
+from alfish.sweeps.run_state import Endings, mark_failed
+from alfish.sweeps.search import Parameter, corners
+
+PERIOD_SECONDS = 1.0  # between two looks at signals and evaluations
+
+Kind = TypeVar("Kind", bound="Specification")
+
+
+@dataclass(frozen=True)
+class Specification(abc.ABC):
+    """What a group of runs does, as its file in the directory of the group says. Its fields are flags of the command.
+
+    Attributes:
+      group: noun of the group, and stem of the file's name.
+      varied: field of the parameters that differ between runs: values by name, as the flag has them.
+      example: of an argument of that flag.
+      extendable: field that may change later.
+      seed: `Trainer.seed` of the first run.
+      last: number of evaluations at the end of a run whose mean is its value.
+    """
+
+    group: ClassVar[str]
+    varied: ClassVar[str]
+    example: ClassVar[str]
+    extendable: ClassVar[str]
+
+    seed: int
+    last: int
+
+    @staticmethod
+    @abc.abstractmethod
+    def parse(argument: str) -> Parameter:
+        """Returns a parameter that differs between runs, from an argument of the flag."""
+
+    @classmethod
+    @abc.abstractmethod
+    def completed(cls: type[Kind], known: Mapping[str, Any], base: Base) -> Kind:
+        """Returns the specification with known values and the defaults of others.
+
+        Args:
+          known: values by field; `varied` and `seed` are among them.
+          base: configuration of the runs.
+
+        Raises:
+          UsageError: values do not fit each other, or the configuration.
+        """
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """The parameters that differ between runs, as `parse` returns them."""
+        return tuple(self.parse(f"{name}={values}") for name, values in getattr(self, self.varied).items())
+
+    @classmethod
+    def file(cls, directory: Path) -> Path:
+        """Returns the path of the file, whose presence makes a directory that of a group."""
+        return directory / f"{cls.group}.json"
+
+    @classmethod
+    def read(cls: type[Kind], directory: Path) -> Kind:
+        """Reads the specification of an existing group.
+
+        Raises:
+          UsageError: there is none.
+        """
+        path = cls.file(directory)
+        if not path.is_file():
+            raise UsageError(f"{directory} is not a {cls.group} of `alfish {cls.group}`: it has no {path.name}")
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise UsageError(
+                f"{path} is not the specification of a {cls.group} ({error}); choose another --root_dir"
+            ) from error
+
+    def write(self, directory: Path) -> None:
+        """Writes the file."""
+        write_atomically(self.file(directory), json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def open(
+        cls: type[Kind],
+        directory: Path,
+        gin_files: Sequence[str],
+        bindings: Sequence[str],
+        given: Mapping[str, Any],
+        allow_import: Sequence[str] = (),
+    ) -> Kind:
+        """Returns the specification of a new group, or that of the group in a directory.
+
+        A new one is checked, and written with the configuration. For an existing one, whatever is given must be as it
+        was then, except for the `extendable` field; what is not given is as it was.
+
+        Args:
+          directory: of the group.
+          gin_files, bindings: as `reading.read` takes them.
+          given: values of flags by name, `varied` as a list of arguments. None, or an empty list: not given.
+          allow_import: modules that the configuration of an existing group may import, where no file is named.
+
+        Raises:
+          UsageError: the group cannot be as it is given; or the directory has another one, or something else.
+        """
+        cls._refuse_other_content(directory)
+        stored = cls.read(directory) if cls.file(directory).is_file() else None
+        given = {name: value for name, value in given.items() if value not in (None, [])}
+        if cls.varied in given:
+            given[cls.varied] = cls._values(given[cls.varied])
+        known = (dataclasses.asdict(stored) if stored is not None else {}) | given
+        if stored is None and not gin_files:
+            raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
+        if bindings and not gin_files:
+            raise UsageError(f"--gin_param needs --gin_file; without both, the {cls.group} keeps its configuration")
+        if cls.varied not in known:
+            raise UsageError(f"--{cls.varied} is missing: name what differs, as in --{cls.varied}={cls.example}")
+        variants = corners([cls.parse(f"{name}={values}") for name, values in known[cls.varied].items()])
+        if gin_files:
+            base = Base.read(gin_files, bindings, variants)
+        else:
+            base = Base.read_copy(directory, variants, allow_import)
+        specification = cls.completed(known | {"seed": base.seed}, base)
+        changes = base.difference(directory) if stored is not None and gin_files else ""
+        if stored is not None and (changes := f"{changes}\n{stored.difference(specification)}".strip()):
+            raise UsageError(
+                f"{directory} is a {cls.group} with another specification (- then, + now):\n{changes}\n"
+                "choose another --root_dir, or leave out what is not to change"
+            )
+        if gin_files:
+            make_directory(directory)
+            base.write(directory)  # also where it is the same: this is the text that the user trusts
+        if specification != stored:
+            specification.write(directory)
+        return specification
+
+    @classmethod
+    def _refuse_other_content(cls, directory: Path) -> None:
+        """Raises UsageError if a directory has files of something else."""
+        if cls.file(directory).is_file() or not directory.is_dir():
+            return
+        names = {path.name for path in directory.iterdir() if not path.name.startswith(".")} - {BASE}
+        if names:
+            kinds = {RUN_FILE: "a run", "sweep.json": "a sweep", "population.json": "a population"}
+            kind = next((kind for name, kind in kinds.items() if name in names), "a directory with other files")
+            raise UsageError(f"{directory} is {kind}; choose another --root_dir")
+
+    @classmethod
+    def _values(cls, arguments: Sequence[str]) -> dict[str, str]:
+        """Returns the values of each parameter in arguments of the flag `varied`."""
+        parameters = [cls.parse(argument) for argument in arguments]
+        names = [parameter.name for parameter in parameters]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"--{cls.varied} names {name} {names.count(name)} times; give all of its values once")
+        return {parameter.name: str(parameter) for parameter in parameters}
+
+    def difference(self, other: "Specification") -> str:
+        """Returns the lines in which another one differs, except for the `extendable` field; '' if there are none."""
+        pairs = zip(dataclasses.asdict(self).items(), dataclasses.asdict(other).values())
+        changes = [(name, old, new) for (name, old), new in pairs if old != new and name != self.extendable]
+        return "".join(f"-{name} = {old}\n+{name} = {new}\n" for name, old, new in changes)
+
+
+class Due(NamedTuple):
+    """A run that is to be started.
+
+    Attributes:
+      directory: of the run.
+      settings: bindings of its own, values by name.
+      arguments: further ones of `alfish train`.
+    """
+
+    directory: Path
+    settings: Mapping[str, Any]
+    arguments: Sequence[str] = ()
+
+
+@dataclass(eq=False)
+class Group(abc.ABC, Generic[Kind]):
+    """Trains a group of runs.
+
+    Attributes:
+      directory: of the group, with its specification and its configuration.
+      specification: of the group.
+      jobs: for the processes of its runs.
+      signals: of this process; after the first one, `run` returns.
+      log: receives a line for each event.
+    """
+
+    directory: Path
+    specification: Kind
+    jobs: Jobs
+    signals: StopSignals
+    log: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._endings = Endings()
+
+    @abc.abstractmethod
+    def run(self) -> None:
+        """Trains the runs to their ends, or until a signal is received. The caller closes the jobs."""
+
+    def _train(self, due: Callable[[], Iterator["Due"]], is_over: Callable[[Path], bool], unfinished: str) -> None:
+        """Trains runs until none is due, or a signal is received.
+
+        Args:
+          due: returns the runs that are to be trained, those under way too. It is called each second, or more often;
+            runs are only taken from the iterator when there is a job for them.
+          is_over: returns True if nothing of the run in a directory remains to be trained.
+          unfinished: why a run has failed that ended without an error, and is not over.
+        """
+        while self.signals.number is None:
+            runs = filter(lambda run: run.directory not in self.jobs.running, due())
+            while len(self.jobs.running) < self.jobs.size and self.signals.number is None:
+                if (run := next(runs, None)) is None:
+                    break
+                self._start(run)
+            if not self.jobs.running:
+                return
+            for ended in self.jobs.wait(PERIOD_SECONDS):
+                self._settle(ended, is_over(ended.directory), unfinished)
+
+    def _start(self, run: "Due") -> None:
+        # The copy, because a gin file may be edited while the runs are under way.
+        copy = f"--gin_file={self.directory / BASE / CONFIG_FILE}"
+        bindings = [f"--gin_param={name}={value}" for name, value in run.settings.items()]
+        self.jobs.start(run.directory, [copy, *bindings, *run.arguments])
+
+    def _settle(self, ended: Ended, is_over: bool, unfinished: str) -> None:
+        """Marks a run as failed if its process shows that it cannot go on."""
+        name, reason = ended.directory.relative_to(self.directory), self._endings.failure(ended)
+        if ended.status == 0 and not is_over:
+            reason = unfinished
+        if reason is not None:
+            mark_failed(ended.directory, reason)
+            self.log(f"{name} failed: {reason}")
+        elif not is_over:
+            self.log(f"{name} was stopped with status {ended.status}; it is continued")
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Creates the directory of a group of runs, and keeps other commands out of it; removes it if it remains empty.
+
+    Raises:
+      UsageError: another command is at work there.
+    """
+    make_directory(directory)
+    holder = threading.Event()  # any object that a weak reference may refer to
+    unlock = files.lock(directory, holder)
+    if unlock is None:
+        raise UsageError(f"another command is at work in {directory}; wait for its end, or choose another --root_dir")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            directory.rmdir()
+        unlock()
+
+
+def bindings_text(bindings: Mapping[str, str]) -> str:
+    """Returns bindings in one line for people."""
+    return ", ".join(f"{name} = {value}" for name, value in bindings.items())
+
+
+def write_rows(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file; None becomes an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_atomically(path, text.getvalue())

@@ -1,0 +1,31 @@
+"""Configurations whose runs take seconds, and whose environment can be continued exactly."""
+
+POINT_MASS = """
+import alfish.environments.toy
+make_environment.env_id = @TensorPointMass
+make_environment.num_envs = 8
+TensorPointMass.length = 10
+Trainer.listeners = [@Evaluate(), @CheckpointSaver()]
+MLP.layers = (8,)
+Evaluate.period = 500
+Evaluate.num_episodes = 8
+CheckpointSaver.period = 256
+"""
+PPO = f"""
+include 'ppo.gin'
+{POINT_MASS}
+Trainer.num_env_steps = 2000
+Trainer.unroll_length = 16
+EpochBatches.minibatch_size = 64
+EpochBatches.num_epochs = 2
+"""
+SAC = f"""
+include 'sac.gin'
+{POINT_MASS}
+Trainer.num_env_steps = 4000
+Trainer.unroll_length = 4
+ReplayBatches.capacity = 3000
+ReplayBatches.warmup_env_steps = 200
+ReplayBatches.updates_per_env_step = 0.25
+CriticEnsemble.layers = (8,)
+"""
