@@ -1,7 +1,18 @@
 """Parts beside an algorithm: rewards that are computed from rows, and representations that are learned from them."""
 
 from alfish.composition.composed import Composed
+from alfish.composition.dynamics import ICM, DynamicsFeatures
 from alfish.composition.parts import Part, Representation, RewardPart, Transitions, transitions_of
 from alfish.composition.rnd import RND
 
-__all__ = ["RND", "Composed", "Part", "Representation", "RewardPart", "Transitions", "transitions_of"]
+__all__ = [
+    "ICM",
+    "RND",
+    "Composed",
+    "DynamicsFeatures",
+    "Part",
+    "Representation",
+    "RewardPart",
+    "Transitions",
+    "transitions_of",
+]

@@ -5,6 +5,7 @@ On-policy, rewards are computed once for each unroll, in `preprocess_experience`
 collected with. Off-policy, they are computed whenever a window is drawn, in `train_step`, with the present parts.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,9 @@ class Composed(RLAlgorithm):
 
         reward = extrinsic_coef * environment's + sum of coef * reward over the parts
 
+    With `separate_values` the algorithm gets a vector reward instead: the environment's, then one entry for each part.
+    It learns a value of each, and weighs them by the coefficients in its `reward_weights`; gamma may be a list.
+
     Each part is a parameter group, named after it (`rnd`); the algorithm's groups keep their names.
 
     Args:
@@ -56,6 +60,7 @@ class Composed(RLAlgorithm):
       representation: class or factory of the features that the algorithm gets in place of observations, takes
         (observation_spec, action_spec); None: observations. Parts always see observations.
       extrinsic_coef: weight of the environment's reward; number or schedule of progress. 0: only the parts' rewards.
+      separate_values: whether each part is an entry of a vector reward, with a value of its own.
     """
 
     def __init__(
@@ -68,26 +73,36 @@ class Composed(RLAlgorithm):
         rewards: Sequence[Callable[..., RewardPart]] = (),
         representation: Callable[..., Representation] | None = None,
         extrinsic_coef: FiniteFloat | Schedule = 1.0,
+        separate_values: bool = False,
     ):
-        sees = observation_spec
-        encoder = None
+        encoder, sees, maximized = None, observation_spec, reward_spec
         if representation is not None:
             encoder = build(representation, Representation, "Composed.representation", observation_spec, action_spec)
             sees = _features_spec(observation_spec, encoder.output_size)
-        inner = build(algorithm, RLAlgorithm, "Composed.algorithm", sees, action_spec, reward_spec)
+        if separate_values:
+            num_entries = math.prod(reward_spec.shape) + len(rewards)
+            maximized = spaces.Box(-np.inf, np.inf, (num_entries,), np.float32)
+        inner = build(algorithm, RLAlgorithm, "Composed.algorithm", sees, action_spec, maximized)
         made = [build(part, RewardPart, "Composed.rewards", observation_spec, action_spec) for part in rewards]
         self.on_policy, self.replay_needs, self.unroll_use = inner.on_policy, inner.replay_needs, inner.unroll_use
         super().__init__(observation_spec, action_spec, reward_spec)
         self.algorithm: Any = inner
         self.representation: Any = encoder
         self.rewards: Any = nn.ModuleDict({part.name: part for part in made})
-        self._extrinsic_coef = as_schedule(extrinsic_coef)
+        self._extrinsic_coef, self._separates = as_schedule(extrinsic_coef), separate_values
         self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
         self._check(made)
         self.weighted_losses = inner.weighted_losses
         if inner.weighted_losses is None and self._parts():
             self.weighted_losses = tuple(self._groups)  # replay's weights are for the algorithm
         self._share_progress()
+        if separate_values:
+            self._separate_values()
+
+    @property
+    def reward_weights(self) -> torch.Tensor | None:
+        weights = self.algorithm.reward_weights  # with separate values, also of the parts
+        return None if weights is None or not self.reward_spec.shape else weights[: self.reward_spec.shape[0]]
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.algorithm.initial_state(batch_size)
@@ -151,6 +166,8 @@ class Composed(RLAlgorithm):
             self.algorithm.after_iteration(experience._replace(time_step=self._seen(experience.time_step)))
         for part in self._parts().values():
             part.after_iteration(experience, num_seen=1 if self.on_policy else 0)
+        if self._separates:
+            self._weigh()
 
     def graph_key(self) -> Any:
         return self.algorithm.graph_key()
@@ -184,16 +201,49 @@ class Composed(RLAlgorithm):
         transitions = transitions_of(time_step)
         rewards: dict[str, Any] = {name: part.reward(transitions) for name, part in self.rewards.items()}
         if rewards:
-            total = self._extrinsic_coef(self.progress) * time_step.reward[1:]
-            for name, part in self.rewards.items():
-                total = total + part.coef(self.progress) * rewards[name]
             # Row 0 has the reward of an action before it, which nothing reads.
-            reward = torch.cat([time_step.reward[:1], total.to(time_step.reward.dtype)])
-            time_step = time_step._replace(reward=reward)
+            joined = [self._join(time_step.reward[1:], rewards)]
+            joined.insert(0, torch.zeros_like(joined[0][:1]))
+            time_step = time_step._replace(reward=torch.cat(joined))
         seen = experience._replace(
             time_step=self._seen(time_step), burn_in=None if burn_in is None else self._seen(burn_in)
         )
         return seen, transitions, rewards
+
+    def _join(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Returns the rewards that the algorithm maximizes: the weighted sum, or with separate values all of them."""
+        if self._separates:
+            entries = [each.unsqueeze(-1) for each in rewards.values()]
+            return torch.cat([reward if self.reward_spec.shape else reward.unsqueeze(-1), *entries], -1)
+        total = self._extrinsic_coef(self.progress) * reward
+        for name, part in self.rewards.items():
+            total = total + part.coef(self.progress) * rewards[name]
+        return total
+
+    def _weigh(self) -> None:
+        """Writes the present coefficients into the algorithm's weights of the entries."""
+        weights, progress = self.algorithm.reward_weights, float(self.progress)
+        coefs = [part.coef(progress) for part in self.rewards.values()]
+        if not self.reward_spec.shape:
+            coefs.insert(0, self._extrinsic_coef(progress))
+        with torch.no_grad():
+            weights[-len(coefs) :] = torch.tensor(coefs, dtype=weights.dtype, device=weights.device)
+
+    def _separate_values(self) -> None:
+        """Prepares the algorithm for an entry of the reward from each part.
+
+        Raises:
+          UsageError: it has no weights of entries.
+        """
+        if self.algorithm.reward_weights is None:
+            raise UsageError(
+                f"Composed.separate_values needs an algorithm with reward_weights (PPO, A2C, APPO, DQN, SAC), and "
+                f"{type(self.algorithm).__name__} has none; set it to False"
+            )
+        for entry, part in enumerate(self.rewards.values(), math.prod(self.reward_spec.shape)):
+            if not part.episodic:
+                self.algorithm.objectives.ignore_ends(entry)
+        self._weigh()
 
     def _check(self, rewards: Sequence[RewardPart]) -> None:
         """Raises UsageError if the parts do not fit the algorithm, or one another."""
@@ -206,9 +256,22 @@ class Composed(RLAlgorithm):
                     f"two parts of Composed are named {each!r}, or a parameter group of {name} is; a subclass may have "
                     "another `name`"
                 )
-        if rewards and self.reward_spec.shape:
+        size = sum(self.reward_spec.shape)
+        if rewards and size and not self._separates:
             raise UsageError(
-                f"Composed.rewards adds to one reward, and the environment has {self.reward_spec.shape[0]}"
+                f"Composed.rewards are added to one reward, and the environment's has {size} entries; set "
+                "Composed.separate_values = True"
+            )
+        if size and self._separates and self._extrinsic_coef(0.0) != 1:
+            raise UsageError(
+                f"Composed.extrinsic_coef weighs one reward, and the environment's has {size} entries; leave it out, "
+                f"and set {name}.reward_weights"
+            )
+        endless = [part.name for part in rewards if not part.episodic]
+        if endless and not self._separates:
+            raise UsageError(
+                f"returns of {endless[0]} go on after an episode's end (episodic = False), which takes a value of its "
+                "own; set Composed.separate_values = True"
             )
         if rewards and own.replay_needs.return_gamma is not None:
             raise UsageError(

@@ -234,6 +234,50 @@ class HiddenArm(gymnasium.Env):
 
 @gin.configurable(module="alfish.environments.toy")
 @checked
+class Corridor(gymnasium.Env):
+    """A row of rooms with a reward of 1 in the last one, which random actions practically never reach.
+
+    One action of each room leads to the next room, and the others lead back to the one before. Which one leads on
+    differs from room to room, and is the same in all episodes. The observation is the room's one-hot code. The best
+    return is 1; a policy that does not explore earns 0.
+
+    Args:
+      num_rooms: rooms; an episode ends in the last one.
+      num_actions: actions in each room.
+      length: actions after which an episode is truncated; None: 3 for each room.
+    """
+
+    def __init__(
+        self,
+        num_rooms: Annotated[int, Range(2)] = 20,
+        num_actions: Annotated[int, Range(2)] = 4,
+        length: PositiveInt | None = None,
+    ):
+        self.observation_space = spaces.Box(0, 1, (num_rooms,), np.float32)
+        self.action_space = spaces.Discrete(num_actions)
+        self._onward = np.random.default_rng(num_rooms).integers(num_actions, size=num_rooms)
+        self._length = 3 * num_rooms if length is None else length
+        self._step, self._room = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step, self._room = 0, 0
+        return self._observation(), {"room": 0}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        self._room = self._room + 1 if action == self._onward[self._room] else max(self._room - 1, 0)
+        ends = self._room == len(self._onward) - 1
+        return self._observation(), float(ends), ends, self._step >= self._length and not ends, {"room": self._room}
+
+    def _observation(self) -> np.ndarray:
+        observation = np.zeros(len(self._onward), np.float32)
+        observation[self._room] = 1
+        return observation
+
+
+@gin.configurable(module="alfish.environments.toy")
+@checked
 class MaskedIdentity(gymnasium.Env):
     """The action must be the observed number, and most other actions are forbidden, others at each step.
 

@@ -10,6 +10,7 @@ from toys import TwoLengths
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
 from alfish.environments.toy import (
     Bandit,
+    Corridor,
     HiddenArm,
     MaskedIdentity,
     NestedBandit,
@@ -30,6 +31,7 @@ TOYS = [
     Recall,
     lambda: Recall(2, 0),
     HiddenArm,
+    Corridor,
     BitFlip,
     lambda: BitFlip(1),
     *(lambda kind=kind: MaskedIdentity(6, 4, kind) for kind in ("discrete", "multi_discrete", "multi_binary")),
@@ -293,3 +295,17 @@ def test_one_arm_of_an_episode_is_rewarded():
         assert sorted(returns) == [(0, 5, False), (0, 5, False), (5, 5, False)]
         arms.append(returns.index((5, 5, False)))
     assert set(arms) == {0, 1, 2}
+
+
+def test_the_last_room_of_the_corridor_is_reached_by_the_action_that_leads_on_in_each_room():
+    env = Corridor(6, 3)
+    assert episode(env, act=lambda observation: env._onward[observation.argmax()]) == (1.0, 5, True)
+    back = episode(env, act=lambda observation: (env._onward[observation.argmax()] + 1) % 3)
+    assert back == (0.0, 18, False)
+    assert Corridor(6, 3)._onward.tolist() == env._onward.tolist() and len(set(env._onward)) > 1
+
+
+def test_random_actions_do_not_reach_the_last_of_twenty_rooms():
+    env = Corridor()
+    env.action_space.seed(0)
+    assert sum(episode(env, seed)[0] for seed in range(100)) == 0

@@ -33,6 +33,7 @@ from alfish.batches import EpochBatches, Minibatches, ReplayBatches, take
 from alfish.compiler import cuda_graphs, inductor, matmul
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.compiler.torch_internals import HOMES
+from alfish.composition import ICM, RND, Composed, DynamicsFeatures
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
@@ -90,6 +91,11 @@ class SilentTD3(TD3):
 
 WIDE = functools.partial(Torso, mlp=functools.partial(MLP, layers=(128, 128), activation="relu"))
 NORMED = functools.partial(CRITIC, layer_norm=True)
+SMALL_RND = functools.partial(RND, layers=(8,), output_size=4, coef=Linear(1.0))
+PARTS = {
+    "rewards": [SMALL_RND, functools.partial(ICM, layers=(8,), num_features=4)],
+    "representation": functools.partial(DynamicsFeatures, layers=(8,), num_features=4),
+}
 SPECIAL = {
     "stopping ppo": (functools.partial(PPO, network=NETWORK, target_kl=0.01), DISCRETE),
     "layer norm": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, layer_norm=True), critic=NORMED,
@@ -109,7 +115,15 @@ MEMORY = {
     "sac with memory": (functools.partial(RecurrentSAC, actor_mlp=SMALL, critic=CRITIC,
                                           memory=functools.partial(LSTM, size=6)), BOTH),
 }  # fmt: skip
-ALGORITHMS = ON_POLICY | OFF_POLICY | SPECIAL | MEMORY
+COMPOSED = {
+    "composed ppo": (functools.partial(Composed, algorithm=functools.partial(PPO, network=NETWORK), **PARTS), BOTH),
+    "two values": (functools.partial(Composed, algorithm=functools.partial(PPO, network=NETWORK), separate_values=True,
+                                     rewards=[functools.partial(SMALL_RND, episodic=False)]), DISCRETE),
+    "composed sac": (functools.partial(Composed, algorithm=_SAC, **PARTS), BOX),
+    "composed td3": (functools.partial(Composed, algorithm=functools.partial(TD3, critic=CRITIC, actor_period=3),
+                                       **PARTS), BOX),
+}  # fmt: skip
+ALGORITHMS = ON_POLICY | OFF_POLICY | SPECIAL | MEMORY | COMPOSED
 
 
 def make(name, seed=0):
@@ -137,7 +151,7 @@ def chunks_of(name, num_updates, size=12, seed=0, weighted=False):
     if not algorithm.on_policy:
         steps = rows(algorithm, 3, num_updates * size, seed)
         action = [specs.sample(algorithm.action_spec, num_updates * size) for _ in range(3)]
-        mask = torch.rand(1, num_updates * size) < 0.8
+        mask = torch.rand(2, num_updates * size) < 0.8
         columns = torch.arange(num_updates * size)
         weight = torch.rand(len(columns)) if weighted else None
         experience = Experience(steps, nest.stack(action), None, None, torch.zeros_like(columns))
@@ -349,6 +363,24 @@ def test_a_memory_over_many_rows_runs_as_it_is(caplog):
     assert learner.is_plain and learner.updates == 1
     (record,) = warnings_in(caplog)
     assert "a graph of a memory over 40 rows takes minutes to compile" in record.message
+
+
+@pytest.mark.parametrize(
+    ("name", "is_interpreted"),
+    [
+        *(pytest.param(name, True, marks=() if name == "two values" else slow) for name in COMPOSED),
+        *(pytest.param(name, False, marks=long) for name in COMPOSED),
+    ],
+)
+def test_updates_with_parts_are_those_of_the_plain_learner(name, is_interpreted, request, caplog):
+    if is_interpreted:
+        request.getfixturevalue("interpreted")
+    iterations = [chunks_of(name, 4, seed=k) for k in range(3)]
+    plain, made = both(name, iterations, optimizer=ADAM, learning_rate=3e-3)
+    assert_alike(plain, made)
+    assert all(key.startswith("rewards.rnd.target") or key.endswith("log_std") for key in unmoved(name, made[0]))
+    assert {"rnd/error", "rnd/reward"} <= made[2][-1].keys()
+    assert warnings_in(caplog) == []
 
 
 def test_batches_of_another_shape_compile_another_graph(interpreted):

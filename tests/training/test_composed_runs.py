@@ -8,19 +8,22 @@ from resuming import assert_same, stop_after, tensors_of
 
 from alfish import nest
 from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
-from alfish.composition import RND, Composed, RewardPart
+from alfish.composition import ICM, RND, Composed, DynamicsFeatures, RewardPart
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, TensorPointMass
+from alfish.environments.toy import Bandit, Corridor, TensorPointMass
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, CriticEnsemble, DeterministicActor, QNetwork, Torso
 from alfish.schedules import Linear
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
+from alfish.unrollers import AsyncUnroller, Workers
 
 SMALL = functools.partial(MLP, layers=(8,))
 TORSO = functools.partial(Torso, mlp=SMALL)
@@ -29,11 +32,15 @@ CRITIC = functools.partial(CriticEnsemble, layers=(8,))
 ALGORITHMS = {
     "ppo": functools.partial(PPO, network=NETWORK),
     "a2c": functools.partial(A2C, network=NETWORK),
+    "appo": functools.partial(APPO, network=NETWORK),
     "dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO)),
     "sac": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC),
     "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=CRITIC),
 }
+ON_POLICY = ("ppo", "a2c", "appo")
 SMALL_RND = functools.partial(RND, layers=(8,), output_size=4)
+SMALL_ICM = functools.partial(ICM, layers=(8,), num_features=4)
+FEATURES = functools.partial(DynamicsFeatures, layers=(8,), num_features=4)
 
 
 class Kept(Listener):
@@ -56,7 +63,7 @@ class Distance(RewardPart):
 def make(root_dir, name, algorithm, env=None, listeners=(), **options):
     env_id, env_kwargs = env or ((TensorPointMass, {"length": 6}) if name in ("sac", "td3") else (Bandit, {}))
     of_rows = functools.partial(EpochBatches, num_epochs=1 if name == "a2c" else 2)
-    if name not in ("ppo", "a2c"):
+    if name not in ON_POLICY:
         of_rows = functools.partial(ReplayBatches, capacity=200, batch_size=8, window_length=3, warmup_env_steps=20)
     defaults = {
         "algorithm": algorithm,
@@ -130,15 +137,15 @@ def test_stored_rows_and_metrics_have_the_rewards_of_the_environment(tmp_path, n
                 super().add(experience)
 
         rows.append([])
-        batches = functools.partial(Spying, **({} if name in ("ppo", "a2c") else {"warmup_env_steps": 20}))
+        batches = functools.partial(Spying, **({} if name in ON_POLICY else {"warmup_env_steps": 20}))
         run = make(tmp_path / str(len(parts)), name, composed(name, rewards=parts), batches=batches,
                    listeners=[listener], num_iterations=2)  # fmt: skip
         torch.manual_seed(1)  # to build a part takes random numbers too
         run.train()
         kept.append({key: value for key, value in listener.scalars.items() if key.startswith("metrics/")})
-    count = len(rows[0]) // (2 if name in ("ppo", "a2c") else 1)  # on-policy, the second unroll has another policy
+    count = len(rows[0]) // (2 if name in ON_POLICY else 1)  # on-policy, the second unroll has another policy
     assert count and all(torch.equal(a, b) for a, b in zip(rows[0][:count], rows[1][:count]))
-    assert name in ("ppo", "a2c") or kept[0] == kept[1]
+    assert name in ON_POLICY or kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -147,7 +154,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     unroll_length, stop = (5, 4) if name != "dqn" else (7, 7)
     runs = []
     for directory in ("whole", "cut"):
-        algorithm = composed(name, rewards=[SMALL_RND])
+        algorithm = composed(name, rewards=[SMALL_RND, SMALL_ICM], representation=FEATURES)
         settings = {"env": env, "unroll_length": unroll_length, "num_iterations": 10}
         saving = [CheckpointSaver(0)]
         runs.append(functools.partial(make, tmp_path / directory, name, algorithm, listeners=saving, **settings))
@@ -158,3 +165,75 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     resumed = runs[1]()
     resumed.train()
     assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
+def test_a_run_with_a_value_for_each_part_continues_with_its_weights(tmp_path, name):
+    part = functools.partial(SMALL_RND, coef=Linear(1.0), episodic=False)
+    algorithm = composed(name, rewards=[part], separate_values=True)
+    env, saving = (TensorPointMass, {"length": 6}), [CheckpointSaver(0)]
+    runs = [functools.partial(make, tmp_path / k, name, algorithm, env, saving) for k in ("whole", "cut")]
+    whole = runs[0]()
+    whole.train()
+    stop_after(runs[1](), 4)
+    torch.manual_seed(99)
+    resumed = runs[1]()
+    assert resumed.algorithm.algorithm.reward_weights.tolist() == [1.0, 1.0]
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+    assert 0 < float(resumed.algorithm.algorithm.reward_weights[1]) < 0.5
+
+
+@pytest.mark.parametrize("name", ["appo", "dqn"])
+def test_workers_act_with_the_weights_of_parts(tmp_path, name):
+    """In lockstep the same seed gives the same bits, and a representation is published with the algorithm."""
+    runs = []
+    for k in range(2):
+        unroller = functools.partial(
+            AsyncUnroller, num_workers=2, mode="lockstep", workers=functools.partial(Workers, close_timeout=2.0)
+        )
+        algorithm = composed(name, rewards=[SMALL_RND, SMALL_ICM], representation=FEATURES)
+        run = make(tmp_path / str(k), name, algorithm, (Bandit, {}), unroller=unroller, unroll_length=8,
+                   num_iterations=6)  # fmt: skip
+        run.train()
+        runs.append(run)
+    assert_same(*(run.algorithm.state_dict() for run in runs))
+    assert runs[0].learner.updates > 0
+
+
+CORRIDOR = {
+    "environment": functools.partial(make_environment, Corridor, num_envs=8),
+    "batches": functools.partial(EpochBatches, num_epochs=4, minibatch_size=128),
+    "learner": functools.partial(Learner, learning_rate=3e-3),
+    "unroll_length": 64,
+    "num_env_steps": 25_000,
+    "device": "cpu",
+}
+
+
+def corridor(tmp_path, rewards, seed):
+    algorithm = functools.partial(
+        Composed, algorithm=functools.partial(PPO, entropy_coef=0.01), rewards=rewards, extrinsic_coef=10.0
+    )
+    trainer = Trainer(tmp_path, algorithm=algorithm, listeners=[kept := Kept()], seed=seed, **CORRIDOR)
+    trainer.train()
+    return kept.scalars["metrics/average_return"]
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, marks=pytest.mark.slow), *(pytest.param(k, marks=pytest.mark.long) for k in (1, 2))]
+)
+def test_curiosity_finds_the_last_of_twenty_rooms(tmp_path, seed):
+    assert corridor(tmp_path / "curious", [functools.partial(ICM, coef=0.1)], seed) > 0.9
+    assert corridor(tmp_path / "indifferent", [], seed) == 0.0
+
+
+@pytest.mark.slow
+def test_an_algorithm_learns_from_features_that_only_models_of_the_environment_train(tmp_path):
+    algorithm = functools.partial(Composed, algorithm=PPO, representation=DynamicsFeatures)
+    rooms = functools.partial(make_environment, Corridor, num_envs=8, env_kwargs={"num_rooms": 5})
+    settings = CORRIDOR | {"environment": rooms, "num_env_steps": 10_000}
+    trainer = Trainer(tmp_path, algorithm=algorithm, listeners=[kept := Kept()], **settings)
+    trainer.train()
+    assert kept.scalars["metrics/average_return"] > 0.95
+    assert kept.scalars["train/dynamicsfeatures/inverse_loss"] < 0.3  # log 4 at the start
