@@ -2,29 +2,13 @@
 
 import contextlib
 import importlib
-import keyword
 import sys
 import traceback
 from collections.abc import Sequence
 
 from alfish import replicas
-from alfish.bin import end_output, prepare_process, show
+from alfish.bin import SUBCOMMANDS, end_output, module_of, prepare_process, show
 from alfish.errors import RepeatedError, RunError, UsageError, exited, printable
-
-SUBCOMMANDS = {
-    "train": "train what a gin file describes, or continue a run",
-    "sweep": "train a configuration with many settings, and compare them",
-    "population": "train members at once, and replace the worst by copies of the best",
-    "evaluate": "evaluate a run's policy on whole, seeded episodes",
-    "play": "play episodes of a run's policy, and film them",
-    "plot": "draw curves of runs over their seeds",
-    "compare": "compare groups of runs at their end, in a table",
-    "record": "record episodes of a run's policy as a data set",
-    "export": "write the replay buffer of a run as a data set",
-    "import": "read data from elsewhere, check them, and write them as a data set",
-    "confs": "list the shipped configurations",
-    "check-env": "report whether alfish can train on an environment",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,11 +51,6 @@ def _command(arguments: list[str]) -> int:
         show(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
         return 0
     return _run(name, module, rest)
-
-
-def module_of(name: str) -> str:
-    """Returns the module of a subcommand; a keyword of Python gets an underscore at its end."""
-    return f"alfish.bin.{name.replace('-', '_')}" + "_" * keyword.iskeyword(name)
 
 
 def _define_verbosity(module) -> None:

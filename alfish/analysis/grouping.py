@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from alfish.analysis.run_source import reference
 from alfish.analysis.series import Source
+from alfish.configuration.differences import reference
 from alfish.errors import UsageError
 
 ALGORITHM, ENVIRONMENT = "Trainer.algorithm", "Trainer.environment"

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from alfish.analysis.series import Series
+from alfish.configuration.differences import reference, tail, values
 from alfish.errors import UsageError, first_line, printable
-from alfish.parameters.description import CONFIG_FILE
+from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs.files import open_regular
 
 METRICS_FILE = "metrics.csv"
-OPERATIVE_FILE = "operative_config.gin"
-BINDING = re.compile(r"^([\w./]+) = (.*)$", re.DOTALL)
 EVALUATION = "evaluation"  # name of the listener Evaluate, by default
 
 
@@ -38,7 +37,7 @@ class RunSource:
         """Each binding in force, defaults included; as it was given, if the run has saved no more."""
         for file in (OPERATIVE_FILE, CONFIG_FILE):
             if (self.directory / file).is_file():
-                return bindings((self.directory / file).read_text(errors="replace"))
+                return values((self.directory / file).read_text(errors="replace"))
         return {}
 
     @property
@@ -49,7 +48,7 @@ class RunSource:
     def environment(self) -> str | None:
         """The id of gymnasium, or the name of the class or function that makes the environment."""
         made = reference(self.bindings.get("Trainer.environment", ""))
-        names = [f"{name}.env_id" for name in (made, _tail(made.rpartition("/")[2], 1))]
+        names = [f"{name}.env_id" for name in (made, tail(made.rpartition("/")[2], 1))]
         env_id = next((self.bindings[name] for name in names if name in self.bindings), made)
         return reference(env_id.strip("'\"")).rpartition(":")[2] or None
 
@@ -140,21 +139,6 @@ def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "ret
     return found
 
 
-def bindings(text: str) -> dict[str, str]:
-    """Returns the value of each binding in a configuration that gin has written; modules are left out of names."""
-    found = {}
-    lines = re.sub(r"\\?\n[ \t]+", " ", text).splitlines()  # a long value continues on indented lines
-    for line in lines:
-        if binding := BINDING.match(line):
-            found[_tail(binding[1], 2)] = " ".join(binding[2].split())
-    return found
-
-
-def reference(value: str) -> str:
-    """Returns `scope/Name` of a reference such as `@scope/module.Name()`; another value as it is."""
-    return _tail(value[1:].removesuffix("()"), 1) if value.startswith("@") else value
-
-
 def table(path: Path, content: bytes) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows of a CSV.
 
@@ -183,9 +167,3 @@ def numbers(cells: Sequence[str], path: Path) -> np.ndarray:
         return np.array([float(cell) for cell in cells])
     except ValueError as error:
         raise UsageError(f"{path} has no number where it should: {first_line(error)}; mend or move the file") from error
-
-
-def _tail(name: str, length: int) -> str:
-    """Returns the last `length` parts of a name with dots, and its scope."""
-    scope, slash, rest = name.rpartition("/")
-    return scope + slash + ".".join(rest.split(".")[-length:])

@@ -1,10 +1,28 @@
 """The command line: one module a subcommand, each with `FLAGS`, a docstring that --help prints, and `main(flags)`."""
 
 import io
+import keyword
 import os
 import sys
 
 from alfish.errors import RunError
+
+SUBCOMMANDS = {
+    "train": "train what a gin file describes, or continue a run",
+    "sweep": "train a configuration with many settings, and compare them",
+    "population": "train members at once, and replace the worst by copies of the best",
+    "evaluate": "evaluate a run's policy on whole, seeded episodes",
+    "play": "play episodes of a run's policy, and film them",
+    "plot": "draw curves of runs over their seeds",
+    "compare": "compare groups of runs at their end, in a table",
+    "record": "record episodes of a run's policy as a data set",
+    "export": "write the replay buffer of a run as a data set",
+    "import": "read data from elsewhere, check them, and write them as a data set",
+    "confs": "list the shipped configurations",
+    "params": "list the parameters that a configuration can bind",
+    "completion": "print a script that completes commands in bash or zsh",
+    "check-env": "report whether alfish can train on an environment",
+}
 
 
 class _Output(io.FileIO):
@@ -32,6 +50,11 @@ class _Messages(io.FileIO):
             return super().write(content)
         except OSError:
             return len(content)
+
+
+def module_of(name: str) -> str:
+    """Returns the module of a subcommand; a keyword of Python gets an underscore at its end."""
+    return f"alfish.bin.{name.replace('-', '_')}" + "_" * keyword.iskeyword(name)
 
 
 def prepare_process() -> None:

@@ -13,10 +13,8 @@ from alfish.configuration.bindings import PARAMETER, Binding, Reading
 from alfish.configuration.kinds import refuse_wrong_kinds
 from alfish.errors import UsageError
 from alfish.parameters import description, gin_internals, imports
-from alfish.parameters.description import CONFIG_FILE
+from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.gin_internals import Key
-
-OPERATIVE_FILE = "operative_config.gin"  # in a run's directory: the configuration with every default in force
 
 
 def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:

@@ -22,6 +22,7 @@ from alfish.parameters import gin_internals
 from alfish.parameters.checking import checked
 
 CONFIG_FILE = "config.gin"  # in a run's directory: the configuration as it was given
+OPERATIVE_FILE = "operative_config.gin"  # beside it: the configuration with every default in force
 PART = re.compile(r"^# part: ([\w.]+):([\w.]+)$", re.MULTILINE)
 HEADER = "# Made from a Trainer that was built in Python.\n"
 

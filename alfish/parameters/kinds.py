@@ -61,10 +61,20 @@ def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
     parts = elements(sequence)
     if any(_fits(value, part, refers) for part in parts):
         return f"it must be a list: write [{value!r}]"
-    if is_fixed(sequence):
-        return f"it must be a list of {len(typing.get_args(sequence))}, each entry {_alternatives(parts)}"
-    words = _alternatives([part for part in parts if _plain_words(part)])
-    return "it must be a list" + (f", each entry {words}" if words else "")
+    return f"it must be {_list_words(sequence)}"
+
+
+def words_of(annotation: Any) -> str:
+    """Returns what a parameter with this annotation takes, as 'a number in [0, 1] or None'."""
+    each = [
+        "anything"
+        if bare(kind) is Any or isinstance(kind, TypeVar)
+        else _list_words(kind)
+        if typing.get_origin(bare(kind)) in SEQUENCES
+        else _alternatives([kind])
+        for kind in members(annotation)
+    ]
+    return " or ".join(dict.fromkeys(each))
 
 
 def members(annotation: Any) -> list[Any]:
@@ -174,6 +184,14 @@ def _is_in(value: Any, ranges: Iterable[Range], kind: type) -> bool:
         return all(value in one for one in ranges) and (kind is float or float(value).is_integer())
     except OverflowError:  # an int that is too large for a float
         return False
+
+
+def _list_words(sequence: Any) -> str:
+    parts = elements(sequence)
+    if is_fixed(sequence):
+        return f"a list of {len(typing.get_args(sequence))}, each entry {_alternatives(parts)}"
+    words = _alternatives([part for part in parts if _plain_words(part)])
+    return "a list" + (f", each entry {words}" if words else "")
 
 
 def _alternatives(kinds: Iterable[Any]) -> str:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from alfish.analysis import run_source
 from alfish.analysis.run_source import RunSource
 from alfish.analysis.sources import find
+from alfish.configuration import differences
 from alfish.errors import UsageError
 
 
@@ -66,7 +66,7 @@ def test_modules_are_left_out_of_the_names_of_bindings():
     text = (
         "algorithm/alfish.algorithms.ppo.PPO.gamma = 0.9\nLAYERS = (8,)\n# PPO.gamma = 1\nMLP.layers = \\\n    %LAYERS"
     )
-    assert run_source.bindings(text) == {"algorithm/PPO.gamma": "0.9", "LAYERS": "(8,)", "MLP.layers": "%LAYERS"}
+    assert differences.values(text) == {"algorithm/PPO.gamma": "0.9", "LAYERS": "(8,)", "MLP.layers": "%LAYERS"}
 
 
 def test_an_incomplete_last_row_is_left_out_and_noted(make_run):

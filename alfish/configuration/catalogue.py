@@ -1,0 +1,111 @@
+"""Catalogue of all parameters that gin can bind: default, kind and help of each."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import gin
+
+import alfish
+from alfish.configuration import differences
+from alfish.parameters import checking, gin_internals
+from alfish.parameters.kinds import bare, elements, members, words_of
+
+HIDDEN = ("alfish.undescribed",)  # stands for parts that no configuration can name
+ARGUMENT = re.compile(r"^  (\w[\w, *]*): (.*(?:\n(?:    .*|$))*)", re.MULTILINE)
+
+
+class Entry(NamedTuple):
+    """A parameter.
+
+    Attributes:
+      name: `Class.parameter`.
+      default: as Python writes it; None: it must be bound.
+      kind: what it takes, in words.
+      help: first sentence of its documentation; of that of its class or function, if it has none.
+    """
+
+    name: str
+    default: str | None
+    kind: str
+    help: str
+
+
+def entries() -> list[Entry]:
+    """Returns the parameters of all parts of alfish, by class; also of parts of other packages that are registered."""
+    for module in pkgutil.walk_packages(alfish.__path__, "alfish."):
+        if not module.name.startswith(("alfish.bin", "alfish.__main__")):
+            importlib.import_module(module.name)
+    parts = gin_internals.configurables().items()
+    own = {selector: part for selector, part in parts if not selector.startswith("gin.") and selector not in HIDDEN}
+    names = sorted(own, key=lambda selector: selector.rpartition(".")[2].lower())
+    return [entry for selector in names for entry in _of(selector.rpartition(".")[2], own[selector])]
+
+
+def in_force(operative: str) -> Iterator[tuple[str, Entry | None]]:
+    """Yields `name = value` of each binding of an operative configuration, and its entry; None for a macro."""
+    known = {entry.name: entry for entry in entries()}
+    for name, value in differences.values(operative).items():
+        yield f"{name} = {value}", known.get(name.rpartition("/")[2])
+
+
+def _of(name: str, part: Any) -> Iterator[Entry]:
+    """Yields the parameters of a class or function; what a class passes to its base belongs to the class, too."""
+    seen = set()
+    about = (inspect.getdoc(part) or "").partition("\n")[0].rstrip(".")
+    for function, text in _signatures(part):
+        helps = _helps(text)
+        annotations = checking.hints(function)
+        for parameter in inspect.signature(function).parameters.values():
+            is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            is_required = parameter.default in (parameter.empty, gin.REQUIRED)
+            annotation = annotations.get(parameter.name, Any)
+            is_passed = parameter.default is parameter.empty and not _has_float(annotation)
+            if is_variable or is_passed or parameter.name in seen:
+                continue
+            seen.add(parameter.name)
+            default = None if is_required else _shown(parameter.default)
+            yield Entry(f"{name}.{parameter.name}", default, words_of(annotation), helps.get(parameter.name, about))
+
+
+def _has_float(annotation: Any) -> bool:
+    """Returns True for numbers and lists of numbers.
+
+    Without a default these are bound, as `Linear.start`. Specs, other parts and sizes (whole numbers) without a default
+    are passed by the part that builds this one.
+    """
+    kinds = members(annotation)
+    return float in [bare(inner) for kind in kinds for inner in (kind, *elements(kind))]
+
+
+def _signatures(part: Any) -> Iterator[tuple[Any, str]]:
+    """Yields functions whose parameters a part has, and the documentation of each."""
+    if not inspect.isclass(part):
+        yield part, inspect.getdoc(part) or ""
+        return
+    for kind in part.__mro__:
+        if kind is not object and "__init__" in vars(kind):
+            yield vars(kind)["__init__"], inspect.cleandoc(kind.__doc__ or "")
+            kinds = {one.kind for one in inspect.signature(vars(kind)["__init__"]).parameters.values()}
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                return
+
+
+def _helps(text: str) -> dict[str, str]:
+    """Returns the first sentence of each argument in a docstring."""
+    arguments = re.search(r"^Args:\n((?:  .*\n?|\n)*)", text, re.MULTILINE)
+    found: dict[str, str] = {}
+    for names, words in ARGUMENT.findall(arguments[1]) if arguments else ():
+        sentence = re.split(r"(?<=[^.]{2}\.) ", " ".join(words.split()))[0].rstrip(".")
+        found |= {name.strip("* "): sentence for name in names.split(",")}
+    return found
+
+
+def _shown(default: Any) -> str:
+    """Returns a default as it would be bound; a class or function as a reference."""
+    if inspect.isclass(default) or inspect.isfunction(default):
+        return f"@{default.__name__}"
+    return repr(default)
