@@ -19,6 +19,7 @@ from alfish.networks import TargetNetwork
 from alfish.runs.checkpoints import Checkpoints, run_id
 from alfish.runs.files import sha256
 from alfish.runs.loading import names_below
+from alfish.transforms import Transforms
 
 MAX_LINES = 30  # tensors of a part that are shown
 _SOURCE = re.compile(r"(?:(?P<part>[\w.]*)@)?(?P<run>.+?)(?::(?P<checkpoint>latest|best|\d+))?")
@@ -54,7 +55,7 @@ class Source(NamedTuple):
 
 
 class InitialParts:
-    """The parts of a new run's networks that come from other runs.
+    """The parts of a new run's networks that come from other runs, encoders of transforms included.
 
     Args:
       sources: by the place here, `{'network.actor_torso': 'runs/x', 'critic.encoder': 'actor_encoder@runs/y:best'}`;
@@ -65,9 +66,11 @@ class InitialParts:
       UsageError: there is no such place (the message has close ones), or a text names no source.
     """
 
-    def __init__(self, sources: Mapping[str, str], algorithm: nn.Module, transforms: nn.Module):
+    def __init__(self, sources: Mapping[str, str], algorithm: nn.Module, transforms: Transforms):
         self._algorithm, self._transforms = algorithm, transforms
         self._sources: dict[str, Source] = {}
+        for place, text in transforms.sources().items():
+            self._sources[f"transforms.{place}"] = Source.parsed(text, "FrozenEncoder.source")
         for place, text in sources.items():
             self._sources[place] = source = Source.parsed(text, f"Trainer.initial_parts[{place!r}]")
             names_below(place, self._tensors(), f"{source.name}: {type(algorithm).__name__}")

@@ -54,7 +54,7 @@ class SequenceSampler:
                     f"HindsightReplay changes the goal of windows, and the memory of {type(algorithm).__name__} begins "
                     "them with a state computed under the old goal; leave the memory or hindsight out"
                 )
-            self._hindsight.bind(buffer, transforms.raw_observation_spec)
+            self._hindsight.bind(buffer, transforms.stored_observation_spec)
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
         self._progress, self._device = nest.host_view(algorithm.progress), algorithm.progress.device
         self._stored: RingView | None = None
@@ -172,6 +172,11 @@ class SequenceBatches(Batches):
           UsageError: the data are of another environment, or lack an info that the algorithm trains on.
         """
         algorithm, needs = self.algorithm, self.algorithm.replay_needs
+        if self.transforms.encoders:
+            raise UsageError(
+                f"{type(self.transforms.encoders[0]).__name__} encodes rows when they are collected, and recorded rows "
+                "have raw observations; leave it out, and freeze the encoder of the network by Learner.frozen_parts"
+            )
         if needs.info:
             raise UsageError(
                 f"{type(algorithm).__name__} trains on {', '.join(needs.info)} of its own rollout_step, which recorded "

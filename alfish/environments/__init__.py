@@ -3,9 +3,10 @@
 `terminated`, `truncated` and autoreset modes exist only in this package and in `offline`.
 """
 
+from alfish.environments.encoded import EncodedEnvironment
 from alfish.environments.environment import Environment
 from alfish.environments.make import make_environment
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 
-__all__ = ["Environment", "TensorEnvironment", "VectorEnvironment", "make_environment"]
+__all__ = ["EncodedEnvironment", "Environment", "TensorEnvironment", "VectorEnvironment", "make_environment"]

@@ -278,6 +278,50 @@ class Corridor(gymnasium.Env):
 
 @gin.configurable(module="alfish.environments.toy")
 @checked
+class Catch(gymnasium.Env):
+    """A ball falls from a random column of a board, one row a step; a paddle at the bottom moves left, stays, or right.
+
+    The observation is the image of the board. At the bottom row the episode ends with reward 1 if the paddle is below
+    the ball, else -1.
+
+    Args:
+      rows, columns: of the board.
+      scale: pixels of a field's side; 8 makes 80 x 40 pixels of 10 x 5 fields.
+      mirrored: left and right are exchanged.
+
+    Source: Osband et al., 2020, bsuite, section A.3.
+    """
+
+    def __init__(
+        self, rows: PositiveInt = 10, columns: PositiveInt = 5, scale: PositiveInt = 1, mirrored: bool = False
+    ):
+        self.observation_space = spaces.Box(0, 255, (rows * scale, columns * scale, 1), np.uint8)
+        self.action_space = spaces.Discrete(3)
+        self._rows, self._columns, self._scale = rows, columns, scale
+        self._directions = (1, 0, -1) if mirrored else (-1, 0, 1)
+        self._row = self._ball = self._paddle = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._row, self._ball = 0, int(self.np_random.integers(self._columns))
+        self._paddle = self._columns // 2
+        return self._image(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._row += 1
+        self._paddle = min(max(self._paddle + self._directions[int(action)], 0), self._columns - 1)
+        has_ended = self._row == self._rows - 1
+        reward = (1.0 if self._paddle == self._ball else -1.0) if has_ended else 0.0
+        return self._image(), reward, has_ended, False, {}
+
+    def _image(self) -> np.ndarray:
+        board = np.zeros((self._rows, self._columns), np.uint8)
+        board[self._row, self._ball] = board[-1, self._paddle] = 255
+        return np.kron(board, np.ones((self._scale, self._scale), np.uint8))[..., None]
+
+
+@gin.configurable(module="alfish.environments.toy")
+@checked
 class MaskedIdentity(gymnasium.Env):
     """The action must be the observed number, and most other actions are forbidden, others at each step.
 

@@ -64,7 +64,8 @@ class PaddedPolicy:
     def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int]) -> tuple[Nest, Nest]:
         """Returns actions and next states of `POLICY_BATCH_SIZE` rows, of which the first have episodes."""
         (state, transform_state), initial_state = before
-        seen, transform_state = self._transforms(time_step, transform_state)
+        stored = time_step._replace(observation=self._transforms.encode(time_step.observation))
+        seen, transform_state = self._transforms(stored, transform_state)
         state = reset_state(state, initial_state, seen.step_type)
         if not self._sample:
             step = self._algorithm.predict_step(seen, state)

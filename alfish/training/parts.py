@@ -161,6 +161,11 @@ def make_parts(
     metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
     measured = Metrics([*metrics, *extra_metrics], collector.num_envs)
     collector.shown = measured.reads
+    if networks[1].encoders and "observation" in measured.reads:
+        raise UsageError(
+            f"a metric reads observations, and {type(networks[1].encoders[0]).__name__} replaces them by features when "
+            "rows arrive; leave one of the two out"
+        )
     if not measured.reads_infos:
         collector.ignore_infos()
     iterations = _iterations(budget, collector, source)

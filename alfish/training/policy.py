@@ -128,7 +128,8 @@ class Policy:
           ValueError: the number of rows changed without a `reset`, or `first` or `reward` has another shape.
         """
         raw = self._time_step(self._read(observation, batched), first, reward)
-        seen, transform_state = self.transforms(raw, self._transform_state)
+        stored = raw._replace(observation=self.transforms.encode(raw.observation))
+        seen, transform_state = self.transforms(stored, self._transform_state)
         state = reset_state(self._state, self._initial_state, seen.step_type)
         with in_eval_mode(self.algorithm):
             step = (self.algorithm.rollout_step if sample else self.algorithm.predict_step)(seen, state)

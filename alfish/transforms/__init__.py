@@ -1,6 +1,7 @@
 """Transforms of raw rows into inputs of networks. Unrolls and replay hold raw rows, which are transformed when used."""
 
 from alfish.transforms.frame_stack import FrameStack
+from alfish.transforms.frozen_encoder import FrozenEncoder
 from alfish.transforms.normalizers import ObservationNormalizer, RewardNormalizer
 from alfish.transforms.previous_step import PreviousStep
 from alfish.transforms.rewards import RewardClip, RewardScale
@@ -8,6 +9,7 @@ from alfish.transforms.transform import Transform, Transforms
 
 __all__ = [
     "FrameStack",
+    "FrozenEncoder",
     "ObservationNormalizer",
     "PreviousStep",
     "RewardClip",

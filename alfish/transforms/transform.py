@@ -39,10 +39,14 @@ class Transform(nn.Module):
       observation_spec, reward_spec: specs of the output rows; a subclass replaces the specs that it changes.
       look_back: number of rows before a row that its output depends on.
       changes_rewards: True if rewards change.
+      encodes: True if it defines `encode`, and nothing else: observations change once, when their row arrives.
+      source: part of another run that its `encoder` is read from when a run is new; None: there is none.
     """
 
     look_back = 0
     changes_rewards = False
+    encodes = False
+    source: str | None = None
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box):
         super().__init__()
@@ -72,6 +76,10 @@ class Transform(nn.Module):
         """
         return None
 
+    def encode(self, observation: Nest) -> Nest:
+        """Returns what is stored in place of raw observations `[B, ...]`. It depends on no statistics and no state."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode")
+
     def observe(self, time_step: TimeStep) -> None:
         """Updates the statistics with new rows `[T, B]`, after the transforms before this one.
 
@@ -82,6 +90,9 @@ class Transform(nn.Module):
 class Transforms(nn.Module):
     """A chain of transforms, the first one applied first.
 
+    Transforms at its head that encode observations are applied once, by `encode`, when a row arrives. All others are
+    applied to stored rows whenever these are used.
+
     Args:
       factories: transform classes or partials of them, which take (observation_spec, reward_spec) and, if they have a
         parameter of that name, `action_spec`.
@@ -89,8 +100,10 @@ class Transforms(nn.Module):
       action_spec: canonical action nest; None: no transform takes it.
 
     Attributes:
-      raw_observation_spec: spec of the input rows.
+      raw_observation_spec: spec of observations of the environment.
+      stored_observation_spec: spec of stored observations, which are raw unless a transform at the head `encodes` them.
       observation_spec, reward_spec: specs of the output rows.
+      encoders, others: the transforms that encode observations before they are stored, and those of stored rows.
     """
 
     def __init__(
@@ -101,57 +114,78 @@ class Transforms(nn.Module):
         action_spec: Nest = None,
     ):
         super().__init__()
-        self.raw_observation_spec = observation_spec
+        self.raw_observation_spec = self.stored_observation_spec = observation_spec
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
         self._chain: Any = nn.ModuleList()
+        self.encoders: list[Transform] = []
+        self.others: list[Transform] = []
         for factory in factories:
             specs = self.observation_spec, self.reward_spec
             keywords = {"action_spec": action_spec} if "action_spec" in parameter_names(factory) else {}
             transform = build(factory, Transform, "Trainer.transforms", *specs, **keywords)
-            if transform.look_back and len(self._chain):
+            name = type(transform).__name__
+            if transform.encodes and self.others:
                 raise UsageError(
-                    f"{type(transform).__name__} reads stored rows, which are raw; put it first in Trainer.transforms"
+                    f"{name} encodes observations before they are stored, and nothing may change them before; put it "
+                    "first in Trainer.transforms"
                 )
+            if transform.look_back and self.others:
+                raise UsageError(f"{name} reads stored rows, which are raw; put it first in Trainer.transforms")
             self._chain.append(transform)
+            (self.encoders if transform.encodes else self.others).append(transform)
             self.observation_spec, self.reward_spec = transform.observation_spec, transform.reward_spec
+            if transform.encodes:
+                self.stored_observation_spec = self.observation_spec
 
     def __len__(self) -> int:
-        """Number of transforms; an empty chain is the identity."""
-        return len(self._chain)
+        """Number of transforms of stored rows; without one, stored rows are what networks receive."""
+        return len(self.others)
+
+    @torch.no_grad()
+    def encode(self, observation: Nest) -> Nest:
+        """Returns raw observations `[B, ...]` as they are stored."""
+        for transform in self.encoders:
+            observation = transform.encode(observation)
+        return observation
+
+    def sources(self) -> dict[str, str]:
+        """Returns the parts of other runs that encoders are read from, by the name of the encoder in the state."""
+        chain = enumerate(self._chain)
+        return {f"_chain.{k}.encoder": transform.source for k, transform in chain if transform.source is not None}
 
     def initial_state(self, batch_size: int) -> Nest:
-        return tuple(transform.initial_state(batch_size) for transform in self._chain)
+        return tuple(transform.initial_state(batch_size) for transform in self.others)
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[TimeStep, Nest]:
         if not state:
             return time_step, state
         states = []
-        for transform, before in zip(self._chain, state, strict=True):
+        for transform, before in zip(self.others, state, strict=True):
             found, after = transform(time_step, before)
             time_step = _checked(found, transform)
             states.append(after)
         return time_step, tuple(states)
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
-        for transform, before in zip(self._chain, state or (), strict=True):
+        for transform, before in zip(self.others, state or (), strict=True):
             time_step = _checked(transform.transform(time_step, before), transform)
         return time_step
 
     def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
-        return tuple(transform.window_state(rows, column, position) for transform in self._chain)
+        return tuple(transform.window_state(rows, column, position) for transform in self.others)
 
     @property
     def look_back(self) -> int:
-        return max((transform.look_back for transform in self._chain), default=0)
+        return max((transform.look_back for transform in self.others), default=0)
 
     @property
     def changes_rewards(self) -> bool:
-        return any(transform.changes_rewards for transform in self._chain)
+        return any(transform.changes_rewards for transform in self.others)
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
         """Updates all statistics with raw rows `[T, B]`; the first `num_seen` rows do not count again."""
-        for transform, before in zip(self._chain, state or (), strict=True):
+        for transform, before in zip(self.others, state or (), strict=True):
             # The next transform observes rows made with the statistics from before this update.
             after = transform.transform(time_step, before)
             transform.observe(nest.at(time_step, slice(num_seen, None)))

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
+from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience
-from alfish.environments import Environment
+from alfish.environments import EncodedEnvironment, Environment
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.runs.timer import Timer
@@ -62,11 +63,19 @@ class Unroller(abc.ABC):
 
     def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
+        if transforms.encoders:
+            self.environment = self._encoded(environment)
         self.num_envs = self.num_columns = environment.num_envs
         self.policy_version = 0
         self.log: Callable[[str], None] = logging.warning
         self.check_signals: Callable[[], None] = lambda: None
         self.records: StepRecords | None = None
+
+    def _encoded(self, environment: Environment) -> Any:
+        """Returns the environment with encoded observations in its rows."""
+        device, encode = self._algorithm.progress.device, self._transforms.encode
+        spec = self._transforms.stored_observation_spec
+        return EncodedEnvironment(environment, lambda rows: encode(nest.tensors(rows, device)), spec)
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
         """Receives what building environments elsewhere needs. Called once, before all other methods.

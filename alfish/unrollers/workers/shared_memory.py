@@ -168,10 +168,13 @@ class SharedWeights:
         self._own.words[0].copy_(self._block.words[k])
 
 
-def state_tensors(*modules: Any) -> list[torch.Tensor]:
-    """Returns parameters and buffers, each once, in a fixed order."""
+def state_tensors(algorithm: Any, transforms: Any) -> list[torch.Tensor]:
+    """Returns the parameters and buffers that training changes, each once, in a fixed order.
+
+    Those of encoders in the transforms never change, so workers have them from the start.
+    """
     seen: dict[int, torch.Tensor] = {}
-    for module in modules:
+    for module in (algorithm, *transforms.others):
         for _, tensor in (*module.named_parameters(), *module.named_buffers()):
             seen.setdefault(id(tensor), tensor)
     return list(seen.values())

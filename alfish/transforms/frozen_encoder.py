@@ -1,0 +1,84 @@
+"""An encoder that never trains, whose features are stored in place of what it encodes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest, specs
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.networks.images import encoder_by_size, is_image
+from alfish.parameters import checked
+from alfish.transforms.transform import Transform
+
+
+@gin.configurable(module="alfish.transforms")
+@checked
+class FrozenEncoder(Transform):
+    """Encodes one leaf of each observation once, when its row arrives. The leaf becomes a vector of features.
+
+    Unrolls and replay store the features in place of the leaf, the exception to the rule that stored rows are raw.
+    Environments, recorded data and saved policies have the leaf itself. So nothing can change the leaf once its row is
+    stored: this transform stands before all others, and recorded rows are refused.
+
+    The encoder's parameters are saved in checkpoints. They never train, and the encoder is in evaluation mode.
+
+    Args:
+      observation_spec, reward_spec: specs of the input rows.
+      encoder: takes the leaf's space; maps `[N, *shape]` to features `[N, F]`. None: that of `networks.Encoder`, which
+        the size of the image chooses.
+      leaf: path of the leaf; None: the only image.
+      source: part of another run that the encoder's parameters are read from when a run is new,
+        `'network.actor_torso.encoder.encoders.0@runs/x'`; see `transfer`. None: the encoder stays as it was made.
+    """
+
+    encodes = True
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        reward_spec: spaces.Box,
+        encoder: Callable[..., Any] | None = None,
+        leaf: str | None = None,
+        source: str | None = None,
+    ):
+        super().__init__(observation_spec, reward_spec)
+        self.source = source
+        paths, leaves = nest.paths(observation_spec), nest.leaves(observation_spec)
+        images = [path for path, space in zip(paths, leaves) if is_image(space)]
+        if leaf is None and len(images) != 1:
+            raise UsageError(f"the observation has {len(images)} images; set FrozenEncoder.leaf to one of {paths}")
+        path = images[0] if leaf is None else leaf
+        if path not in paths:
+            raise UsageError(f"FrozenEncoder.leaf is {path!r}; the observation's leaves are {paths}")
+        self._index = paths.index(path)
+        space = leaves[self._index]
+        factory: Any = encoder or (encoder_by_size(space) if is_image(space) else None)
+        if factory is None:
+            raise UsageError(f"FrozenEncoder has no encoder for {space}; set FrozenEncoder.encoder")
+        self.encoder: nn.Module = factory(space).requires_grad_(False)
+        self.train()
+        features = self._features(specs.zeros(space, (1,)))
+        if features.ndim != 2:
+            raise UsageError(f"FrozenEncoder.encoder returns {list(features.shape)} for one {space}; it must be [1, F]")
+        leaves[self._index] = spaces.Box(-np.inf, np.inf, features.shape[1:], np.float32)
+        self.observation_spec = nest.unflatten(nest.flatten(observation_spec)[1], leaves)
+
+    def encode(self, observation: Nest) -> Nest:
+        leaves, structure = nest.flatten(observation)
+        leaves[self._index] = self._features(leaves[self._index])
+        return nest.unflatten(structure, leaves)
+
+    def train(self, mode: bool = True) -> "FrozenEncoder":
+        """Keeps the encoder in evaluation mode, whatever the mode."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def _features(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Returns the features `[N, F]` of a leaf `[N, ...]`."""
+        return self.encoder(leaf).to(torch.float32)
