@@ -6,8 +6,9 @@
 
 A row holds two SHA-256 sums of a shipped conf, seed 0: of the algorithm's parameters and buffers before training, and
 after it. Training takes `NUM_STEPS` environment steps after warm-up, or as many updates where a conf trains on recorded
-data (`recorded` makes these). Names and order of tensors do not enter the sums, so that code may be moved and renamed.
-Float operations give other bits on other processors and versions, so rows of another machine are not compared.
+data (`recorded` makes these, and `trained` an expert). Names and order of tensors do not enter the sums, so that code
+may be moved and renamed. Float operations give other bits on other processors and versions, so rows of another machine
+are not compared.
 """
 
 import argparse
@@ -92,13 +93,22 @@ def recorded(env_id: str, directory: Path) -> str:
     return f"alfish:{directory}"
 
 
+def trained(env_id: str, directory: Path) -> str:
+    """Trains an expert for one iteration; returns its run's directory."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        alfish.train("PPO", env_id, root_dir=directory, num_iterations=1, max_evaluation_length=EPISODE_LENGTH)
+    return str(directory)
+
+
 def settings(path: Path, directory: Path) -> dict[str, Any]:
     """Returns settings with which a conf trains early and for a short time."""
     text = _with_included(path)
     chosen: dict[str, Any] = {"seed": 0, "max_evaluation_length": EPISODE_LENGTH, "Evaluate.num_episodes": 1}
+    env_id = next(iter(re.findall(r"make_environment.env_id = '([^']+)'", text)[::-1]), "")
     if "@OfflineBuffer" in text:
-        env_id = re.findall(r"make_environment.env_id = '([^']+)'", text)[-1]
         chosen["OfflineBuffer.sources"] = [recorded(env_id, directory / "data")]
+    if "@saved_policy" in text:
+        chosen["saved_policy.root_dir"] = trained(env_id, directory / "expert")
     if "@OfflineBatches" in text:
         return chosen | {"num_updates": NUM_STEPS}
     if "@ReplayBatches" not in text:

@@ -4,8 +4,9 @@
   python -m benchmarks.learning --confs=ppo_cartpole --seeds=0,1    some confs and seeds
   python -m benchmarks.learning --table                             only the table, from existing runs
 
-Offline confs and variants (`--confs=dqn_lunarlander-prioritized`) run only if they are named. Offline confs read
-`data/`, which `python -m benchmarks.data_sets` records.
+Offline confs, confs that imitate and variants (`--confs=dqn_lunarlander-prioritized`) run only if they are named.
+Offline confs read `data/`, which `python -m benchmarks.data_sets` records. Confs that imitate read an expert's run or
+its episodes; docs/results.md has the commands that make these.
 
 Writes `docs/results/CONF.csv` (one row per seed: returns and seconds) and `docs/results/CONF-curve.csv` (every
 evaluation during training), and prints the table for `docs/results.md`. Runs are kept under --root; finished runs are
@@ -42,11 +43,21 @@ class Goal:
         return f"{self.conf}-{self.variant}" if self.variant else self.conf
 
 
-def _offline(conf: str, kind: str, bar: float, every_seed: bool = True, num_episodes: int = 100) -> Goal:
+def _offline(
+    conf: str, kind: str, bar: float, every_seed: bool = True, num_episodes: int = 100, num_seeds: int = 3
+) -> Goal:
     """Returns the goal of a conf that is trained on one of a task's data sets."""
     task = conf.rpartition("_")[2]
     sources = f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/{task}/{kind}']"
-    return Goal(conf, (0, 1, 2), bar, every_seed, num_episodes, (sources,), kind)
+    return Goal(conf, tuple(range(num_seeds)), bar, every_seed, num_episodes, (sources,), kind)
+
+
+def _imitation(
+    conf: str, bar: float, num_seeds: int, variant: str = "", num_episodes: int = 100, settings: tuple[str, ...] = ()
+) -> Goal:
+    """Returns the goal of a conf that labels by the expert of its task, `runs/sac_TASK`."""
+    expert = f"saved_policy.root_dir = '{PROJECT}/runs/sac_{conf.rpartition('_')[2]}'"
+    return Goal(conf, tuple(range(num_seeds)), bar, False, num_episodes, (expert, *settings), variant)
 
 
 def _bfloat16(conf: str, bar: float) -> Goal:
@@ -92,6 +103,12 @@ OFFLINE = [
     _offline("iql_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
     _offline("td3_bc_halfcheetah", "medium-replay", 0, every_seed=False, num_episodes=20),
 ]
+IMITATION = [
+    _imitation("dagger_pendulum", -145, 5),
+    _imitation("student_halfcheetah", 0.95 * 7321, 3, num_episodes=20),
+    _imitation("student_halfcheetah", 0, 3, "without-memory", 20, ("Torso.memory = None",)),
+    _offline("bc_pendulum", "expert-50", -145, every_seed=False, num_seeds=5),
+]
 # What prioritized replay, longer returns, hindsight, masks and asymmetric critics are worth, and what bfloat16 costs.
 ABLATIONS = [
     Goal(
@@ -130,7 +147,7 @@ def main() -> None:
     parser.add_argument("--root", default="runs/learning")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
-    goals = [goal for goal in GOALS + OFFLINE + ABLATIONS if goal.name in arguments.confs.split(",")]
+    goals = [goal for goal in GOALS + OFFLINE + IMITATION + ABLATIONS if goal.name in arguments.confs.split(",")]
     if not arguments.table:
         for goal in goals:
             seeds = [int(seed) for seed in arguments.seeds.split(",")] if arguments.seeds else goal.seeds

@@ -12,7 +12,7 @@ from alfish.__main__ import main
 from alfish.bin.confs import describe
 from alfish.configuration import reading
 from alfish.configuration.locating import confs_directory
-from benchmarks.fingerprints import recorded
+from benchmarks.fingerprints import recorded, trained
 
 # Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
@@ -105,8 +105,10 @@ def tiny(path, tmp_path):
     """What makes a run of this conf short."""
     text = "".join(one.read_text() for one in with_included(path))
     chosen = [one for where, more in TINY_WHERE.items() if where in text for one in more]
+    env_id = next(iter(re.findall(r"make_environment.env_id = '([^']+)'", text)), "")
+    if "@saved_policy" in text:
+        chosen.append(f"saved_policy.root_dir='{trained(env_id, tmp_path / 'expert')}'")
     if "@OfflineBuffer" in text:
-        env_id = re.search(r"make_environment.env_id = '([^']+)'", text)[1]
         chosen.append(f"OfflineBuffer.sources=['{recorded(env_id, tmp_path / 'data')}']")
     return [f"--gin_param={one}" for one in TINY + chosen]
 

@@ -30,7 +30,7 @@ class BCTrain(NamedTuple):
     """Outputs of the rows that train; T' is 1, or L - 1 with memory."""
 
     policy: Distribution  # [T', N]
-    action: Nest  # [T', N, ...] recorded
+    action: Nest  # [T', N, ...] to clone
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -58,7 +58,7 @@ class BC(RLAlgorithm):
         self.torso: Any = torso(observation_spec)
         self.policy_head: Any = policy_head(self.torso.output_size, action_spec)
         self.action_masks = head_masks(self.policy_head, observation_spec, action_spec)
-        self.replay_needs = ReplayNeeds(recurrent_state=self.has_state)
+        self.replay_needs = ReplayNeeds(recurrent_state=bool(nest.leaves(self.torso.initial_state(1))))
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.torso.initial_state(batch_size)
@@ -73,8 +73,13 @@ class BC(RLAlgorithm):
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         features = Window(experience, self.replay_needs.recurrent_state).trained(self.torso)
-        step, action = nest.at((experience.time_step, experience.action), slice(0, features.shape[0]))
+        rows = experience.time_step, self.cloned_action(experience)
+        step, action = nest.at(rows, slice(0, features.shape[0]))
         return AlgStep(info=BCTrain(self._policy(features, step), action))
+
+    def cloned_action(self, experience: Experience) -> Nest:
+        """Returns the actions `[L, N, ...]` whose likelihood is maximized: those that were executed."""
+        return experience.action
 
     def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:
         log_prob = info.policy.log_prob(info.action)

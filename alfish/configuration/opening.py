@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from alfish.algorithms.imitation.external import opened_to_act
 from alfish.configuration import reading
 from alfish.configuration.directory import run_directory
 from alfish.configuration.messages import without_chain
@@ -69,6 +70,7 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
         reading.preserved(),
         process_preserved(),
         without_chain(),
+        opened_to_act(),
         reading.saved(path, allow_import),
     ):
         yield

@@ -58,6 +58,11 @@ def is_restricted() -> bool:
     return _ALLOWED.get() is not None
 
 
+def allowed() -> tuple[str, ...] | None:
+    """Returns the modules that `restricted` allows; None: the configuration in force may import any."""
+    return _ALLOWED.get()
+
+
 def admit(module: str, where: str) -> None:
     """Checks that a configuration may import `module`, and makes a module in the working directory importable.
 

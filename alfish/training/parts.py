@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from alfish import nest, replicas
+from alfish.algorithms.imitation.external import External
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.environments import Environment
@@ -174,6 +175,13 @@ def make_parts(
         _seed_all(replicas.seed_of(environments.seed))  # from here on; before, all learners made equal parameters
     loaded = InitialParts(initial_parts or {}, *networks)
     return Parts(environment, *networks, source, collector, trained, measured, loaded)
+
+
+def start_external(algorithm: RLAlgorithm, environment: Environment) -> None:
+    """Starts the parts of an algorithm whose content lies outside of the run; see `External.start` for errors."""
+    for part in algorithm.modules():
+        if isinstance(part, External):
+            part.start(environment.observation_space, environment.action_space)
 
 
 def use_device(name: str, num_threads: int) -> torch.device:

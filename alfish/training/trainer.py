@@ -28,7 +28,7 @@ from alfish.training.listener import LISTENERS, Listener, Report
 from alfish.training.listeners import CheckpointSaver, checked_listeners
 from alfish.training.loop import Loop
 from alfish.training.notifier import Notifier
-from alfish.training.parts import MAX_THREADS, Environments, make_parts, use_device
+from alfish.training.parts import MAX_THREADS, Environments, make_parts, start_external, use_device
 from alfish.training.policy import Policy, load_networks
 from alfish.training.shared_directory import own_directory
 from alfish.unrollers import SyncUnroller, Unroller
@@ -150,6 +150,7 @@ class Trainer:
         self.directory.open()
         _warn_of_settings(self)
         self.batches.start(self.environment)
+        start_external(self.algorithm, self.environment)
         if not self._loop.resume(self.directory, self.load_state_dict):
             self._parts.initial_parts.load(self.log)
         if self.clock.finished:

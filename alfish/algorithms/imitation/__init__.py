@@ -1,0 +1,1 @@
+"""Algorithms that learn from an expert: a trained policy that labels rows (`Expert`), or its recorded episodes."""

@@ -1,0 +1,63 @@
+"""The base of algorithms that clone an expert's labels on rows that the student reaches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gymnasium import spaces
+
+from alfish.algorithms.bc import BC
+from alfish.algorithms.imitation.expert import AbsentExpert, Expert, make_expert
+from alfish.data import AlgStep, Experience, TimeStep
+from alfish.nest import Nest
+
+
+class LabelledRollout(NamedTuple):
+    label: Nest  # [B, ...] the expert's action
+
+
+class Apprentice(BC):
+    """A policy that an expert labels while it acts; the subclasses describe the arguments.
+
+    Its state is the student's and the expert's, so that the expert's memory sees the episodes that the student makes.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        expert: Callable[[], Expert],
+        torso: Callable[[Nest], Any],
+        policy_head: Callable[[int, Nest], Any],
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec, torso=torso, policy_head=policy_head)
+        self.expert = make_expert(expert, f"{type(self).__name__}.expert")
+        self.expert.check_specs(observation_spec, action_spec)
+        self.replay_needs = self.replay_needs._replace(info=("label",))
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return super().initial_state(batch_size), self.expert.initial_state(batch_size)
+
+    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        of_student, of_expert = state
+        student = super().rollout_step(time_step, of_student)
+        if isinstance(self.expert, AbsentExpert):
+            return student._replace(state=(student.state, of_expert))
+        label, of_expert = self.expert(time_step, of_expert)
+        action = self.executed_action(time_step, student.output, label)
+        return AlgStep(action, (student.state, of_expert), LabelledRollout(label))
+
+    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        of_student, of_expert = state
+        student = super().predict_step(time_step, of_student)
+        return student._replace(state=(student.state, of_expert))
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        if experience.state is not None:
+            experience = experience._replace(state=experience.state[0])
+        return super().train_step(experience, experience.state)
+
+    def executed_action(self, time_step: TimeStep, sampled: Nest, label: Nest) -> Nest:
+        """Returns the actions `[B, ...]` to execute, of the student's samples and the labels. Default: the samples."""
+        return sampled

@@ -1,0 +1,64 @@
+"""DAgger: clones what an expert would do in the states that the student reaches.
+
+Ross et al., 2011, https://arxiv.org/abs/1011.0686, algorithm 3.1. In each round the student and the expert act in
+turns, the expert labels every row, and the student clones the labels of all rounds.
+
+Differences from the paper: the student's network goes on from round to round instead of being trained again; the last
+student is the result, not the best of all rounds; labels of Box actions are cloned by maximum likelihood, as in BC.
+
+A round is an iteration: `Trainer.unroll_length` is its length. Replay must be large enough for all rows of the run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.algorithms.imitation.apprentice import Apprentice
+from alfish.algorithms.imitation.expert import Expert
+from alfish.data import Experience, TimeStep
+from alfish.nest import Nest
+from alfish.networks import FLOORED_HEAD, Torso
+from alfish.parameters import UnitInterval, checked
+from alfish.schedules import Schedule, as_schedule
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class DAgger(Apprentice):
+    """Dataset aggregation; the module's docstring has the paper and the differences from it.
+
+    Args:
+      expert: class or factory, labels rows: `@saved_policy`, or an `Expert` of your own.
+      beta: chance that the expert's label is executed, drawn for each environment and step; may be a schedule of
+        progress.
+      torso: takes the observation spec; may have memory.
+      policy_head: takes the torso's output size and the action spec.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        expert: Callable[[], Expert] = gin.REQUIRED,
+        beta: UnitInterval | Schedule = 0.0,
+        torso: Callable[[Nest], Any] = Torso,
+        policy_head: Callable[[int, Nest], Any] = FLOORED_HEAD,
+    ):
+        super().__init__(
+            observation_spec, action_spec, reward_spec, expert=expert, torso=torso, policy_head=policy_head
+        )
+        self._beta = as_schedule(beta)
+
+    def executed_action(self, time_step: TimeStep, sampled: Nest, label: Nest) -> Nest:
+        size = time_step.step_type.shape
+        is_expert = torch.rand(size, device=self.progress.device) < self._beta(self.progress)
+        return nest.where(is_expert, label, sampled)
+
+    def cloned_action(self, experience: Experience) -> Nest:
+        return experience.info["label"]

@@ -1,0 +1,87 @@
+"""Distillation of a teacher into a student that acts, on-policy: no row is kept.
+
+The student acts, the teacher labels, and the student is regressed on the labels of the unroll. With a memory, gradients
+go through the rows of an unroll, and the memory is carried on from one unroll to the next. This is DAgger (Ross et
+al., 2011, https://arxiv.org/abs/1011.0686) with beta 0 and without replay; rsl_rl (Schwarke et al., 2025,
+https://arxiv.org/abs/2509.10771) has it for legged robots, whose teacher sees more than the student does.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from gymnasium import spaces
+
+from alfish import losses, nest
+from alfish.algorithms.bc import BCTrain
+from alfish.algorithms.imitation.apprentice import Apprentice
+from alfish.algorithms.imitation.expert import Expert
+from alfish.algorithms.rl_algorithm import UnrollUse
+from alfish.data import AlgStep, Experience, LossInfo
+from alfish.distributions import is_distribution, sum_of
+from alfish.nest import Nest
+from alfish.networks import PolicyHead, Torso
+from alfish.parameters import PositiveFloat, checked
+
+# The deviation of actions is fixed, because the squared error of the mean does not train it.
+FIXED_HEAD = functools.partial(PolicyHead, initial_log_std=math.log(0.1), learn_std=False)
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class Distillation(Apprentice):
+    """Teacher-student distillation; see the module's docstring.
+
+    The loss is the squared error (or Huber's) of the mean for Box leaves, averaged over their entries, and the
+    cross-entropy for others.
+
+    Args:
+      expert: class or factory of the teacher: `@saved_policy`, or an `Expert` of your own.
+      huber_delta: error from which the loss of Box leaves is linear; None: it is squared everywhere.
+      torso: takes the observation spec; may have memory.
+      policy_head: takes the torso's output size and the action spec; by default actions have a deviation of 0.1, in
+        units of half the action's range.
+    """
+
+    on_policy = True
+    unroll_use = UnrollUse(single_epoch=False, handles_stale_policies=True)
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        expert: Callable[[], Expert] = gin.REQUIRED,
+        huber_delta: PositiveFloat | None = None,
+        torso: Callable[[Nest], Any] = Torso,
+        policy_head: Callable[[int, Nest], Any] = FIXED_HEAD,
+    ):
+        super().__init__(
+            observation_spec, action_spec, reward_spec, expert=expert, torso=torso, policy_head=policy_head
+        )
+        self._huber_delta = huber_delta
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        of_student = None if state is None else state[0]
+        features, _ = self.torso(experience.time_step, of_student)
+        return AlgStep(info=BCTrain(self._policy(features, experience.time_step), experience.info.label))
+
+    def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:
+        policy: Any = info.policy
+        parts = nest.leaves(policy if is_distribution(policy) else policy.parts, is_leaf=is_distribution)
+        leaves = zip(nest.leaves(self.action_spec), parts, nest.leaves(info.action))
+        loss = sum_of(
+            self._regression(part.mode() - label) if isinstance(spec, spaces.Box) else -part.log_prob(label)
+            for spec, part, label in leaves
+        )
+        with torch.no_grad():
+            extra = {"log_prob": policy.log_prob(info.action)}
+        return LossInfo(loss, extra=extra)
+
+    def _regression(self, error: torch.Tensor) -> torch.Tensor:
+        loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
+        return loss.mean(-1)

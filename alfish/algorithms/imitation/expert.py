@@ -1,0 +1,182 @@
+"""Experts: modules that know the right action of any row."""
+
+import abc
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.algorithms.imitation.external import External, checksum_of
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import TimeStep
+from alfish.errors import UsageError, printable
+from alfish.nest import Nest
+from alfish.parameters.parts import build
+from alfish.transforms import Transforms
+
+
+class Expert(External):
+    """Labels rows with the action to clone. Subclasses are trained policies, or controllers and planners of your own.
+
+    An expert must be a function of its arguments and its buffers, as hooks of an algorithm are.
+    """
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """Returns the state at the start of an episode, `[B, ...]`. Default: None, there is no state."""
+        return None
+
+    @abc.abstractmethod
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
+        """Returns the labels `[B, ...]` and the next state.
+
+        Args:
+          time_step: `[B]` rows as the algorithm receives them.
+          state: reset where a row is FIRST.
+        """
+
+    def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
+        """Raises UsageError, which names the first difference, if rows of these specs cannot be labelled.
+
+        Default: accepts all.
+        """
+
+    def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        """Does nothing by default."""
+
+
+class PolicyExpert(Expert):
+    """A trained policy, frozen. The label is its mode.
+
+    Its parameters become buffers that no checkpoint stores, so that no optimizer, count of parameters or checkpoint of
+    the run includes them, and workers still receive them.
+
+    Args:
+      algorithm, transforms: trained; this module changes them and keeps them.
+      action_space: of the environment that it was trained in.
+      name: of its run, in messages.
+      leaves: paths of the observation's leaves that the expert sees, joined in this order if they are several; None:
+        the whole observation.
+    """
+
+    def __init__(
+        self,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        action_space: spaces.Space,
+        name: str,
+        leaves: Sequence[str] | None = None,
+    ):
+        super().__init__()
+        self.name, self._leaves, self._action_space = name, leaves, action_space
+        state = {**algorithm.state_dict(), **transforms.state_dict(prefix="transforms.")}
+        self.checksum = checksum_of(state[key] for key in sorted(state) if isinstance(state[key], torch.Tensor))
+        self._algorithm, self._transforms = _frozen(algorithm), _frozen(transforms)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self._transforms.initial_state(batch_size), self._algorithm.initial_state(batch_size)
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
+        of_transforms, of_policy = state
+        raw = time_step._replace(observation=self._selected(time_step.observation, _joined))
+        seen, of_transforms = self._transforms(raw, of_transforms)
+        step = self._algorithm.predict_step(seen, of_policy)
+        return step.output, (of_transforms, step.state)
+
+    def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
+        if self._leaves is not None:
+            known = nest.paths(observation_spec)
+            for path in self._leaves:
+                if path not in known:
+                    raise UsageError(f"the expert {self.name} is to see {path!r}, and the leaves are {sorted(known)}")
+        seen = self._selected(observation_spec, functools.partial(_joined_box, self.name))
+        self._compare("observation", self._transforms.raw_observation_spec, seen)
+        self._compare("action", self._algorithm.action_spec, action_spec)
+
+    def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        """Checks the units of actions, which specs do not have."""
+        if self._action_space != action_space:
+            raise UsageError(
+                f"the expert {self.name} acts in {printable(str(self._action_space))}, and this environment takes "
+                f"{printable(str(action_space))}; train the expert in this environment, wrapped as it is now"
+            )
+
+    def _selected(self, observation: Nest, join: Any) -> Nest:
+        """Returns the part of an observation that the expert sees, in the expert's structure.
+
+        Args:
+          observation: nest of tensors or of spaces.
+          join: function of several leaves, which returns them as one.
+        """
+        if self._leaves is None:
+            return observation
+        by_path = dict(zip(nest.paths(observation), nest.leaves(observation)))
+        leaves = [by_path[path] for path in self._leaves]
+        only = leaves[0] if len(leaves) == 1 else join(leaves)
+        return nest.map(lambda _: only, self._transforms.raw_observation_spec)
+
+    def _compare(self, kind: str, there: Nest, here: Nest) -> None:
+        """Raises UsageError if the specs of the expert and of the run differ; names the first leaf that does."""
+        one, other = dict(nest.named_leaves(there, kind)), dict(nest.named_leaves(here, kind))
+        for path in [*one, *other]:
+            if one.get(path) != other.get(path):
+                found, wanted = (printable(str(each.get(path, "no such leaf"))) for each in (one, other))
+                raise UsageError(
+                    f"the expert {self.name} was trained on other {kind}s: {path} is {found} there and {wanted} here; "
+                    "train it in this environment, leave out transforms of observations here (the expert applies its "
+                    "own), or name the leaves that it sees with saved_policy.leaves"
+                )
+
+
+def _joined(leaves: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(leaves, -1)
+
+
+def _joined_box(name: str, leaves: list[Any]) -> spaces.Box:
+    """Returns the spec of joined leaves; raises UsageError if one is no vector of float."""
+    for leaf in leaves:
+        if not isinstance(leaf, spaces.Box) or leaf.dtype != np.float32 or leaf.shape is None or len(leaf.shape) != 1:
+            raise UsageError(f"the expert {name} is to see several leaves joined, and {leaf} is no vector of float32")
+    low, high = (np.concatenate([getattr(leaf, end) for leaf in leaves]) for end in ("low", "high"))
+    return spaces.Box(low, high, dtype=np.float32)
+
+
+def _frozen(module: Any) -> Any:
+    """Replaces all parameters and buffers by buffers that no checkpoint stores; returns the module in eval mode."""
+    for part in module.modules():
+        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        for name, tensor in tensors:
+            delattr(part, name)
+            part.register_buffer(name, tensor.detach().clone(), persistent=False)
+    return module.eval()
+
+
+class AbsentExpert(Expert):
+    """Stands for an expert in a policy that only acts; it cannot label."""
+
+    name = "the expert"
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
+        raise UsageError("the policy was opened without its expert, so rows have no labels; train it to have them")
+
+
+def make_expert(expert: Callable[[], Expert], name: str) -> Expert:
+    """Returns the expert that a factory makes.
+
+    Args:
+      expert: class or factory.
+      name: of the parameter, for messages.
+
+    Raises:
+      UsageError: it makes something else, such as a data set.
+    """
+    made: Any = build(expert, object, name)
+    if not isinstance(made, Expert):
+        raise UsageError(
+            f"{name} made a {type(made).__name__}, which cannot label new rows; give it a saved run ({name} = "
+            "@saved_policy, saved_policy.root_dir = 'runs/x'), or clone recorded episodes with BC"
+        )
+    return made

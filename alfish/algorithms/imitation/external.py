@@ -1,0 +1,90 @@
+"""Modules whose content lies outside of a run: a checkpoint stores a checksum in place of the content."""
+
+import abc
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish.errors import UsageError
+
+_OPENED_TO_ACT: ContextVar[bool] = ContextVar("opened_to_act", default=False)
+
+
+class External(nn.Module, abc.ABC):
+    """A part of an algorithm that is read from another run, or from recorded data.
+
+    Attributes:
+      name: of the source, in messages.
+      checksum: of the content; None: it has none that could change. Known after `start`.
+    """
+
+    name: str
+    checksum: str | None = None
+
+    @abc.abstractmethod
+    def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        """Reads the content before the run's state is loaded, and checks that it is of the environment.
+
+        Args:
+          observation_space, action_space: of one environment of the training.
+
+        Raises:
+          UsageError: the content belongs to another environment, or cannot be read.
+        """
+
+    def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        """Returns the checksum only, not the state of the modules within."""
+        found = super().state_dict(*arguments, **keywords)
+        prefix = keywords.get("prefix", "")
+        for key in [key for key in found if key.startswith(prefix) and key != f"{prefix}_extra_state"]:
+            del found[key]
+        return found
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        state_dict.update(super().state_dict(prefix=prefix))  # for the modules within, which torch loads next
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"sha256": self.checksum}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Checks that the content is the one of `state`.
+
+        Raises:
+          UsageError: it has changed since the run was saved.
+        """
+        if None not in (self.checksum, state["sha256"]) and state["sha256"] != self.checksum:
+            raise UsageError(
+                f"{self.name} is not what this run was saved with: its checksum is {self.checksum[:8]}, and was "  # type: ignore[index]
+                f"{state['sha256'][:8]}; put the content back, or start a new run in another directory"
+            )
+
+
+def checksum_of(tensors: Iterable[torch.Tensor]) -> str:
+    """Returns the SHA-256 sum over dtypes, shapes and bits of tensors, in their order."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def is_opened_to_act() -> bool:
+    """Returns True if the policy that is being built only acts, so that it needs no external content."""
+    return _OPENED_TO_ACT.get()
+
+
+@contextlib.contextmanager
+def opened_to_act() -> Iterator[None]:
+    """Makes `is_opened_to_act` return True within the context."""
+    token = _OPENED_TO_ACT.set(True)
+    try:
+        yield
+    finally:
+        _OPENED_TO_ACT.reset(token)

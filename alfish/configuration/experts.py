@@ -1,0 +1,53 @@
+"""Saved runs as experts of imitation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gin
+
+from alfish.algorithms.imitation.expert import AbsentExpert, Expert, PolicyExpert
+from alfish.algorithms.imitation.external import is_opened_to_act
+from alfish.configuration import opening
+from alfish.errors import UsageError
+from alfish.offline.data_set import INDEX_FILE
+from alfish.parameters import checked, imports
+
+
+@gin.configurable(module="alfish")
+@checked
+def saved_policy(
+    root_dir: str = gin.REQUIRED,
+    checkpoint: str | int = "latest",
+    leaves: Sequence[str] | None = None,
+    allow_import: Sequence[str] = (),
+) -> Expert:
+    """Returns the policy of a run as an expert: frozen, with its memory and its own transforms.
+
+        DAgger.expert = @saved_policy
+        saved_policy.root_dir = 'runs/sac_pendulum'
+
+    A checkpoint of the new run stores a checksum of the expert's weights, not the weights. Where a policy is opened
+    only to act (`alfish evaluate`, `alfish.load`), its expert is not read.
+
+    Args:
+      root_dir: of the expert's run.
+      checkpoint: 'latest', 'best' or environment steps.
+      leaves: paths of the observation's leaves that the expert sees, joined in this order if they are several; None:
+        the whole observation.
+      allow_import: modules that the expert's configuration may import beside alfish's own and those imported already.
+        In the configuration of a saved run it has no effect: there the modules that opened that run are allowed.
+
+    Raises:
+      UsageError: there is no such run or checkpoint, or its configuration imports another module.
+    """
+    if is_opened_to_act():
+        return AbsentExpert()
+    if (Path(root_dir) / INDEX_FILE).is_file():
+        raise UsageError(
+            f"{root_dir} is a data set, which cannot label new rows; name a run with saved_policy.root_dir, or clone "
+            "the data with BC"
+        )
+    allowed = imports.allowed()
+    with gin.config_scope(None):
+        policy = opening.load(root_dir, checkpoint, "cpu", allow_import if allowed is None else allowed)
+    return PolicyExpert(policy.algorithm, policy.transforms, policy.action_space, root_dir, leaves)

@@ -1,0 +1,196 @@
+"""Runs that learn from the policy of another run."""
+
+import functools
+import re
+import shutil
+
+import gin
+import pytest
+import torch
+from resuming import assert_same, stop_after, tensors_of
+
+import alfish
+from alfish.__main__ import main
+from alfish.algorithms.imitation.dagger import DAgger
+from alfish.algorithms.imitation.distillation import Distillation
+from alfish.algorithms.imitation.expert import AbsentExpert
+from alfish.batches import EpochBatches, ReplayBatches
+from alfish.configuration.experts import saved_policy
+from alfish.environments import make_environment
+from alfish.errors import UsageError
+from alfish.networks import GRU, MLP, Torso
+from alfish.training.listeners import CheckpointSaver
+from alfish.training.trainer import Trainer
+from alfish.transforms import ObservationNormalizer
+from alfish.unrollers import AsyncUnroller, SyncUnroller
+
+TORSO = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
+MEMORY = functools.partial(TORSO, memory=functools.partial(GRU, size=6))
+EXPERT = {"num_env_steps": 64, "unroll_length": 16, "MLP.layers": (8,), "EpochBatches.num_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def expert(tmp_path_factory):
+    """A run with memory and statistics."""
+    directory = tmp_path_factory.mktemp("expert")
+    memory = {"Torso.memory": GRU, "GRU.size": 6, "transforms": [ObservationNormalizer]}
+    alfish.train("PPO", "Pendulum-v1", root_dir=directory, **EXPERT, **memory)
+    return directory
+
+
+def make(root_dir, expert, algorithm=DAgger, torso=TORSO, **settings):
+    """A run on Pendulum, whose episodes of 6 rows all end with row 35, after five unrolls of 7 rows."""
+    replay = functools.partial(ReplayBatches, 500, 8, 3, updates_per_env_step=0.25, warmup_env_steps=0, state_period=10)
+    make_expert = functools.partial(saved_policy, root_dir=str(expert))
+    own = {"beta": 0.5} if algorithm is DAgger else {}
+    return Trainer(
+        root_dir,
+        **{
+            "algorithm": functools.partial(algorithm, expert=make_expert, torso=torso, **own),
+            "environment": functools.partial(
+                make_environment, "Pendulum-v1", num_envs=2, env_kwargs={"max_episode_steps": 5}
+            ),
+            "batches": replay if algorithm is DAgger else functools.partial(EpochBatches, num_epochs=1),
+            "unroll_length": 7,
+            "num_iterations": 8,
+            "listeners": [CheckpointSaver(0)],
+            "device": "cpu",
+            **settings,
+        },
+    )
+
+
+CASES = [(algorithm, torso) for algorithm in (DAgger, Distillation) for torso in (TORSO, MEMORY)]
+
+
+@pytest.mark.parametrize(("algorithm", "torso"), CASES)
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, expert, algorithm, torso):
+    settings = {"algorithm": algorithm, "torso": torso}
+    whole = make(tmp_path / "whole", expert, **settings)
+    whole.train()
+    stop_after(make(tmp_path / "cut", expert, **settings), 5)
+    torch.manual_seed(99)
+    resumed = make(tmp_path / "cut", expert, **settings)
+    resumed.train()
+    assert_same(tensors_of(resumed), tensors_of(whole))
+
+
+def parameters(trainer):
+    return torch.cat([p.detach().reshape(-1).clone() for p in trainer.algorithm.parameters()])
+
+
+@pytest.mark.parametrize("algorithm", [DAgger, Distillation])
+def test_student_and_expert_act_through_numpy_as_through_torch(tmp_path, expert, algorithm):
+    found = []
+    for numpy_policy in (0, None):
+        unroller = functools.partial(SyncUnroller, numpy_policy=numpy_policy)
+        trainer = make(tmp_path / str(numpy_policy), expert, algorithm, MEMORY, unroller=unroller)
+        trainer.train()
+        assert not trainer.unroller.state_dict()["gave_up"], "it acts through numpy to the end"
+        found.append(parameters(trainer))
+    torch.testing.assert_close(*found, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [DAgger, Distillation])
+def test_workers_label_rows_and_lockstep_repeats_its_bits(tmp_path, expert, algorithm):
+    found = []
+    for where in ("first", "again"):
+        unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep")
+        trainer = make(tmp_path / where, expert, algorithm, MEMORY, unroller=unroller)
+        trainer.train()
+        found.append(parameters(trainer))
+    assert torch.equal(*found)
+    before = make(tmp_path / "untrained", expert, algorithm, MEMORY)
+    assert not torch.equal(parameters(before), found[0])
+    before.close()
+
+
+def test_replay_keeps_the_rows_of_all_rounds_with_the_labels_of_the_saved_policy(tmp_path, expert):
+    trainer = make(tmp_path / "run", expert)
+    trainer.train()
+    buffer = trainer.batches.buffer
+    assert buffer.num_rows == buffer.num_pushed == 8 * 7 * 2
+    rows = buffer.read(torch.arange(2), torch.arange(56)[:, None].expand(-1, 2))
+    policy = alfish.load(expert)
+    for t in range(56):
+        first = (rows.time_step.step_type[t] == 0).numpy()
+        label = policy.act(rows.time_step.observation[t].numpy(), batched=True, first=first) / 2
+        if t < 3:  # afterwards the policy's own previous action is not the executed one, which its memory does not see
+            torch.testing.assert_close(rows.info["label"][t].clamp(-1, 1), torch.from_numpy(label))
+    is_label = (rows.info["label"].clamp(-1, 1) == rows.action.clamp(-1, 1)).all(-1)
+    assert 0.3 < is_label.float().mean() < 0.7
+
+
+def write(path, expert, extra=""):
+    path.write_text(
+        "include 'dagger_pendulum.gin'\n"
+        f"{extra}\n"
+        f"saved_policy.root_dir = '{expert}'\n"
+        "Trainer.num_env_steps = 80\nTrainer.unroll_length = 10\nmake_environment.num_envs = 2\nMLP.layers = (8,)\n"
+        "ReplayBatches.updates_per_env_step = 0.25\nEvaluate.num_episodes = 1\n"
+    )
+    return [f"--gin_file={path}"]
+
+
+def test_a_trained_student_is_evaluated_and_loaded_without_its_expert(tmp_path, expert, capsys):
+    there, run = shutil.copytree(expert, tmp_path / "expert"), tmp_path / "run"
+    assert main(["train", *write(tmp_path / "a.gin", there), f"--root_dir={run}"]) == 0
+    shutil.rmtree(there)
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1"]) == 0
+    policy = alfish.load(run)
+    assert isinstance(policy.algorithm.expert, AbsentExpert)
+    assert policy.act([1.0, 0.0, 0.0]).shape == policy.act([1.0, 0.0, 0.0], sample=True).shape == (1,)
+    gin.clear_config()
+    student = write(tmp_path / "b.gin", run)  # a student is an expert, whose own expert is not read
+    assert main(["train", *student, f"--root_dir={tmp_path / 'next'}"]) == 0
+    gin.clear_config()
+    capsys.readouterr()
+    assert main(["train", *write(tmp_path / "a.gin", there), f"--root_dir={tmp_path / 'new'}"]) == 2
+    assert "is not a run of `alfish train`" in capsys.readouterr().err
+
+
+def test_a_run_does_not_continue_when_the_newest_checkpoint_of_its_expert_is_another(tmp_path, expert):
+    there = shutil.copytree(expert, tmp_path / "expert")
+    stop_after(make(tmp_path / "run", there), 2)
+    alfish.train(root_dir=there, algorithm="PPO", environment="Pendulum-v1", on_config_change="new",
+                 **{**EXPERT, "num_env_steps": 128}, **{"Torso.memory": GRU, "GRU.size": 6},
+                 transforms=[ObservationNormalizer])  # fmt: skip
+    with pytest.raises(UsageError, match=f"^{there} is not what this run was saved with: .*put the content back"):
+        make(tmp_path / "run", there).train()
+    fixed = functools.partial(saved_policy, root_dir=str(there), checkpoint=64)
+    make(tmp_path / "run", there, algorithm=functools.partial(DAgger, expert=fixed, beta=0.5, torso=TORSO), batches=(
+        functools.partial(ReplayBatches, 500, 8, 3, updates_per_env_step=0.25, warmup_env_steps=0, state_period=10)
+    )).close()  # fmt: skip
+
+
+def test_building_an_expert_leaves_configuration_and_random_numbers_as_they_were(tmp_path, expert):
+    gin.parse_config("Linear.start = 0.5")
+    torch.manual_seed(1)
+    before, text = torch.get_rng_state(), gin.config_str()
+    saved_policy(str(expert))
+    assert torch.equal(torch.get_rng_state(), before) and gin.config_str() == text
+
+
+def test_a_data_set_is_no_expert(tmp_path):
+    (tmp_path / "data_set.json").write_text("{}")
+    with pytest.raises(UsageError, match=f"^{tmp_path} is a data set, which cannot label new rows; name a run"):
+        saved_policy(str(tmp_path))
+
+
+def test_the_configuration_of_another_persons_run_does_not_allow_imports_for_its_expert(tmp_path, expert, monkeypatch):
+    """The module that the expert needs is allowed by the student's own configuration, which is not trusted."""
+    there = shutil.copytree(expert, tmp_path / "expert")
+    config = there / "config.gin"
+    config.write_text("import lab_of_another\n" + config.read_text())
+    (tmp_path / "lab_of_another.py").write_text("raise SystemExit('executed')\n")
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    trusting = write(tmp_path / "a.gin", expert, "saved_policy.allow_import = ['lab_of_another']")
+    assert main(["train", *trusting, f"--root_dir={run}", "--gin_param=Trainer.stop_at=40"]) == 0
+    gin.clear_config()
+    saved = (run / "config.gin").read_text()
+    (run / "config.gin").write_text(re.sub(re.escape(str(expert)), str(there), saved))
+    assert main(["train", f"--root_dir={run}"]) == 2
+    assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1"]) == 0  # which does not read the expert
