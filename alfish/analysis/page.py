@@ -14,7 +14,7 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } td, th { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: left; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
-pre, code { font: 13px/1.5 ui-monospace, monospace; } pre { background: #f5f5f5; padding: .8rem; overflow-x: auto; }
+pre { font: 13px/1.5 ui-monospace, monospace; background: #f5f5f5; padding: .8rem; white-space: pre-wrap; }
 summary { cursor: pointer; }
 """
 
@@ -40,6 +40,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """Returns a table of names and texts."""
+    lines = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+    return "\n".join(["<table>", *lines, "</table>"])
 
 
 def of_curves(curves: Sequence[Curve], figure: Any, metric: str, statistic: str, notes: Iterable[str]) -> str:

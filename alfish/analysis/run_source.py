@@ -15,6 +15,7 @@ from alfish.configuration.differences import reference, tail, values
 from alfish.errors import UsageError, first_line, printable
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs.files import open_regular
+from alfish.runs.writers import COUNTERS
 
 METRICS_FILE = "metrics.csv"
 EVALUATION = "evaluation"  # name of the listener Evaluate, by default
@@ -52,6 +53,12 @@ class RunSource:
         env_id = next((self.bindings[name] for name in names if name in self.bindings), made)
         return reference(env_id.strip("'\"")).rpartition(":")[2] or None
 
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the columns of metrics.csv that have a value, without its clocks."""
+        header, rows = self._metrics
+        return [name for k, name in enumerate(header) if name not in COUNTERS and any(row[k] for row in rows)]
+
     def series(self, metric: str) -> Series:
         header, rows = self._metrics
         if metric in header:
@@ -78,7 +85,7 @@ class RunSource:
         if len(whole) < len(content):
             self.notes.append(f"{path} ends within a row, which is left out")
         header, rows = table(path, whole)
-        missing = [name for name in ("steps", "env_steps", "updates", "wall_seconds") if name not in header]
+        missing = [name for name in COUNTERS if name not in header]
         if missing:
             raise UsageError(f"{path} is no table of metrics: it has no column {missing[0]}")
         return header, rows
@@ -90,8 +97,7 @@ class RunSource:
         return Series(self._clocks(header, rows), self._column(rows, index))
 
     def _clocks(self, header: list[str], rows: list[list[str]]) -> dict[str, np.ndarray]:
-        names = ("steps", "env_steps", "updates", "wall_seconds")
-        columns = {name: self._column(rows, header.index(name)) for name in names}
+        columns = {name: self._column(rows, header.index(name)) for name in COUNTERS if name != "iterations"}
         # Evaluations have the nominal clock at which they were due as their `steps`, which is equal for all seeds.
         columns["env_steps"] = np.minimum(columns.pop("steps"), columns["env_steps"])
         return {name: column for name, column in columns.items() if column.any()}

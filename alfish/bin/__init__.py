@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "play": "play episodes of a run's policy, and film them",
     "plot": "draw curves of runs over their seeds",
     "compare": "compare groups of runs at their end, in a table",
+    "report": "write one page about a run",
     "record": "record episodes of a run's policy as a data set",
     "export": "write the replay buffer of a run as a data set",
     "import": "read data from elsewhere, check them, and write them as a data set",

@@ -10,6 +10,8 @@ from typing import Any
 from alfish.runs import files
 from alfish.runs.files import DiskError
 
+WARNING = "warning: "  # before a message of absl; one of Python has its category, as UserWarning
+
 
 class RunLog(logging.Handler):
     """Appends lines with their time. Lines before `open` are kept in memory; after `close` only `write` appends.
@@ -57,7 +59,7 @@ class RunLog(logging.Handler):
             self.write(text)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.copy(record.getMessage())
+        self.copy(f"{WARNING}{record.getMessage()}")
 
     def close(self) -> None:
         """Stops the recording of warnings."""
@@ -73,3 +75,9 @@ class RunLog(logging.Handler):
         if lines:
             with files.writing(self._path), open(self._path, "a") as file:
                 file.writelines(lines)
+
+
+def warnings_in(log: str) -> list[str]:
+    """Returns the warnings in the text of a `log.txt`, each once, without their times."""
+    lines = (line[len("YYYY-MM-DD HH:MM:SS ") :] for line in log.splitlines())
+    return list(dict.fromkeys(line for line in lines if line.startswith(WARNING) or "Warning: " in line))

@@ -138,9 +138,9 @@ def test_what_is_no_run_is_named(tmp_path, make, words):
     "content, words",
     [
         (b"", "is empty"),
-        (b"steps,env_steps,updates\n1,2,3\n", "has no column wall_seconds"),
-        (b"steps,env_steps,updates,wall_seconds,x\n1,2,3,4\n", "row 1, has 4 cells and not 5"),
-        (b"steps,env_steps,updates,wall_seconds,x\n1,2,3,4,five\n", "has no number where it should"),
+        (b"steps,env_steps,iterations,updates\n1,2,3,4\n", "has no column wall_seconds"),
+        (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4\n", "row 1, has 4 cells and not 6"),
+        (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4,5,six\n", "has no number where it should"),
         (b"\xff\xfe\n", "is no table"),
     ],
 )

@@ -1,0 +1,223 @@
+"""The page of a run: what was trained, how it ended, its curves, evaluations, configuration and origin."""
+
+import base64
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alfish.analysis import figures, page
+from alfish.analysis.curves import axis_of
+from alfish.analysis.grouping import ALGORITHM
+from alfish.analysis.run_source import RunSource, read_evaluations
+from alfish.analysis.series import AXIS_WORDS, DEFAULT_METRIC
+from alfish.configuration import differences, locating, reading
+from alfish.errors import UsageError
+from alfish.formatting import counted, significant
+from alfish.parameters.description import CONFIG_FILE
+from alfish.runs.run_log import warnings_in
+from alfish.training.evaluator import bootstrap_interval
+
+NUM_PANELS = 15  # of metrics of training
+NUM_COLUMNS = 3
+MAX_FILM = 32 * 2**20  # bytes of a film inside the page
+COUNTS = ("/n", "/environment_steps", "/episodes")  # at the end of names of metrics that only count
+FILMS = {".mp4": "video/mp4", ".gif": "image/gif"}
+
+Evaluations = Mapping[int, Sequence[float]]
+
+
+def report(directory: Path) -> str:
+    """Returns the page of a run, which needs no other file.
+
+    Raises:
+      UsageError: the directory is not a run, or its metrics.csv is damaged.
+    """
+    run = RunSource(directory)
+    metrics = run.metrics
+    returns, lengths = (read_evaluations(directory, column=column) for column in ("return", "length"))
+    entries = _provenance(directory)
+    log = _text(directory / "log.txt")
+    summary = [*_identity(run), ("end", _end(directory)), *_results(returns), *_speed(run, metrics)]
+    sections = {
+        "": page.facts(summary),
+        "Command": _command(entries),
+        "Evaluations": _evaluation_curve(run, returns) + _evaluation_table(returns, lengths),
+        "Training": _training_curves(run, metrics),
+        "Films": "".join(_films(directory)),
+        "Warnings": "".join(f"<p>{escape(words)}</p>" for words in [*warnings_in(log), *run.notes]) or "<p>none</p>",
+        "Configuration": _configuration(directory, entries),
+        "Origin": _origin(entries),
+        "Log": _hidden("log.txt", log),
+    }
+    parts = [f"<h2>{title}</h2>\n{body}" if title else body for title, body in sections.items() if body]
+    return page.page(f"{directory.resolve().name}", parts)
+
+
+def _identity(run: RunSource) -> Iterator[tuple[str, str]]:
+    yield "algorithm", differences.reference(run.bindings.get(ALGORITHM, "unknown"))
+    yield "environment", run.environment or "unknown"
+    yield "seed", run.seed or "unknown"
+
+
+def _end(directory: Path) -> str:
+    """Returns how the run ended, from its file `done`."""
+    try:
+        done = json.loads((directory / "done").read_text())
+    except FileNotFoundError:
+        return "not finished"
+    except ValueError:
+        return "finished"
+    counters = [f"{done[name]:,} {name.replace('_', ' ')}" for name in ("env_steps", "iterations", "updates")]
+    return f"{done.get('reason', 'the budget is spent')}: {', '.join(counters)}"
+
+
+def _results(returns: Evaluations) -> Iterator[tuple[str, str]]:
+    if not returns:
+        yield "evaluations", "none yet"
+        return
+    last, best = max(returns), max(returns, key=lambda clock: (np.mean(returns[clock]), clock))
+    yield "last evaluation", f"{_mean(returns[last])} over {counted(len(returns[last]), 'episode')} at {last:,} steps"
+    yield "best evaluation", f"{_mean(returns[best])} at {best:,} steps"
+
+
+def _speed(run: RunSource, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if metrics:
+        series = run.series(metrics[0])
+        axis = axis_of([series], [run.name])
+        seconds = series.clocks["wall_seconds"][-1]
+        yield "training", f"{seconds:,.0f} s, {series.clocks[axis][-1] / seconds:,.0f} {AXIS_WORDS[axis]}/s"
+
+
+def _command(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the command with which the run began."""
+    command = list(map(str, entries[0].get("command", ()))) if entries else []
+    if not command:
+        return ""
+    program = Path(command[0]).name
+    shown = ["alfish"] if program in ("alfish", "__main__.py") else ["python", command[0]]
+    return f"<pre>{escape(shlex.join([*shown, *command[1:]]))}</pre>"
+
+
+def _evaluation_curve(run: RunSource, returns: Evaluations) -> str:
+    if not returns:
+        return ""
+    figure = figures.new_figure(8, 3.6)
+    axes = figure.subplots()
+    clocks = list(returns)
+    intervals = np.array([bootstrap_interval(returns[clock]) for clock in clocks]).T
+    marker = "o" if len(clocks) == 1 else None
+    axes.plot(clocks, [np.mean(returns[clock]) for clock in clocks], color=figures.COLORS[0], marker=marker)
+    axes.fill_between(clocks, *intervals, color=figures.COLORS[0], alpha=0.2, linewidth=0)
+    axes.set_xlabel(AXIS_WORDS[axis_of([run.series(DEFAULT_METRIC)], [run.name])])
+    axes.set_ylabel("return of the episodes")
+    axes.xaxis.set_major_formatter(figures.engineering())
+    figures.tidy(axes)
+    caption = "<p>Mean return, and its 95 % bootstrap interval over the episodes of each evaluation.</p>"
+    return page.picture(figure, "Returns of the evaluations") + caption
+
+
+def _evaluation_table(returns: Evaluations, lengths: Evaluations) -> str:
+    if not returns:
+        return "<p>none yet</p>"
+    header = ["steps", "mean", "95 % interval", "min", "max", "returns and lengths of the episodes"]
+    rows = []
+    for clock, values in returns.items():
+        low, high = map(significant, bootstrap_interval(values))
+        ends = [significant(float(end)) for end in (np.mean(values), min(values), max(values))]
+        episodes = ", ".join(f"{significant(value)} ({length:.0f})" for value, length in zip(values, lengths[clock]))
+        rows.append([f"{clock:,}", ends[0], f"[{low}, {high}]", *ends[1:], episodes])
+    return f"<details><summary>All episodes</summary>\n{page.table(header, rows)}\n</details>"
+
+
+def _training_curves(run: RunSource, metrics: Sequence[str]) -> str:
+    """Returns small pictures of what was measured during training; metrics that never change are left out."""
+    series = {name: run.series(name) for name in metrics if name.startswith(("train/", "metrics/", "time/"))}
+    changing = [name for name, one in series.items() if len(set(one.values)) > 1]
+    shown = [name for name in changing if not name.endswith(COUNTS)][:NUM_PANELS]
+    if not shown:
+        return ""
+    num_rows = -(-len(shown) // NUM_COLUMNS)
+    figure = figures.new_figure(4 * NUM_COLUMNS, 2.2 * num_rows)
+    grid = figure.subplots(num_rows, NUM_COLUMNS, squeeze=False).flat
+    axis = axis_of(list(series.values()), list(series))
+    for name, axes in zip(shown, grid):
+        axes.plot(series[name].clocks[axis], series[name].values, color=figures.COLORS[0], linewidth=1)
+        axes.set_title(name, fontsize=9)
+        axes.xaxis.set_major_formatter(figures.engineering())
+        axes.tick_params(labelsize=8)
+        figures.tidy(axes)
+    for axes in list(figure.axes)[len(shown) :]:
+        axes.set_visible(False)
+    return page.picture(figure, "Metrics of training") + f"<p>Against {AXIS_WORDS[axis]}.</p>"
+
+
+def _films(directory: Path) -> Iterator[str]:
+    for path in sorted(one for one in directory.rglob("*") if one.suffix in FILMS and one.is_file()):
+        name = escape(str(path.relative_to(directory)))
+        if path.stat().st_size > MAX_FILM:
+            yield f"<p>{name} is too large for this page.</p>"
+            continue
+        content = f"data:{FILMS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        tag = f'<video controls src="{content}"></video>' if path.suffix == ".mp4" else f'<img alt="" src="{content}">'
+        yield f"<figure>{tag}<figcaption>{name}</figcaption></figure>"
+
+
+def _configuration(directory: Path, entries: Sequence[Mapping[str, Any]]) -> str:
+    given = _text(directory / CONFIG_FILE)
+    shipped = _shipped(entries[0].get("command", ())) if entries else []
+    parts = []
+    if shipped and given:
+        with reading.preserved():
+            reading.read(shipped, [])
+            changes = differences.difference(reading.text(), given, with_budget=True)
+        words = f"Compared with {' and '.join(shipped)} (- shipped, + this run):"
+        parts.append(f"<p>{words}</p><pre>{escape(changes) or 'no difference'}</pre>")
+    operative = "".join(f"{name} = {value}\n" for name, value in RunSource(directory).bindings.items())
+    return "".join([*parts, _hidden("As it was given", given), _hidden("With all defaults", operative)])
+
+
+def _shipped(command: Sequence[str]) -> list[str]:
+    """Returns the shipped confs among the gin files of a command; none, if it also reads other files."""
+    files = [Path(word.partition("=")[2]).name for word in map(str, command) if word.startswith("--gin_file=")]
+    return files if all((locating.confs_directory() / name).is_file() for name in files) else []
+
+
+def _origin(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Returns versions, machine and revision of each start of the run."""
+    shown = ("steps", "time", "versions", "git", "device", "machine", "num_threads")
+    rows = [(name, _plain(entry[name])) for entry in entries for name in shown if entry.get(name) is not None]
+    return page.facts(rows) if rows else ""
+
+
+def _provenance(directory: Path) -> list[Mapping[str, Any]]:
+    """Returns an entry for each start of the run; none, if the file is missing or damaged."""
+    try:
+        entries = json.loads(_text(directory / "provenance.json") or "[]")
+    except ValueError as error:
+        raise UsageError(f"{directory / 'provenance.json'} is not what alfish has written ({error})") from error
+    entries = [entries] if isinstance(entries, dict) else entries
+    return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _mean(values: Sequence[float]) -> str:
+    low, high = map(significant, bootstrap_interval(values))
+    return f"{significant(math.fsum(values) / len(values))} [{low}, {high}]"
+
+
+def _hidden(title: str, text: str) -> str:
+    """Returns a text that is shown when its title is clicked on."""
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>" if text else ""
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.is_file() else ""

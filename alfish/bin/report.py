@@ -1,0 +1,37 @@
+"""Writes one page about a run, which opens in a browser without a network.
+
+  alfish report --root_dir=runs/ppo --output=report.html
+
+The page has: what was trained and how it ended, the command that repeats it, the curve and all episodes of the
+evaluations, metrics of training, films in the directory of the run, warnings, the configuration and its difference from
+the shipped one, versions and machine. Nothing in the run is executed or changed.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from alfish.bin import show
+from alfish.errors import UsageError
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
+flags.DEFINE_string("output", "report.html", "File to write.", flag_values=FLAGS)
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    from alfish.analysis import figures
+    from alfish.analysis.run_source import is_run
+
+    if not flag_values.root_dir:
+        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    directory, output = Path(flag_values.root_dir), Path(flag_values.output)
+    figures.check_output(output, (".html", ".htm"))
+    if not is_run(directory):
+        raise UsageError(f"{directory} is not a run: it has neither config.gin nor metrics.csv in it")
+    from alfish.analysis.report import report
+    from alfish.runs.files import write_atomically
+
+    write_atomically(output, report(directory))
+    show(f"written: {output}")
+    return 0

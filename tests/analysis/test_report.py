@@ -1,0 +1,125 @@
+"""The page of a run: what it says, of which runs, and that it needs nothing else."""
+
+import html.parser
+import json
+import re
+
+import pytest
+
+from alfish.__main__ import main
+from alfish.runs.run_log import RunLog, warnings_in
+
+VOID = {"meta", "link", "img", "br"}
+
+
+class Nesting(html.parser.HTMLParser):
+    """Checks that each element of HTML is closed where it should be."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture
+def run(make_run):
+    """A run that has ended, with all files that a run can have."""
+    directory = make_run("ppo <1>", (100.0, 300.0, 200.0))
+    command = ["/x/bin/alfish", "train", "--gin_file=confs/ppo_cartpole.gin", "--gin_param=PPO.clip_range = 0.1"]
+    entry = {"steps": 0, "command": command, "versions": {"torch": "9.9.9"}, "machine": "a <machine>"}
+    (directory / "provenance.json").write_text(json.dumps([entry]))
+    (directory / "done").write_text('{"env_steps": 3000, "iterations": 3, "updates": 300}')
+    log = RunLog(directory / "log.txt")
+    log.write("PPO on CartPole-v1")
+    log.write("warning: the <physics> are slow")
+    (directory / "film.mp4").write_bytes(b"film")
+    log.open(), log.close()
+    return directory
+
+
+@pytest.fixture
+def page(tmp_path, capsys):
+    """Returns the page of a run, after its form was checked."""
+
+    def page(directory):
+        output = tmp_path / "report.html"
+        assert main(["report", f"--root_dir={directory}", f"--output={output}"]) == 0
+        assert capsys.readouterr().out == f"written: {output}\n"
+        nesting = Nesting()
+        nesting.feed(output.read_text())
+        assert nesting.open == []
+        return output.read_text()
+
+    return page
+
+
+def test_the_page_says_what_was_trained_and_how_it_ended(run, page):
+    text = page(run)
+    facts = dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td></tr>", text))
+    assert facts["algorithm"] == "PPO" and facts["environment"] == "CartPole-v1" and facts["seed"] == "0"
+    assert facts["end"] == "the budget is spent: 3,000 env steps, 3 iterations, 300 updates"
+    assert facts["last evaluation"].startswith("200 [199, 201] over 2 episodes at 3,000 steps")
+    assert facts["best evaluation"].startswith("300 [299, 301] at 2,000 steps")
+    assert facts["training"] == "2 s, 2,000 env steps/s" and facts["versions"] == "torch 9.9.9"
+
+
+def test_the_page_has_curves_episodes_command_films_and_warnings(run, page):
+    text = page(run)
+    assert text.count("<svg") == 2 and "99 (6), 101 (8)" in text
+    assert "alfish train --gin_file=confs/ppo_cartpole.gin &#x27;--gin_param=PPO.clip_range = 0.1&#x27;" in text
+    assert '<video controls src="data:video/mp4;base64,ZmlsbQ=="' in text
+    assert "<h2>Warnings</h2>\n<p>warning: the &lt;physics&gt; are slow</p>" in text
+    assert "a &lt;machine&gt;" in text and "ppo &lt;1&gt;" in text
+
+
+def test_the_page_shows_the_difference_from_the_shipped_conf(run, page):
+    text = page(run)
+    assert "Compared with ppo_cartpole.gin" in text and "- PPO.entropy_coef = 0.0" in text.replace("-PPO", "- PPO")
+    assert "+Trainer.seed = 0" in text
+
+
+def test_the_page_needs_no_network_and_runs_nothing(run, page):
+    text = page(run)
+    links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')>\s]*)""", text)
+    assert links and all(link.startswith(("#", "data:")) for link in links) and "<script" not in text
+
+
+def test_a_young_run_and_one_of_another_program_have_a_page(make_run, page):
+    text = page(make_run("young", returns=()))
+    assert "<td>none yet</td>" in text and "<td>not finished</td>" in text and "<svg" not in text
+    stopped = make_run("stopped", offline=True)
+    (stopped / "done").write_text('{"env_steps": 0, "iterations": 3, "updates": 3000, "reason": "solved"}')
+    (stopped / "provenance.json").write_text('{"command": ["mine.py", "--gin_file=mine.gin"]}')
+    text = page(stopped)
+    assert "solved: 0 env steps, 3 iterations, 3,000 updates" in text and "updates/s" in text
+    assert "python mine.py" in text and "Compared with" not in text
+
+
+def test_what_is_no_run_and_what_cannot_be_written_are_named(make_run, tmp_path, capsys):
+    run = make_run("run")
+    for words, *arguments in (
+        ("--root_dir is missing", f"--output={tmp_path / 'x.html'}"),
+        ("is not a run", f"--root_dir={tmp_path}", f"--output={tmp_path / 'x.html'}"),
+        ("there is no directory", f"--root_dir={run}", f"--output={tmp_path / 'no' / 'x.html'}"),
+        ("must end in .html", f"--root_dir={run}", f"--output={tmp_path / 'x.pdf'}"),
+    ):
+        assert main(["report", *arguments]) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1
+    (run / "provenance.json").write_text("{")
+    assert main(["report", f"--root_dir={run}", f"--output={tmp_path / 'x.html'}"]) == 2
+    assert "provenance.json is not what alfish has written" in capsys.readouterr().err
+
+
+def test_warnings_of_a_log_are_each_listed_once():
+    log = (
+        "2026-01-01 00:00:00 PPO on CartPole-v1\n2026-01-01 00:00:01 warning: slow\n"
+        "2026-01-01 00:00:02 warning: slow\n2026-01-01 00:00:03 x.py:3: UserWarning: old\n"
+    )
+    assert warnings_in(log) == ["warning: slow", "x.py:3: UserWarning: old"]
