@@ -46,6 +46,8 @@ def main(flag_values: flags.FlagValues) -> int:
     shown = {name: significant(summary[name]) for name in ("mean", "ci_low", "ci_high", "std", "min", "max")}
     print(f"return  mean {shown['mean']}  95 % interval [{shown['ci_low']}, {shown['ci_high']}]")
     print(f"        std {shown['std']}  min {shown['min']}  max {shown['max']}")
+    for name, returns in evaluation.by_objective.items():
+        print(f"        {name}  mean {significant(sum(returns) / len(returns))}")
     cut = f", {counted(evaluation.num_cut, 'episode')} cut" if evaluation.num_cut else ""
     print(f"length  mean {significant(sum(summary['lengths']) / len(summary['lengths']))}{cut}")
     return 0

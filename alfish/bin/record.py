@@ -96,7 +96,7 @@ def _record(
     returns: list[float] = []
     seeds: list[int] = []
     for episode in evaluator.test_episodes(flag_values.num_episodes, flag_values.seed, flag_values.sample):
-        returns.append(float(episode.rewards.sum(dtype="float64")))
+        returns.append(float(evaluator.scalarized(episode.rewards).sum(dtype="float64")))
         if least is not None and returns[-1] < least:
             continue
         for _ in validator.check(episode):

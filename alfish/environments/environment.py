@@ -61,14 +61,14 @@ class Environment(abc.ABC):
         num_envs: int,
         observation_space: spaces.Space,
         action_space: spaces.Space,
-        num_rewards: int | None,
+        reward_spec: spaces.Box,
         first_env_id: int = 0,
     ):
         self.num_envs = num_envs
         self.observation_space, self.action_space = observation_space, action_space
         self.observation_spec = specs.observation_spec(observation_space)
         self.action_spec = specs.action_spec(action_space)
-        self.reward_spec = specs.reward_spec(num_rewards)
+        self.reward_spec = reward_spec
         self.name = type(self).__name__
         self.env_spec: EnvSpec | None = None
         self.env_id: Array = np.arange(first_env_id, first_env_id + num_envs, dtype=np.int32)

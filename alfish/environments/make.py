@@ -22,6 +22,7 @@ from alfish import specs
 from alfish.environments import rendering
 from alfish.environments.environment import Environment
 from alfish.environments.masks import MaskedObservation
+from alfish.environments.objectives import VectorRewards, declared
 from alfish.environments.sequential import SequentialVectorEnv, check_ends, refuse_breach, refuse_vector
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
@@ -49,6 +50,7 @@ def make_environment(
     evaluation: bool = False,
     render_mode: str | None = None,
     action_mask: str | None = None,
+    rewards: Sequence[str] | Mapping[str, str] | None = None,
 ) -> Environment:
     """Builds environments that step together.
 
@@ -69,6 +71,8 @@ def make_environment(
       action_mask: where the environment has the mask of the actions that it accepts: 'observation:LEAF', 'info:KEY' or
         'method:NAME'; vector classes: 'observation:LEAF'. It becomes a leaf of the observation, see
         `environments.masks`. None: there is no mask.
+      rewards: names of the entries of a vector reward, or where each entry is: {'speed': 'info:reward_forward'}, see
+        `environments.objectives`; vector classes: names. None: the environment's own reward, a number or a vector.
 
     Raises:
       UsageError: the id does not exist (the message has close matches), an extra is missing, or a space cannot be
@@ -83,15 +87,16 @@ def make_environment(
     is_vector = callable(env_id) and "num_envs" in parameter_names(env_id)
     if (wrappers or training_wrappers) and (is_vector or vectorization in ("vector_entry_point", "envpool")):
         raise UsageError("make_environment.wrappers apply to single environments, and a vector class has none")
+    names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
         with _named_kwargs(env_id, kwargs):
             env = env_id(num_envs=num_envs, **kwargs)
-        return _adapt(env, seeds, evaluation, env_id, None, action_mask)
+        return _adapt(env, seeds, evaluation, env_id, None, action_mask, names)
     if vectorization == "envpool" and not evaluation:
-        return _make_envpool(env_id, num_envs, seeds, kwargs, action_mask)
+        return _make_envpool(env_id, num_envs, seeds, kwargs, action_mask, names)
     if vectorization == "vector_entry_point" and not evaluation:
         env = _make_vector_class(env_id, num_envs, kwargs)
-        return _adapt(env, seeds, False, env_id, None, action_mask)
+        return _adapt(env, seeds, False, env_id, None, action_mask, names)
     if vectorization == "envpool" and env_id not in gymnasium.registry:
         raise UsageError(
             f"make_environment.env_id: only EnvPool has {env_id!r}, and evaluation uses gymnasium's environments; "
@@ -114,6 +119,13 @@ def make_environment(
             env = _wrapped(env, wrapper)
         specs.check_learnable(env.observation_space, "observation")  # before gymnasium makes batches of them
         specs.check_learnable(env.action_space, "action")
+        if rewards is not None or declared(env) is not None:
+            env = VectorRewards(env, rewards)
+            if vectorization == "async" and not evaluation:
+                raise UsageError(
+                    "make_environment.vectorization is 'async', where gymnasium returns one number as the reward, and "
+                    "this is a vector; take 'sync', and AsyncUnroller for processes"
+                )
         return env if action_mask is None else MaskedObservation(env, action_mask)
 
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
@@ -242,16 +254,27 @@ def _adapt(
     env_id: str | Callable[..., Any],
     env_spec: EnvSpec | None,
     action_mask: str | None = None,
+    rewards: Sequence[str] | None = None,
 ) -> Environment:
     """Returns an environment of a vector environment; `action_mask` if its observations are not marked yet."""
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
     environment: Environment
     if returns_tensors:
-        environment = TensorEnvironment(env, seeds[0], action_mask=action_mask)
+        environment = TensorEnvironment(env, seeds[0], action_mask=action_mask, rewards=rewards)
     else:
-        environment = VectorEnvironment(env, seeds, autoreset=not evaluation, action_mask=action_mask)
+        environment = VectorEnvironment(env, seeds, autoreset=not evaluation, action_mask=action_mask, rewards=rewards)
     environment.name, environment.env_spec = _name(env_id), env_spec
     return environment
+
+
+def _names(rewards: Sequence[str] | Mapping[str, str] | None) -> Sequence[str] | None:
+    """Returns the names of a vector class's rewards, whose entries come from no other place."""
+    if isinstance(rewards, Mapping):
+        raise UsageError(
+            f"make_environment.rewards is {rewards!r}, and a vector class has its entries in its vector reward only; "
+            "name them by a list"
+        )
+    return rewards
 
 
 def _name(env_id: str | Callable[..., Any]) -> str:
@@ -340,7 +363,12 @@ def _missing_extra(env_id: str, error: Exception) -> UsageError:
 
 
 def _make_envpool(
-    env_id: Any, num_envs: int, seeds: Sequence[int], kwargs: Mapping[str, Any], action_mask: str | None
+    env_id: Any,
+    num_envs: int,
+    seeds: Sequence[int],
+    kwargs: Mapping[str, Any],
+    action_mask: str | None,
+    rewards: Sequence[str] | None,
 ) -> Environment:
     try:
         import envpool
@@ -350,7 +378,7 @@ def _make_envpool(
         close = difflib.get_close_matches(str(env_id), envpool.list_all_envs(), 3, 0.5)
         raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
     env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
-    environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask)
+    environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask, rewards=rewards)
     environment.name = env_id
     return environment
 

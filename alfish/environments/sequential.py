@@ -8,9 +8,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from alfish.environments.objectives import declared
 from alfish.errors import UsageError, first_line
 
 # Code that calls single environments and reads their results. An error raised here, and not in the environment's own
@@ -37,6 +39,7 @@ class SequentialVectorEnv(VectorEnv):
       replaced: indices of the environments that were rebuilt in the last step, which returned their first observations.
       progress: argument of `set_progress` of rebuilt environments; None: it is not called.
       something_ended: True if an episode ended in the last step.
+      reward_space: of the environments, a Box of shape (R,); None: rewards are numbers.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
@@ -57,6 +60,7 @@ class SequentialVectorEnv(VectorEnv):
                 )
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.reward_space = declared(first)
         self.gathers_infos = True
         self.report: Callable[[int, BaseException], None] | None = None
         self.replaced: list[int] = []
@@ -96,6 +100,7 @@ class SequentialVectorEnv(VectorEnv):
         observations: list[Any] = []
         rewards, terminations, truncations, infos = [], [], [], []
         reward: Any = 0.0
+        no_reward = reward if self.reward_space is None else np.zeros(self.reward_space.shape, np.float32)
         if self.replaced:
             self.replaced = []
         # The array is last: the end of its iterator is a slow exception, which zip then never reaches.
@@ -104,16 +109,17 @@ class SequentialVectorEnv(VectorEnv):
                 if begins:
                     assert self._autoreset_mode == AutoresetMode.NEXT_STEP, "step after an end without a reset"
                     observation, info = env.reset()
-                    reward, terminated, truncated = 0.0, False, False
+                    reward, terminated, truncated = no_reward, False, False
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
-                reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+                if self.reward_space is None:
+                    reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
             except (Exception, SystemExit) as error:
-                refuse_vector(reward)
+                refuse_vector(reward, self.reward_space)
                 if self.report is None:
                     raise
                 observation, info = self._replace(len(observations), error)
-                reward, terminated, truncated = 0.0, False, False
+                reward, terminated, truncated = no_reward, False, False
             observations.append(observation)
             rewards.append(reward)
             terminations.append(terminated)
@@ -125,7 +131,7 @@ class SequentialVectorEnv(VectorEnv):
             if self.report is None:
                 raise
             for i in self._replace_misfits(observations):
-                rewards[i], terminations[i], truncations[i] = 0.0, False, False
+                rewards[i], terminations[i], truncations[i] = no_reward, False, False
             batch = self._batch(observations)
         self._observations = observations
         self.something_ended = any(terminations) or any(truncations)
@@ -252,12 +258,12 @@ def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
                 raise UsageError(f"the environment's step returned {name} = {end!r}; it must be True or False")
 
 
-def refuse_vector(reward: Any) -> None:
-    """Raises UsageError if a reward is a vector."""
-    if np.size(reward) > 1:
+def refuse_vector(reward: Any, reward_space: spaces.Box | None = None) -> None:
+    """Raises UsageError if a reward is a vector, and the environment has not declared that."""
+    if np.size(reward) > 1 and reward_space is None:
         raise UsageError(
-            f"the environment's rewards have {np.size(reward)} numbers, and alfish trains on one; wrap it so that it "
-            "adds them up with weights, as mo_gymnasium.wrappers.LinearReward does"
+            f"the environment's rewards have {np.size(reward)} numbers, and it has no reward_space; give it one, a Box "
+            f"of shape ({np.size(reward)},), or wrap it so that it adds them up"
         )
 
 

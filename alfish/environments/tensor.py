@@ -11,6 +11,7 @@ from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
 from alfish.environments.masks import marked
+from alfish.environments.objectives import declared, named
 from alfish.environments.vector import autoreset_mode
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -28,21 +29,27 @@ class TensorEnvironment(Environment):
       seed: seed of the first reset.
       first_env_id: global id of environment 0.
       action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: there is none.
+      rewards: names of the entries of a vector reward; None: the names that `env.reward_space` has, or numbers.
 
     Attributes:
       device: of all leaves.
     """
 
-    def __init__(self, env: VectorEnv, seed: int, first_env_id: int = 0, action_mask: str | None = None):
+    def __init__(
+        self,
+        env: VectorEnv,
+        seed: int,
+        first_env_id: int = 0,
+        action_mask: str | None = None,
+        rewards: Sequence[str] | None = None,
+    ):
         mode = autoreset_mode(env)
         if mode == AutoresetMode.DISABLED:
             raise UsageError(f"{type(env).__name__} returns tensors and disables autoreset; give it NEXT_STEP")
-        reward_space = getattr(env, "reward_space", None)
-        num_rewards = None if reward_space is None else reward_space.shape[0]
         observed = (
             env.single_observation_space if action_mask is None else marked(env.single_observation_space, action_mask)
         )
-        super().__init__(env.num_envs, observed, env.single_action_space, num_rewards, first_env_id)
+        super().__init__(env.num_envs, observed, env.single_action_space, named(declared(env), rewards), first_env_id)
         self.device = device = torch.device(getattr(env, "device", "cpu"))
         self.env_id = torch.from_numpy(self.env_id).to(device)
         self.env = env

@@ -13,6 +13,7 @@ from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
 from alfish.environments.masks import marked
 from alfish.environments.members import Members
+from alfish.environments.objectives import declared, named
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -29,6 +30,7 @@ class VectorEnvironment(Environment):
       first_env_id: global id of environment 0.
       autoreset: False: under DISABLED, the caller resets environments (`reset(seeds, rows)`), as evaluation does.
       action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: none, or a marked one.
+      rewards: names of the entries of a vector reward; None: the names that `env.reward_space` has, or numbers.
 
     Raises:
       UsageError: the autoreset mode is missing, or a space cannot be learned from.
@@ -41,15 +43,14 @@ class VectorEnvironment(Environment):
         first_env_id: int = 0,
         autoreset: bool = True,
         action_mask: str | None = None,
+        rewards: Sequence[str] | None = None,
     ):
         mode = autoreset_mode(env)
-        reward_space = getattr(env, "reward_space", None)
-        num_rewards = None if reward_space is None else reward_space.shape[0]
         super().__init__(
             env.num_envs,
             env.single_observation_space if action_mask is None else marked(env.single_observation_space, action_mask),
             env.single_action_space,
-            num_rewards,
+            named(declared(env), rewards),
             first_env_id,
         )
         self.env, self._mode = env, mode

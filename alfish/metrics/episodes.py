@@ -15,12 +15,16 @@ from alfish.parameters import PositiveInt, UnitInterval, checked
 class EpisodeMetric(Metric, abc.ABC):
     """Mean over the last `window` finished episodes of a sum over each episode's steps.
 
-    A subclass defines `name` and `per_step`. Values that are not finite are counted, not averaged.
+    A subclass defines `name` and `per_step`. Values that are not finite are counted, not averaged. With vector rewards,
+    the result is that of the weighted sum, and there is one more for each entry, `name/entry`.
     """
 
+    reads_rewards = True  # whether the result differs between the entries of vector rewards
+
     def __init__(self, window: int = 100):
-        self._window = MovingWindow(window)
-        self._open_sum: np.ndarray | None = None  # [B] float64
+        self._size = window
+        self._sums = _EpisodeSums(window)
+        self._by_objective: dict[str, _EpisodeSums] = {}
 
     @abc.abstractmethod
     def per_step(self, rows: StepBatch) -> np.ndarray:
@@ -31,26 +35,56 @@ class EpisodeMetric(Metric, abc.ABC):
         return total
 
     def update(self, rows: StepBatch) -> None:
-        with np.errstate(all="ignore"):  # rewards that are not finite are counted by the window
-            total, self._open_sum = rows.episode_sums(self.per_step(rows), self._open_sum)
-            self._window.extend(self.finish(total, rows.lengths))
+        self._sums.update(self, rows)
+        if self.reads_rewards:
+            for name, own in rows.by_objective.items():
+                self._by_objective.setdefault(name, _EpisodeSums(self._size)).update(self, own)
 
     def result(self) -> dict[str, float]:
-        return self._window.result(self.name)
+        result = self._sums.window.result(self.name)
+        for name, sums in self._by_objective.items():
+            result |= sums.window.result(f"{self.name}/{name}")
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._sums.state_dict()
+        if self._by_objective:
+            state["by_objective"] = {name: sums.state_dict() for name, sums in self._by_objective.items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sums.load_state_dict(state)
+        self._by_objective = {}
+        for name, own in state.get("by_objective", {}).items():
+            self._by_objective[name] = _EpisodeSums(self._size)
+            self._by_objective[name].load_state_dict(own)
+
+
+class _EpisodeSums:
+    """The values of the last `size` finished episodes, and the sums of the open ones."""
+
+    def __init__(self, size: int):
+        self.window = MovingWindow(size)
+        self._open_sum: np.ndarray | None = None  # [B] float64
+
+    def update(self, metric: EpisodeMetric, rows: StepBatch) -> None:
+        with np.errstate(all="ignore"):  # rewards that are not finite are counted by the window
+            total, self._open_sum = rows.episode_sums(metric.per_step(rows), self._open_sum)
+            self.window.extend(metric.finish(total, rows.lengths))
 
     def state_dict(self) -> dict[str, Any]:
         open_sum = None if self._open_sum is None else torch.from_numpy(self._open_sum.copy())
-        return {"window": self._window.state_dict(), "open_sum": open_sum}
+        return {"window": self.window.state_dict(), "open_sum": open_sum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._window.load_state_dict(state["window"])
+        self.window.load_state_dict(state["window"])
         self._open_sum = None if state["open_sum"] is None else state["open_sum"].numpy().copy()
 
 
 @gin.configurable(module="alfish.metrics")
 @checked
 class AverageReturn(EpisodeMetric):
-    """Undiscounted sum of an episode's rewards."""
+    """Undiscounted sum of an episode's rewards; vector rewards: also of each entry, `average_return/entry`."""
 
     def __init__(self, window: PositiveInt = 100, name: str = "average_return"):
         super().__init__(window)
@@ -64,6 +98,8 @@ class AverageReturn(EpisodeMetric):
 @checked
 class AverageEpisodeLength(EpisodeMetric):
     """Number of actions in an episode."""
+
+    reads_rewards = False
 
     def __init__(self, window: PositiveInt = 100, name: str = "average_episode_length"):
         super().__init__(window)

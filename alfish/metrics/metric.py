@@ -81,13 +81,22 @@ class Metrics:
       metrics: metrics with distinct names.
       num_envs: B.
       flush_rows: number of rows to collect before the metrics receive them. Results do not depend on it.
+      objectives: names of the R entries of vector rewards.
+      reward_weights: `[R]`, their weights; read at each update, so that they may change in place. None: 1.
 
     Attributes:
       reads_infos: True if a metric reads infos.
       reads: those of 'observation' and 'action' that a metric reads.
     """
 
-    def __init__(self, metrics: Sequence[Metric], num_envs: int, flush_rows: int = 256):
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        num_envs: int,
+        flush_rows: int = 256,
+        objectives: Sequence[str] = (),
+        reward_weights: torch.Tensor | None = None,
+    ):
         for metric in metrics:
             missing = [name for name in ("name", "update", "result", "state_dict") if not hasattr(metric, name)]
             if missing:
@@ -99,6 +108,7 @@ class Metrics:
         self._metrics = {metric.name: metric for metric in metrics}
         self._num_envs = num_envs
         self._flush_rows = flush_rows
+        self._objectives, self._weights = objectives, reward_weights
         self.reads_infos = any(metric.reads_infos for metric in metrics)
         wanted = {
             "observation": any(metric.reads_observations for metric in metrics),
@@ -146,6 +156,9 @@ class Metrics:
             self._shown[name].append(nest.map(_copy, value))
         self._step_type.append(step_type)
         self._reward.append(reward)
+        if reward.ndim == 3:
+            weights = np.ones(reward.shape[-1]) if self._weights is None else _numpy(self._weights)
+            self._reward_weights.append(np.tile(weights, (len(reward), 1)))
         self._num_rows += len(step_type)
         if self._num_rows >= self._flush_rows:
             self._flush()
@@ -191,6 +204,7 @@ class Metrics:
     def _clear(self) -> None:
         self._step_type: list[np.ndarray] = []
         self._reward: list[np.ndarray] = []
+        self._reward_weights: list[np.ndarray] = []
         self._infos: list[InfoRow] = []
         self._shown: dict[str, list[Nest]] = {name: [] for name in self.reads}
         self._num_rows = 0
@@ -200,7 +214,9 @@ class Metrics:
             return
         step_type, reward = np.concatenate(self._step_type), np.concatenate(self._reward)
         shown = {name: nest.map(lambda *parts: np.concatenate(parts), *own) for name, own in self._shown.items()}
-        rows = StepBatch(step_type, reward, self._infos, self._env_id, self._open_length, **shown)
+        weights = np.concatenate(self._reward_weights) if self._reward_weights else None
+        place = self._infos, self._env_id, self._open_length
+        rows = StepBatch(step_type, reward, *place, **shown, objectives=self._objectives, reward_weights=weights)
         self._clear()
         self._open_length = rows.next_open_length
         for metric in self._metrics.values():

@@ -1,5 +1,6 @@
 """The rows of one update of the metrics, with each row's place in its episode, computed once for all metrics."""
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -17,7 +18,7 @@ class StepBatch:
 
     Args:
       step_type: `[T, B]` int, T >= 1; values of `StepType`.
-      reward: `[T, B]` or `[T, B, R]` (summed over R), received on arriving at the row; arbitrary at FIRST and PAD.
+      reward: `[T, B]` or `[T, B, R]`, received on arriving at the row; arbitrary at FIRST and PAD.
       infos: (t, info) for rows with an info, arrays `[B, ...]` in gymnasium's format for vector environments.
       env_id: `[B]` int. Default: 0 ... B-1.
       open_length: `[B]` int, `next_open_length` of the rows before: the number of actions in each column's open
@@ -25,6 +26,8 @@ class StepBatch:
       observation: `[T, B, ...]` as environments return them, before transforms; float64 as float32, Discrete from 0.
       action: `[T, B, ...]` executed on the way to the row, in the algorithm's units (Box in [-1, 1], see `specs`); 0 at
         FIRST.
+      objectives: names of the R entries of vector rewards.
+      reward_weights: `[T, R]`, their weights when the rows were collected. Default: 1.
 
     Observations and actions are arbitrary at PAD. They are present only if a metric's class has
     `reads_observations = True` or `reads_actions = True`.
@@ -39,6 +42,8 @@ class StepBatch:
         open_length: np.ndarray | None = None,
         observation: Nest = None,
         action: Nest = None,
+        objectives: Sequence[str] = (),
+        reward_weights: np.ndarray | None = None,
     ):
         self.step_type = step_type
         self.infos = infos
@@ -46,6 +51,7 @@ class StepBatch:
         self.env_id = np.arange(self.num_envs, dtype=np.int32) if env_id is None else env_id
         self.open_length = np.full(self.num_envs, -1) if open_length is None else open_length
         self._reward, self._observation, self._action = reward, observation, action
+        self._objectives, self._reward_weights = objectives, reward_weights
 
     @property
     def observation(self) -> Nest:
@@ -86,12 +92,23 @@ class StepBatch:
 
     @cached_property
     def reward(self) -> np.ndarray:
-        """`[T, B]` float64 rewards, 0 at FIRST and PAD."""
+        """`[T, B]` float64 rewards, 0 at FIRST and PAD; of vector rewards, the sum of the weighted entries."""
         reward = self._reward.astype(np.float64)
         if reward.ndim == 3:
             with np.errstate(all="ignore"):  # metrics count values that are not finite
-                reward = reward.sum(-1)
+                weights = 1.0 if self._reward_weights is None else self._reward_weights[:, None]
+                reward = (reward * weights).sum(-1)
         return np.where(self.arrived, reward, 0.0)
+
+    @cached_property
+    def by_objective(self) -> dict[str, "StepBatch"]:
+        """These rows with one entry of vector rewards as the reward, by its name; empty for scalar rewards."""
+        found = {}
+        for entry, name in enumerate(self._objectives):
+            found[name] = rows = copy.copy(self)  # with the places of rows in episodes, as far as they are computed
+            rows.__dict__.pop("reward", None)
+            rows._reward, rows._objectives = self._reward[..., entry], ()
+        return found
 
     @cached_property
     def index(self) -> np.ndarray:

@@ -35,20 +35,32 @@ class EnvironmentSteps(Metric):
 @gin.configurable(module="alfish.metrics")
 @checked
 class AverageReward(Metric):
-    """Mean reward of the last `window` environment steps, all environments together."""
+    """Mean reward of the last `window` environment steps, of all environments; vector rewards: also of each entry."""
 
     def __init__(self, window: PositiveInt = 10_000, name: str = "average_reward"):
         self.name = name
-        self._window = MovingWindow(window)
+        self._size, self._window = window, MovingWindow(window)
+        self._by_objective: dict[str, MovingWindow] = {}
 
     def update(self, rows: StepBatch) -> None:
         self._window.extend(rows.reward[rows.arrived])
+        for name, own in rows.by_objective.items():
+            self._by_objective.setdefault(name, MovingWindow(self._size)).extend(own.reward[rows.arrived])
 
     def result(self) -> dict[str, float]:
-        return self._window.result(self.name)
+        result = self._window.result(self.name)
+        for name, window in self._by_objective.items():
+            result |= window.result(f"{self.name}/{name}")
+        return result
 
     def state_dict(self) -> dict[str, Any]:
-        return self._window.state_dict()
+        state = self._window.state_dict()
+        if self._by_objective:
+            state["by_objective"] = {name: window.state_dict() for name, window in self._by_objective.items()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._window.load_state_dict(state)
+        self._by_objective = {name: MovingWindow(self._size) for name in state.get("by_objective", {})}
+        for name, window in self._by_objective.items():
+            window.load_state_dict(state["by_objective"][name])

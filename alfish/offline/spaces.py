@@ -34,8 +34,9 @@ class TrainedSpaces(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Returns the spaces in JSON's types, see `spaces_of_checkpoint`."""
-        shape = list(self.reward.shape)
-        return {"observation": to_json(self.observation), "action": to_json(self.action), "reward_shape": shape}
+        spaces = {"observation": to_json(self.observation), "action": to_json(self.action)}
+        named = {"reward_names": list(specs.reward_names(self.reward))} if self.reward.shape else {}
+        return {**spaces, "reward_shape": list(self.reward.shape), **named}
 
 
 def spaces_of_checkpoint(state: Mapping[str, Any]) -> TrainedSpaces | None:
@@ -55,7 +56,8 @@ def spaces_of_checkpoint(state: Mapping[str, Any]) -> TrainedSpaces | None:
     observation, action = (from_json(stored[name]) for name in ("observation", "action"))
     if observation is None or action is None:
         raise ValueError("a space is missing")
-    return TrainedSpaces(observation, action, specs.reward_spec(*stored["reward_shape"]))
+    entries = stored.get("reward_names", *stored["reward_shape"])  # older checkpoints had no names
+    return TrainedSpaces(observation, action, specs.reward_spec(entries))
 
 
 def spaces_of(env_id: Any) -> Spaces:

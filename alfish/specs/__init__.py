@@ -11,8 +11,9 @@ An observation may have an action mask (`alfish.specs.masks`), a leaf of the spa
 """
 
 from alfish.specs.checks import check_finite_choice, check_hybrid_action, check_learnable, check_scalar_reward, outside
-from alfish.specs.leaves import action_spec, describe, observation_spec, reward_spec, sample, zeros
+from alfish.specs.leaves import action_spec, describe, observation_spec, sample, zeros
 from alfish.specs.masks import ActionMask, MaskLayout, MaskReader, mask_path, mask_reader, num_choices, uniform_choice
+from alfish.specs.rewards import VectorReward, reward_names, reward_spec
 from alfish.specs.spaces import batch_of_one, is_bounded, map_space, torch_dtype
 from alfish.specs.units import ActionUnits, ObservationUnits
 
@@ -22,6 +23,7 @@ __all__ = [
     "MaskLayout",
     "MaskReader",
     "ObservationUnits",
+    "VectorReward",
     "action_spec",
     "batch_of_one",
     "check_finite_choice",
@@ -36,6 +38,7 @@ __all__ = [
     "num_choices",
     "observation_spec",
     "outside",
+    "reward_names",
     "reward_spec",
     "sample",
     "torch_dtype",

@@ -34,11 +34,6 @@ def action_spec(space: spaces.Space) -> Nest:
     return map_space(_action_leaf, space)
 
 
-def reward_spec(num_rewards: int | None = None) -> spaces.Box:
-    """Returns the spec of a scalar reward, or of a vector of `num_rewards`."""
-    return spaces.Box(-np.inf, np.inf, () if num_rewards is None else (num_rewards,), np.float32)
-
-
 def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cpu") -> Nest:
     """Returns a nest of zeros, each leaf `[*leading, *shape]`."""
     return nest.map(lambda leaf: torch.zeros((*leading, *shape_of(leaf)), dtype=torch_dtype(leaf), device=device), spec)

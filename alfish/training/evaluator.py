@@ -4,8 +4,8 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from alfish.errors import UsageError
 from alfish.offline import Episode
 from alfish.offline.episode import ends
 from alfish.runs import random_state
-from alfish.specs import ActionUnits, ObservationUnits
+from alfish.specs import ActionUnits, ObservationUnits, reward_names
 from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
 from alfish.training.policy import completed
 from alfish.transforms import Transforms
@@ -40,6 +40,8 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]  # actions
     num_cut: int = 0  # episodes that were truncated at the evaluator's `max_length`
+    # Of each entry of vector rewards, by its name; `returns` are their weighted sums.
+    by_objective: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -50,6 +52,7 @@ class Evaluation:
         """Returns the mean with a 95 % bootstrap interval, the spread, and all episodes."""
         returns = np.array(self.returns)
         low, high = bootstrap_interval(returns)
+        by_objective = {name: list(returns) for name, returns in self.by_objective.items()}
         return {
             "env_steps": self.env_steps,
             "num_episodes": len(returns),
@@ -62,11 +65,14 @@ class Evaluation:
             "returns": list(self.returns),
             "lengths": list(self.lengths),
             "num_cut": self.num_cut,
+            **({"by_objective": by_objective} if by_objective else {}),
         }
 
     def to_csv(self) -> str:
-        rows = [f"{k},{self.seed + k},{r!r},{n}" for k, (r, n) in enumerate(zip(self.returns, self.lengths))]
-        return "\n".join(["episode,seed,return,length", *rows]) + "\n"
+        columns = {"return": self.returns, "length": self.lengths}
+        columns |= {f"return/{name}": own for name, own in self.by_objective.items()}
+        rows = [f"{k},{self.seed + k},{','.join(map(repr, row))}" for k, row in enumerate(zip(*columns.values()))]
+        return "\n".join([f"episode,seed,{','.join(columns)}", *rows]) + "\n"
 
 
 def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, float]:
@@ -154,7 +160,8 @@ class Evaluator:
           UsageError: fewer than 1 episode, or more than there are environments that cannot be seeded one by one.
         """
         self._check_number(num_episodes)
-        returns, lengths = [0.0] * num_episodes, [0] * num_episodes
+        names = reward_names(self.environment.reward_spec)
+        totals, lengths = np.zeros((num_episodes, max(1, len(names)))), [0] * num_episodes
         self._under_way = None
         with self._acting(seed):
             for episode, time_step, stepped in self._rows(num_episodes, seed, sample):
@@ -162,11 +169,20 @@ class Evaluator:
                     on_row(episode)
                 if not stepped:
                     continue
-                reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(len(episode), -1).sum(1)
+                reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(len(episode), -1)
                 for lane in np.flatnonzero(episode >= 0):
-                    returns[episode[lane]] += float(reward[lane])
+                    totals[episode[lane]] += reward[lane]
                     lengths[episode[lane]] += 1
-        return Evaluation(env_steps, seed, tuple(returns), tuple(lengths), self.num_cut)
+        by_objective = {name: tuple(own.tolist()) for name, own in zip(names, totals.T)}
+        returns = tuple(self.scalarized(totals).tolist())
+        return Evaluation(env_steps, seed, returns, tuple(lengths), self.num_cut, by_objective)
+
+    def scalarized(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns rewards or returns as single numbers, `[N]` from `[N]` or `[N, R]`: the policy's weighted sum."""
+        if rewards.ndim == 1:
+            return rewards
+        weights = self._algorithm.reward_weights
+        return rewards.sum(-1) if weights is None else rewards @ weights.cpu().numpy().astype(np.float64)
 
     def generate_test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> list[Episode]:
         """Returns the episodes of `evaluate` as a list; see `test_episodes`."""

@@ -86,6 +86,8 @@ class Evaluate(Listener):
         summary = evaluation.summary()
         for name in ("mean", "std", "min", "max"):
             report.scalars[f"{self.name}/{name}_return"] = summary[name]
+        for objective, returns in evaluation.by_objective.items():
+            report.scalars[f"{self.name}/mean_return/{objective}"] = math.fsum(returns) / len(returns)
         report.scalars[f"{self.name}/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
         report.nominal_clock[self.name] = nominal
         mean, low, high = (significant(summary[name]) for name in ("mean", "ci_low", "ci_high"))
@@ -242,7 +244,7 @@ class _Watcher(Listener):
         name = type(self).__name__
         before = run.listeners[: run.listeners.index(self)]
         evaluations = [listener.name for listener in before if isinstance(listener, Evaluate)]
-        if self._scalar.rpartition("/")[0] not in (*evaluations, *TRAINER_SCALARS):
+        if not self._scalar.startswith(tuple(f"{prefix}/" for prefix in (*evaluations, *TRAINER_SCALARS))):
             others = ", ".join(f"{prefix}/..." for prefix in (*evaluations, *TRAINER_SCALARS))
             raise UsageError(
                 f"{name}.scalar is {self._scalar!r}, which nothing before {name} in Trainer.listeners reports; put "

@@ -18,7 +18,7 @@ from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.nest import Nest
 from alfish.parameters.parts import build
-from alfish.specs import describe
+from alfish.specs import describe, reward_names
 from alfish.training.clock import Budget
 from alfish.training.evaluator import Evaluator, make_evaluator
 from alfish.training.policy import make_networks
@@ -160,7 +160,9 @@ def make_parts(
     source.bind(*networks, collector.unroll_length, collector.num_columns)
     trained = build(learner, Learner, "Trainer.learner", networks[0])
     metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
-    measured = Metrics([*metrics, *extra_metrics], collector.num_envs)
+    names = reward_names(environment.reward_spec)
+    weights = networks[0].reward_weights
+    measured = Metrics([*metrics, *extra_metrics], collector.num_envs, objectives=names, reward_weights=weights)
     collector.shown = measured.reads
     if networks[1].encoders and "observation" in measured.reads:
         raise UsageError(

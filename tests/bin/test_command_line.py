@@ -169,7 +169,7 @@ def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_pat
     for parameter, words in (
         ("PPO.gamma = 'abc'", "it must be a number"),
         ("PPO.gamma = @Linear()", "it must be a number"),
-        ("PPO.gamma = [0.9]", "it must be a number"),
+        ("PPO.lambda_ = [0.9]", "it must be a number"),
         ("PPO.normalize_advantage = 'yes'", "it must be True or False"),
         (
             "Learner.learning_rate = 'fast'",
@@ -929,7 +929,7 @@ def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
     (tmp_path / "bad_vectors.py").write_text(BAD.replace("Bad-", "Vector-"))
     monkeypatch.syspath_prepend(tmp_path)
     out = refused("check-env", "--env_id=bad_vectors:Vector-vector-v0", printed=True)
-    assert "the environment's rewards have 2 numbers, and alfish trains on one; wrap it so that it adds" in out
+    assert "the environment's rewards have 2 numbers, and it has no reward_space; give it one, a Box" in out
     for flag, words in [
         ("--env_kwargs=3", "--env_kwargs is '3'; it must be a dict, as \"{'difficulty': 2}\""),
         ("--env_kwargs={'a':", "it must be a dict"),

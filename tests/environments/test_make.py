@@ -318,7 +318,7 @@ class VectorReward(OneState):
 def test_a_vector_reward_is_refused_in_one_sentence():
     environment = make_environment(VectorReward, 2)
     environment.reset()
-    words = "rewards have 2 numbers, and alfish trains on one; wrap it so that it adds them up with weights"
+    words = r"rewards have 2 numbers, and it has no reward_space; give it one, a Box of shape \(2,\), or wrap it"
     with pytest.raises(UsageError, match=words):
         environment.step(np.zeros(2, np.int64))
     environment.close()

@@ -1,0 +1,116 @@
+"""Vector rewards of environments.
+
+An environment declares a vector reward by `reward_space`, a Box of shape (R,), and returns arrays `[R]` from `step`, as
+those of mo-gymnasium do. `make_environment.rewards` names the entries, or takes them from other places:
+- `['treasure', 'time']`: names of the entries of the environment's own vector;
+- `{'speed': 'info:reward_forward', 'energy': 'info:reward_ctrl'}`: numbers in the info of each step;
+- `{'score': 'reward', 'energy': 'info:reward_ctrl'}`: 'reward' is the environment's own number, 'reward:1' the second
+  entry of its vector.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.errors import UsageError
+
+Rewards: TypeAlias = Sequence[str] | Mapping[str, str]
+
+
+class VectorRewards(gymnasium.Wrapper):
+    """Returns a vector reward, `[R]` float32, whose entries have names.
+
+    Args:
+      env: the environment.
+      rewards: names of the entries of its vector reward, or the source of each entry; None: its own vector.
+
+    Attributes:
+      reward_space: `specs.VectorReward`.
+
+    Raises:
+      UsageError: the environment has no vector reward, or one of another length; in a step: a reward of another shape
+        than was declared, or an info that is missing or is no number.
+    """
+
+    def __init__(self, env: gymnasium.Env, rewards: Rewards | None = None):
+        super().__init__(env)
+        self._name = type(env.unwrapped).__name__ if rewards is None else f"make_environment.rewards = {rewards!r}"
+        if isinstance(rewards, Mapping):
+            self._sources = [self._source(where) for where in rewards.values()]
+            self.reward_space = specs.reward_spec(list(rewards))
+        else:
+            self._sources = []
+            self.reward_space = named(declared(env), rewards)
+
+    def step(self, action: Any) -> tuple[Any, np.ndarray, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._sources:
+            vector = np.array([source(reward, info) for source in self._sources], np.float32)
+        else:
+            vector = np.asarray(reward, np.float32)
+        if vector.shape != self.reward_space.shape:
+            raise UsageError(
+                f"{self._name}: a step returned a reward of shape {vector.shape}, and the environment declared "
+                f"{self.reward_space.shape}; a wrapper that adds the entries up needs a reward_space of shape ()"
+            )
+        return observation, vector, terminated, truncated, info
+
+    def _source(self, where: str) -> Callable[[Any, dict[str, Any]], float]:
+        """Returns a function of the environment's reward and info that returns an entry."""
+        kind, _, key = where.partition(":")
+        if where == "reward":
+            return lambda reward, info: self._number(reward, where)
+        if kind == "reward" and key.isdecimal():
+            size = sum(named(declared(self.env), None).shape)
+            if int(key) >= size:
+                raise UsageError(f"{self._name}: {where!r} is none of the {size} entries of the environment's reward")
+            return lambda reward, info: self._number(reward[int(key)], where)
+        if kind == "info" and key:
+            return lambda reward, info: self._number(info.get(key), where)
+        raise UsageError(
+            f"{self._name}: {where!r} is no source of a reward; write 'info:KEY', 'reward', or 'reward:1' for the "
+            "second entry of a vector"
+        )
+
+    def _number(self, value: Any, where: str) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            words = "was missing" if value is None else f"was {value!r}, which is no number"
+            raise UsageError(f"{self._name}: {where!r} {words} after a step; each step needs it") from error
+
+
+def declared(env: Any) -> spaces.Box | None:
+    """Returns the `reward_space` of vector rewards of an environment or a vector environment; None: there are none.
+
+    It may be a wrapper's. `mo_gymnasium.wrappers.LinearReward` adds the entries up and declares nothing.
+    """
+    while isinstance(env, gymnasium.Wrapper) and not hasattr(env, "reward_space"):
+        if type(env).__name__ == "LinearReward":
+            return None
+        env = env.env
+    space = getattr(env, "reward_space", None)
+    return space if space is not None and space.shape else None
+
+
+def named(space: spaces.Box | None, names: Sequence[str] | None) -> spaces.Box:
+    """Returns the spec of the reward that an environment declares.
+
+    Args:
+      space: of its rewards; None: a scalar.
+      names: of the entries; None: their own names, or their numbers.
+
+    Raises:
+      UsageError: there is another number of names than of entries.
+    """
+    size = 0 if space is None else sum(space.shape)
+    if names is None:
+        return specs.reward_spec(None if space is None else specs.reward_names(space))
+    if len(names) != size:
+        has = f"has {size} entries" if size else "is one number: it has no reward_space of shape (R,)"
+        raise UsageError(f"make_environment.rewards names {len(names)} entries, and the environment's reward {has}")
+    return specs.reward_spec(list(names))
