@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 Table = Sequence[Sequence[str]]  # rows of cells; row 0 is the header
 
@@ -14,7 +15,8 @@ def as_text(table: Table) -> str:
     return "\n".join(lines)
 
 
-def as_csv(table: Table) -> str:
+def as_csv(table: Iterable[Sequence[Any]]) -> str:
+    """Returns lines with commas; None becomes an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table)
     return text.getvalue()

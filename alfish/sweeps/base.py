@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from alfish.analysis.run_source import EVALUATION
 from alfish.configuration import differences, messages, reading
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
@@ -15,7 +16,6 @@ from alfish.errors import UsageError
 from alfish.parameters import imports
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs.files import make_directory, write_atomically
-from alfish.sweeps.run_state import EVALUATION
 from alfish.training.clock import Budget
 from alfish.training.listeners import Evaluate
 

@@ -5,9 +5,7 @@ Both keep nothing that the directories do not have, so that any process of their
 
 import abc
 import contextlib
-import csv
 import dataclasses
-import io
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+from alfish.analysis.tables import as_csv
 from alfish.errors import UsageError
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs import files
@@ -287,6 +286,4 @@ def bindings_text(bindings: Mapping[str, str]) -> str:
 
 def write_rows(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Writes a CSV file; None becomes an empty cell."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    write_atomically(path, text.getvalue())
+    write_atomically(path, as_csv(rows))

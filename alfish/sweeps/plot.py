@@ -1,12 +1,11 @@
 """The picture of a sweep: the value against each parameter, and the curves of all trials."""
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alfish.errors import UsageError
+from alfish.analysis import figures
 from alfish.runs.files import write_atomically
 from alfish.sweeps.search import Parameter
 from alfish.sweeps.trials import Trial
@@ -22,22 +21,14 @@ def write_picture(directory: Path, parameters: Sequence[Parameter], trials: Sequ
     Raises:
       UsageError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "the picture of a sweep needs the extra 'sweep': pip install 'alfish[sweep]', then --show draws it"
-        ) from error
     best = max((one for one in trials if one.state == "complete"), key=lambda one: one.value or -math.inf, default=None)
-    figure = Figure(figsize=(4 * (len(parameters) + 1) + 1, 3.6), layout="constrained")
+    figure = figures.new_figure(4 * (len(parameters) + 1) + 1, 3.6)
     axes = figure.subplots(1, len(parameters) + 1, squeeze=False)[0]
     for axis, parameter in zip(axes, parameters):
         _draw_parameter(axis, parameter, trials, best)
     _draw_curves(axes[-1], trials, best)
     axes[0].set_ylabel("return of the last evaluation")
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=120, metadata={"Software": None})
-    write_atomically(directory / PICTURE, picture.getvalue())
+    write_atomically(directory / PICTURE, figures.encoded(figure, ".png"))
 
 
 def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], best: Trial | None) -> None:

@@ -1,14 +1,13 @@
 """State of a run, as its directory shows it to other processes."""
 
-import csv
 import json
 import math
-import re
 import signal
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from alfish.analysis.run_source import read_evaluations
 from alfish.errors import printable
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import write_atomically
@@ -17,7 +16,6 @@ from alfish.sweeps.jobs import OUTPUT, Ended
 
 DONE = "done"  # a file in a run's directory: its budget is spent, or a listener has stopped it
 FAILED = "failed"  # a file in a run's directory: why the run cannot go on. Without the file it is tried again.
-EVALUATION = "evaluation"  # name of the listener Evaluate whose files are read
 INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of a run that the same command continues
 # Processes of a run that may be killed, one after another, without a new checkpoint.
 MAX_DEATHS = 5
@@ -47,7 +45,7 @@ class RunState(NamedTuple):
         failed = directory / FAILED
         failure = json.loads(failed.read_text())["reason"] if failed.is_file() else None
         checkpoints = Checkpoints(directory / "checkpoints").steps()
-        return cls(directory, is_done, failure, checkpoints[-1] if checkpoints else None, evaluations(directory))
+        return cls(directory, is_done, failure, checkpoints[-1] if checkpoints else None, read_evaluations(directory))
 
     @property
     def means(self) -> dict[int, float]:
@@ -63,16 +61,6 @@ def mean(values: Collection[float]) -> float:
 def mean_of_means(evaluations: Collection[Collection[float]]) -> float | None:
     """Returns the mean of the mean returns of evaluations; None: there is none."""
     return mean([mean(returns) for returns in evaluations]) if evaluations else None
-
-
-def evaluations(directory: Path) -> dict[int, tuple[float, ...]]:
-    """Returns the returns of the episodes of each evaluation of a run, by clock, ascending."""
-    found = {}
-    for path in sorted((directory / "eval").glob(f"{EVALUATION}-*.csv")):
-        if name := re.fullmatch(rf"{EVALUATION}-(\d{{12,}})\.csv", path.name):
-            with open(path, newline="") as file:
-                found[int(name[1])] = tuple(float(row["return"]) for row in csv.DictReader(file))
-    return found
 
 
 def mark_failed(directory: Path, reason: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from alfish.analysis.tables import as_text
 from alfish.errors import printable
 from alfish.formatting import counted, significant
 from alfish.sweeps.group import write_rows
@@ -65,9 +66,7 @@ def table(names: Sequence[str], trials: Sequence[Trial]) -> str:
         ]
         if len(own) > NUM_SHOWN:
             left_out.append(f"{counted(len(own) - NUM_SHOWN, f'{state} trial')} more")
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *reasons, *([f"and {', '.join(left_out)}: see {CSV}"] if left_out else [])])
+    return "\n".join([as_text(rows), *reasons, *([f"and {', '.join(left_out)}: see {CSV}"] if left_out else [])])
 
 
 def _cells(trial: Trial, names: Sequence[str]) -> list[str]:

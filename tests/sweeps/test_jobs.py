@@ -10,7 +10,7 @@ import pytest
 
 from alfish.sweeps import jobs, run_state
 from alfish.sweeps.jobs import OUTPUT, Ended, LocalJobs
-from alfish.sweeps.run_state import MAX_DEATHS, Endings, RunState, evaluations, mark_failed
+from alfish.sweeps.run_state import MAX_DEATHS, Endings, RunState, mark_failed
 
 # In place of the real program: says what it was given, and ends by itself, or when it is asked to.
 STUB = """
@@ -153,7 +153,7 @@ def test_the_state_of_a_run_is_read_from_its_directory(tmp_path):
         (run / "eval" / f"evaluation-{clock:012d}.csv").write_text(f"episode,seed,return,length\n{rows}")
     (run / "eval" / "other-000000000500.csv").write_text("episode,seed,return,length\n0,0,9.0,7\n")
     (run / "eval" / ".evaluation-000000002000.csv.7.tmp").write_text("episode,se")
-    assert evaluations(run) == {500: (1.0, 2.0), 1000: (3.0, 5.0), 1500: (0.1, 0.2)}
+    assert RunState.read(run).evaluations == {500: (1.0, 2.0), 1000: (3.0, 5.0), 1500: (0.1, 0.2)}
     state = RunState.read(run)
     assert state.means == {500: 1.5, 1000: 4.0, 1500: pytest.approx(0.15)}
     (run / "checkpoints").mkdir()
