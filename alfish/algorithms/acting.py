@@ -2,13 +2,27 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import StepType
+from alfish.data import Experience, StepType
 from alfish.nest import Nest
+
+
+class StatefulInfo(NamedTuple):
+    """Info of a row, and the state before it, not yet reset where the row is FIRST; see `Unroller.stores_states`."""
+
+    info: Nest
+    state: Nest  # [B, ...], in unrolls [T, B, ...]
+
+
+def without_states(experience: Experience) -> Experience:
+    """Returns the experience with plain infos in place of `StatefulInfo`; others are returned as they are."""
+    info = experience.info
+    return experience._replace(info=info.info) if isinstance(info, StatefulInfo) else experience
 
 
 def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Nest:

@@ -46,6 +46,7 @@ class Batches(abc.ABC):
       on_policy: whether it yields only rows of the current policy.
       algorithm, transforms: the arguments of `bind`.
       acts: whether it receives rows of environments.
+      stores_states: whether it needs the state of each row (`StatefulInfo`); known after `bind`.
       outlasts_acting: whether it has rows to train on after acting has ended.
       warmup_env_steps: environment steps before the first update.
       updates_per_iteration: mean number of minibatches for an unroll; known after `bind`.
@@ -54,6 +55,7 @@ class Batches(abc.ABC):
 
     on_policy: ClassVar[bool]
     acts: ClassVar[bool] = True
+    stores_states = False
     outlasts_acting = False
     warmup_env_steps = 0
     updates_per_iteration = 1.0

@@ -1,18 +1,20 @@
 """On-policy batches: the unroll itself."""
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import gin
 import torch
 
 from alfish import nest, replicas
+from alfish.algorithms.acting import reset_state
 from alfish.algorithms.contract import kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Batches, Minibatches
 from alfish.data import Batch, Experience, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.parameters import PositiveInt, checked
+from alfish.parameters import PositiveInt, Range, checked
 from alfish.transforms import Transforms
 
 
@@ -25,13 +27,20 @@ class EpochBatches(Batches):
       num_epochs: passes over the unroll; None: 10, or 1 if the algorithm's `unroll_use` says `single_epoch`; such an
         algorithm accepts no other number.
       minibatch_size: rows of a gradient step, a divisor of the unroll's rows (unroll length x environments). With
-        memory, whole sequences are drawn, and it is also a multiple of the unroll length. None: all rows.
+        memory, whole sequences are drawn, and it is also a multiple of their length. None: all rows.
+      sequence_length: rows of the sequences that a memory trains on, a divisor of the unroll length. Each begins with
+        the state that the rollout had there; gradients do not reach earlier rows. None: the unroll length.
     """
 
     on_policy = True
 
-    def __init__(self, num_epochs: PositiveInt | None = None, minibatch_size: PositiveInt | None = None):
-        self._given_epochs, self._given_size = num_epochs, minibatch_size
+    def __init__(
+        self,
+        num_epochs: PositiveInt | None = None,
+        minibatch_size: PositiveInt | None = None,
+        sequence_length: Annotated[int, Range(2)] | None = None,
+    ):
+        self._given_epochs, self._given_size, self._given_length = num_epochs, minibatch_size, sequence_length
         self._has_checked = False  # whether the result of preprocess_experience was checked
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
@@ -51,6 +60,18 @@ class EpochBatches(Batches):
                 f"Trainer.unroll_length is 1, and the memory of {type(algorithm).__name__} learns across the rows of "
                 "an unroll: take 2 or more (ppo_recall.gin has 32)"
             )
+        self._sequence_length = self._given_length or int(unroll_length)
+        if self._given_length and not self._has_state:
+            raise UsageError(
+                f"EpochBatches.sequence_length is {self._given_length}, and {type(algorithm).__name__} has no memory; "
+                "remove it, or give the policy one (Torso.memory = @GRU)"
+            )
+        if unroll_length % self._sequence_length:
+            raise UsageError(
+                f"EpochBatches.sequence_length is {self._sequence_length}, which does not divide Trainer.unroll_length "
+                f"{unroll_length}; take a divisor"
+            )
+        self.stores_states = self._sequence_length < unroll_length
         num_envs *= replicas.size()
         rows, size = int(unroll_length) * num_envs, self._given_size
         self._minibatch_size = None if size is None else replicas.fraction(size, "EpochBatches.minibatch_size")
@@ -65,17 +86,21 @@ class EpochBatches(Batches):
                 f"({unroll_length} steps x {num_envs} environments); the nearest that do are "
                 f"{' and '.join(str(n) for n in nearest)}"
             )
-        multiple = int(unroll_length) * replicas.size()
+        multiple = self._sequence_length * replicas.size()
         if self._has_state and size % multiple:
+            whole = "EpochBatches.sequence_length" if self.stores_states else "the unroll length"
             of_learners = "" if replicas.size() == 1 else f" times the number of learners, {multiple}"
             raise UsageError(
                 f"EpochBatches.minibatch_size is {size}; a policy with memory trains on whole sequences, so it must be "
-                f"a multiple of the unroll length {unroll_length}{of_learners}"
+                f"a multiple of {whole} {self._sequence_length}{of_learners}"
             )
         self.updates_per_iteration *= rows / size
 
     def add(self, experience: Experience) -> None:
         self._experience = nest.tensors(experience, self.algorithm.progress.device)
+        if self.stores_states:
+            info, self._states = self._experience.info
+            self._experience = self._experience._replace(info=info)
 
     def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
         for epoch in range(self._num_epochs):
@@ -88,19 +113,29 @@ class EpochBatches(Batches):
             yield Minibatches(batch, index.view(-1, size))
 
     def _batch(self, experience: Experience) -> Batch:
-        """Returns the T rows that may train: with memory as sequences `[T, B]`, else as one row `[1, T * B]`."""
+        """Returns the T rows that may train: as sequences `[L, T / L * B]`; without memory as one row `[1, T * B]`."""
         mask = trainable(experience.time_step.step_type)
         self._check_info(experience.info, *mask.shape)
 
         def first_rows(rows: Nest) -> Nest:
             kept = nest.map(lambda leaf: leaf[: len(mask)], rows)
+            if self.stores_states:
+                return nest.map(self._sequences, kept)
             return kept if self._has_state else nest.merge_leading(kept)
 
-        time_step, action, info, mask = (
+        time_step, action, info, trains = (
             first_rows(rows) for rows in (experience.time_step, experience.action, experience.info, mask)
         )
         state = experience.state if self._has_state else None
-        return Batch(Experience(time_step, action, info, state), mask)
+        if self.stores_states:
+            stored = nest.map(lambda leaf: leaf[: len(mask) : self._sequence_length].flatten(0, 1), self._states)
+            initial = nest.to(self.algorithm.initial_state(trains.shape[1]), mask.device)
+            state = reset_state(stored, initial, time_step.step_type[0])
+        return Batch(Experience(time_step, action, info, state), trains)
+
+    def _sequences(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Returns rows `[T, B, ...]` as sequences `[L, T / L * B, ...]`; those of the first rows come first."""
+        return leaf.unflatten(0, (-1, self._sequence_length)).transpose(0, 1).flatten(1, 2)
 
     def _check_info(self, info: Nest, length: int, num_envs: int) -> None:
         """Checks the shape of info at the first call; later unrolls have the same shape."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from alfish import nest, replicas
+from alfish.algorithms.acting import without_states
 from alfish.batches import ReplayBatches
 from alfish.data import IS_STEP, Experience
 from alfish.errors import UsageError, first_line
@@ -287,7 +288,7 @@ class Loop:
     def _observe(self, experience: Experience) -> None:
         """Shows the rows that were trained on to the algorithm and the transforms."""
         algorithm, transforms = self._parts.algorithm, self._parts.transforms
-        experience = nest.tensors(experience, self._device)
+        experience = without_states(nest.tensors(experience, self._device))
         if algorithm.overrides("after_iteration"):
             with torch.no_grad():
                 seen = transforms.transform(experience.time_step, experience.transform_state)

@@ -158,6 +158,7 @@ def make_parts(
     if not collector.unroll_length:
         raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
     source.bind(*networks, collector.unroll_length, collector.num_columns)
+    collector.stores_states = source.stores_states
     trained = build(learner, Learner, "Trainer.learner", networks[0])
     metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
     names = reward_names(environment.reward_spec)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.algorithms.acting import in_eval_mode, reset_state
+from alfish.algorithms.acting import StatefulInfo, in_eval_mode, reset_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler.numpy_program import quiet
 from alfish.data import AlgStep, Experience, StepType, TimeStep
@@ -219,6 +219,8 @@ class SyncUnroller(Unroller):
         step, transform_state = self._policy(self.time_step, self._transform_state, self._state)
         if self._at_random:
             step = step._replace(output=self._actor.random_action(self.time_step, self._transform_state))
+        if self.stores_states:
+            step = step._replace(info=StatefulInfo(step.info, self._state))
         return step, transform_state
 
     def advance(self, step: AlgStep, transform_state: Nest) -> None:

@@ -54,11 +54,13 @@ class Unroller(abc.ABC):
       check_signals: called during waits for other processes; raises if a signal asks to stop.
       drains: True if `unroll` returns the rows that other processes have collected, however many, and ignores `length`.
       shown: which of `SHOWN_FIELDS` records have; set it before the first unroll.
+      stores_states: whether the info of unrolls is a `StatefulInfo`, with a state for each row; set it before, too.
       policy_version: how often weights were published.
     """
 
     drains = False
     shown: tuple[str, ...] = ()
+    stores_states = False
     unroll_length: float  # see `bind`
 
     def __init__(self, environment: Environment, algorithm: RLAlgorithm, transforms: Transforms):

@@ -133,6 +133,62 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
     assert unroll.state is not None and any(leaf.any() for leaf in nest.leaves(unroll.state))
 
 
+@modes
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("kind", [GRU, LSTM])
+def test_sequences_shorter_than_the_unroll_begin_with_the_state_of_the_rollout(network, kind, mode):
+    recurrent = functools.partial(ActorCritic, actor_torso=torso(kind), **NETWORKS[network])
+    unroller, made, transforms = make(functools.partial(PPO, network=recurrent), mode)
+    unroller._actor._numpy_policy = None  # whose floats differ in the last bits
+    source = EpochBatches(1, 6, sequence_length=3)
+    source.bind(made, transforms, 12, B)
+    unroller.stores_states = source.stores_states
+    begun_within = begun_with = 0
+    for _ in range(4):
+        unroll = nest.tensors(unroller.unroll(12))
+        source.add(unroll)
+        (chunk,) = source.chunks(0)
+        experience, mask = chunk.source.experience, chunk.source.mask
+        assert mask.shape == (3, 4 * B) and chunk.index.shape == (6, 2)
+        begun_within += int((experience.time_step.step_type[1:] == FIRST).sum())
+        begun_with += int((experience.time_step.step_type[0] == FIRST).sum())
+        behaviour = nest.map(lambda leaf: leaf[:-1].unflatten(0, (4, 3)), unroll.info.info.policy)  # [4, 3, B, ...]
+        for k in range(4):
+            columns = torch.arange(k * B, (k + 1) * B)
+            row = nest.map(lambda leaf, columns=columns: leaf[0, columns], experience.time_step)
+            state = nest.map(lambda leaf, columns=columns: leaf[columns], experience.state)
+            acted = row.step_type <= MID  # in SAME_STEP nobody acts at LAST
+            with torch.no_grad():
+                found = made.network.policy(row, state)[0].log_p
+            assert torch.equal(found[acted], behaviour.log_p[k, 0][acted])
+        # Over all rows, by the memory's own way through FIRST rows.
+        info = made.train_step(experience, experience.state).info
+        expected = behaviour.log_p.transpose(0, 1).flatten(1, 2)
+        torch.testing.assert_close(info.policy.log_p[mask], expected[mask])
+        # Advantages are those of the whole unroll.
+        whole = EpochBatches(1, 36)
+        whole.bind(made, transforms, 12, B)
+        whole.add(unroll._replace(info=unroll.info.info))
+        advantage = next(whole.chunks(0)).source.experience.info.advantage
+        found = experience.info.advantage.unflatten(1, (4, B)).transpose(0, 1).flatten(0, 1)
+        torch.testing.assert_close(found, advantage)
+    assert begun_within > 5 and begun_with > 2
+
+
+def test_sequences_that_do_not_fit_the_unroll_or_have_no_memory_are_refused():
+    recurrent = functools.partial(ActorCritic, actor_torso=torso(GRU), shared_torso=True)
+    _, ppo, transforms = make(functools.partial(PPO, network=recurrent))
+    with pytest.raises(UsageError, match="sequence_length is 5, which does not divide Trainer.unroll_length 12"):
+        EpochBatches(sequence_length=5).bind(ppo, transforms, 12, B)
+    with pytest.raises(UsageError, match="minibatch_size is 6; .* a multiple of EpochBatches.sequence_length 4"):
+        EpochBatches(1, 6, sequence_length=4).bind(ppo, transforms, 12, B)
+    _, ppo, transforms = make(PPO)
+    with pytest.raises(UsageError, match="sequence_length is 4, and PPO has no memory; remove it, or"):
+        EpochBatches(sequence_length=4).bind(ppo, transforms, 12, B)
+    with pytest.raises(UsageError, match="EpochBatches.sequence_length"):
+        EpochBatches(sequence_length=1)
+
+
 def test_an_update_of_ppo_moves_the_memory():
     recurrent = functools.partial(ActorCritic, actor_torso=torso(GRU), shared_torso=True)
     unroller, ppo, transforms = make(functools.partial(PPO, network=recurrent))

@@ -331,6 +331,18 @@ def test_what_a_policy_remembers_is_that_of_row_0(made, algorithm):
         wait_until_slots_are_full(unroller)
 
 
+def test_states_of_all_rows_are_stored_where_that_is_asked_for(made):
+    unroller = made(algorithm=worker_parts.RememberingOnPolicy, num_workers=2, unroll_length=4, mode="lockstep")
+    unroller.stores_states = True
+    for _ in range(3):
+        unroll = unroller.unroll(4)
+        info, state = unroll.info
+        acted = unroll.time_step.step_type != FIRST  # there it is reset
+        assert state.shape == (5, unroller.num_envs) and torch.equal(info["memory"][acted], state[acted])
+        assert torch.equal(unroll.state, info["memory"][0])
+        unroller.publish()
+
+
 def test_actions_are_random_where_that_is_asked_for(made):
     unroller = made(mode="lockstep")
     is_own = []

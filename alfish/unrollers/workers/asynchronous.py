@@ -224,23 +224,23 @@ class AsyncUnroller(Unroller):
             self.environment.close()
 
     def _start(self) -> None:
-        self._running = True
-        self._workers.log = self.log
+        self._running, self._workers.log = True, self.log
         ragged, on_policy = self.environment.ragged, self._algorithm.on_policy
         self.environment.close()
-        example = example_row(self.environment, self._algorithm, self._transforms, self._envs_per_worker)
+        networks = self._algorithm, self._transforms
+        example = example_row(self.environment, *networks, self._envs_per_worker, self.stores_states)
         num_rows = self._length + (1 if on_policy or ragged else 0)
         records = example_records(example, self.shown)
         num_records = 2 * self._length + 3 if ragged else self._length + 1
         plan = self._plan(
             first_generation=self._first_generation,
-            modules=to_bytes((self._algorithm, self._transforms), type(self._algorithm).__name__),
+            modules=to_bytes(networks, type(self._algorithm).__name__),
             forms=slot_forms(example, records, num_rows, num_records),
             shown=self.shown,
+            stores_states=self.stores_states,
         )
-        structure = nest.flatten((example, records))[1]
-        weights = state_tensors(self._algorithm, self._transforms)
-        self._workers.start(plan, structure, weights, self.policy_version)
+        _, structure = nest.flatten((example, records))
+        self._workers.start(plan, structure, state_tensors(*networks), self.policy_version)
 
     # Segments.
 

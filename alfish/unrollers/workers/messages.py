@@ -32,6 +32,7 @@ class Plan(NamedTuple):
     modules: bytes  # pickled algorithm and transforms
     forms: list  # shape and dtype of each leaf of a segment
     shown: tuple[str, ...]  # see `Unroller`
+    stores_states: bool = False  # see `Unroller`
     keeps_infos: bool = True
     first_worker: int = 0  # index in the run of the first worker of this pool
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from alfish import nest, specs
+from alfish.algorithms.acting import StatefulInfo
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, StepType, TimeStep
 from alfish.environments import Environment
@@ -70,7 +71,9 @@ def rows_and_records(
     return experience._replace(policy_version=version), records
 
 
-def example_row(environment: Environment, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int) -> Experience:
+def example_row(
+    environment: Environment, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, stores_states: bool = False
+) -> Experience:
     """Returns an Experience of one row `[B, ...]` with the policy's output for zeros. Steps no environment."""
     device = algorithm.progress.device
     time_step = TimeStep(
@@ -86,7 +89,8 @@ def example_row(environment: Environment, algorithm: RLAlgorithm, transforms: Tr
     with random_state.preserved():
         seen, _ = transforms(row, before)
         step = algorithm.rollout_step(seen, here)
-    return Experience(time_step, step.output, step.info, state, None, transform_state)
+    info = StatefulInfo(step.info, state) if stores_states else step.info
+    return Experience(time_step, step.output, info, state, None, transform_state)
 
 
 def example_records(example: Experience, shown: Sequence[str]) -> StepRecords:

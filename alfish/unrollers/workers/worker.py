@@ -208,7 +208,7 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
         tolerate=tolerate if stepping.tolerates_errors else None,
         starts=setup.starts,
     )
-    unroller.shown = plan.shown
+    unroller.shown, unroller.stores_states = plan.shown, plan.stores_states
     weights = SharedWeights(state_tensors(algorithm, transforms), fds["weights_header"], fds["weights"])
     weights.read()  # with the progress of training, which a curriculum needs at its first reset
     unroller.start()  # an error in the first reset is raised in the trainer
