@@ -1,8 +1,9 @@
 """Largest differences between parameters that two learners train and those that one learner trains on the same rows.
 
-    python -m benchmarks.replicas              # all algorithms, plain and compiled: rows of docs/results/replicas.csv
-    python -m benchmarks.replicas ppo --plain  # some rows
-    python -m benchmarks.replicas --sums       # milliseconds of one sum over two learners, by its size
+    python -m benchmarks.replicas                 # all algorithms, plain and compiled: docs/results/replicas.csv
+    python -m benchmarks.replicas ppo --compiled  # some rows; one to four minutes for each algorithm
+    python -m benchmarks.replicas --show          # the rows as the table of docs/results.md
+    python -m benchmarks.replicas --sums          # milliseconds of one sum over two learners, by its size
 
 Rows, masks and importance weights are random, and each learner has another number of rows that train. A column has the
 same difference of one learner whose batches have their rows in another order: no sum is exact to the last bit. Noise of
@@ -29,8 +30,11 @@ from gymnasium import spaces
 from alfish import nest, replicas, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
+from alfish.algorithms.bc import BC
 from alfish.algorithms.dqn import DQN
+from alfish.algorithms.iql import IQL
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
@@ -41,14 +45,17 @@ from alfish.learner.optimizers import Adam
 from alfish.nest import Nest
 from alfish.transforms import Transforms
 from benchmarks import PROJECT
-from benchmarks.tables import replace_rows
+from benchmarks.tables import header, line, read_rows, replace_rows
 from benchmarks.timing import seconds_a_call
 
 TABLE = PROJECT / "docs" / "results" / "replicas.csv"
+DTYPES = "float64", "float32"
 KEY = ("algorithm", "dtype", "updates")  # of a row
 ALGORITHMS: dict[str, Callable[..., RLAlgorithm]] = {
     "ppo": PPO, "a2c": A2C, "appo": APPO, "dqn": DQN, "sac": SAC, "td3": TD3, "ddpg": DDPG,
+    "recurrent_sac": RecurrentSAC, "iql": IQL, "bc": BC,
 }  # fmt: skip
+NAMES = {"recurrent_sac": "RecurrentSAC"}
 OBSERVATION, REWARD = spaces.Box(-3, 3, (4,)), spaces.Box(-10, 10, ())
 CONTINUOUS, DISCRETE = spaces.Box(-1, 1, (2,)), spaces.Discrete(3)
 NUM_LEARNERS = 2
@@ -101,14 +108,14 @@ def random_rows(algorithm: RLAlgorithm, action_spec: spaces.Space, dtype: torch.
     env_id = torch.arange(NUM_COLUMNS).expand(shape).int()
     discount = (torch.rand(shape) < 0.9).to(dtype)
     step = TimeStep(step_type, reward, discount, observation, nest.map(torch.zeros_like, action), env_id)
-    info = None
+    info, state = None, nest.map(lambda leaf: leaf.to(dtype), algorithm.initial_state(NUM_COLUMNS))
     if algorithm.on_policy:
         with torch.no_grad():
             made = algorithm.rollout_step(nest.map(lambda leaf: leaf.flatten(0, 1), step), None)
         action, info = nest.map(lambda leaf: leaf.unflatten(0, shape), (made.output, made.info))
     elif action.is_floating_point():
         action = action.to(dtype)
-    return Experience(step, action, info, None)
+    return Experience(step, action, info, state)
 
 
 def _epochs(algorithm: RLAlgorithm, rows: Experience, columns: torch.Tensor) -> Iterator[Minibatches]:
@@ -120,7 +127,8 @@ def _epochs(algorithm: RLAlgorithm, rows: Experience, columns: torch.Tensor) -> 
 
 def _windows(algorithm: RLAlgorithm, rows: Experience, columns: torch.Tensor) -> list[Minibatches]:
     weight = torch.rand(NUM_COLUMNS, dtype=rows.time_step.reward.dtype)
-    own = nest.map(lambda leaf: leaf[:, columns], rows)
+    state = nest.map(lambda leaf: leaf[columns], rows.state)
+    own = nest.map(lambda leaf: leaf[:, columns], rows._replace(state=None))._replace(state=state)
     return [Minibatches(Batch(own, trainable(own.time_step.step_type), weight=weight[columns]), None)]
 
 
@@ -202,6 +210,20 @@ def differences(case: Case, of_ranks: Sequence[torch.Tensor]) -> dict[str, Any]:
     }
 
 
+def table(path: Path) -> str:
+    """Returns the Markdown table of the rows in a file, a line for each algorithm, plain and compiled."""
+    rows = {(row["algorithm"], row["dtype"], row["updates"]): row for row in read_rows(path)}
+    of_dtype = [words for dtype in DTYPES for words in (f"{dtype}: two learners", "other order")]
+    lines = [header(["largest difference of any parameter", *of_dtype, "moved by up to"])]
+    for way in ("plain", "compiled"):
+        for name in ALGORITHMS:
+            keys = [(name, dtype, f"100 {way}") for dtype in DTYPES]
+            if all(key in rows for key in keys):
+                figures = [rows[key][column] for key in keys for column in ("two_learners", "other_order")]
+                lines.append(line([f"{NAMES.get(name, name.upper())}, {way}", *figures, rows[keys[0]]["moved"]]))
+    return "\n".join(lines)
+
+
 def _largest(difference: Nest) -> float:
     return float(f"{difference.abs().max().item():.3g}")
 
@@ -212,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--plain", action="store_true", help="only plain updates")
     parser.add_argument("--compiled", action="store_true", help="only compiled updates")
+    parser.add_argument("--show", action="store_true", help="print the table only")
     parser.add_argument("--sums", action="store_true", help="time sums only")
     parser.add_argument("--table", type=Path, default=TABLE)
     parser.add_argument("--learner", type=Path, help=argparse.SUPPRESS)
@@ -223,16 +246,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.sums:
         of_learners([])
         return
-    names = given.algorithms or list(ALGORITHMS)
+    if given.show:
+        print(table(given.table))
+        return
     ways = [False] if given.plain else [True] if given.compiled else [False, True]
-    cases = [
-        Case(name, dtype, compiled, given.updates)
-        for compiled in ways for dtype in ("float64", "float32") for name in names
-    ]  # fmt: skip
-    rows = [differences(case, of_ranks) for case, of_ranks in zip(cases, of_learners(cases))]
-    for row in rows:
-        print("  ".join(map(str, row.values())))
-    replace_rows(given.table, rows, list(rows[0]), KEY, lambda row: [row["updates"], row["dtype"], row["algorithm"]])
+    for name in given.algorithms or list(ALGORITHMS):
+        cases = [Case(name, dtype, compiled, given.updates) for compiled in ways for dtype in DTYPES]
+        rows = [differences(case, of_ranks) for case, of_ranks in zip(cases, of_learners(cases))]
+        for row in rows:
+            print("  ".join(map(str, row.values())), flush=True)
+        order = lambda row: [row["updates"], row["dtype"], row["algorithm"]]  # noqa: E731
+        replace_rows(given.table, rows, list(rows[0]), KEY, order)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Learners are processes joined by gloo, as torchrun joins them. Each takes second
 processes runs many cases.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -22,7 +23,8 @@ from alfish import replicas
 from alfish.__main__ import main
 from alfish.errors import RepeatedError, UsageError
 from alfish.runs.checkpoints import Checkpoints
-from benchmarks.replicas import ALGORITHMS, Case, differences, of_learners, start
+from benchmarks import PROJECT
+from benchmarks.replicas import ALGORITHMS, TABLE, Case, differences, of_learners, start, table
 
 TESTS = Path(__file__).parent
 PATH = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "training")))
@@ -285,16 +287,18 @@ def test_two_learners_train_what_one_trains():
         found = differences(case, of_ranks)
         assert found["moved"] > 0.02, found
         assert found["between_learners"] == 0, found
-        if case.dtype == "float64":
-            assert found["two_learners"] < 1e-12, found
-        else:
-            assert found["two_learners"] < 10 * found["other_order"] + 1e-6, found
+        rounding = 1e-12 if case.dtype == "float64" else 1e-6
+        assert found["two_learners"] < 10 * found["other_order"] + rounding, found
 
 
-def torchrun(directory, restarts=0):
+def test_the_published_table_is_that_of_its_raw_data():
+    assert table(TABLE) in (PROJECT / "docs" / "results.md").read_text()
+
+
+def torchrun(directory, restarts=0, num_env_steps=16_000):
     """Starts two learners of a run by torchrun."""
     params = (
-        "Trainer.num_env_steps=16_000",
+        f"Trainer.num_env_steps={num_env_steps}",
         "CheckpointSaver.period=1000",
         "Evaluate.period=0",
         "Evaluate.num_episodes=2",
@@ -314,10 +318,18 @@ def kill_the_second(agent, directory, later_than=0):
     while min(max(Checkpoints(place).steps(), default=0) for place in places) <= later_than:
         assert agent.poll() is None, agent.stderr.read()
         time.sleep(0.05)
-    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-    (second,) = (pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
-    os.kill(int(second), signal.SIGKILL)
+    os.kill(learners_of(agent)[1], signal.SIGKILL)
     return Checkpoints(places[0]).steps()[-1]
+
+
+def learners_of(agent):
+    """Returns the process ids of the learners that torchrun has started, by rank."""
+    found = {}
+    for pid in Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split():
+        with contextlib.suppress(OSError):  # it has ended
+            rank = re.search(rb"\0RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
+            found |= {int(rank[1]): int(pid)} if rank else {}
+    return found
 
 
 @pytest.mark.slow
