@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from test_resume import TensorPointMass, make, stop_after, tensors_of
+from toys import SlowSecond
 
 from alfish import nest, replicas
+from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG
@@ -33,7 +35,7 @@ from alfish.networks import MLP, CriticEnsemble, DeterministicActor
 from alfish.replay import Prioritized, RingBuffer
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Summaries
-from alfish.transforms import ObservationNormalizer
+from alfish.transforms import ObservationNormalizer, Transforms
 from alfish.transforms.normalizers import RunningMoments
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 from benchmarks import replicas as benchmark
@@ -435,6 +437,34 @@ def workers(directory):
     }
 
 
+def readiness(directory):
+    """Numbers of updates while the replay of the second learner has no window yet, and of runs with free workers."""
+    algorithm, _ = new(DDPG)
+    batches = ReplayBatches(
+        capacity=400, batch_size=8, window_length=8, warmup_env_steps=0, updates_per_env_step=0.25, clear_after_use=True
+    )
+    batches.bind(algorithm, Transforms([], benchmark.OBSERVATION, benchmark.REWARD), 8, 2)
+    trained = []
+    for clock, own in ((40, (20, 3)), (60, (8, 3)), (80, (8, 8)), (120, (3, 20)), (160, (20, 20))):
+        rows = benchmark.random_rows(algorithm, benchmark.CONTINUOUS, torch.float32)
+        row = nest.map(lambda leaf: leaf[:1, :2], rows._replace(state=None))
+        row.time_step.step_type.fill_(StepType.MID)
+        num_rows = own[replicas.rank()]
+        batches.add(nest.map(lambda leaf, n=num_rows: leaf.repeat(n, *[1] * (leaf.ndim - 1)), row))
+        trained.append(sum(len(made.minibatches()) for made in batches.chunks(clock)))
+    unroller = functools.partial(AsyncUnroller, num_workers=2, mode="free", unroll_length=8)
+    replay = functools.partial(REPLAY, window_length=6)
+    trainer = make(
+        directory, SlowSecond, {}, 1, algorithm=DQN, transforms=[], unroller=unroller,
+        batches=replay, num_iterations=None, num_env_steps=600,
+    )  # fmt: skip
+    report = trainer.train()
+    return {
+        "trained": trained,
+        "run": [report.env_steps, report.updates, parameters(trainer.algorithm).double().sum().item()],
+    }
+
+
 def environments(directory):
     trainer = make(directory, Stamped, {}, 4, transforms=[])
     trainer.unroller.start()
@@ -466,6 +496,7 @@ SCENARIOS = {
     "stragglers": stragglers,
     "mistakes": mistakes,
     "workers": workers,
+    "readiness": readiness,
     "environments": environments,
 }
 

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -252,6 +253,13 @@ class TestPair:
         first, second = pair[1]["workers"]
         assert first == second and first["columns"] == 4
 
+    @of("readiness")
+    def test_with_free_workers_both_train_as_soon_as_both_have_windows(self, pair):
+        first, second = pair[1]["readiness"]
+        # Windows have 8 rows: the second learner has 3, 6 and 14. Then rows are removed, and the first one has 3.
+        assert first["trained"] == second["trained"] == [0, 0, 20, 0, 20]
+        assert first["run"] == second["run"] and first["run"][1] == first["run"][0] - 16, "updates after warm-up"
+
     @of("environments")
     def test_environments_and_noise_differ_and_evaluation_has_all(self, pair):
         first, second = pair[1]["environments"]
@@ -351,3 +359,23 @@ def test_a_learner_that_is_killed_ends_all_and_the_run_continues_with_two_and_wi
         assert log.count("Resuming from") == learners
         assert ("saved by another number of learners: episodes begin anew" in log) == (learners == 1)
     assert not (one / "ranks" / "rank-001").exists() and (one / "ranks" / "rank-001.superseded").exists()
+
+
+@pytest.mark.long
+def test_a_run_whose_learners_are_killed_ten_times_spends_the_same_budget(tmp_path):
+    moments, num_kills = random.Random(0), 0
+    with torchrun(tmp_path, restarts=10, num_env_steps=200_000) as agent:
+        while num_kills < 10:
+            time.sleep(moments.uniform(0.0, 12.0))
+            assert agent.poll() is None, agent.stderr.read()
+            learners = learners_of(agent)
+            if len(learners) == 2:  # else torchrun is restarting them
+                os.kill(learners[moments.randrange(2)], signal.SIGKILL)
+                num_kills += 1
+        errors = agent.communicate()[1]
+        assert agent.returncode == 0, errors
+    done, log = json.loads((tmp_path / "done").read_text()), (tmp_path / "log.txt").read_text()
+    assert 200_000 <= done["env_steps"] < 200_256, "within an iteration of the budget"
+    assert log.count("Resuming from") > 3 and "FALLING BACK" not in log
+    steps = [int(line.split(",")[0]) for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]]
+    assert steps == sorted(set(steps)), "a row of each summary, once"

@@ -1,10 +1,14 @@
 """Environments whose right answer is known, beside those of `alfish.environments.toy`."""
 
+import os
+import time
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from alfish.environments.toy import Stamped
 
 
 class TwoLengths(gymnasium.Env):
@@ -23,3 +27,11 @@ class TwoLengths(gymnasium.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self._step += 1
         return np.zeros(1, np.float32), 1.0, self._step >= self._length, False, {}
+
+
+class SlowSecond(Stamped):
+    """Takes 20 ms a step in workers of the second learner."""
+
+    def step(self, action):
+        time.sleep(0.02 * (os.environ["RANK"] == "1"))
+        return super().step(action)
