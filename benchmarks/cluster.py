@@ -2,6 +2,7 @@
 
   python -m benchmarks.cluster speed                     # 1, 2, 4, 8 and 16 workers of a 2 ms environment
   python -m benchmarks.cluster speed --kill_period=10    # the same, with an actor killed every 10 s
+  python -m benchmarks.cluster speed --kill_period=10 --spare_hosts=1   # the same, with an actor kept ready
   python -m benchmarks.cluster soak --seconds=600        # workers, actors and nodes die; every row is checked
   python -m benchmarks.cluster recovery --seconds=300    # seconds from a kill to the first new rows
   python -m benchmarks.cluster score --seconds=120       # APPO on CartPole under kills
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="of each measurement; default: soak 600, score 120, others 40")
     parser.add_argument("--workers", default="1,2,4,8,16", help="of speed")
     parser.add_argument("--kill_period", type=float, default=0.0, help="seconds between two kills of actors; 0: none")
+    parser.add_argument("--spare_hosts", type=int, default=0, help="RayWorkers.spare_hosts, of speed and recovery")
     arguments = parser.parse_args()
     seconds = arguments.seconds or {"soak": 600.0, "score": 120.0}.get(arguments.what, 40.0)
     nodes = Nodes((4, 4, 4))
@@ -43,31 +45,33 @@ def main() -> None:
 
 
 def _results(nodes: Nodes, what: str, seconds: float, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    spares = f", {arguments.spare_hosts} spare" if arguments.spare_hosts else ""
     if what == "speed":
         one = 0.0
         for count in map(int, arguments.workers.split(",")):
-            steps, stats = rate(nodes, count, seconds, arguments.kill_period)
+            steps, stats = rate(nodes, count, seconds, arguments.kill_period, arguments.spare_hosts)
             one = one or steps / count
             shares = stats["trainer_wait_fraction"], stats["worker_wait_fraction"]
             waits = f"trainer waits {shares[0]:.0%}, workers wait {shares[1]:.0%}"
             detail = f"{steps / (one * count):.1%} of {count} x {one:.0f}; {waits}; {stats['restarts']:.0f} restarts"
-            yield {"what": f"speed, kill period {arguments.kill_period:g} s", "workers": count} | _value(steps, detail)
+            yield _row(f"speed, kill period {arguments.kill_period:g} s{spares}", count, steps, detail)
     elif what == "score":
         mean, env_steps, breaking = score(nodes, seconds)
-        yield {"what": "return under kills", "workers": 4} | _value(mean, f"{env_steps:,} env steps; {breaking}")
+        yield _row("return under kills", 4, mean, f"{env_steps:,} env steps; {breaking}")
     elif what == "soak":
         count, breaking = soak(nodes, seconds, log=lambda line: None)
-        yield {"what": "rows checked under kills", "workers": 6} | _value(count, f"{seconds:g} s; {breaking}")
+        yield _row("rows checked under kills", 6, count, f"{seconds:g} s; {breaking}")
     else:
         for kind in ("worker", "actor", "raylet"):
-            _, breaking = soak(nodes, seconds, settle=45.0, log=lambda line: None, kinds=(kind,), pause=(12.0, 15.0))
+            settings = {"settle": 45.0, "kinds": (kind,), "pause": (12.0, 15.0), "spare_hosts": arguments.spare_hosts}
+            _, breaking = soak(nodes, seconds, log=lambda line: None, **settings)
             each = sorted(seconds for _, seconds in breaking.waits)
             detail = f"median of {len(each)}, {each[0]:.1f} to {each[-1]:.1f}; {breaking}"
-            yield {"what": f"seconds to new rows: {kind}", "workers": 6} | _value(statistics.median(each), detail)
+            yield _row(f"seconds to new rows: {kind}{spares}", 6, statistics.median(each), detail)
 
 
-def _value(value: float, detail: str) -> dict[str, Any]:
-    return {"value": round(value, 3), "detail": detail}
+def _row(what: str, workers: int, value: float, detail: str) -> dict[str, Any]:
+    return {"what": what, "workers": workers, "value": round(value, 3), "detail": detail}
 
 
 if __name__ == "__main__":

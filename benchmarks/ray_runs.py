@@ -109,6 +109,7 @@ def soak(
     settle: float = 0.0,
     enough: Callable[[Chaos], bool] = lambda breaking: False,
     log: Callable[[str], None] = print,
+    spare_hosts: int = 0,
     **chaos: Any,
 ) -> tuple[int, Chaos]:
     """Collects rows while hosts break, and checks each.
@@ -120,6 +121,7 @@ def soak(
       settle: seconds afterwards.
       enough: ends the run earlier.
       log: receives the lines of the run.
+      spare_hosts: of `RayWorkers`.
       chaos: arguments of `Chaos`.
 
     Returns:
@@ -129,7 +131,7 @@ def soak(
     environment = make(seed=0)
     specs = environment.observation_spec, environment.action_spec, environment.reward_spec
     transforms = Transforms((), environment.observation_spec, environment.reward_spec)
-    workers = functools.partial(ON_RAY, host_timeout=chaos.pop("host_timeout", 30.0))
+    workers = functools.partial(ON_RAY, host_timeout=chaos.pop("host_timeout", 30.0), spare_hosts=spare_hosts)
     unroller = AsyncUnroller(
         environment, Still(*specs), transforms, num_workers, unroll_length=16, slots=3, workers=workers
     )
@@ -176,17 +178,21 @@ def trained(
         learner=functools.partial(Learner, learning_rate=1e-3, max_grad_norm=0.5, compile=False),
         unroll_length=128,
         wall_seconds=10_000,
+        summary_period=10**9,  # a summary would take the unroller's statistics away
         listeners=[],
     )
     trainer.unroller.log = lambda text: None
     return trainer
 
 
-def rate(nodes: Nodes, num_workers: int, seconds: float, kill_period: float) -> tuple[float, dict[str, float]]:
+def rate(
+    nodes: Nodes, num_workers: int, seconds: float, kill_period: float, spare_hosts: int = 0
+) -> tuple[float, dict[str, float]]:
     """Returns env steps per second of a training run, and what its unroller says of waits."""
     environment = functools.partial(make_environment, functools.partial(slow, "CartPole-v1", STEP_SECONDS), num_envs=1)
     with tempfile.TemporaryDirectory() as directory:
-        trainer = trained(Path(directory), environment, num_workers, max(1, num_workers // 4))
+        per_host = max(1, num_workers // 4)
+        trainer = trained(Path(directory), environment, num_workers, per_host, spare_hosts=spare_hosts)
         workers, breaking = transport(trainer.unroller), None
         try:
             for _ in trainer.iterate():

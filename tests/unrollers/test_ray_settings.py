@@ -22,7 +22,7 @@ from alfish.unrollers import Workers
 from alfish.unrollers.ray import RayWorkers, cluster, pool
 from alfish.unrollers.ray.host import Host
 from alfish.unrollers.ray.messages import Greeting, Order, Publication
-from alfish.unrollers.ray.remote_host import RemoteHost
+from alfish.unrollers.ray.remote_host import Actors, RemoteHost
 from alfish.unrollers.ray.values import PublishedWeights
 from alfish.unrollers.workers.messages import Died, Grant
 from alfish.unrollers.workers.shared_memory import Block, Layout
@@ -206,13 +206,54 @@ def test_a_host_that_nobody_calls_ends_itself(host, monkeypatch):
     asyncio.run(attend())
 
 
+class FakeActor:
+    """An actor, its class and its method; a greeting is a text."""
+
+    requested: list["FakeActor"] = []
+
+    @classmethod
+    def remote(cls):
+        cls.requested.append(cls())
+        return cls.requested[-1]
+
+    @property
+    def greet(self):
+        return types.SimpleNamespace(remote=lambda: f"greeting {self.requested.index(self)}")
+
+
+@pytest.fixture(autouse=True)
+def no_actors():
+    FakeActor.requested.clear()
+
+
+def test_without_spares_an_actor_is_requested_when_one_is_needed():
+    actors = Actors(0)
+    actors.actor_class = FakeActor
+    actors.replenish()
+    assert FakeActor.requested == []
+    assert actors.take() == (FakeActor.requested[0], "greeting 0")
+
+
+def test_spares_are_taken_in_their_order_and_ended_with_the_run(monkeypatch):
+    killed = []
+    monkeypatch.setattr(cluster, "kill", killed.append)
+    actors = Actors(2)
+    actors.actor_class = FakeActor
+    for _ in range(2):
+        actors.replenish()
+    assert len(FakeActor.requested) == 2
+    assert [actors.take()[1] for _ in range(3)] == ["greeting 0", "greeting 1", "greeting 2"]
+    actors.replenish()
+    actors.close()
+    assert killed == FakeActor.requested[:2:-1]
+
+
 @pytest.fixture
 def on_ray(monkeypatch):
     """A pool of two hosts that were requested, without Ray."""
-    monkeypatch.setattr(RemoteHost, "request", lambda host, actor_class: setattr(host, "greeting", None))
     monkeypatch.setattr(RemoteHost, "kill", lambda host: None)
     made = RayWorkers(2, per_host=1, max_deaths=2, start_timeout=0.1)
-    made._actor_class, made.lines = None, []
+    made._actors.actor_class, made.lines = FakeActor, []
     made.log = made.lines.append
     for host in made.hosts:
         host.asked_at, host.newest, host.is_overdue = time.monotonic(), 1, False
@@ -232,6 +273,23 @@ def test_a_host_is_given_up_if_two_checks_find_it_silent(on_ray):
     assert not host.workers[0].started and host.workers[0].generation == 1000 and on_ray.num_restarts == 1
     host.asked_at -= 100
     assert list(on_ray._check(host)) == []  # it waits for room
+
+
+@needs_ray
+def test_spares_are_requested_once_all_hosts_have_begun_and_take_the_place_of_the_dead(on_ray, monkeypatch):
+    monkeypatch.setattr(RemoteHost, "begin", lambda host, greeting, *weights: setattr(host, "greeting", greeting))
+    on_ray._actors._num_spares, on_ray._plan = 1, None
+    on_ray._weights = types.SimpleNamespace(publication=None, words=lambda: None)
+    first, second = on_ray.hosts
+    first.greeting = None
+    on_ray._begin(second, Greeting("a", 8, {}))
+    assert FakeActor.requested == [], "a spare could take the room of the first host"
+    on_ray._begin(first, Greeting("a", 9, {}))
+    assert len(FakeActor.requested) == 1
+    list(on_ray._on_death(second, OSError("gone")))
+    assert second.answer == "greeting 0" and len(FakeActor.requested) == 1, "the next spare comes when it has begun"
+    on_ray._begin(second, Greeting("a", 10, {}))
+    assert len(FakeActor.requested) == 2
 
 
 @needs_ray

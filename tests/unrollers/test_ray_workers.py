@@ -171,6 +171,26 @@ def command(tmp_path, *bindings):
     return ["train", *files, *(f"--gin_param={binding}" for binding in (*TINY, *bindings))]
 
 
+def test_a_spare_host_takes_the_place_of_one_that_dies(made):
+    unroller = made(ALIKE, num_workers=4, workers=functools.partial(ON_RAY, spare_hosts=1))
+    on_ray = unroller._workers
+    wait_for(unroller, lambda: on_ray._actors._spares)
+    ((_, greeting),) = on_ray._actors._spares
+    spare, host = ray.get(greeting), on_ray.hosts[0]
+    wait_for(unroller, lambda: all(worker.started for worker in on_ray.all))
+    os.kill(host.greeting.pid, signal.SIGKILL)
+    wait_for(unroller, lambda: host.greeting == spare and all(worker.started for worker in on_ray.all))
+    assert len(on_ray._actors._spares) == 1, "another one is requested"
+
+
+def wait_for(unroller, is_true, seconds=60):
+    """Takes unrolls until something is true."""
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        unroller.unroll(4)
+
+
 def test_the_shipped_conf_trains_and_sigterm_saves(tmp_path, nodes):  # noqa: F811
     run = subprocess.Popen([sys.executable, "-m", "alfish", *command(tmp_path, "Trainer.num_env_steps=1_000_000")])
     metrics = tmp_path / "run" / "metrics.csv"

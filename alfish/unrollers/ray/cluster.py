@@ -155,6 +155,14 @@ def get(answer: Any, timeout: float) -> Any:
         return ray.get(answer, timeout=timeout)
 
 
+def kill(actor: Any) -> None:
+    """Has Ray kill an actor, which may be dead already."""
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(actor)
+
+
 @contextlib.contextmanager
 def _exceptions_of_handlers() -> Iterator[None]:
     """Raises what a signal's handler has raised in the block; Ray's C code makes a SystemError of it."""

@@ -14,6 +14,7 @@ from alfish.errors import RunError, UsageError
 from alfish.unrollers.ray.messages import Event, Greeting, HostPlan, Order, Publication, Refusal, Reply, greeting
 from alfish.unrollers.workers.messages import Segment
 from alfish.unrollers.workers.pool import UnimportableError, Workers
+from alfish.unrollers.workers.server import SERVER
 from alfish.unrollers.workers.shared_memory import Block
 
 REPLY_SECONDS = 2.0  # between two replies of a host that has nothing to report
@@ -34,7 +35,8 @@ class Host:
         self._news = asyncio.Event()  # there is something to report
 
     async def greet(self) -> Greeting:
-        """Returns machine and versions. The first call."""
+        """Returns machine and versions. The first call; workers that start later need not wait for imports."""
+        SERVER.start()
         return greeting()
 
     async def start(

@@ -22,7 +22,7 @@ from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, P
 from alfish.unrollers.ray import cluster
 from alfish.unrollers.ray.host import Host
 from alfish.unrollers.ray.messages import Greeting, HostPlan, Refusal, Reply, versions
-from alfish.unrollers.ray.remote_host import Keeper, RemoteHost, RemoteWorker, end_all
+from alfish.unrollers.ray.remote_host import Actors, Keeper, RemoteHost, RemoteWorker, end_all
 from alfish.unrollers.ray.values import PublishedWeights, ReceivedSegments
 from alfish.unrollers.unroller import StepRecords
 from alfish.unrollers.workers.messages import Died, FromWorker, Grant, Plan, Segment, Started
@@ -44,6 +44,8 @@ class RayWorkers(Transport):
         machine. None: starts Ray on this machine only.
       per_host: workers of one host. It divides `count`.
       cpus_per_worker: processor cores that a host requests for each worker.
+      spare_hosts: number of hosts that are kept ready to replace those that die, which saves the seconds in which an
+        actor starts. Each requests as many cores as a host, once all hosts run.
       min_hosts: number of hosts with which the run begins; others join later. None: all.
       start_timeout: seconds until `min_hosts` hosts have answered.
       host_timeout: seconds of silence after which a host is dead. Without a call for twice as long it ends itself.
@@ -61,7 +63,6 @@ class RayWorkers(Transport):
 
     # Set by `start`.
     _slots: int  # of each worker
-    _actor_class: Any
     _plan: Any  # Ray's reference to the `HostPlan`
     _weights: PublishedWeights
     _segments: ReceivedSegments
@@ -73,6 +74,7 @@ class RayWorkers(Transport):
         address: str | None = "auto",
         per_host: PositiveInt = 4,
         cpus_per_worker: Annotated[float, Range(0, above=True)] = 1.0,
+        spare_hosts: NonNegativeInt = 0,
         min_hosts: NonNegativeInt | None = None,
         start_timeout: PositiveFloat = 300.0,
         host_timeout: PositiveFloat = 30.0,
@@ -99,7 +101,7 @@ class RayWorkers(Transport):
         self.shrinks = "RayWorkers.min_hosts" if self._min_hosts < num_hosts else self._template.shrinks
         self.hosts = [RemoteHost(i, per_host) for i in range(num_hosts)]
         self.all = [worker for host in self.hosts for worker in host.workers]
-        self._keeper = Keeper(self.hosts, host_timeout / 2)
+        self._actors, self._keeper = Actors(spare_hosts), Keeper(self.hosts, host_timeout / 2)
         self._deadline: float | None = None  # monotonic time by which `min_hosts` answer; None: they have
         self._checked_at = 0.0
 
@@ -125,10 +127,10 @@ class RayWorkers(Transport):
         self.publish(version)
         workers = len(self.all) // len(self.hosts), type(self._template), self._template.settings
         self._plan = self._cluster.put(HostPlan(*workers, plan, self._weights.forms, 2 * self.host_timeout))
-        self._actor_class = self._cluster.actor_class(Host, self._cpus)
+        self._actors.actor_class = self._cluster.actor_class(Host, self._cpus)
         self._deadline = time.monotonic() + self._start_timeout if self._min_hosts else None
         for host in self.hosts:
-            host.request(self._actor_class)
+            host.join(*self._actors.take())
         self._keeper.start()
 
     def publish(self, version: int) -> None:
@@ -176,6 +178,7 @@ class RayWorkers(Transport):
         finally:  # also if a signal interrupts the wait
             for host in self.hosts:
                 host.kill()
+            self._actors.close()
             self._cluster.close()
 
     # Weights.
@@ -222,8 +225,11 @@ class RayWorkers(Transport):
             there = ", ".join(f"{name} {greeting.versions[name]} (here {here[name]})" for name in differences)
             raise UsageError(f"machine {greeting.machine} of the Ray cluster has {there}; install equal versions")
         host.begin(greeting, self._plan, self._weights.publication, self._weights.words())
-        if sum(host.greeting is not None for host in self.hosts) >= self._min_hosts:
+        num_begun = sum(host.greeting is not None for host in self.hosts)
+        if num_begun >= self._min_hosts:
             self._deadline = None
+        if num_begun == len(self.hosts):  # before, a spare could take the room of a host
+            self._actors.replenish()
 
     def _on_reply(self, host: RemoteHost, reply: Reply) -> Iterator[tuple[RemoteWorker, FromWorker]]:
         host.poll()  # at once, so that the next reply is made while the trainer trains
@@ -278,7 +284,7 @@ class RayWorkers(Transport):
         self.log(f"{text}\nAnother one is requested")
         host.leave()
         self.num_restarts += len(host.workers)
-        host.request(self._actor_class)
+        host.join(*self._actors.take())
         for worker in host.workers:
             yield worker, Died()
 

@@ -1,8 +1,8 @@
 """The trainer's side of a host."""
 
-import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +29,43 @@ class RemoteWorker:
         self.started = False
 
 
+class Actors:
+    """Requests the actors of hosts, and keeps spare ones, which take the places of those that die.
+
+    A spare has its process and has done its imports, which take seconds; only its workers are not started.
+
+    Args:
+      num_spares: number of spares.
+
+    Attributes:
+      actor_class: Ray's class of `Host`; set it before the first request.
+    """
+
+    actor_class: Any
+
+    def __init__(self, num_spares: int):
+        self._num_spares = num_spares
+        self._spares: deque[tuple[Any, Any]] = deque()
+
+    def take(self) -> tuple[Any, Any]:
+        """Returns an actor and Ray's reference to its greeting. A new one starts where and when there is room."""
+        return self._spares.popleft() if self._spares else self._request()
+
+    def replenish(self) -> None:
+        """Requests the spares that are missing."""
+        while len(self._spares) < self._num_spares:
+            self._spares.append(self._request())
+
+    def close(self) -> None:
+        """Ends the spares."""
+        while self._spares:
+            cluster.kill(self._spares.pop()[0])
+
+    def _request(self) -> tuple[Any, Any]:
+        actor = self.actor_class.remote()
+        return actor, actor.greet.remote()
+
+
 class RemoteHost:
     """The workers of one host: its present actor, and the state that outlives it.
 
@@ -46,7 +83,7 @@ class RemoteHost:
     def __init__(self, index: int, count: int):
         self.index = index
         self.workers = [RemoteWorker(index * count + place, self) for place in range(count)]
-        self.actor: Any = None  # before `request`
+        self.actor: Any = None  # before `join`
         self.greeting: Greeting | None = None
         self._first_generation = 0  # of the present actor's workers
         self._orders: list[Order] = []
@@ -69,12 +106,12 @@ class RemoteHost:
         """Number of the newest weights that a grant to send names; 0: none does."""
         return max((order.grant.publication or 0 for order in self._orders), default=0)
 
-    def request(self, actor_class: Any) -> None:
-        """Asks Ray for an actor. Returns at once; the actor starts where and when there is room."""
+    def join(self, actor: Any, answer: Any) -> None:
+        """Gives the host an actor, and Ray's reference to the greeting that is to be received."""
         self.greeting = None
         self.sent = self.newest = 0
-        self.actor = actor_class.remote()
-        self._expect(self.actor.greet.remote())
+        self.actor = actor
+        self._expect(answer)
 
     def begin(self, greeting: Greeting, plan: Any, publication: Publication, words: Any) -> None:
         """Starts the workers; see `Host.start`. The plan is Ray's reference to a `HostPlan`."""
@@ -116,12 +153,8 @@ class RemoteHost:
 
     def kill(self) -> None:
         """Has Ray kill the actor, if there is one. Its workers end with it."""
-        if self.actor is None:
-            return
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it may be dead already
-            ray.kill(self.actor)
+        if self.actor is not None:
+            cluster.kill(self.actor)
 
     def leave(self) -> None:
         """Gives up the actor: its answers are not received any more, and its workers count as dead."""

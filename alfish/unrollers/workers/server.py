@@ -107,6 +107,12 @@ class Server:
         """Process id of the server; None: it does not run."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
+    def start(self) -> None:
+        """Starts the server if it does not run. Returns at once; the first worker then need not wait for imports."""
+        with self._lock:
+            if self.pid is None:
+                self._start(_environment())
+
     def launch(self, setup: bytes, fds: dict[str, int]) -> WorkerProcess:
         """Starts a worker. Starts the server first if it does not run.
 
@@ -118,8 +124,7 @@ class Server:
           RunError: the server ended before it forked the worker.
           OSError: fork failed.
         """
-        path = [entry or os.getcwd() for entry in sys.path]
-        environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": os.pathsep.join(path)}
+        path, environment = _path(), _environment()
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         data = to_bytes(Launch(environment, path, cpus, list(fds), setup), "the worker's setup")
         memory = SharedMemory(len(data))
@@ -273,6 +278,15 @@ def _serve(trainer: socket.socket) -> list[int]:
     os.close(ended)
     os.close(end)
     return fds
+
+
+def _path() -> list[str]:
+    return [entry or os.getcwd() for entry in sys.path]
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment variables of the server and of workers."""
+    return os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": os.pathsep.join(_path())}
 
 
 def _report_end(pid: int, status: socket.socket) -> bool:
