@@ -106,6 +106,10 @@ class Listener:
     def after_iteration(self, run: Run, report: Report) -> None:
         """Receives the report of each iteration, the last one included (`report.finished`)."""
 
+    def is_behind(self, run: Run) -> bool:
+        """Returns True if work for the present clock is due that a signal prevented; `after_iteration` then follows."""
+        return False
+
     def show(self, line: str) -> bool:
         """Prints a line of the log; returns False where the listener does not print."""
         return False

@@ -64,10 +64,12 @@ class Evaluate(Listener):
             )
         self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
 
+    def is_behind(self, run: Run) -> bool:
+        return self.period > 0 and run.clock.value >= self._next
+
     def after_iteration(self, run: Run, report: Report) -> None:
-        due = self.period and report.clock >= self._next
         # After an interruption, a due evaluation follows the resume.
-        if not (due or run.clock.finished) or run.interrupted_by is not None:
+        if not (self.is_behind(run) or run.clock.finished) or run.interrupted_by is not None:
             return
         policy = report.clock, report.updates
         if policy == self._last:  # a listener has stopped the run because of this evaluation

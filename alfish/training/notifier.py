@@ -24,6 +24,15 @@ class Notifier:
             listener.start(run)
             self._started.append(listener)
 
+    def missed_report(self, run: Run) -> Iterator[Report]:
+        """Yields a report of a resumed run before its first iteration, if a signal prevented a listener's work on it.
+
+        In a run that begins paused, the loop's own report is that.
+        """
+        is_behind = any(listener.is_behind(run) for listener in self._listeners)
+        if is_behind and not run.clock.paused and run.signals.number is None:
+            yield Report.of(run.clock, finished=False)
+
     def after_iteration(self, run: Run, report: Report) -> None:
         """Passes the report of an iteration to each listener; a signal may interrupt one of them."""
         for listener in self._listeners:

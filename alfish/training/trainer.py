@@ -1,6 +1,7 @@
 """The trainer: composes the parts of a run, and tells listeners what its iterations did."""
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -202,7 +203,7 @@ class Trainer:
                 return None
             origins = {"steps": self.clock.value, **provenance(self.device, self.seed)}
             self.directory.write_config({**origins, **self._parts.initial_parts.provenance()})
-            for report in self.iterate():
+            for report in itertools.chain(self._notifier.missed_report(self), self.iterate()):
                 self.timer.begin(LISTENERS)
                 self._notifier.after_iteration(self, report)
                 self.timer.begin(LOOP)

@@ -149,6 +149,42 @@ def test_an_evaluation_that_a_signal_kept_from_a_pause_is_made_up_for(tmp_path):
     assert len(list((tmp_path / "cut" / "eval").iterdir())) == 1, "it is not repeated"
 
 
+class SignalAtEvaluation(Listener):
+    """Sends SIGTERM before an evaluation that is due in the middle of a run."""
+
+    def after_iteration(self, run, report):
+        if report.clock >= 64:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_evaluation_that_a_signal_prevented_is_that_of_the_same_policy(tmp_path):
+    """It is made up for before the resumed run trains."""
+    make_pausing(tmp_path / "whole").train()
+    stopped = make_pausing(tmp_path / "cut")
+    stopped.listeners.insert(0, SignalAtEvaluation())
+    last = stopped.train()
+    assert 64 <= last.clock < 128 and not (tmp_path / "cut" / "eval").exists()
+    resumed = make_pausing(tmp_path / "cut")
+    reports = resumed_reports(resumed)
+    assert reports[0].clock == last.clock < reports[1].clock and reports[0].evaluation is not None
+    assert [report.finished for report in reports].count(True) == 1
+    files = [{path.name: path.read_text() for path in (tmp_path / n / "eval").iterdir()} for n in ("whole", "cut")]
+    assert files[0] == files[1] and len(files[0]) >= 2
+
+
+def resumed_reports(trainer):
+    """Reports that listeners receive."""
+    reports = []
+
+    class Notes(Listener):
+        def after_iteration(self, run, report):
+            reports.append(report)
+
+    trainer.listeners.append(Notes())
+    trainer.train()
+    return reports
+
+
 @pytest.mark.parametrize("name", ["saved_state", "saved_state_same_step"])
 def test_a_resumed_run_with_memory_has_equal_bits_in_mid_episode(tmp_path, name):
     env_id, env_kwargs, unroll_length, stop = SETTINGS[name]
