@@ -1,4 +1,4 @@
-"""The job script of docs/scale.md: a run whose job is queued again and again ends with the bits of one job."""
+"""The jobs of docs/scale.md for SLURM and Kubernetes: a run whose job begins several times ends with the same bits."""
 
 import os
 import random
@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import toy_confs
+import yaml
 
 import alfish
 from alfish.runs.checkpoints import Checkpoints
+from alfish.runs.stop_signals import SIGNALS, exit_status
 
 DOCUMENT = Path(alfish.__file__).parents[1] / "docs" / "scale.md"
 TOY = f"""
@@ -31,26 +33,58 @@ SCONTROL = '#!/bin/bash\necho "$@" >> requeued\n'
 ALFISH = "#!/bin/bash\nexec {python} -m alfish train --gin_file=toy.gin --root_dir=run\n"
 
 
-def script():
-    """The job script of the document."""
-    (found,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", DOCUMENT.read_text(), re.DOTALL)
+def block(language):
+    """The only block of a language in the document."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     return found
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch):
-    """Function that starts the job script; its working directory is `tmp_path`."""
+def start(tmp_path):
+    """Function that starts a command; its working directory is `tmp_path`."""
     (tmp_path / "toy.gin").write_text(TOY)
-    (tmp_path / "job.sh").write_text(script())
+    (tmp_path / "job.sh").write_text(block("bash"))
     for name, text in (("scontrol", SCONTROL), ("alfish", ALFISH.format(python=sys.executable))):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
     environment |= {"PYTHONPATH": str(DOCUMENT.parents[1]), "OMP_NUM_THREADS": "1"}
     with open(tmp_path / "output.txt", "ab") as output:
-        yield lambda: subprocess.Popen(
-            ["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
+        yield lambda command: subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
         )
+
+
+@pytest.fixture
+def job(start):
+    """Function that starts the job of SLURM."""
+    return lambda: start(["bash", "job.sh"])
+
+
+class Kubernetes:
+    """The job of Kubernetes, and what its controller makes of the end of a pod. Nothing of Kubernetes runs."""
+
+    def __init__(self):
+        job = yaml.safe_load(block("yaml"))
+        assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+        self.rules, self.limit = job["spec"]["podFailurePolicy"]["rules"], job["spec"]["backoffLimit"]
+        self.pod = job["spec"]["template"]["spec"]
+        (self.container,) = self.pod["containers"]
+        assert self.pod["restartPolicy"] == "Never"  # else the API refuses a podFailurePolicy
+
+    def action(self, status, is_disrupted=False):
+        """Complete, FailJob (no more pods), Ignore or Count (another pod; `limit` of those that are counted)."""
+        if status == 0:
+            return "Complete"
+        conditions = {"DisruptionTarget"} if is_disrupted else set()
+        for rule in self.rules:
+            matches = any(pattern["type"] in conditions for pattern in rule.get("onPodConditions", ()))
+            if codes := rule.get("onExitCodes"):
+                assert codes["operator"] == "In"
+                matches = status in codes["values"]
+            if matches:
+                return rule["action"]
+        return "Count"
 
 
 def newest(directory):
@@ -101,6 +135,37 @@ def requeued(tmp_path, job, num_signals):
 def test_a_job_that_is_queued_again_ends_with_the_bits_of_one_that_is_not(tmp_path, job, num_signals):
     expected, found = whole(tmp_path, job), requeued(tmp_path, job, num_signals)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_pod_that_is_taken_away_saves_in_time_and_the_next_ones_end_with_the_bits_of_one(tmp_path, job, start):
+    kubernetes, expected = Kubernetes(), whole(tmp_path, job)
+    for point in (3000, 9000):
+        process = start(kubernetes.container["command"])
+        while newest(tmp_path / "run") < point:
+            assert process.poll() is None, (tmp_path / "output.txt").read_text()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(kubernetes.pod["terminationGracePeriodSeconds"])
+        assert (status, kubernetes.action(status, is_disrupted=True)) == (143, "Ignore")
+    assert kubernetes.action(start(kubernetes.container["command"]).wait(600)) == "Complete"
+    torch.testing.assert_close(weights(tmp_path / "run"), expected, rtol=0, atol=0)
+
+
+def test_a_job_of_kubernetes_goes_on_after_signals_and_ends_with_a_mistake():
+    kubernetes = Kubernetes()
+    for number in SIGNALS:
+        assert kubernetes.action(exit_status(number)) == "Count" and kubernetes.limit > 10
+    assert kubernetes.action(128 + signal.SIGKILL) == "Count"  # for lack of memory
+    assert kubernetes.action(2) == kubernetes.action(1) == "FailJob"
+    assert kubernetes.action(1, is_disrupted=True) == "Ignore"
+
+
+def test_the_run_of_a_job_of_kubernetes_is_on_a_volume():
+    kubernetes = Kubernetes()
+    (mount,), (volume,) = kubernetes.container["volumeMounts"], kubernetes.pod["volumes"]
+    (root_dir,) = [word for word in kubernetes.container["command"] if word.startswith("--root_dir=")]
+    assert root_dir.startswith(f"--root_dir={mount['mountPath']}/") and mount["name"] == volume["name"]
 
 
 @pytest.mark.parametrize("status, is_requeued", [(0, 0), (1, 0), (2, 0), (143, 0), (75, 1), (138, 1)])
