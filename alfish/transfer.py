@@ -168,7 +168,7 @@ class _Part(NamedTuple):
         """Returns lines for people: the origin, then a line for each tensor."""
         origin, count = self.origin, len(self.names)
         head = (
-            f"{origin['place'] or 'All networks'} of {origin['run']} at {origin['steps']:,} steps: "
+            f"{origin['place'] or 'All networks'} from {origin['run']} at {origin['steps']:,} steps: "
             f"{counted(count, 'tensor')}, {counted(origin['num_values'], 'number')}"
         )
         lines = [

@@ -25,7 +25,7 @@ NEEDS = {
     r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|Swimmer|Reacher|Inverted\w+)-v\d": "mujoco",
     r"(LunarLander|BipedalWalker|CarRacing)": "Box2D",
     r"ALE/": "ale_py",
-    r"CartPole|Pendulum|Acrobot|MountainCar|Recall|BitFlip|MaskedIdentity": "gymnasium",
+    r"CartPole|Pendulum|Acrobot|MountainCar|Recall|BitFlip|MaskedIdentity|Catch": "gymnasium",
 }
 TINY = [
     "Trainer.num_env_steps=None",

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import re
+import textwrap
 from pathlib import Path
 
 import gin
@@ -9,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+import alfish
 from alfish import nest
+from alfish.__main__ import main
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
@@ -178,7 +182,7 @@ class TestRuns:
         make(tmp_path / "run", initial_parts={ACTOR: str(source)}, num_iterations=1).train()
         printed = capsys.readouterr().err
         steps = Checkpoints(source / "checkpoints").steps()[-1]
-        assert f"{ACTOR} of {source} at {steps} steps: 2 tensors, 40 numbers\n" in printed
+        assert f"{ACTOR} from {source} at {steps} steps: 2 tensors, 40 numbers\n" in printed
         assert f"  {ACTOR}.mlp.0.weight [8, 4]\n" in printed
         assert f"{ACTOR}.mlp.0.weight [8, 4]\n" in (tmp_path / "run" / "log.txt").read_text()
         (entry,) = json.loads((tmp_path / "run" / "provenance.json").read_text())
@@ -263,3 +267,54 @@ class TestMistakes:
 def test_sources_are_read_from_their_text(text, expected):
     found = Source.parsed(text, "x")
     assert (found.part, str(found.run), found.checkpoint) == expected
+
+
+def train(file, name):
+    """Trains a conf for some steps into `runs/NAME` of the working directory, and returns its last state."""
+    parameters = ["Trainer.num_env_steps=600", "Evaluate.num_episodes=1", "Trainer.seed=3", "MLP.layers=(8,)"]
+    command = ["train", f"--gin_file={file}", f"--root_dir=runs/{name}"]
+    assert main([*command, *(f"--gin_param={one}" for one in parameters)]) == 0
+    return saved(f"runs/{name}")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A directory with the run `runs/catch`."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        train("ppo_catch.gin", "catch")
+    return home
+
+
+class TestExamples:
+    """The gin files of docs/compose.md, as they stand there, with fewer steps."""
+
+    @pytest.fixture
+    def files(self, runs, monkeypatch):
+        monkeypatch.chdir(runs)
+        page = (Path(__file__).parents[1] / "docs" / "compose.md").read_text()
+        blocks = re.findall(r"((?:^    .*\n|^\n)+)", page, re.MULTILINE)
+        texts = [textwrap.dedent(block).strip() for block in blocks]
+        for text in texts:
+            if found := re.search(r"^# (\w+\.gin)", text, re.MULTILINE):
+                (runs / found[1]).write_text(text[found.start() :])
+
+    def test_a_frozen_part_is_that_of_its_source(self, files):
+        state = train("mirrored.gin", "mirrored")
+        encoder = f"{ACTOR}.encoder"
+        assert_equal(below(state, encoder), below(saved("runs/catch"), encoder))
+
+    def test_a_part_with_a_small_learning_rate_stays_near_its_source(self, files):
+        state = train("finetune.gin", "finetune")
+        there, encoder = saved("runs/catch"), f"{ACTOR}.encoder"
+        moves = {name: float((state[name] - there[name]).abs().max()) for name in state if name.startswith(ACTOR)}
+        assert 0 < max(move for name, move in moves.items() if name.startswith(encoder)) < 1e-2
+        assert max(move for name, move in moves.items() if not name.startswith(encoder)) > 2e-2
+
+    def test_features_are_those_of_the_source(self, files):
+        train("features.gin", "features")
+        own = saved("runs/features", name="transforms")
+        there = below(saved("runs/catch"), f"{ACTOR}.encoder.encoders.0")
+        assert [value.tolist() for value in own.values()] == [value.tolist() for value in there.values()]
+        assert alfish.load("runs/features").observation_space.shape == (10, 5, 1)

@@ -21,7 +21,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches
 from alfish.data import AlgStep, StepType
-from alfish.environments import VectorEnvironment, make_environment
+from alfish.environments import EncodedEnvironment, VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import Catch
 from alfish.errors import UsageError
@@ -251,6 +251,23 @@ class TestRows:
             is_row = encoded.step_type != StepType.PAD
             assert torch.allclose(flat[is_row], encoded.observation[is_row], atol=1e-6)
             assert (raw.step_type == StepType.LAST).any() and (raw.step_type == StepType.FIRST).any()
+
+    def test_of_environments_that_are_replaced_are_features_too(self):
+        raw = VectorEnvironment(SequentialVectorEnv([Catch] * 3, AutoresetMode.NEXT_STEP), [1, 2, 3])
+        transform = FROZEN(IMAGE, SCALAR)
+        environment = EncodedEnvironment(
+            raw, lambda rows: transform.encode(nest.tensors(rows)), transform.observation_spec
+        )
+        environment.reset()
+        before = environment.step(np.zeros(3, np.int64))
+        after = environment.replace(before, np.array([False, True, False]))
+        assert after.step_type.tolist() == [StepType.MID, StepType.FIRST, StepType.MID]
+        assert np.array_equal(after.observation[[0, 2]], before.observation[[0, 2]])
+        starts = transform.encode(torch.from_numpy(np.stack([Catch().reset(seed=k)[0] for k in range(20)]))).numpy()
+        assert np.abs(starts - after.observation[1]).max(1).min() < 1e-5
+        assert (environment.num_envs, environment.broken, environment.observation_spec.shape) == (3, None, (8,))
+        environment.broken = np.array([True, False, False])
+        assert raw.broken[0]
 
     def test_later_transforms_see_features(self, tmp_path):
         chain = [FROZEN, functools.partial(FrameStack, num_frames=2), ObservationNormalizer]
