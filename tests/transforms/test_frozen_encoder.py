@@ -263,7 +263,7 @@ class TestRows:
         after = environment.replace(before, np.array([False, True, False]))
         assert after.step_type.tolist() == [StepType.MID, StepType.FIRST, StepType.MID]
         assert np.array_equal(after.observation[[0, 2]], before.observation[[0, 2]])
-        starts = transform.encode(torch.from_numpy(np.stack([Catch().reset(seed=k)[0] for k in range(20)]))).numpy()
+        starts = transform.encode(torch.from_numpy(np.stack([Catch().reset(seed=k)[0] for k in range(60)]))).numpy()
         assert np.abs(starts - after.observation[1]).max(1).min() < 1e-5
         assert (environment.num_envs, environment.broken, environment.observation_spec.shape) == (3, None, (8,))
         environment.broken = np.array([True, False, False])
@@ -304,7 +304,7 @@ class TestRows:
         observation = nest.tensors(trainer.unroller.unroll(8)).time_step.observation
         trainer.close()
         assert observation.shape == (9, 3, 8)
-        images = torch.from_numpy(np.stack([Catch().reset(seed=seed)[0] for seed in range(20)]))
+        images = torch.from_numpy(np.stack([Catch().reset(seed=seed)[0] for seed in range(60)]))
         known = trainer.transforms.encode(images)
         distance = (observation[0].unsqueeze(1) - known).abs().amax(-1).amin(1)
         assert (distance < 1e-5).all()
