@@ -2,14 +2,18 @@
 
 from alfish.composition.composed import Composed
 from alfish.composition.dynamics import ICM, DynamicsFeatures
+from alfish.composition.gail import GAIL
+from alfish.composition.normalized import NormalizedObservation
 from alfish.composition.parts import Part, Representation, RewardPart, Transitions, transitions_of
 from alfish.composition.rnd import RND
 
 __all__ = [
+    "GAIL",
     "ICM",
     "RND",
     "Composed",
     "DynamicsFeatures",
+    "NormalizedObservation",
     "Part",
     "Representation",
     "RewardPart",

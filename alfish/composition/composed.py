@@ -59,7 +59,7 @@ class Composed(RLAlgorithm):
       rewards: classes or factories of reward parts (`@RND`, `@ICM`), take (observation_spec, action_spec).
       representation: class or factory of the features that the algorithm gets in place of observations, takes
         (observation_spec, action_spec); None: observations. Parts always see observations.
-      extrinsic_coef: weight of the environment's reward; number or schedule of progress. 0: only the parts' rewards.
+      extrinsic_coef: weight of the environment's reward; number or schedule of progress. 0: it is not read.
       separate_values: whether each part is an entry of a vector reward, with a value of its own.
     """
 
@@ -90,6 +90,7 @@ class Composed(RLAlgorithm):
         self.representation: Any = encoder
         self.rewards: Any = nn.ModuleDict({part.name: part for part in made})
         self._extrinsic_coef, self._separates = as_schedule(extrinsic_coef), separate_values
+        self._reads_reward = extrinsic_coef != 0  # else a reward that is not finite does no harm
         self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
         self._check(made)
         self.weighted_losses = inner.weighted_losses
@@ -215,7 +216,7 @@ class Composed(RLAlgorithm):
         if self._separates:
             entries = [each.unsqueeze(-1) for each in rewards.values()]
             return torch.cat([reward if self.reward_spec.shape else reward.unsqueeze(-1), *entries], -1)
-        total = self._extrinsic_coef(self.progress) * reward
+        total = self._extrinsic_coef(self.progress) * reward if self._reads_reward else torch.zeros_like(reward)
         for name, part in self.rewards.items():
             total = total + part.coef(self.progress) * rewards[name]
         return total

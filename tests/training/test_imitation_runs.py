@@ -11,14 +11,22 @@ from resuming import assert_same, stop_after, tensors_of
 
 import alfish
 from alfish.__main__ import main
+from alfish.algorithms.appo import APPO
 from alfish.algorithms.imitation.dagger import DAgger
 from alfish.algorithms.imitation.distillation import Distillation
 from alfish.algorithms.imitation.expert import AbsentExpert
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
 from alfish.batches import EpochBatches, ReplayBatches
+from alfish.compiler import inductor
+from alfish.composition import GAIL, Composed, NormalizedObservation
 from alfish.configuration.experts import saved_policy
 from alfish.environments import make_environment
 from alfish.errors import UsageError
-from alfish.networks import GRU, MLP, Torso
+from alfish.learner.learner import Learner
+from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, Torso
+from alfish.offline import Arrays, OfflineBuffer, Spaces
+from alfish.training.evaluator import make_evaluator
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
@@ -43,10 +51,14 @@ def make(root_dir, expert, algorithm=DAgger, torso=TORSO, **settings):
     replay = functools.partial(ReplayBatches, 500, 8, 3, updates_per_env_step=0.25, warmup_env_steps=0, state_period=10)
     make_expert = functools.partial(saved_policy, root_dir=str(expert))
     own = {"beta": 0.5} if algorithm is DAgger else {}
+    if algorithm in (DAgger, Distillation):
+        algorithm_of = functools.partial(algorithm, expert=make_expert, torso=torso, **own)
+    else:
+        algorithm_of = algorithm
     return Trainer(
         root_dir,
         **{
-            "algorithm": functools.partial(algorithm, expert=make_expert, torso=torso, **own),
+            "algorithm": algorithm_of,
             "environment": functools.partial(
                 make_environment, "Pendulum-v1", num_envs=2, env_kwargs={"max_episode_steps": 5}
             ),
@@ -194,3 +206,102 @@ def test_the_configuration_of_another_persons_run_does_not_allow_imports_for_its
     (run / "config.gin").write_text(re.sub(re.escape(str(expert)), str(there), saved))
     assert main(["train", f"--root_dir={run}"]) == 2
     assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1"]) == 0  # which does not read the expert
+
+
+# GAIL.
+
+
+@pytest.fixture(scope="module")
+def demonstrations(expert):
+    """Episodes of the expert, recorded by its own evaluator."""
+    policy = alfish.load(expert)
+    environment = functools.partial(make_environment, "Pendulum-v1", env_kwargs={"max_episode_steps": 9})
+    evaluator = make_evaluator(environment, policy.algorithm, policy.transforms, num_episodes=4)
+    episodes = evaluator.generate_test_episodes(4, seed=0)
+    evaluator.close()
+    return functools.partial(
+        OfflineBuffer, [Arrays(episodes, Spaces(policy.observation_space, policy.action_space))], num_columns=2
+    )
+
+
+def imitate(root_dir, demonstrations, name, **settings):
+    small = functools.partial(MLP, layers=(8,))
+    critic = functools.partial(CriticEnsemble, layers=(8,))
+    network = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
+    inner = {"ppo": functools.partial(PPO, network=network), "appo": functools.partial(APPO, network=network)}
+    inner["sac"] = functools.partial(SAC, actor_mlp=small, critic=critic)
+    part = functools.partial(GAIL, demonstrations=demonstrations, layers=(8,), gradient_penalty=1.0)
+    algorithm = functools.partial(
+        Composed, algorithm=inner[name], rewards=[part], representation=NormalizedObservation, extrinsic_coef=0.0
+    )
+    on_policy = functools.partial(EpochBatches, num_epochs=2, minibatch_size=7)
+    replay = functools.partial(ReplayBatches, 500, 8, warmup_env_steps=20, updates_per_env_step=0.25)
+    settings = {"batches": replay if name == "sac" else on_policy, "algorithm": algorithm, **settings}
+    return make(root_dir, None, **settings)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_a_resumed_run_with_demonstrations_has_the_bits_of_one_that_never_stopped(tmp_path, demonstrations, name):
+    whole = imitate(tmp_path / "whole", demonstrations, name)
+    whole.train()
+    stop_after(imitate(tmp_path / "cut", demonstrations, name), 5)
+    torch.manual_seed(99)
+    resumed = imitate(tmp_path / "cut", demonstrations, name)
+    resumed.train()
+    assert_same(tensors_of(resumed), tensors_of(whole))
+    untrained = imitate(tmp_path / "untrained", demonstrations, name)
+    pairs = zip(untrained.algorithm.rewards.parameters(), whole.algorithm.rewards.parameters())
+    assert not any(torch.equal(a, b) for a, b in pairs)
+    untrained.close()
+
+
+def test_a_run_does_not_continue_with_other_demonstrations(tmp_path, demonstrations):
+    stop_after(imitate(tmp_path / "run", demonstrations, "ppo"), 2)
+    fewer = functools.partial(demonstrations, top_fraction=0.5)
+    with pytest.raises(UsageError, match="is not what this run was saved with: its checksum is .*put the content back"):
+        imitate(tmp_path / "run", fewer, "ppo").train()
+
+
+def test_the_metrics_of_a_run_have_the_environments_rewards(tmp_path, demonstrations):
+    report = imitate(tmp_path / "run", demonstrations, "ppo", summary_period=10).train()
+    assert report.scalars["metrics/average_return"] < -5, "of Pendulum; a softplus is positive"
+    assert report.scalars["train/gail/reward"] > 0 and 0 <= report.scalars["train/gail/accuracy"] <= 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_compiled_updates_with_a_discriminator_are_the_plain_ones(tmp_path, demonstrations, name, monkeypatch):
+    def interpret(graph, *_):
+        def call(leaves):
+            arguments = leaves[:]
+            leaves.clear()
+            return graph(*arguments)
+
+        return call
+
+    monkeypatch.setattr(inductor, "_compile", interpret)
+    found = []
+    for is_compiled in (False, True):
+        learner = functools.partial(Learner, compile=is_compiled, max_grad_norm=0.5)
+        settings = {
+            "learner": learner,
+            "num_iterations": 4,
+            "unroller": functools.partial(SyncUnroller, numpy_policy=None),
+        }
+        trainer = imitate(tmp_path / str(is_compiled), demonstrations, name, **settings)
+        trainer.train()
+        assert trainer.learner.is_plain != is_compiled and trainer.learner.updates > 0
+        found.append(parameters(trainer))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["appo", "sac"])
+def test_workers_with_demonstrations_in_lockstep_repeat_their_bits(tmp_path, demonstrations, name):
+    found = []
+    for where in ("first", "again"):
+        unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep")
+        trainer = imitate(tmp_path / where, demonstrations, name, unroller=unroller)
+        trainer.train()
+        found.append(parameters(trainer))
+    assert torch.equal(*found)

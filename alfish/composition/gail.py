@@ -1,0 +1,167 @@
+"""Generative adversarial imitation: the reward is a discriminator between an expert's steps and the policy's.
+
+Ho & Ermon, 2016, https://arxiv.org/abs/1606.03476. The discriminator's logit L(s, a) is high where the expert is; its
+labels are 1 for the expert and 0 for the policy.
+
+Differences from the paper: the policy is that of any algorithm; the discriminator makes a step in each of the
+algorithm's updates, on the rows of its minibatch and equally many of the expert's; inputs and rewards are normalized.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import gin
+import numpy as np
+import torch
+import torch.nn.functional as F
+from absl import logging
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest, replicas, specs
+from alfish.composition.demonstrations import Demonstrations
+from alfish.composition.parts import RewardPart, Transitions
+from alfish.data import Experience, LossInfo, StepType, TimeStep
+from alfish.nest import Nest
+from alfish.networks import MLP, Encoder
+from alfish.networks.layers import orthogonal
+from alfish.offline import OfflineBuffer
+from alfish.parameters import FiniteFloat, LayerSize, NonNegativeFloat, PositiveFloat, UnitInterval, checked
+from alfish.schedules import Schedule
+from alfish.transforms import ObservationNormalizer, RewardNormalizer
+
+REWARDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softplus": F.softplus,  # -log(1 - D), positive
+    "log_ratio": lambda logit: logit,  # log D - log(1 - D), of either sign
+    "negative": F.logsigmoid,  # log D, negative
+}
+
+
+@gin.configurable(module="alfish.composition")
+@checked
+class GAIL(RewardPart):
+    """Generative adversarial imitation; the module's docstring has the paper and the differences from it.
+
+    `Composed.extrinsic_coef = 0` leaves the environment's reward out; metrics and evaluations keep it.
+
+    Args:
+      observation_spec, action_spec: see `Part`. Observations are those of the data: no transform may change them.
+      demonstrations: class or factory of the expert's episodes, `OfflineBuffer`.
+      coef: weight of the reward; number or schedule of progress.
+      reward: 'softplus', -log(1 - D), is positive and favours long episodes; 'negative', log D, favours short ones;
+        'log_ratio' is their sum, the logit itself.
+      encoder: takes the spec of {'action', 'observation'}, normalized.
+      layers: of the discriminator.
+      gradient_penalty: weight of (|gradient of L| - 1)^2 on random mixtures of both kinds of inputs; 0: none.
+      normalize_reward: whether rewards are divided by the standard deviation of their discounted returns.
+      gamma: discount of these returns.
+      clip: largest absolute entry of a normalized input.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        *,
+        demonstrations: Callable[..., OfflineBuffer] = OfflineBuffer,
+        coef: FiniteFloat | Schedule = 1.0,
+        reward: Literal["softplus", "log_ratio", "negative"] = "softplus",
+        encoder: Callable[[Nest], Any] = Encoder,
+        layers: Sequence[LayerSize] = (32, 32),
+        gradient_penalty: NonNegativeFloat = 0.0,
+        normalize_reward: bool = True,
+        gamma: UnitInterval = 0.99,
+        clip: PositiveFloat = 10.0,
+    ):
+        super().__init__(observation_spec, action_spec, coef)
+        self._reward, self._gradient_penalty = REWARDS[reward], gradient_penalty
+        self.demonstrations = Demonstrations(demonstrations, "GAIL.demonstrations", observation_spec, action_spec)
+        sees = {"action": action_spec, "observation": observation_spec}
+        scalar = specs.reward_spec()
+        self.normalizer = None
+        if any(isinstance(leaf, spaces.Box) and leaf.dtype == np.float32 for leaf in nest.leaves(sees)):
+            self.normalizer = ObservationNormalizer(sees, scalar, leaves=("*",), clip=clip, epsilon=1e-8)
+            sees = self.normalizer.observation_spec
+        self.scale = RewardNormalizer(sees, scalar, gamma=gamma, clip=clip, epsilon=1e-8) if normalize_reward else None
+        self.encoder: Any = encoder(sees)
+        mlp = MLP(self.encoder.output_size, layers=layers, activation="relu", layer_norm=False)
+        self.discriminator = nn.Sequential(mlp, orthogonal(nn.Linear(mlp.output_size, 1), 1.0))
+        if self.demonstrations.lengths:
+            self._begin(reward)
+
+    def reward(self, transitions: Transitions) -> torch.Tensor:
+        reward = self._reward(self._logit(self._features(transitions.observation, transitions.action)))
+        return reward if self.scale is None else self.scale.normalize(reward)
+
+    def loss(self, transitions: Transitions) -> LossInfo:
+        expert = self.demonstrations(transitions.next_discount.shape)
+        features = [self._features(each.observation, each.action) for each in (transitions, expert)]
+        of_policy, of_expert = map(self._logit, features)
+        loss = 0.5 * (F.softplus(of_policy) + F.softplus(-of_expert))
+        with torch.no_grad():
+            accuracy = 0.5 * ((of_policy < 0).float() + (of_expert > 0).float())
+        extra = {"accuracy": accuracy, "policy_logit": of_policy, "expert_logit": of_expert}
+        if self._gradient_penalty:
+            extra["gradient_penalty"] = penalty = self._penalty(*features)
+            loss = loss + self._gradient_penalty * penalty
+        return LossInfo(loss, extra=extra)
+
+    def after_iteration(self, experience: Experience, num_seen: int) -> None:
+        # The last row of an on-policy unroll acts again in the next one. Each row that acts has its observation and
+        # action, so that steps need no next row.
+        time_step, action = nest.at(
+            (experience.time_step, experience.action), slice(0, len(experience.time_step.reward) - num_seen)
+        )
+        acts = time_step.step_type <= StepType.MID
+        rows = time_step._replace(step_type=torch.where(acts, time_step.step_type, StepType.PAD))
+        action = nest.map(_bounded, self.action_spec, action)
+        if self.scale is not None:
+            reward = self._reward(self._logit(self._features(time_step.observation, action)))
+            self.scale.observe(rows._replace(reward=reward))  # returns begin with the second step of an episode
+        if self.normalizer is not None:
+            self.normalizer.observe(rows._replace(observation=_inputs(time_step.observation, action)))
+            expert = self.demonstrations(acts.shape)
+            self.normalizer.observe(rows._replace(observation=_inputs(expert.observation, expert.action)))
+
+    def _begin(self, reward: str) -> None:
+        """Starts the moments from the demonstrations, and warns of episodes that differ in length."""
+        lengths = self.demonstrations.lengths
+        if self.normalizer is not None:
+            kinds = torch.full((1, sum(lengths)), StepType.MID, dtype=torch.int32)
+            steps = nest.map(lambda leaf: leaf.unsqueeze(0), self.demonstrations.steps)
+            rows = TimeStep(kinds, None, None, _inputs(steps.observation, steps.action), None, None)
+            with replicas.apart(), torch.no_grad():  # all learners have the same data
+                self.normalizer.observe(rows)
+        if min(lengths) != max(lengths) and reward != "log_ratio":
+            longer = "longer" if reward == "softplus" else "shorter"
+            logging.warning(
+                "The episodes of %s have %d to %d steps, and GAIL.reward = %r favours %s episodes whatever the expert "
+                "does; take 'log_ratio', or an environment whose episodes have one length",
+                self.demonstrations.name, min(lengths), max(lengths), reward, longer,
+            )  # fmt: skip
+
+    def _features(self, observation: Nest, action: Nest) -> torch.Tensor:
+        inputs = _inputs(observation, action)
+        return self.encoder(inputs if self.normalizer is None else self.normalizer.normalize(inputs))
+
+    def _logit(self, features: torch.Tensor) -> torch.Tensor:
+        return self.discriminator(features).squeeze(-1)
+
+    def _penalty(self, policy: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+        """Returns the squared distance of the logit's slope from 1, at a random mixture of each pair of features."""
+        share = torch.rand_like(policy[..., :1])
+        mixed = (share * policy + (1 - share) * expert).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self._logit(mixed).sum(), mixed, create_graph=True)
+        return (slope.square().sum(-1) + 1e-12).sqrt().sub(1).square()
+
+
+def _inputs(observation: Nest, action: Nest) -> Nest:
+    return {"action": action, "observation": observation}
+
+
+def _bounded(spec: spaces.Space, action: torch.Tensor) -> torch.Tensor:
+    """Returns an action as it is executed, within the bounds of a Box."""
+    if not isinstance(spec, spaces.Box):
+        return action
+    low, high = (torch.as_tensor(bound, device=action.device) for bound in (spec.low, spec.high))
+    return torch.minimum(torch.maximum(action, low), high)
