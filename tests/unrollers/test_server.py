@@ -77,7 +77,7 @@ def test_the_server_has_one_thread_and_ends_with_its_workers_when_it_is_closed()
 
 
 def test_where_the_server_has_died_another_one_takes_its_place():
-    unroller = unroller_of(num_workers=2)
+    unroller = unroller_of(num_workers=2, workers=functools.partial(QUICK, max_deaths=1))
     try:
         unroller.unroll(4)
         first = server.SERVER.pid

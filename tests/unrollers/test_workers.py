@@ -137,7 +137,7 @@ def one():
         def kill():
             worker.killed += 1
 
-        worker.process, worker.kill = types.SimpleNamespace(poll=lambda: None), kill
+        worker.process, worker.kill = types.SimpleNamespace(poll=lambda: None, lost_server=None), kill
         worker.end = lambda timeout: -9
         worker.stacks = lambda: "here"
         workers.log = lambda text: None
@@ -180,6 +180,17 @@ def test_deaths_long_ago_do_not_count(one):
         time.sleep(0.25)
     die(workers, worker)
     with pytest.raises(RunError, match="death 2 of workers within 0.2 s"):
+        die(workers, worker)
+
+
+def test_workers_that_die_with_the_process_that_forks_them_are_one_death(one):
+    workers, worker = one(max_deaths=2)
+    die(workers, worker)
+    for _ in range(3):
+        worker.process.lost_server = 17
+        die(workers, worker)
+    worker.process.lost_server = 18  # the next one
+    with pytest.raises(RunError, match="ended with the process 18 that forks workers\nThat is death 3 of workers"):
         die(workers, worker)
 
 

@@ -150,7 +150,8 @@ class Workers(Transport):
       start_timeout: seconds for imports, building environments and their first reset.
       step_timeout: seconds for one vector step, for one call of the policy, and for the answer to a grant.
       close_timeout: seconds for closing environments at the end.
-      max_deaths: deaths within `death_window` that are answered by a restart; `on_failure` answers the next one.
+      max_deaths: deaths within `death_window` that are answered by a restart; `on_failure` answers the next one. The
+        end of the process that forks workers, and of all workers with it, counts as one.
       death_window: seconds.
       on_failure: 'raise' ends the run; 'shrink' continues with the other workers.
       cpus: processor cores to pin workers to, in turn; None: workers are not pinned.
@@ -343,8 +344,10 @@ class Workers(Transport):
         worker.retry_at = 0.0
         code = worker.end(self._close_timeout)
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        if worker.process.lost_server is not None:
+            how = f"with the process {worker.process.lost_server} that forks workers"
         text = f"worker {worker.index} ended {how}{worker.last_words}"
-        count = self._deaths.add()
+        count = self._deaths.add(worker.process.lost_server)
         if count > self._deaths.most:
             if not self.shrinks or not self.num_left:
                 raise RunError(

@@ -56,11 +56,13 @@ class WorkerProcess:
     Attributes:
       pid: process id, which is also the id of the worker's process group.
       returncode: exit code; -n: killed by signal n; None: the process has not been seen to end.
+      lost_server: process id of the server, if the process has ended with it; None: it has not.
     """
 
-    def __init__(self, status: socket.socket, pid: int):
-        self._status, self.pid = status, pid
+    def __init__(self, status: socket.socket, pid: int, server_pid: int):
+        self._status, self.pid, self._server_pid = status, pid, server_pid
         self.returncode: int | None = None
+        self.lost_server: int | None = None
 
     def poll(self) -> int | None:
         """Returns `returncode` without waiting."""
@@ -83,7 +85,7 @@ class WorkerProcess:
             except EOFError:  # the server has died, and the worker with it
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
-                self.returncode = -signal.SIGKILL
+                self.returncode, self.lost_server = -signal.SIGKILL, self._server_pid
             self._status.close()
         return self.returncode
 
@@ -132,6 +134,8 @@ class Server:
         with self._lock, contextlib.ExitStack() as files:
             if self.pid is None:
                 self._start(environment)
+            assert self._process is not None
+            server_pid = self._process.pid
             status, theirs = socket.socketpair()
             files.enter_context(theirs)
             own = [os.open(".", os.O_RDONLY), *(_copy_of_stream(fd) for fd in (1, 2))]
@@ -153,7 +157,7 @@ class Server:
         if pid < 0:
             status.close()
             raise OSError(-pid, f"cannot fork a worker: {os.strerror(-pid)}")
-        return WorkerProcess(status, pid)
+        return WorkerProcess(status, pid, server_pid)
 
     def _start(self, environment: dict[str, str]) -> None:
         self.close()

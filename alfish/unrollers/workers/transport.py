@@ -25,12 +25,19 @@ class Deaths:
     def __init__(self, most: int, seconds: float):
         self.most, self.seconds = most, seconds
         self._times: deque[float] = deque()
+        self._newest: int | None = None  # cause of several deaths
 
-    def add(self) -> int:
-        """Adds a death now, and returns the number of deaths within the window."""
+    def add(self, cause: int | None = None) -> int:
+        """Adds a death now, and returns the number of deaths within the window.
+
+        Args:
+          cause: process id of the server with which several workers die, which count as one; None: it died by itself.
+        """
         now = time.monotonic()
-        self._times.append(now)
-        while self._times[0] < now - self.seconds:
+        if cause is None or cause != self._newest:
+            self._times.append(now)
+            self._newest = cause if cause is not None else self._newest
+        while self._times and self._times[0] < now - self.seconds:
             self._times.popleft()
         return len(self._times)
 
