@@ -1,6 +1,7 @@
 """The page of a run: what was trained, how it ended, its curves, evaluations, configuration and origin."""
 
 import base64
+import itertools
 import json
 import math
 import shlex
@@ -101,7 +102,10 @@ def _command(entries: Sequence[Mapping[str, Any]]) -> str:
         return ""
     program = Path(command[0]).name
     shown = ["alfish"] if program in ("alfish", "__main__.py") else ["python", command[0]]
-    return f"<pre>{escape(shlex.join([*shown, *command[1:]]))}</pre>"
+    flags = itertools.dropwhile(lambda word: not word.startswith("-"), command[1:])
+    first = shlex.join([*shown, *itertools.takewhile(lambda word: not word.startswith("-"), command[1:])])
+    words = " \\\n    ".join([first, *map(shlex.quote, flags)])
+    return f"<pre>{escape(words)}</pre>"
 
 
 def _evaluation_curve(run: RunSource, returns: Evaluations) -> str:

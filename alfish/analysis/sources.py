@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from alfish.analysis.foreign import MONITOR, MonitorSource, is_monitor, read_table
-from alfish.analysis.run_source import RunSource, is_run
+from alfish.analysis.run_source import METRICS_FILE, RunSource, is_run
 from alfish.analysis.series import Series, Source
 from alfish.errors import UsageError
 
@@ -75,7 +75,7 @@ def _runs(path: Path) -> Iterator[Path]:
     if not path.is_dir() or is_run(path) or _monitors(path):
         yield path
         return
-    inside = [one for one in sorted(path.iterdir()) if one.is_dir() and (is_run(one) or _monitors(one))]
+    inside = [one for one in sorted(path.iterdir()) if (one / METRICS_FILE).is_file() or _monitors(one)]
     if not inside:
         raise UsageError(
             f"{path} is not a run: it has neither config.gin nor metrics.csv in it, and no directory with them"

@@ -72,7 +72,8 @@ def test_the_page_says_what_was_trained_and_how_it_ended(run, page):
 def test_the_page_has_curves_episodes_command_films_and_warnings(run, page):
     text = page(run)
     assert text.count("<svg") == 2 and "99 (6), 101 (8)" in text
-    assert "alfish train --gin_file=confs/ppo_cartpole.gin &#x27;--gin_param=PPO.clip_range = 0.1&#x27;" in text
+    words = ["alfish train", "--gin_file=confs/ppo_cartpole.gin", "&#x27;--gin_param=PPO.clip_range = 0.1&#x27;"]
+    assert " \\\n    ".join(words) in text
     assert '<video controls src="data:video/mp4;base64,ZmlsbQ=="' in text
     assert "<h2>Warnings</h2>\n<p>warning: the &lt;physics&gt; are slow</p>" in text
     assert "a &lt;machine&gt;" in text and "ppo &lt;1&gt;" in text
@@ -98,7 +99,7 @@ def test_a_young_run_and_one_of_another_program_have_a_page(make_run, page):
     (stopped / "provenance.json").write_text('{"command": ["mine.py", "--gin_file=mine.gin"]}')
     text = page(stopped)
     assert "solved: 0 env steps, 3 iterations, 3,000 updates" in text and "updates/s" in text
-    assert "python mine.py" in text and "Compared with" not in text
+    assert "<pre>python mine.py \\\n" in text and "Compared with" not in text
 
 
 def test_what_is_no_run_and_what_cannot_be_written_are_named(make_run, tmp_path, capsys):

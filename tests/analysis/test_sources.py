@@ -118,6 +118,9 @@ def test_words_are_directories_globs_and_labels(make_run, tmp_path):
     names = [str(tmp_path / "runs" / f"ppo-{seed}") for seed in range(3)]
     for words in ([tmp_path / "runs"], [f"{tmp_path}/runs/*"], names, [f"{tmp_path}/r*/ppo-[0-2]", names[0]]):
         assert [source.name for source in find(words)] == names
+    (tmp_path / "runs" / "base").mkdir()
+    (tmp_path / "runs" / "base" / "config.gin").write_text("")  # as in a sweep
+    assert [source.name for source in find([tmp_path / "runs"])] == names
     assert {source.label for source in find([f"mine={tmp_path}/runs/*"])} == {"mine"}
 
 
