@@ -26,6 +26,7 @@ from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import inductor
+from alfish.composition import RND, Composed
 from alfish.data import Experience, StepType, trainable
 from alfish.environments.toy import Stamped
 from alfish.errors import RunError, UsageError
@@ -151,6 +152,17 @@ def forgot(directory):
         else:
             errors.append("")
     return errors
+
+
+def parts(directory):
+    """Statistics of RND, which divide its rewards, and the weights that are learned with them."""
+    rnd = functools.partial(RND, layers=(8,), output_size=4)
+    algorithm = functools.partial(Composed, algorithm=PPO, rewards=[rnd], separate_values=True)
+    trainer = make(directory, TensorPointMass, {"length": 6}, 8, algorithm=algorithm, summary_period=40)
+    trainer.train()  # each summary checks that networks and statistics are the same in all learners
+    part = trainer.algorithm.rewards["rnd"]
+    counts = [moments.count.item() for moments in (part.normalizer._moments[0], part.scale._moments)]
+    return {"counts": counts, "env_steps": trainer.clock.env_steps, "iterations": trainer.clock.iterations}
 
 
 def off_policy(directory, **options):
@@ -484,6 +496,7 @@ SCENARIOS = {
     "kl": kl,
     "kl in graphs": lambda directory: interpreted(lambda: kl(directory, True)),
     "forgot": forgot,
+    "parts": parts,
     "resume": resume,
     "sigterm": sigterm,
     "hang": hang,

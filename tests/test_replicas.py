@@ -172,6 +172,12 @@ class TestPair:
             assert mindful == ""
             assert re.match(r"average differs between learners 0 and 1; .* alfish.replicas.total", forgetful)
 
+    @of("parts")
+    def test_statistics_of_parts_count_the_rows_of_all_learners(self, pair):
+        for found in pair[1]["parts"]:
+            rows = found["iterations"] * 8 * 4  # of four environments together, the first row of a run not counted
+            assert found["counts"] == [rows, found["env_steps"]]
+
     @of("resume")
     @pytest.mark.parametrize("run, iterations, columns", [("on_policy", 8, 2), ("off_policy", 16, 2)])
     def test_a_resumed_run_of_two_has_the_bits_of_one_that_never_stopped(self, pair, run, iterations, columns):
