@@ -14,11 +14,11 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
-from alfish.composition import ICM, RND, Composed, DynamicsFeatures, RewardPart
+from alfish.composition import ICM, RND, Composed, DynamicsFeatures, Representation, RewardPart
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Corridor, TensorPointMass
 from alfish.learner.learner import Learner
-from alfish.networks import MLP, ActorCritic, CriticEnsemble, DeterministicActor, QNetwork, Torso
+from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, DeterministicActor, QNetwork, Torso
 from alfish.schedules import Linear
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver
@@ -58,6 +58,17 @@ class Distance(RewardPart):
 
     def reward(self, transitions):
         return (transitions.next_observation - transitions.observation).abs().sum(-1)
+
+
+class Same(Representation):
+    """The observation."""
+
+    def __init__(self, observation_spec, action_spec):
+        super().__init__(observation_spec, action_spec)
+        self.output_size = observation_spec.shape[0]
+
+    def forward(self, observation):
+        return observation
 
 
 def make(root_dir, name, algorithm, env=None, listeners=(), **options):
@@ -167,15 +178,47 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c"])
+RECURRENT = functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=4))
+WITH_MEMORY = {
+    "ppo": functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=RECURRENT, critic_torso=TORSO)),
+    "dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=RECURRENT)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_MEMORY)
+def test_without_reward_parts_an_algorithm_with_memory_is_itself_bit_for_bit(tmp_path, name):
+    """Rows of burn-in and states of the memory reach it, also behind a representation that changes nothing."""
+    options = {}
+    if name == "dqn":
+        options["batches"] = functools.partial(
+            ReplayBatches, capacity=200, batch_size=8, window_length=3, warmup_env_steps=20, burn_in=1, state_period=5
+        )
+    runs = []
+    for parts in (None, {}, {"representation": Same}):
+        algorithm = WITH_MEMORY[name]
+        if parts is not None:
+            algorithm = functools.partial(Composed, algorithm=algorithm, **parts)
+        runs.append(make(tmp_path / str(len(runs)), name, algorithm, (Bandit, {}), **options))
+        runs[-1].train()
+    assert runs[0].learner.updates > 0
+    for run in runs[1:]:
+        assert_same(runs[0].algorithm.state_dict(), run.algorithm.algorithm.state_dict())
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
 def test_a_run_with_a_value_for_each_part_continues_with_its_weights(tmp_path, name):
     part = functools.partial(SMALL_RND, coef=Linear(1.0), episodic=False)
     algorithm = composed(name, rewards=[part], separate_values=True)
-    env, saving = (TensorPointMass, {"length": 6}), [CheckpointSaver(0)]
-    runs = [functools.partial(make, tmp_path / k, name, algorithm, env, saving) for k in ("whole", "cut")]
+    env, stop, options = (TensorPointMass, {"length": 6}), 4, {}
+    if name == "dqn":  # at the end of all episodes there is no state of the environment
+        env, stop, options = (Bandit, {"length": 4}), 7, {"unroll_length": 7, "num_iterations": 10}
+    runs = [
+        functools.partial(make, tmp_path / k, name, algorithm, env, [CheckpointSaver(0)], **options)
+        for k in ("whole", "cut")
+    ]
     whole = runs[0]()
     whole.train()
-    stop_after(runs[1](), 4)
+    stop_after(runs[1](), stop)
     torch.manual_seed(99)
     resumed = runs[1]()
     assert resumed.algorithm.algorithm.reward_weights.tolist() == [1.0, 1.0]
@@ -184,6 +227,7 @@ def test_a_run_with_a_value_for_each_part_continues_with_its_weights(tmp_path, n
     assert 0 < float(resumed.algorithm.algorithm.reward_weights[1]) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["appo", "dqn"])
 def test_workers_act_with_the_weights_of_parts(tmp_path, name):
     """In lockstep the same seed gives the same bits, and a representation is published with the algorithm."""
