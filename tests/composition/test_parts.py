@@ -230,7 +230,7 @@ def test_replays_weights_are_for_the_algorithm_alone():
 
 def test_progress_is_one_tensor_in_all_algorithms():
     made = composed(functools.partial(Composed, algorithm=PPO), rewards=[PARTS["rnd"]])
-    for moved in (made, made.to(torch.float64)):
+    for moved in (made, made.to(torch.float32)):  # a cast replaces buffers, as a move to a GPU does
         inner = moved.algorithm
         assert moved.progress is inner.progress is inner.algorithm.progress
 
