@@ -91,6 +91,7 @@ GOALS = [
     Goal("dqn_bitflip", (0, 1, 2), -7.5, True),
     Goal("ppo_masked", (0, 1, 2, 3, 4), 90, True),
     Goal("dqn_masked", (0, 1, 2, 3, 4), 90, True),
+    Goal("rnd_mountaincar", (0, 1, 2, 3, 4), -180, True),
     Goal("ppo_asymmetric_halfcheetah", (0, 1, 2, 3, 4), 3427, False),  # the mean of its control run
 ]
 OFFLINE = [
@@ -134,6 +135,14 @@ ABLATIONS = [
         False,
         settings=("Encoder.leaves = {'velocity': None}",),
         variant="blind",
+    ),
+    Goal(
+        "rnd_mountaincar",
+        (0, 1, 2, 3, 4),
+        -180,
+        True,
+        settings=("Trainer.algorithm = @PPO", "PPO.gamma = 0.99"),
+        variant="ppo",
     ),
     _bfloat16("sac_halfcheetah", 4500),
     _bfloat16("td3_halfcheetah", 4500),
