@@ -11,7 +11,7 @@ import numpy as np
 from alfish.analysis import statistics
 from alfish.analysis.curves import axis_of
 from alfish.analysis.grouping import Group, by_environment, group, named
-from alfish.analysis.series import Series, Source
+from alfish.analysis.series import AXIS_WORDS, Series, Source
 from alfish.analysis.sources import Note, read_all
 from alfish.analysis.statistics import Estimate
 from alfish.errors import UsageError
@@ -185,7 +185,8 @@ def _rate(series: Sequence[Series], axis: str) -> float | None:
 
 def _note_ends(one: Group, ends: Sequence[float], axis: str, note: Note) -> None:
     if max(ends) > 1.01 * min(ends):  # iterations end a little apart
-        note(f"{named(one)}: its runs end at {min(ends):,.0f} to {max(ends):,.0f} {axis}, and each is taken at its end")
+        between = f"{min(ends):,.0f} to {max(ends):,.0f} {AXIS_WORDS[axis]}"
+        note(f"{named(one)}: its runs end at {between}, and each is taken at its end")
 
 
 def _single(found: Mapping[str, list], noun: str) -> dict:

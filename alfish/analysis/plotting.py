@@ -72,10 +72,12 @@ def curves_of(
     found = []
     for one in group(list(series)):
         found.append(curve(one, [series[source] for source in one.sources], axis, statistic))
-        if len(one.sources) == 1:
-            note(f"{named(one)} is one run: a line without a band, which needs other seeds")
         if len(found[-1].clock) == 0:
             raise UsageError(f"{named(one)}: its runs have no {axis} in common")
+    single = [named(one.group) for one in found if one.band is None]
+    if single:
+        each = f"{single[0]} is one run" if len(single) == 1 else f"{len(single)} groups are one run each"
+        note(f"{each}: a line without a band, which needs other seeds")
     return found, axis
 
 

@@ -82,7 +82,7 @@ def test_runs_that_end_at_different_steps_are_noted(make_run, compared, tmp_path
     make_run("a", (1.0, 2.0)), make_run("b", (1.0, 2.0, 3.0), seed=1)
     compared(tmp_path)
     assert compared.notes == [
-        "PPO in CartPole-v1: its runs end at 2,000 to 3,000 env_steps, and each is taken at its end"
+        "PPO in CartPole-v1: its runs end at 2,000 to 3,000 env steps, and each is taken at its end"
     ]
 
 

@@ -138,10 +138,10 @@ def test_one_run_is_a_line_without_a_band_and_is_said_so(make_run, capsys, tmp_p
     run = make_run("a")
     assert not alfish.plot(run).axes[0].collections
     assert main(["plot", str(run), f"--output={tmp_path / 'x.png'}"]) == 0
-    assert (
-        "note: PPO in CartPole-v1 is one run: a line without a band, which needs other seeds\n"
-        in capsys.readouterr().err
-    )
+    words = "note: PPO in CartPole-v1 is one run: a line without a band, which needs other seeds\n"
+    assert capsys.readouterr().err == words
+    assert main(["plot", str(run), str(make_run("b", gamma=0.9)), f"--output={tmp_path / 'x.png'}"]) == 0
+    assert capsys.readouterr().err.startswith("note: 2 groups are one run each: a line without a band")
 
 
 def test_each_environment_has_a_panel_and_one_legend_has_all_groups(make_run, tmp_path):
