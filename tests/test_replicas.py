@@ -24,8 +24,9 @@ from alfish import replicas
 from alfish.__main__ import main
 from alfish.errors import RepeatedError, UsageError
 from alfish.runs.checkpoints import Checkpoints
-from benchmarks import PROJECT
+from benchmarks import PROJECT, stragglers
 from benchmarks.replicas import ALGORITHMS, TABLE, Case, differences, of_learners, start, table
+from benchmarks.tables import read_rows
 
 TESTS = Path(__file__).parent
 PATH = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "training")))
@@ -385,3 +386,11 @@ def test_a_run_whose_learners_are_killed_ten_times_spends_the_same_budget(tmp_pa
     assert log.count("Resuming from") > 3 and "FALLING BACK" not in log
     steps = [int(line.split(",")[0]) for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]]
     assert steps == sorted(set(steps)), "a row of each summary, once"
+
+
+@pytest.mark.long
+def test_the_benchmark_of_stragglers_measures_with_and_without_the_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["stragglers", "--seconds=1", f"--table={tmp_path / 'table.csv'}"])
+    stragglers.main()
+    rows = read_rows(tmp_path / "table.csv")
+    assert [row["sync_fraction"] for row in rows] == ["none", "0.5"] and all(int(row["iterations"]) > 1 for row in rows)
