@@ -5,6 +5,8 @@
 
 W workers make `rate` rows/s each, in segments. The trainer waits for the segments of an iteration, reads them, trains
 for `train_us` on each row, and sends weights and grants to each host, one call at a time. Workers have two slots each.
+`python -m benchmarks.ray_costs` measures calls and publications; `alfish train --profile` measures `train_us`, and
+`--throughput_limits` the rate.
 """
 
 import argparse
@@ -13,7 +15,6 @@ import math
 import random
 from typing import NamedTuple
 
-CALL_SECONDS = 0.7e-3  # of the trainer, for each host and iteration: a call with grants and a reply
 WORKERS_PER_HOST = 32
 SLOTS = 2
 SPREAD = 0.1  # standard deviation of the logarithm of a segment's duration
@@ -29,6 +30,7 @@ class Case(NamedTuple):
     rows: int  # of a segment
     segment_ms: float  # of the trainer for each segment that is received and joined
     weights_ms: float  # of the trainer for each publication
+    call_ms: float = 0.7  # of the trainer for each host and iteration: a call with grants, and a reply
 
 
 CASES = (
@@ -67,7 +69,7 @@ def rows_per_second(case: Case, num_workers: int, iterations: int = 60) -> float
             else:
                 waiting[worker] = finished
         now += num_workers * case.segment_ms / 1e3 + num_workers * case.rows * case.train_us / 1e6
-        now += hosts * CALL_SECONDS + case.weights_ms / 1e3
+        now += (hosts * case.call_ms + case.weights_ms) / 1e3
         for worker in taken:
             if waiting[worker]:
                 waiting[worker] = 0.0

@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 
 from alfish.errors import RunError, UsageError
-from benchmarks import PROJECT, RESULTS, learning, offline, processes, tables, throughput, time_to_threshold, timing
+from benchmarks import (
+    PROJECT,
+    RESULTS,
+    cost_model,
+    learning,
+    offline,
+    processes,
+    tables,
+    throughput,
+    time_to_threshold,
+    timing,
+)
 from benchmarks.runs import alfish_run, alfish_threshold
 from benchmarks.runs import script as run_scripts
 from benchmarks.runs.script import NO_SUCH_RECIPE
@@ -273,6 +284,15 @@ def test_a_recipe_that_is_measured_again_keeps_no_old_run(tmp_path):
         throughput.publish(path, runs)
     assert [row["recipe"] for row in tables.read_rows(path)] == ["dqn_cartpole", "ppo_cartpole"]
     assert "sb3" not in path.with_suffix(".md").read_text()
+
+
+def test_the_cost_model_reaches_both_of_its_limits_and_exceeds_none():
+    case = cost_model.CASES[0]
+    of_workers, of_trainer = 4 * case.rate, 1e6 / (case.train_us + 1e3 * case.segment_ms / case.rows)
+    assert cost_model.rows_per_second(case, 4) == pytest.approx(of_workers, rel=0.05)
+    assert 0.9 * of_trainer < cost_model.rows_per_second(case, 1000, iterations=15) < of_trainer
+    slow = case._replace(call_ms=1000 * case.call_ms)
+    assert cost_model.rows_per_second(slow, 1000, iterations=15) < 0.5 * of_trainer
 
 
 def test_libraries_take_turns_and_one_without_a_recipe_is_left_out(command_line, capsys, monkeypatch, tmp_path):
