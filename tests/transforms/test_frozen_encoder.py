@@ -21,13 +21,14 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches
 from alfish.data import AlgStep, StepType
-from alfish.environments import EncodedEnvironment, VectorEnvironment, make_environment
+from alfish.environments import EncodedEnvironment, TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv
-from alfish.environments.toy import Catch
+from alfish.environments.toy import Catch, TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.metrics import AverageReturn
 from alfish.networks import MLP, ActorCritic, Encoder, QNetwork, SmallCNN, Torso
+from alfish.offline import open_source
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, FrozenEncoder, ObservationNormalizer, Transform, Transforms
@@ -269,6 +270,15 @@ class TestRows:
         environment.broken = np.array([True, False, False])
         assert raw.broken[0]
 
+    def test_of_environments_in_torch_are_encoded_on_their_device(self):
+        environment = TensorEnvironment(TensorPointMass(num_envs=3), 0)
+        encoder = functools.partial(FrozenEncoder, encoder=lambda space: nn.Linear(space.shape[0], 6), leaf="")
+        chain = Transforms([encoder], environment.observation_spec, SCALAR)
+        algorithm = Uniform(chain.observation_spec, environment.action_spec, SCALAR)
+        unroller = SyncUnroller(environment, algorithm, chain)
+        observation = unroller.unroll(5).time_step.observation
+        assert isinstance(observation, torch.Tensor) and observation.shape[1:] == (3, 6)
+
     def test_later_transforms_see_features(self, tmp_path):
         chain = [FROZEN, functools.partial(FrameStack, num_frames=2), ObservationNormalizer]
         trainer = make(tmp_path / "run", dqn(FEATURES), chain)
@@ -324,6 +334,11 @@ class TestRefused:
         with pytest.raises(UsageError, match=r"FrozenEncoder encodes rows when they are collected.*frozen_parts"):
             trainer.start()
         trainer.close()
+
+    def test_as_a_source_of_recorded_episodes(self, tmp_path):
+        make(tmp_path / "run", dqn(FEATURES), [FROZEN], num_iterations=2).train()
+        with pytest.raises(UsageError, match="stores 8 features of an encoder in place of the observation; record"):
+            list(open_source(f"run:{tmp_path / 'run'}").episodes())
 
     def test_with_a_metric_that_reads_images(self, tmp_path):
         class Brightness(AverageReturn):

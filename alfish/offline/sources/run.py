@@ -14,6 +14,7 @@ import torch
 from alfish import nest
 from alfish.data import StepType
 from alfish.errors import UsageError
+from alfish.nest import Nest
 from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import check_tensor, existing_directory
@@ -21,7 +22,7 @@ from alfish.offline.sources.limits import check_memory, check_nest
 from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of_checkpoint
 from alfish.replay import RingBuffer
 from alfish.runs.checkpoints import Checkpoints
-from alfish.specs import ActionUnits, ObservationUnits
+from alfish.specs import ActionUnits, ObservationUnits, observation_spec
 
 
 class RunSource(EpisodeSource):
@@ -72,11 +73,21 @@ class RunSource(EpisodeSource):
                     f"environment {column}: the beginning of its oldest episode was overwritten; the rest is kept"
                 )
             assert self.spaces.observation is not None and self.spaces.action is not None
+            self._check_raw(step.observation, observation_spec(self.spaces.observation))
             observation = ObservationUnits(self.spaces.observation).to_environment(step.observation)
             # The executed action is in the row of arrival. The sampled action may be out of bounds.
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
             actions = ActionUnits(self.spaces.action).stretch(executed)
             yield from rows.episodes(str(column), step.step_type, step.reward, step.discount, observation, actions)
+
+    def _check_raw(self, observation: Nest, spec: Nest) -> None:
+        """Raises UsageError if rows `[T, ...]` have features of a `FrozenEncoder` in place of a leaf."""
+        for (name, leaf), space in zip(nest.named_leaves(observation, "observation"), nest.leaves(spec)):
+            if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
+                raise UsageError(
+                    f"{self.name} stores {leaf.shape[1]} features of an encoder in place of the {name}; record "
+                    "episodes of its policy with `alfish record`"
+                )
 
 
 def _check_state(state: Any) -> None:
