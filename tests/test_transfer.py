@@ -1,5 +1,6 @@
 """New runs that start with parts of other runs."""
 
+import contextlib
 import functools
 import json
 import re
@@ -318,3 +319,17 @@ class TestExamples:
         there = below(saved("runs/catch"), f"{ACTOR}.encoder.encoders.0")
         assert [value.tolist() for value in own.values()] == [value.tolist() for value in there.values()]
         assert alfish.load("runs/features").observation_space.shape == (10, 5, 1)
+
+
+@pytest.mark.slow
+def test_an_encoder_of_another_task_is_enough_for_a_second_one(tmp_path):
+    """The images are the same, and the second task exchanges left and right; only the rest of the network trains."""
+    encoder = f"{ACTOR}.encoder"
+    common = {"conf": "ppo_catch", "num_env_steps": 5000, "listeners": [CheckpointSaver()]}
+    alfish.train(root_dir=tmp_path / "source", seed=100, **common)
+    parts = {"initial_parts": {encoder: str(tmp_path / "source")}, "Learner.frozen_parts": [encoder]}
+    alfish.train(root_dir=tmp_path / "second", seed=101, **common, **parts, **{"Catch.mirrored": True})
+    with open_run(tmp_path / "second") as trainer:
+        trainer.load_policy()
+        with contextlib.closing(trainer.evaluator(50)) as evaluator:
+            assert evaluator.evaluate(50).mean >= 0.9
