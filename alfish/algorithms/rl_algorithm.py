@@ -116,7 +116,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Updates target networks, after every gradient step, under no_grad."""
 
     def after_iteration(self, experience: Experience) -> None:
-        """Updates side modules, once an iteration, under no_grad; `experience` is what was collected in it."""
+        """Updates side modules, once an iteration, under no_grad; `experience` are its new rows, after transforms."""
 
     def graph_key(self) -> Hashable:
         """Returns a key of the next update's control flow, e.g. whether a delayed actor trains. Default: None.

@@ -14,11 +14,13 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
+from alfish.compiler import inductor
 from alfish.composition import ICM, RND, Composed, DynamicsFeatures, Representation, RewardPart
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Corridor, TensorPointMass
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, DeterministicActor, QNetwork, Torso
+from alfish.replay import RingView
 from alfish.schedules import Linear
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver
@@ -176,6 +178,26 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     resumed = runs[1]()
     resumed.train()
     assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+@pytest.mark.parametrize("name", ["dqn", "td3"])
+def test_compiled_updates_gather_windows_from_the_ring_as_without_parts(tmp_path, name, monkeypatch):
+    """Rewards of parts are computed in the graph, so rows are neither copied nor changed for them."""
+
+    def interpret(graph, *_):
+        return lambda leaves: (arguments := leaves[:], leaves.clear(), graph(*arguments))[-1]
+
+    monkeypatch.setattr(inductor, "_compile", interpret)
+    runs = []
+    for is_compiled in (False, True):
+        algorithm = composed(name, rewards=[SMALL_RND, SMALL_ICM], representation=FEATURES)
+        learner = functools.partial(Learner, compile=is_compiled)
+        runs.append(make(tmp_path / str(is_compiled), name, algorithm, learner=learner))
+        runs[-1].train()
+    plain, compiled = runs
+    assert isinstance(compiled.learner._compiled._source, RingView), "a graph reads the ring"
+    for one, other in zip(plain.algorithm.parameters(), compiled.algorithm.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
 
 
 RECURRENT = functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=4))
