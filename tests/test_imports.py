@@ -19,7 +19,7 @@ FLOORS = [
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
     (3, ["algorithms", "composition"]),
     (4, ["batches", "learner", "unrollers", "transfer"]),
-    (5, ["training"]),
+    (5, ["training", "weighting"]),
     (6, ["configuration"]),
     (7, ["analysis", "sweeps"]),
     (8, ["bin", "__main__"]),

@@ -189,6 +189,8 @@ class SequenceBatches(Batches):
             asked["spaces"] = Spaces(environment.observation_space, environment.action_space)
         buffer = make_buffer(**asked)
         buffer.check_spaces(environment.observation_space, environment.action_space)
+        if algorithm.reward_weights is not None or not environment.reward_spec.shape:  # else rewards are not read
+            buffer.check_rewards(sum(environment.reward_spec.shape))
         windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows)
         windows.start(environment)
         with replicas.apart():  # all learners have the same data

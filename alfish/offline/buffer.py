@@ -190,6 +190,18 @@ class OfflineBuffer(EpisodeBuffer):
         """
         check_fit(self.spaces, Spaces(observation_space, action_space), self.report.name)
 
+    def check_rewards(self, num_entries: int) -> None:
+        """Raises UsageError if rewards have another number of entries; 0 is a scalar."""
+        rows = self._store.rows
+        assert rows is not None
+        found = sum(rows.reward.shape[1:])
+        if found != num_entries:
+            has, wanted = (f"have {size} entries" if size else "are one number" for size in (found, num_entries))
+            raise UsageError(
+                f"the rewards of {self.report.name} {has}, and the environment's {wanted}; name the environment that "
+                "the data were recorded in, and its make_environment.rewards"
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Returns a checksum of the data, by which a resumed run recognises them. Their rows are not saved."""
         if self._fingerprint is None:

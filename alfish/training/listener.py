@@ -98,7 +98,14 @@ class Run(Protocol):
 
 
 class Listener:
-    """Receives the reports of a run. Every method may be left out."""
+    """Receives the reports of a run. Every method may be left out.
+
+    Attributes:
+      changes_algorithm: True if the listener writes buffers of the algorithm. Every learner calls it, before others,
+        so that a checkpoint has what it wrote.
+    """
+
+    changes_algorithm = False
 
     def start(self, run: Run) -> None:
         """Prepares the listener, before the first iteration and after a resume."""

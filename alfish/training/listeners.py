@@ -322,7 +322,9 @@ class StopWithoutProgress(_Watcher):
 
 
 def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[Listener]) -> list[Listener]:
-    """Returns the listeners of a run; of several learners, all but the first only save what is their own.
+    """Returns the listeners of a run, those that change the algorithm first.
+
+    Of several learners, all but the first only save what is their own.
 
     Args:
       listeners: None: evaluation, checkpoints, summaries and the progress bar.
@@ -337,4 +339,6 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
     for listener in together:
         if not isinstance(listener, Listener):
             raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
-    return [listener for listener in together if isinstance(listener, CheckpointSaver) or replicas.rank() == 0]
+    everywhere = [each.changes_algorithm or isinstance(each, CheckpointSaver) for each in together]
+    here = [listener for listener, is_needed in zip(together, everywhere) if is_needed or replicas.rank() == 0]
+    return sorted(here, key=lambda listener: not listener.changes_algorithm)

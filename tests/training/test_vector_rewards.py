@@ -1,0 +1,389 @@
+"""Runs with vector rewards: one entry is a scalar, weights choose the policy, and changing them needs no new rows."""
+
+import functools
+import json
+
+import gin
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from alfish.__main__ import main
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
+from alfish.algorithms.bc import BC
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.iql import IQL
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3
+from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches
+from alfish.compiler import inductor
+from alfish.data import TimeStep
+from alfish.environments import make_environment
+from alfish.errors import UsageError
+from alfish.learner.learner import Learner
+from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
+from alfish.offline import OfflineBuffer
+from alfish.schedules import Linear
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver, Evaluate
+from alfish.training.trainer import Trainer
+from alfish.transforms import RewardNormalizer
+from alfish.unrollers import AsyncUnroller, SyncUnroller
+from alfish.weighting import LagrangianWeights, ScheduledWeights
+
+
+@pytest.fixture(autouse=True)
+def gin_is_left_empty():
+    yield
+    gin.clear_config()
+
+
+class TradeOff(gymnasium.Env):
+    """Two objectives, -(x - 1)^2 and -(x + 1)^2, of an action x in [-1, 1]; the best x for weights w is w_0 - w_1.
+
+    An episode is `length` actions.
+
+    Args:
+      num_choices: the action is a choice among as many x, at even distances; 0: x itself.
+      num_rewards: entries of the reward, 1 or 2; 0: the first as a number.
+    """
+
+    def __init__(self, num_choices=0, num_rewards=2, length=1):
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(num_choices) if num_choices else spaces.Box(-1, 1, (1,), np.float32)
+        self._choices, self._num_rewards, self._length, self._t = num_choices, num_rewards, length, 0
+        if num_rewards:
+            self.reward_space = spaces.Box(-4, 0, (num_rewards,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        x = 2 * int(action) / (self._choices - 1) - 1 if self._choices else float(action[0])
+        rewards = np.float32([-((x - 1) ** 2), -((x + 1) ** 2)])
+        self._t += 1
+        reward = rewards[: self._num_rewards] if self._num_rewards else float(rewards[0])
+        return self._observation(), reward, False, self._t >= self._length, {}
+
+    def _observation(self):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+SMALL = functools.partial(MLP, layers=(16,))
+TORSO = functools.partial(Torso, mlp=SMALL)
+MEMORY = functools.partial(TORSO, memory=functools.partial(GRU, size=8))
+CRITIC = functools.partial(CriticEnsemble, layers=(16,))
+Q_NETWORK = functools.partial(QNetwork, torso=TORSO, dueling=True)
+ACTOR_CRITIC = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
+REPLAY = functools.partial(
+    ReplayBatches, capacity=2000, batch_size=16, window_length=3, warmup_env_steps=50, updates_per_env_step=0.2
+)
+RECIPES = {
+    "PPO": functools.partial(PPO, network=ACTOR_CRITIC, value_clip_range=0.2),
+    "A2C": functools.partial(A2C, network=ACTOR_CRITIC),
+    "APPO": functools.partial(APPO, network=ACTOR_CRITIC),
+    "DQN": functools.partial(DQN, q_network=Q_NETWORK),
+    "DQN with memory": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=MEMORY), retrace=True),
+    "SAC": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC),
+    "SAC of choices": functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, retrace=True),
+    "RecurrentSAC": functools.partial(
+        RecurrentSAC, memory=functools.partial(GRU, size=8), actor_mlp=SMALL, critic=CRITIC
+    ),
+    "TD3": functools.partial(TD3, critic=CRITIC),
+}
+ON_POLICY = {"PPO", "A2C", "APPO"}
+SHOWN = {"PPO", "DQN", "SAC"}  # in fast tests; the others in longer ones
+CHOOSES = {"DQN", "DQN with memory", "SAC of choices"}
+
+
+def make(root_dir, name, num_rewards=2, length=4, compile=False, algorithm=None, env_settings=(), **settings):
+    env_kwargs = {"num_choices": 5 if name in CHOOSES else 0, "num_rewards": num_rewards, "length": length}
+    environment = functools.partial(make_environment, TradeOff, num_envs=4, env_kwargs=env_kwargs, **dict(env_settings))
+    return Trainer(
+        root_dir,
+        **{
+            "algorithm": algorithm or RECIPES[name],
+            "environment": environment,
+            "batches": EpochBatches if name in ON_POLICY else REPLAY,
+            "learner": functools.partial(Learner, compile=compile, max_grad_norm=0.5),
+            "unroll_length": 8,
+            "listeners": [],
+            **({} if "num_iterations" in settings else {"num_env_steps": 200}),
+            "device": "cpu",
+            **settings,
+        },
+    )
+
+
+def trained(*arguments, **settings):
+    trainer = make(*arguments, **settings)
+    trainer.train()
+    trainer.close()
+    return trainer
+
+
+def parameters(trainer):
+    return torch.cat([p.detach().reshape(-1).clone() for p in trainer.algorithm.parameters()])
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Runs graphs operation by operation in place of compiling them."""
+
+    def interpret(graph, *_):
+        def call(leaves):
+            arguments = leaves[:]
+            leaves.clear()
+            return graph(*arguments)
+
+        return call
+
+    monkeypatch.setattr(inductor, "_compile", interpret)
+
+
+WAYS = [(name, compile) for name in RECIPES for compile in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "compile"),
+    [pytest.param(*way, marks=pytest.mark.slow if way[1] and way[0] not in SHOWN else ()) for way in WAYS],
+)
+def test_a_vector_of_one_entry_trains_as_the_number_does_bit_for_bit(tmp_path, name, compile, interpreted):
+    scalar, vector = (trained(tmp_path / str(n), name, n, compile=compile) for n in (0, 1))
+    assert vector.algorithm.reward_weights.tolist() == [1] and scalar.algorithm.reward_weights is None
+    assert torch.equal(parameters(scalar), parameters(vector))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["PPO", *(pytest.param(name, marks=pytest.mark.long) for name in RECIPES)])
+def test_compiled_updates_with_two_entries_are_the_plain_ones(tmp_path, name):
+    plain, made = (trained(tmp_path / str(compile), name, compile=compile) for compile in (False, True))
+    assert torch.allclose(parameters(plain), parameters(made), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SHOWN else pytest.mark.long) for name in RECIPES]
+)
+def test_interpreted_updates_with_two_entries_are_the_plain_ones(tmp_path, name, interpreted):
+    plain, made = (trained(tmp_path / str(compile), name, compile=compile) for compile in (False, True))
+    assert torch.allclose(parameters(plain), parameters(made), atol=1e-5)
+
+
+LEARNS = {
+    "PPO": {"num_env_steps": 12_000, "unroll_length": 64, "learning_rate": 3e-3},
+    "DQN": {"num_env_steps": 2000, "learning_rate": 1e-2},
+    "SAC": {"num_env_steps": 3000, "learning_rate": 1e-2},
+    "TD3": {"num_env_steps": 2000, "learning_rate": 1e-2},
+}
+
+
+@pytest.mark.parametrize("weights", [(0.75, 0.25), (0.25, 0.75)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name != "DQN" else ()) for name in LEARNS]
+)
+def test_the_best_action_is_that_of_the_weights(tmp_path, name, weights):
+    settings = dict(LEARNS[name])
+    learner = functools.partial(Learner, learning_rate=settings.pop("learning_rate"), compile=False)
+    algorithm = functools.partial(RECIPES[name], reward_weights=list(weights), gamma=0.0)
+    trainer = trained(tmp_path, name, length=1, algorithm=algorithm, learner=learner, **settings)
+    x = chosen(trainer, 32).mean()
+    assert abs(x - (weights[0] - weights[1])) < 0.15
+
+
+def chosen(trainer, number):
+    """What the policy chooses, x in [-1, 1], for random observations."""
+    observation = torch.rand(number, 2) * 2 - 1
+    algorithm = trainer.algorithm
+    kinds = torch.ones(number, dtype=torch.int32)
+    rows = TimeStep(kinds, torch.zeros(number, 2), torch.ones(number), observation, None, kinds)
+    with torch.no_grad():
+        action = algorithm.predict_step(rows, algorithm.initial_state(number)).output
+    return action.squeeze(-1) if action.is_floating_point() else action.float() / 2 - 1
+
+
+def test_dqn_follows_new_weights_at_once_without_an_update_or_a_row(tmp_path):
+    learner = functools.partial(Learner, learning_rate=1e-2, compile=False)
+    algorithm = functools.partial(RECIPES["DQN"], reward_weights=[1.0, 0.0], gamma=0.0)
+    trainer = trained(tmp_path, "DQN", length=1, algorithm=algorithm, learner=learner, num_env_steps=2000)
+    assert (chosen(trainer, 32) == 1).all()
+    trainer.algorithm.reward_weights.copy_(torch.tensor([0.0, 1.0]))
+    assert (chosen(trainer, 32) == -1).all()
+
+
+@pytest.mark.slow
+def test_sac_follows_new_weights_on_its_old_rows(tmp_path):
+    learner = functools.partial(Learner, learning_rate=1e-2, compile=False)
+    algorithm = functools.partial(RECIPES["SAC"], reward_weights=[1.0, 0.0], gamma=0.0)
+    settings = {"num_iterations": 120, "interaction_env_steps": 1920, "unroll_length": 8}  # acting ends after 60
+    trainer = make(tmp_path, "SAC", length=1, algorithm=algorithm, learner=learner, **settings)
+    trainer.start()
+    for report in trainer.iterate():
+        if report.iterations == 60:
+            before = chosen(trainer, 32).mean()
+            trainer.algorithm.reward_weights.copy_(torch.tensor([0.0, 1.0]))
+    assert report.env_steps == 1920
+    assert before > 0.5 and chosen(trainer, 32).mean() < -0.5
+    trainer.close()
+
+
+class Frozen(DQN):
+    """Always the same action, so that returns are known."""
+
+    def random_action(self, time_step):
+        return torch.zeros(4, dtype=torch.int64)
+
+    def rollout_step(self, time_step, state):
+        return super().rollout_step(time_step, state)._replace(output=torch.zeros(4, dtype=torch.int64))
+
+    def predict_step(self, time_step, state):
+        return super().predict_step(time_step, state)._replace(output=torch.zeros(8, dtype=torch.int64))
+
+
+NAMED = {"rewards": ["right", "left"]}
+
+
+def results(trainer):
+    return trainer.metrics.results()
+
+
+class Recorder(Listener):
+    """Keeps scalars and weights of each iteration."""
+
+    def __init__(self):
+        self.scalars, self.weights = {}, []
+
+    def after_iteration(self, run, report):
+        self.scalars |= report.scalars
+        self.weights.append(run.algorithm.reward_weights.tolist())
+
+
+def test_returns_are_reported_by_name_and_weighted(tmp_path):
+    algorithm = functools.partial(Frozen, reward_weights=[0.5, 2.0])
+    settings = {"listeners": [Evaluate(0, 3)], "env_settings": NAMED, "num_env_steps": 64}
+    trainer = make(tmp_path, "DQN", length=4, algorithm=algorithm, **settings)
+    trainer.train()
+    found = results(trainer)
+    assert found["average_return/right"] == -16 and found["average_return/left"] == 0
+    assert found["average_return"] == -8 and found["average_reward/right"] == -4
+    (path,) = (tmp_path / "eval").iterdir()
+    assert path.read_text().splitlines()[:2] == [
+        "episode,seed,return,length,return/right,return/left",
+        "0,0,-8.0,4,-16.0,0.0",
+    ]  # noqa: E501
+
+
+def test_the_weighted_return_has_the_weights_of_its_time(tmp_path):
+    algorithm = functools.partial(Frozen, reward_weights=[1.0, 0.0])
+    trainer = make(tmp_path, "DQN", length=4, algorithm=algorithm, num_iterations=2, unroll_length=10)
+    trainer.start()
+    for report in trainer.iterate():
+        if report.iterations == 1:  # two episodes of 5 rows each
+            trainer.algorithm.reward_weights.copy_(torch.tensor([0.5, 0.0]))
+    found = results(trainer)
+    assert found["average_return"] == -12 and found["average_return/0"] == -16
+    trainer.close()
+
+
+def test_scheduled_weights_follow_progress_and_are_saved(tmp_path):
+    listeners = [CheckpointSaver(0), recorder := Recorder(), ScheduledWeights([Linear(1.0, 0.0), 0.5])]
+    trained(tmp_path, "A2C", listeners=listeners, num_iterations=4)
+    assert recorder.weights == [[0.75, 0.5], [0.5, 0.5], [0.25, 0.5], [0.0, 0.5]]
+    again = make(tmp_path, "A2C", listeners=[CheckpointSaver(0)], num_iterations=4)
+    again.load_policy()
+    assert again.algorithm.reward_weights.tolist() == [0.0, 0.5]
+
+
+def test_lagrangian_weights_rise_below_the_threshold_and_fall_above(tmp_path):
+    algorithm = functools.partial(Frozen, reward_weights=[1.0, 1.0])
+    listeners = [recorder := Recorder(), LagrangianWeights({"right": -2.0, "left": -1.0}, rate=0.5)]
+    settings = {"listeners": listeners, "env_settings": NAMED, "num_iterations": 2, "summary_period": 1}
+    trainer = trained(tmp_path, "DQN", length=4, algorithm=algorithm, **settings)
+    expected = np.exp(2 * 0.5 * np.array([-2.0 + 4, -1.0 - 0]))
+    np.testing.assert_allclose(trainer.algorithm.reward_weights.numpy(), expected, rtol=1e-5)
+    assert recorder.scalars["reward_weights/right"] == pytest.approx(expected[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["PPO", "DQN"])
+@pytest.mark.parametrize("kind", ["scheduled", "lagrangian"])
+def test_a_resumed_run_whose_weights_change_has_the_bits_of_one_that_never_stopped(tmp_path, name, kind):
+    """Seven unrolls of 7 rows end at row 49, the LAST of the tenth episode of 4 actions."""
+
+    def started(where, **more):
+        changing = ScheduledWeights([Linear(1.0), 0.5]) if kind == "scheduled" else LagrangianWeights({"0": -1.0})
+        settings = {"unroller": functools.partial(SyncUnroller, numpy_policy=None), "summary_period": 20}
+        listeners = [CheckpointSaver(0), changing]
+        return make(tmp_path / where, name, listeners=listeners, num_iterations=12, unroll_length=7, **settings, **more)
+
+    whole = started("whole")
+    whole.train()
+    assert started("cut", stop_at=150).train().iterations == 7
+    torch.manual_seed(99)
+    resumed = started("cut")
+    assert resumed.train().iterations == 12
+    assert torch.equal(whole.algorithm.reward_weights, resumed.algorithm.reward_weights)
+    assert torch.equal(parameters(whole), parameters(resumed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["APPO", "DQN"])
+def test_workers_act_by_weights_that_change_and_lockstep_repeats_its_bits(tmp_path, name):
+    found = []
+    for where in ("first", "again"):
+        unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep")
+        listeners = [ScheduledWeights([Linear(1.0), Linear(0.0, 1.0)])]
+        settings = {"unroller": unroller, "unroll_length": 0 if name == "DQN" else 8, "listeners": listeners}
+        trainer = trained(tmp_path / where, name, **settings)
+        found.append(parameters(trainer))
+    assert torch.equal(*found)
+
+
+def test_rewards_may_be_normalized_each_by_its_own_spread(tmp_path):
+    trainer = trained(tmp_path, "PPO", transforms=[RewardNormalizer])
+    assert torch.isfinite(parameters(trainer)).all()
+
+
+@pytest.mark.parametrize(("listener", "words"), [
+    (ScheduledWeights([1.0]), r"weights has 1 entries, and the reward has 2 \(0, 1\); it must have one for each"),
+    (LagrangianWeights({"2": 1.0}), "names '2', and the entries of the reward are 0, 1"),
+])  # fmt: skip
+def test_listeners_that_do_not_fit_the_reward_are_refused(tmp_path, listener, words):
+    with pytest.raises(UsageError, match=words):
+        make(tmp_path, "PPO", listeners=[listener]).start()
+
+
+def test_a_weight_of_0_and_a_scalar_reward_are_refused_by_listeners(tmp_path):
+    algorithm = functools.partial(PPO, reward_weights=[1.0, 0.0])
+    with pytest.raises(UsageError, match="multiplies the weight of '1', which is 0; begin with a positive one"):
+        make(tmp_path / "a", "PPO", algorithm=algorithm, listeners=[LagrangianWeights({"1": 0.0})]).start()
+    with pytest.raises(UsageError, match="ScheduledWeights changes the weights of a vector reward, and PPO has none"):
+        make(tmp_path / "b", "PPO", 0, listeners=[ScheduledWeights([1.0])]).start()
+
+
+def test_iql_takes_a_scalar_reward_and_says_so(tmp_path):
+    with pytest.raises(UsageError, match="IQL takes a scalar reward, and this one is a vector of 2"):
+        make(tmp_path, "SAC", algorithm=IQL)
+
+
+@pytest.mark.parametrize("algorithm", [BC, SAC])
+def test_recorded_vector_rewards_are_trained_on_and_others_refused(tmp_path, algorithm, capsys):
+    trained(tmp_path / "run", "PPO", listeners=[CheckpointSaver(0)], env_settings=NAMED)
+    data = tmp_path / "data"
+    assert main(["record", f"--root_dir={tmp_path / 'run'}", "--num_episodes=5", f"--output={data}"]) == 0
+    batches = functools.partial(OfflineBatches, functools.partial(OfflineBuffer, [f"alfish:{data}"]), batch_size=8)
+    settings = {"batches": batches, "num_env_steps": None, "num_updates": 100, "unroll_length": 1}
+    trainer = trained(tmp_path / "offline", "SAC", algorithm=algorithm, **settings)
+    assert torch.isfinite(parameters(trainer)).all()
+    if algorithm is SAC:
+        with pytest.raises(UsageError, match="the rewards of .* have 2 entries, and the environment's have 1 entries"):
+            trained(tmp_path / "other", "SAC", 1, algorithm=algorithm, **settings)
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=2", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["by_objective"]) == {"right", "left"}
