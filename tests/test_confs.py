@@ -15,7 +15,10 @@ from alfish.configuration.locating import confs_directory
 from benchmarks.fingerprints import recorded, trained
 
 # Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.
-pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning"),  # in mo-gymnasium
+]
 
 CONFS = sorted(confs_directory().glob("*.gin"))
 TASKS = [path for path in CONFS if describe(path)]
@@ -25,6 +28,7 @@ NEEDS = {
     r"(HalfCheetah|Hopper|Walker2d|Ant|Humanoid|Swimmer|Reacher|Inverted\w+)-v\d": "mujoco",
     r"(LunarLander|BipedalWalker|CarRacing)": "Box2D",
     r"ALE/": "ale_py",
+    r"mo_gymnasium": "mo_gymnasium",
     r"CartPole|Pendulum|Acrobot|MountainCar|Recall|BitFlip|MaskedIdentity|Catch": "gymnasium",
 }
 TINY = [

@@ -33,7 +33,14 @@ from alfish.parameters.parts import parameter_names
 # A callable, its name, or either with keyword arguments.
 Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
 # The extra that installs a missing module.
-EXTRA_OF_MODULE = {"mujoco": "mujoco", "ale_py": "atari", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool"}
+EXTRA_OF_MODULE = {
+    "mujoco": "mujoco",
+    "ale_py": "atari",
+    "Box2D": "box2d",
+    "box2d": "box2d",
+    "envpool": "envpool",
+    "mo_gymnasium": "mo",
+}
 EXTRA_OF_PREFIX = {"ALE/": "atari"}
 
 
@@ -336,7 +343,10 @@ def _named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -
 def _check_exists(env_id: str) -> None:
     imported, module = None, ""
     if ":" in env_id:
-        module, _, env_id = env_id.partition(":")
+        module, _, name = env_id.partition(":")
+        if module in EXTRA_OF_MODULE and importlib.util.find_spec(module) is None:
+            raise _missing_extra(env_id, ImportError(module))
+        env_id = name
         imported = imports.import_named(module, "make_environment.env_id")
     for prefix, extra in EXTRA_OF_PREFIX.items():
         if env_id.startswith(prefix):
