@@ -88,6 +88,7 @@ GOALS = [
     Goal("appo_recall", (0, 1, 2), 0.95, True),
     Goal("dqn_recall", (0, 1, 2), 0.95, True),
     Goal("sac_recall", (0, 1, 2), 0.95, True),
+    Goal("td3_recall", (0, 1, 2), 0.95, True),
     Goal("dqn_bitflip", (0, 1, 2), -7.5, True),
     Goal("ppo_masked", (0, 1, 2, 3, 4), 90, True),
     Goal("dqn_masked", (0, 1, 2, 3, 4), 90, True),

@@ -25,7 +25,7 @@ FLOORS = [
     (8, ["bin", "__main__"]),
 ]
 # Of algorithms; only these are imported by others.
-BASES = tuple(f"alfish.algorithms.{name}" for name in ("rl_algorithm", "actor_critic", "ppo", "sac", "bc"))
+BASES = tuple(f"alfish.algorithms.{name}" for name in ("rl_algorithm", "actor_critic", "ppo", "sac", "td3", "bc"))
 BASES += tuple(f"alfish.algorithms.imitation.{name}" for name in ("external", "expert", "apprentice"))
 ORDER = [room for _, rooms in FLOORS for room in rooms]
 

@@ -14,11 +14,11 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish.algorithms.sac import SAC, Features
+from alfish.algorithms.sac import SAC
 from alfish.data import Experience, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import GRU, Encoder, HybridHead, Window
+from alfish.networks import GRU, Encoder, Features, HybridHead, Window
 from alfish.parameters import checked
 
 

@@ -28,7 +28,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import sum_of
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, HybridHead, HybridPolicy, HybridSpace, TargetNetwork
+from alfish.networks import MLP, CriticEnsemble, Encoder, Features, HybridHead, HybridPolicy, HybridSpace, TargetNetwork
 from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 from alfish.targets import NextValues, td_target
@@ -39,15 +39,6 @@ class SACRollout(NamedTuple):
 
     log_prob: torch.Tensor  # [B] of the sample, all leaves together
     action: Nest  # the sample; log_prob does not hold where another action was executed (random, or by hand)
-
-
-class Features(NamedTuple):
-    """Inputs of the networks; T' is the number of rows that train, 1 without memory."""
-
-    critic: torch.Tensor  # [T', N, ...]
-    actor: torch.Tensor  # [T', N, ...]
-    next_actor: torch.Tensor  # [L-1, N, ...] at rows 1 to L-1
-    next_critic: torch.Tensor  # [L-1, N, ...] of the target critics, at rows 1 to L-1
 
 
 class SACTrain(NamedTuple):

@@ -20,18 +20,20 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, TargetNetwork
+from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Features, TargetNetwork
 from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters import NonNegativeFloat, PositiveInt, Range, Rate, checked
 from alfish.schedules import Schedule, as_schedule
 
 
 class DDPGTrain(NamedTuple):
-    q: torch.Tensor  # [E, 1, N] or [E, 1, N, R] of the taken action at row 0
+    """Outputs of the rows that train, T' of them: row 0, and with memory all but the last."""
+
+    q: torch.Tensor  # [E, T', N] or [E, T', N, R] of the taken action
     next_value: torch.Tensor  # [L-1, N] or [L-1, N, R] of rows 1 to L-1
-    policy_q: torch.Tensor | None  # [1, N] of the actor's action at row 0; None: the actor does not train
-    policy_action: torch.Tensor | None  # [1, N, A], the actor's action at row 0; None: the actor does not train
-    action: torch.Tensor  # [1, N, A] taken at row 0
+    policy_q: torch.Tensor | None  # [T', N] of the actor's action; None: the actor does not train
+    policy_action: torch.Tensor | None  # [T', N, A], the actor's action; None: the actor does not train
+    action: torch.Tensor  # [T', N, A] taken
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -69,12 +71,16 @@ class DDPG(RLAlgorithm):
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]
-        self.actor = actor(observation_spec, sum(self._sizes))
         self.objectives = objectives_of(self, reward_spec, gamma, reward_weights)
-        self.critic = self.objectives.sized(critic)(observation_spec, sum(self._sizes))
+        self.make_networks(actor, self.objectives.sized(critic), sum(self._sizes))
         self.target_actor = TargetNetwork(self.actor, target_rate)
         self.target_critic = TargetNetwork(self.critic, target_rate)
         self._noise_std, self._noise_correlation = as_schedule(noise_std), noise_correlation
+
+    def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:
+        """Makes actor and critics; their order decides which weights a seed gives."""
+        self.actor = actor(self.observation_spec, action_size)
+        self.critic = critic(self.observation_spec, action_size)
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
@@ -88,57 +94,76 @@ class DDPG(RLAlgorithm):
     def initial_state(self, batch_size: int) -> Nest:
         return torch.zeros(batch_size, sum(self._sizes)) if self._noise_correlation else None
 
+    def actor_input(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
+        """Returns the actor's input, and the next state."""
+        return time_step.observation, state
+
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        action = self.actor(time_step.observation)
+        seen, state = self.actor_input(time_step, state)
+        action = self.actor(seen)
         noise = torch.randn_like(action)
-        if state is not None:
+        if self._noise_correlation:
             rho = self._noise_correlation
             state = noise = rho * state + math.sqrt(1 - rho**2) * noise
         return AlgStep(self._nested((action + self._noise_std(self.progress) * noise).clamp(-1, 1)), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        return AlgStep(self._nested(self.actor(time_step.observation)), state)
+        seen, state = self.actor_input(time_step, state)
+        return AlgStep(self._nested(self.actor(seen)), state)
 
-    def target_action(self, observation: Nest) -> torch.Tensor:
-        """Returns the action of the target policy, `[..., A]`; TD3 adds noise to it."""
-        return self.target_actor(observation)
+    def target_action(self, seen: Nest) -> torch.Tensor:
+        """Returns the action of the target policy for its input, `[..., A]`; TD3 adds noise to it."""
+        return self.target_actor(seen)
+
+    def target(self, step: TimeStep, next_value: torch.Tensor) -> torch.Tensor:
+        """Returns the targets of the rows that train, `[T', N]` or `[T', N, R]`: n-step returns of row 0.
+
+        Args:
+          step: `[L, N]`.
+          next_value: `[L-1, N]` or `[L-1, N, R]`, of rows 1 to L-1.
+        """
+        return returns.discounted_return(*self.objectives.rows(step), next_value, step.step_type)[:1]
 
     def trains_actor(self) -> bool:
         """Returns True if the next update trains the actor, which TD3 delays."""
         return True
 
     def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """Returns the loss `[1, N]`.
+        """Returns the loss `[T', N]`; T' is the number of rows that train, 1 without memory.
 
         Args:
-          policy_q: `[1, N]`, the critic's value of the actor's action.
-          policy_action: `[1, N, A]`, the actor's action.
-          action: `[1, N, A]`, the recorded action.
+          policy_q: `[T', N]`, the critic's value of the actor's action.
+          policy_action: `[T', N, A]`, the actor's action.
+          action: `[T', N, A]`, the recorded action.
         """
         return -policy_q
 
     def graph_key(self) -> bool:
         return self.trains_actor()
 
-    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+    def window_features(self, experience: Experience) -> Features:
+        """Returns the inputs of the networks for a window `[L, N]`; those of rows 1 to L-1 take no gradient."""
         now, later = nest.split(experience.time_step, 1)
-        action = torch.cat(nest.leaves(nest.at(experience.action, slice(0, 1))), -1)
-        features, _ = self.critic.features(now, None)
-        q = self.critic(features, action)
+        critic, _ = self.critic.features(now, None)
         with torch.no_grad():
-            target_features, _ = self.target_critic.network.features(later, None)
-            next_q = self.target_critic(target_features, self.target_action(later.observation))
+            next_critic, _ = self.target_critic.network.features(later, None)
+        return Features(critic, now.observation, later.observation, next_critic)
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        features = self.window_features(experience)
+        action = torch.cat(nest.leaves(nest.at(experience.action, slice(0, len(features.critic)))), -1)
+        q = self.critic(features.critic, action)
+        with torch.no_grad():
+            next_q = self.target_critic(features.next_critic, self.target_action(features.next_actor))
             next_value = self.objectives.least(next_q)
         policy_q = policy_action = None
         if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
-            policy_action = self.actor(now.observation)
-            policy_q = self.objectives.scalarized(self.critic(features, policy_action, num_members=1)[0])
+            policy_action = self.actor(features.actor)
+            policy_q = self.objectives.scalarized(self.critic(features.critic, policy_action, num_members=1)[0])
         return AlgStep(info=DDPGTrain(q, next_value, policy_q, policy_action, action))
 
     def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:
-        step = experience.time_step  # [L, N]
-        target = returns.discounted_return(*self.objectives.rows(step), info.next_value, step.step_type)[:1]
-        error = target - info.q  # [E, 1, N] or [E, 1, N, R]
+        error = self.target(experience.time_step, info.next_value) - info.q  # [E, T', N] or [E, T', N, R]
         loss = {"critic": self.objectives.total(losses.squared(error).sum(0))}
         if info.policy_q is not None and info.policy_action is not None:
             loss["actor"] = self.actor_loss(info.policy_q, info.policy_action, info.action)
@@ -182,8 +207,8 @@ class TD3(DDPG):
         self._smoothing_std, self._smoothing_clip, self._actor_period = smoothing_std, smoothing_clip, actor_period
         self._num_updates = 0
 
-    def target_action(self, observation: Nest) -> torch.Tensor:
-        action = self.target_actor(observation)
+    def target_action(self, seen: Nest) -> torch.Tensor:
+        action = self.target_actor(seen)
         noise = (self._smoothing_std * torch.randn_like(action)).clamp(-self._smoothing_clip, self._smoothing_clip)
         return (action + noise).clamp(-1, 1)
 

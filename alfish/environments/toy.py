@@ -175,17 +175,24 @@ class Recall(gymnasium.Env):
     """A memory task: the first observation shows a cue, and `delay` steps later the matching action has reward 1.
 
     The first observation has the cue's one-hot code, later ones zeros; the last entry is 1 where the action counts. The
-    best average return without memory is 1 / num_cues.
+    best average return without memory is 1 / num_cues; 0.5 for two cues and a Box action.
 
     Args:
       num_cues: number of cues, equally likely, and of actions.
       delay: number of actions before the one that counts; 0: the cue is still visible then.
+      action: 'discrete', the cue; 'box', a number in [-1, 1], in which cues have equal distances. The reward is then 1
+        minus half the distance to the cue.
     """
 
-    def __init__(self, num_cues: Annotated[int, Range(2)] = 4, delay: NonNegativeInt = 8):
+    def __init__(
+        self,
+        num_cues: Annotated[int, Range(2)] = 4,
+        delay: NonNegativeInt = 8,
+        action: Literal["discrete", "box"] = "discrete",
+    ):
         self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
-        self.action_space = spaces.Discrete(num_cues)
-        self._num_cues, self._delay, self._step, self._cue = num_cues, delay, 0, 0
+        self.action_space = spaces.Discrete(num_cues) if action == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
+        self._num_cues, self._delay, self._step, self._cue, self._kind = num_cues, delay, 0, 0, action
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
@@ -195,7 +202,11 @@ class Recall(gymnasium.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         counts = self._step == self._delay
         self._step += 1
-        return self._observation(), float(counts and action == self._cue), counts, False, {}
+        if self._kind == "discrete":
+            reward = float(action == self._cue)
+        else:
+            reward = 1 - abs(float(action[0]) - np.linspace(-1, 1, self._num_cues)[self._cue]) / 2
+        return self._observation(), counts * reward, counts, False, {}
 
     def _observation(self) -> np.ndarray:
         observation = np.zeros(self._num_cues + 1, np.float32)

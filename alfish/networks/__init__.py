@@ -18,7 +18,7 @@ from alfish.networks.memory import GRU, LSTM
 from alfish.networks.q_network import QNetwork
 from alfish.networks.target import TargetNetwork
 from alfish.networks.torsos import Torso
-from alfish.networks.windows import Window, burn_in_state
+from alfish.networks.windows import Features, Window, burn_in_state
 
 __all__ = [
     "GRU",
@@ -27,6 +27,7 @@ __all__ = [
     "ActorCritic",
     "CriticEnsemble",
     "Encoder",
+    "Features",
     "Flat",
     "HybridHead",
     "HybridPolicy",

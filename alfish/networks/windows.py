@@ -1,7 +1,7 @@
 """Runs of networks over windows of rows, from the right state, with gradients where rows train."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -26,6 +26,15 @@ def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Ne
         return state
     with torch.no_grad():
         return network(burn_in, state)[1]
+
+
+class Features(NamedTuple):
+    """Inputs of critics and an actor over a window; T' is the number of rows that train, 1 without memory."""
+
+    critic: torch.Tensor  # [T', N, ...]
+    actor: Nest  # [T', N, ...]
+    next_actor: Nest  # [L-1, N, ...] at rows 1 to L-1
+    next_critic: torch.Tensor  # [L-1, N, ...] of the target critics, at rows 1 to L-1
 
 
 class Window:

@@ -9,17 +9,28 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from alfish import corrections, nest, returns
+from alfish import corrections, nest, returns, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches, take
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments import VectorEnvironment
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso, burn_in_state
+from alfish.networks import (
+    GRU,
+    LSTM,
+    MLP,
+    ActorCritic,
+    CriticEnsemble,
+    DeterministicActor,
+    QNetwork,
+    Torso,
+    burn_in_state,
+)
 from alfish.replay import HindsightReplay
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers import SyncUnroller
@@ -422,7 +433,70 @@ def test_sac_acts_by_its_memory():
     assert not torch.equal(before, after)
 
 
+def recurrent_td3(**settings):
+    """Networks far from their initial weights; no noise on target actions; the actor trains in every update."""
+    torch.manual_seed(0)
+    memory = functools.partial(GRU, size=5)
+    defaults = {"critic": CRITIC, "memory": memory, "smoothing_std": 0.0, "actor_period": 1, "gamma": 0.5}
+    box = spaces.Box(-2, 3, (2,))
+    specifications = specs.observation_spec(spaces.Box(-1, 1, (4,))), specs.action_spec(box), specs.reward_spec()
+    made = RecurrentTD3(*specifications, **defaults | settings)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+@pytest.mark.parametrize("burn_in", [0, 2])
+def test_every_trainable_row_of_a_window_trains_td3_to_its_one_step_target(burn_in):
+    td3 = recurrent_td3()
+    experience = windows(td3, burn_in)
+    experience = experience._replace(action=torch.rand(*experience.action.shape, 2) * 2 - 1)
+    step, target_critic = experience.time_step, td3.target_critic.network
+    with torch.no_grad():
+        features, target_features = (
+            critic.features(step, burn_in_state(critic.features, experience.burn_in, experience.state))[0]
+            for critic in (td3.critic, target_critic)
+        )
+        assert not torch.allclose(features, target_features, atol=0.01)
+        value = target_critic(target_features, td3.target_actor(target_features)).amin(0)
+        target, trains = one_step_targets(step, value[1:])
+        expected = {
+            "critic": 0.5 * (td3.critic(features, experience.action)[:, :-1] - target).square().sum(0),
+            "actor": -td3.critic(features, td3.actor(features))[0][:-1],
+        }
+    info = td3.calc_loss(experience, td3.train_step(experience, experience.state).info)
+    assert info.priority.shape == (5, 8)
+    for name, loss in expected.items():
+        assert info.loss[name].shape == (5, 8)
+        torch.testing.assert_close(info.loss[name][trains], loss[trains], msg=name)
+
+
+def test_the_critics_loss_trains_the_memory_of_td3_and_the_actor_acts_by_it():
+    td3 = recurrent_td3(noise_std=0.0)
+    assert td3.replay_needs.recurrent_state and td3.has_state
+    groups = {name: {id(p) for p in group} for name, group in td3.parameter_groups().items()}
+    memory = {id(parameter) for parameter in td3.critic.memory.parameters()}
+    assert memory <= groups["critic"] and not memory & groups["actor"]
+    row = TimeStep(torch.full((B,), MID), None, None, torch.ones(B, 4), None, None)
+    before = td3.initial_state(B)
+    with torch.no_grad():
+        features, after = td3.critic.features(row, before)
+        for act in (td3.rollout_step, td3.predict_step):
+            step = act(row, before)
+            torch.testing.assert_close(step.state, after)
+            torch.testing.assert_close(step.output, td3.actor(features))
+    assert not torch.equal(before, after)
+
+
 # What is refused.
+
+
+def test_td3_with_memory_has_no_actor_of_its_own_features_and_white_noise():
+    with pytest.raises(UsageError, match="RecurrentTD3.actor is set, and its actor stands on the critics' features"):
+        recurrent_td3(actor=functools.partial(DeterministicActor, gain=0.5))
+    with pytest.raises(UsageError, match="noise_correlation is 0.5, and the policy's state is its memory only"):
+        recurrent_td3(noise_correlation=0.5)
 
 
 @pytest.mark.parametrize(("settings", "message"), [

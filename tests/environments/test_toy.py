@@ -30,6 +30,7 @@ TOYS = [
     lambda: NestedBandit(nested_action=True),
     Recall,
     lambda: Recall(2, 0),
+    lambda: Recall(3, 1, "box"),
     HiddenArm,
     Corridor,
     BitFlip,
@@ -309,3 +310,14 @@ def test_random_actions_do_not_reach_the_last_of_twenty_rooms():
     env = Corridor()
     env.action_space.seed(0)
     assert sum(episode(env, seed)[0] for seed in range(100)) == 0
+
+
+def test_a_number_that_recalls_a_cue_is_rewarded_by_its_distance():
+    env, seen = Recall(3, 0, "box"), set()
+    for seed in range(20):
+        observation, _ = env.reset(seed=seed)
+        cue = int(observation[:3].argmax())
+        _, reward, terminated, _, _ = env.step(np.array([0.5], np.float32))
+        assert reward == pytest.approx([0.25, 0.75, 0.75][cue]) and terminated
+        seen.add(cue)
+    assert seen == {0, 1, 2}

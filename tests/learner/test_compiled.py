@@ -26,6 +26,7 @@ from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
@@ -114,6 +115,8 @@ MEMORY = {
                         DISCRETE),
     "sac with memory": (functools.partial(RecurrentSAC, actor_mlp=SMALL, critic=CRITIC,
                                           memory=functools.partial(LSTM, size=6)), BOTH),
+    "td3 with memory": (functools.partial(RecurrentTD3, critic=CRITIC, memory=functools.partial(GRU, size=6),
+                                          actor_period=1), BOX),
 }  # fmt: skip
 COMPOSED = {
     "composed ppo": (functools.partial(Composed, algorithm=functools.partial(PPO, network=NETWORK), **PARTS), BOTH),

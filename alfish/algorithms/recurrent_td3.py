@@ -1,0 +1,81 @@
+"""TD3 with memory, see `td3`: all rows of a window but the last train.
+
+Ni et al., 2022, https://arxiv.org/abs/2110.05038. As in RecurrentSAC, the memory stands on the critics' encoder, and
+the critics' loss trains it. The actor takes the critics' features without a gradient to them, the target actor those of
+the target critics. Targets are one-step returns.
+
+Differences from the paper: the actor has no memory of its own; exploration noise is white.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish.algorithms.rl_algorithm import ReplayNeeds
+from alfish.algorithms.td3 import TD3
+from alfish.data import Experience, TimeStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.networks import GRU, DeterministicActor, Features, Flat, Window
+from alfish.parameters import checked
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class RecurrentTD3(TD3):
+    """TD3 whose critics and actor share a memory.
+
+    Args:
+      memory: takes the output size of the critics' encoder (`@GRU`, `@LSTM`).
+      td3_arguments: of TD3. `critic` also takes `memory`; `actor` is refused, because the actor is a
+        `DeterministicActor` on the critics' features; `noise_correlation` is 0.
+    """
+
+    replay_needs = ReplayNeeds(recurrent_state=True)
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        memory: Callable[[int], Any] = GRU,
+        **td3_arguments,
+    ):
+        self._memory = memory  # set first, because the base class calls `make_networks`
+        super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
+        if self._noise_correlation:
+            raise UsageError(
+                f"RecurrentTD3.noise_correlation is {self._noise_correlation}, and the policy's state is its memory "
+                "only; set it to 0"
+            )
+
+    def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:
+        if actor is not DeterministicActor:
+            raise UsageError(
+                "RecurrentTD3.actor is set, and its actor stands on the critics' features, so it sees every leaf that "
+                "they see; bind CriticEnsemble.encoder and MLP.layers, or train with TD3"
+            )
+        self.critic = critic(self.observation_spec, action_size, memory=self._memory)
+        features = spaces.Box(-np.inf, np.inf, (self.critic.feature_size,), np.float32)
+        self.actor = actor(features, action_size, encoder=Flat)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.critic.initial_state(batch_size)
+
+    def actor_input(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        return self.critic.features(time_step, state)
+
+    def target(self, step: TimeStep, next_value: torch.Tensor) -> torch.Tensor:
+        reward, discount = self.objectives.rows(step)
+        return reward[1:] + discount[1:] * next_value
+
+    def window_features(self, experience: Experience) -> Features:
+        window = Window(experience, every_row=True)
+        critic = window.trained(self.critic.features)
+        next_critic = window.later(self.target_critic.network.features)
+        return Features(critic, critic.detach(), next_critic, next_critic)
