@@ -83,7 +83,7 @@ def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_
             assert module.__doc__.strip() in capsys.readouterr().out, f"{name} does not say what it is"
 
 
-def test_what_measures_other_processes_holds_no_torch_of_its_own():
+def test_benchmarks_of_other_processes_do_not_import_torch():
     """Of pages that it held as well, they would be told half."""
     commands = ["data_sets", "learning", "offline", "replay", "throughput", "time_to_threshold"]
     text = f"import sys; from benchmarks import {', '.join(commands)}; print('torch' in sys.modules)"
@@ -239,7 +239,7 @@ def test_a_ratio_has_an_interval_of_its_medians():
     assert tables.times(1.0, np.array([1.0, 2.0, 9.0]), np.array([2.0])) == "1.00x [0.50, 4.50]"
 
 
-def test_a_ratio_of_endless_runs_has_endless_bounds():
+def test_a_ratio_of_runs_that_never_finish_has_infinite_bounds():
     ended, endless = np.array([2.0]), np.array([np.inf])
     assert tables.times(3.0, endless, ended) == "3.00x [inf, inf]"
     assert tables.times(3.0, ended, endless) == "3.00x [0.00, 0.00]"
@@ -386,7 +386,7 @@ def test_a_race_of_its_own_raw_data_replaces_them(command_line, capsys, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells")
-def test_a_step_of_offline_data_is_told_with_its_own_memory(command_line, capsys, monkeypatch, tmp_path):
+def test_a_step_of_offline_data_is_reported_with_its_own_memory(command_line, capsys, monkeypatch, tmp_path):
     pytest.importorskip("minari")
     monkeypatch.setattr(offline, "RESULTS", tmp_path)
     held = b"x" * 600_000_000  # by this process, which starts the others
@@ -415,7 +415,7 @@ def test_a_seeds_results_replace_its_old_ones(tmp_path):
     assert len(tables.read_rows(path)) == len(tables.read_rows(learning.RESULTS / path.name)) - len(own) + 1
 
 
-def test_what_was_learned_is_tabled(monkeypatch, tmp_path):
+def test_learning_results_are_printed_as_a_table(monkeypatch, tmp_path):
     goals = [goal for goal in learning.GOALS if goal.name in ("ppo_cartpole", "a2c_cartpole")]
     monkeypatch.setattr(learning, "RESULTS", tmp_path)
     with open(tmp_path / "ppo_cartpole.csv", "w") as file:

@@ -23,7 +23,7 @@ def test_no_row_trains_across_an_episodes_end_or_into_padding():
     assert mask[:, 0].tolist() == mask[:, 1].tolist() == expected
 
 
-def test_columns_are_judged_apart():
+def test_trainable_rows_of_a_column_do_not_depend_on_other_columns():
     step_type = torch.tensor([[LAST, MID], [FIRST, MID], [MID, LAST]], dtype=torch.int32)
     assert trainable(step_type).tolist() == [[False, True], [True, True]]
 

@@ -124,7 +124,7 @@ def test_no_action_is_likelier_than_the_mode(kind):
 
 
 @pytest.mark.parametrize("kind", ["categorical", "multi_categorical", "bernoulli"])
-def test_actions_are_as_frequent_as_probable(kind):
+def test_frequencies_of_samples_equal_their_probabilities(kind):
     torch.manual_seed(0)
     distribution, _ = _pair(kind, ())
     draws = 40_000
@@ -149,7 +149,7 @@ def test_normal_samples_have_its_mean_and_deviation():
     assert abs(torch.corrcoef(samples.T)[0, 1].item()) < 0.02
 
 
-def test_rows_are_sampled_apart():
+def test_rows_are_sampled_independently():
     torch.manual_seed(0)
     samples = Categorical.of(torch.zeros(1000, 2)).sample().double()
     assert 400 < samples.sum() < 600

@@ -48,7 +48,7 @@ def test_each_conf_is_read_where_gins_names_of_torch_are_known(torchs_names):
     reading.read(["ppo_cartpole.gin"], ["optimizers.Adam.eps=1e-3", "torch.optim.Adam.lr=0.1"])
 
 
-def test_a_run_is_opened_where_names_have_come_that_are_not_unique(tmp_path, request):
+def test_a_run_is_opened_after_ambiguous_names_were_registered(tmp_path, request):
     settings = [
         *("Trainer.num_env_steps=64", "Trainer.unroll_length=8", "Trainer.listeners=[@CheckpointSaver()]"),
         *("MLP.layers=(4,)", "EpochBatches.num_epochs=1", "EpochBatches.minibatch_size=16"),
@@ -66,6 +66,6 @@ def test_a_run_is_opened_where_names_have_come_that_are_not_unique(tmp_path, req
 
 
 @pytest.mark.slow
-def test_it_is_the_same_where_gins_names_of_torch_come_first():
+def test_configurations_do_not_change_if_gins_names_of_torch_are_imported_first():
     script = f"import {MODULE}\nfrom alfish.configuration import reading\nfor name in {CONFS}: reading.read([name], [])"
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", script], timeout=120).returncode == 0

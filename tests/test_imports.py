@@ -101,7 +101,7 @@ def test_a_room_imports_only_what_stands_below_it(path):
         ("alfish.data", "from alfish.utils import anything"),
     ],
 )
-def test_the_test_itself_can_fail(module, text):
+def test_an_import_of_a_higher_room_is_found(module, text):
     assert len(list(complaints(module, ast.parse(text)))) == 1
 
 
@@ -156,7 +156,7 @@ def test_the_package_itself_imports_nothing_when_it_is_imported():
             assert node.module in allowed
 
 
-def test_windows_is_told_what_it_lacks(monkeypatch):
+def test_windows_is_refused_with_the_reason_and_the_remedy(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
     with pytest.raises(
         ImportError, match="^alfish runs on Linux and macOS: Windows lacks the file locks, .* use .*WSL"
@@ -262,5 +262,5 @@ def test_nothing_that_is_loaded_is_executed_and_no_error_is_swallowed(path):
         "input()",
     ],
 )
-def test_and_that_would_be_found(text):
+def test_executed_pickles_and_swallowed_errors_would_be_found(text):
     assert list(unsafe(ast.parse(text)))

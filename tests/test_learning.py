@@ -80,7 +80,7 @@ def test_policies_with_memory_recall_what_they_saw(tmp_path, capsys, gin_file, s
 
 @long
 @pytest.mark.parametrize("gin_file", WITHOUT_MEMORY)
-def test_and_without_memory_they_cannot(tmp_path, capsys, gin_file):
+def test_policies_without_memory_cannot_recall_what_they_saw(tmp_path, capsys, gin_file):
     """One in four is what guessing gives."""
     assert trained_return(tmp_path, capsys, gin_file, 0, 100, WITHOUT_MEMORY[gin_file]) <= 0.6
 
@@ -110,7 +110,7 @@ def test_cloning_does_what_the_recorded_policy_did(tmp_path, capsys):
 
 
 @long
-def test_offline_learning_is_better_than_most_of_what_it_was_shown(tmp_path, capsys):
+def test_offline_learning_beats_most_recorded_episodes(tmp_path, capsys):
     """As `benchmarks.data_sets` makes the replay of a slow learner, whose episodes return -1200 in the mean."""
     slow = ["Trainer.num_env_steps = 16_000", "ReplayBatches.capacity = 16_000"]
     slow += ["ReplayBatches.updates_per_env_step = 0.15", *WIDE]

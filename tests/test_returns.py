@@ -210,7 +210,7 @@ def test_each_reward_may_have_its_own_discount(num_rewards):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_batch_is_its_columns_computed_apart(function):
+def test_columns_of_a_batch_are_computed_independently(function):
     rows = _stream(25, 5, seed=4)
     together = FUNCTIONS[function](*rows)
     apart = [FUNCTIONS[function](*(leaf[:, b : b + 1] for leaf in rows)) for b in range(5)]
@@ -264,17 +264,17 @@ class TestEndOfAnEpisode:
         discount = 0.9 * torch.tensor([[1.0], [environment_discount]])
         return function(reward, discount, value, _column(FIRST, kind)).item()
 
-    def test_a_truncated_one_bootstraps_from_its_final_observation(self):
+    def test_a_truncated_episode_bootstraps_from_its_final_observation(self):
         assert self._one_step(LAST, 1) == pytest.approx(1 + 0.9 * 7)
 
-    def test_a_terminated_one_does_not(self):
+    def test_a_terminated_episode_does_not_bootstrap(self):
         assert self._one_step(LAST, 0) == pytest.approx(1)
 
-    def test_the_advantage_of_the_one_and_of_the_other(self):
+    def test_advantages_bootstrap_at_truncation_and_not_at_termination(self):
         assert self._one_step(LAST, 1, FUNCTIONS["gae"]) == pytest.approx(1 + 0.9 * 7 - 5)
         assert self._one_step(LAST, 0, FUNCTIONS["gae"]) == pytest.approx(1 - 5)
 
-    def test_one_still_under_way_bootstraps_from_the_last_row(self):
+    def test_an_episode_under_way_bootstraps_from_the_last_row(self):
         assert self._one_step(MID, 1) == pytest.approx(1 + 0.9 * 7)
 
     def test_a_lost_life_stops_the_value_and_not_the_episode(self):
@@ -332,18 +332,18 @@ class TestVTraceByHand:
 
     # Errors of a step: 1 + 0.5 20 - 10 = 1, and 2 + 0.5 30 - 20 = -3, or 2 - 20 = -18 where the episode terminates.
 
-    def test_weights_are_clipped_apart(self):
+    def test_rho_and_c_are_clipped_at_limits_of_their_own(self):
         # vs_1 = 20 - 3 0.5; vs_0 = 10 + 3 1 + 0.5 0.8 2 (-1.5), and in q_0 - V_0 neither 3 nor 2.
         target, advantage = self._vtrace(0.8, 3.0, 2.0)
         assert target == pytest.approx([11.8, 18.5])
         assert advantage == pytest.approx([1 + 0.5 * 0.8 * -1.5, -3])
 
-    def test_both_are_clipped_at_one_by_default(self):
+    def test_rho_and_c_are_clipped_at_one_by_default(self):
         target, advantage = self._vtrace(0.8)
         assert target == pytest.approx([10 + 1 + 0.5 * 0.8 * -1.5, 18.5])
         assert advantage == pytest.approx([1 + 0.5 * 0.8 * -1.5, -3])
 
-    def test_nothing_is_clipped_below(self):
+    def test_ratios_have_no_lower_limit(self):
         target, advantage = self._vtrace(1.0, ratio=(0.25, 0.0, 9.0))
         assert target == pytest.approx([10.25, 20])
         assert advantage == pytest.approx([1, -3])
@@ -395,7 +395,7 @@ class TestVTraceOfAnotherPolicy:
         uncorrected = self._expectations(lambda rows, ratio: _lambda_return(*rows, lambda_), value)
         assert (uncorrected < value - 0.5).all(), "as the old one's, which gains less"
 
-    def test_clipped_ones_are_of_the_policy_between(self):
+    def test_clipped_targets_are_values_of_a_policy_between_the_two(self):
         between = torch.minimum(self.OLD, self.NEW)
         value = self._value(between / between.sum(1, keepdim=True))
         clipped = self._expectations(lambda rows, ratio: corrections.vtrace(*rows, ratio, 0.9)[0], value)
@@ -403,7 +403,7 @@ class TestVTraceOfAnotherPolicy:
         old, new = self._value(self.OLD), self._value(self.NEW)
         assert ((old < value) & (value < new)).all()
 
-    def test_weighed_by_the_ratio_advantages_are_the_policy_gradient(self):
+    def test_advantages_times_the_ratio_give_the_policy_gradient(self):
         """sum_a mu(a) ratio(a) E[q - V | a] is what the new policy gains by its actions: nothing, of its own value."""
         value = self._value(self.NEW)
         gain = self._expectations(
@@ -445,19 +445,19 @@ class TestRetrace:
 
     @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
     @pytest.mark.parametrize("num_rewards", [None, 3, 4])
-    def test_it_is_the_plain_sum_on_random_streams(self, num_rewards, lambda_):
+    def test_retrace_is_the_plain_sum_on_random_streams(self, num_rewards, lambda_):
         rows = self._rows(num_rewards)
         torch.testing.assert_close(_retrace(*rows, lambda_), _plain_retrace(*rows, lambda_), atol=1e-5, rtol=1e-5)
 
     @pytest.mark.parametrize("num_rewards", [None, 4])
-    def test_without_a_trace_it_is_the_one_step_return(self, num_rewards):
+    def test_retrace_without_a_trace_is_the_one_step_return(self, num_rewards):
         reward, discount, q, value, step_type, trace = self._rows(num_rewards)
         one_step = _lambda_return(reward, discount, value, step_type, 0.0)
         result = _retrace(reward, discount, q, value, step_type, torch.zeros_like(trace), 0.9)
         torch.testing.assert_close(result, one_step)
 
     @pytest.mark.parametrize("num_rewards", [None, 4])
-    def test_with_a_whole_trace_and_the_policys_own_values_it_is_the_lambda_return(self, num_rewards):
+    def test_retrace_with_a_full_trace_and_on_policy_values_is_the_lambda_return(self, num_rewards):
         reward, discount, _, value, step_type, trace = self._rows(num_rewards)
         result = _retrace(reward, discount, value, value, step_type, torch.ones_like(trace), 0.9)
         expected = _lambda_return(reward, discount, value, step_type, 0.9)
@@ -489,7 +489,7 @@ class TestRetrace:
         # A life lost: nothing of what follows, and the row after it trains.
         ((FIRST, MID, MID, MID), 0.0, [2.2, 2.0, 10.0]),
     ])  # fmt: skip
-    def test_by_hand(self, kinds, discount, expected):
+    def test_retrace_of_a_table_worked_by_hand(self, kinds, discount, expected):
         reward, q, value = (torch.tensor(row)[:, None] for row in ([9.0, 1, 2, 4], [7.0, 6, 5, 7], [7.0, 4, 8, 12]))
         discounts, trace = (torch.tensor(row)[:, None] for row in ([0.5, 0.5, 0.5 * discount, 0.5], [7.0, 0.5, 1, 7]))
         result = _retrace(reward, discounts, q, value, _column(*kinds), trace, 0.8)
@@ -504,7 +504,7 @@ class TestRetrace:
         with pytest.raises(ValueError, match="shapes differ: next_q"):
             _retrace(**rows | {"step_type": rows["step_type"].int()}, lambda_=1.0)
 
-    def test_repeated_it_leads_to_the_new_policys_action_values_and_uncorrected_returns_do_not(self):
+    def test_repeated_retrace_converges_to_the_new_policys_action_values(self):
         """On the two states of `TestVTraceOfAnotherPolicy`: expectations over all that the old policy may do."""
         old, new = TestVTraceOfAnotherPolicy.OLD, TestVTraceOfAnotherPolicy.NEW
         reward_of, gamma = TestVTraceOfAnotherPolicy.REWARD, TestVTraceOfAnotherPolicy.GAMMA

@@ -54,7 +54,7 @@ def test_progress_outside_the_run_is_clipped(name):
     assert float(schedule(torch.tensor(1.5))) == pytest.approx(schedule(1.0))
 
 
-def test_a_step_belongs_to_its_boundary():
+def test_a_step_schedule_changes_at_its_boundary():
     schedule = SCHEDULES["steps"]
     assert [schedule(p) for p in (0.499, 0.5, 0.799, 0.8)] == [1, 0.1, 0.1, 0.01]
 
@@ -64,7 +64,7 @@ def test_a_number_is_a_constant_schedule_and_a_schedule_stays_itself():
     assert as_schedule(SCHEDULES["linear"]) is SCHEDULES["linear"]
 
 
-def test_calls_leave_no_trace():
+def test_a_schedule_does_not_depend_on_earlier_calls():
     schedule = Linear(1.0)
     before = [schedule(p) for p in (0.2, 0.9)]
     for _ in range(20):

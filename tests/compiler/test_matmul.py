@@ -97,7 +97,7 @@ def test_a_large_product_is_in_bfloat16_if_asked(name, has_kernel, monkeypatch):
 
 
 @kernel
-def test_a_processor_that_multiplies_pairs_of_bfloat16_does():
+def test_processors_with_bfloat16_products_use_them():
     """Else these tests would pass without the kernel that its own check found wrong."""
     pairs = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.cpu._is_avx512_bf16_supported()
     assert matmul.has_bfloat16_products() == (pairs and not torch.cpu._is_amx_tile_supported())
@@ -184,7 +184,7 @@ def test_the_kernels_take_several_matrices_and_parts_of_them():
 
 
 @kernel
-def test_the_kernels_carry_what_is_not_finite_on():
+def test_the_kernels_propagate_values_that_are_not_finite():
     for kernel, dtype in both_kernels():
         for columns in (16, 19):
             a, b = torch.ones(7, 5, dtype=dtype), torch.ones(5, columns, dtype=dtype)
@@ -195,7 +195,7 @@ def test_the_kernels_carry_what_is_not_finite_on():
 
 @kernel
 @pytest.mark.parametrize("turned", [False, True])
-def test_the_kernels_do_not_use_what_lies_beside(turned):
+def test_the_kernels_read_nothing_beside_their_matrices(turned):
     for kernel, dtype in both_kernels():
         a, b = (torch.full((20, 40), torch.nan, dtype=dtype) for _ in range(2))
         a[:, :11], b[:11, :19] = 1, 2

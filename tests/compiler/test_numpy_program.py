@@ -98,7 +98,7 @@ INPUTS = {
 }  # fmt: skip
 
 
-def test_of_one_tensor():
+def test_operations_of_one_tensor_equal_torchs():
     for (name, function), (kind, x) in itertools.product(UNARY.items(), INPUTS.items()):
         if name in OF_FLOATS and "int" in kind:
             continue  # torch has it for floats
@@ -123,7 +123,7 @@ PAIRS = {
 }  # fmt: skip
 
 
-def test_of_two_tensors():
+def test_operations_of_two_tensors_equal_torchs():
     for (name, function), (kind, pair) in itertools.product(BINARY.items(), PAIRS.items()):
         if name == "sub" and "bool" in kind:
             continue  # torch has none
@@ -219,7 +219,7 @@ def test_products(size, dtype):
     assert_same(lambda a, w, b: torch.addmm(b.expand(size, 20), a, w.T), a, w, b)
 
 
-def test_a_batch_of_none():
+def test_a_batch_may_be_empty():
     assert_same(lambda a, w, b: F.linear(a, w, b).tanh().log_softmax(-1).argmax(-1), f32(0, 3), f32(4, 3), f32(4))
 
 
@@ -279,7 +279,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_what_it_would_get_wrong_it_refuses():
+def test_functions_that_cannot_be_translated_are_refused():
     for name, (function, message) in REFUSED.items():
         with table_row(name), pytest.raises(NotTranslatable, match=message):
             run(function, f32(3, 3))
@@ -302,7 +302,7 @@ def test_translating_draws_nothing():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_it_is_as_silent_as_torch():
+def test_programs_emit_no_numpy_warnings():
     """numpy warns of overflow and of division by zero; warnings are errors here."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -342,7 +342,7 @@ def test_the_program_lists_the_arguments_that_it_reads():
     assert program([np.ones(2, np.float32), np.full(2, 2, np.float32)]).tolist() == [3, 3]
 
 
-def test_the_nest_of_results_is_the_functions():
+def test_results_have_the_structure_of_the_function():
     found = run(lambda x: {"a": (x, None), "b": AlgStep(x + 1, None, {"c": x > 0})}, f32(2))
     assert found["a"][1] is None and isinstance(found["b"], AlgStep)
     assert found["b"].info["c"].dtype == torch.bool
@@ -371,7 +371,7 @@ def others(x, index, bit):
             F.linear(x, x, x[0]), x.gather(0, index.clamp(0, 2)), ~bit, bit & bit, bit | bit, x.clone())  # fmt: skip
 
 
-def test_what_depends_on_fixed_arguments_alone_is_worked_out_by_prepare():
+def test_values_of_fixed_arguments_are_computed_once_by_prepare():
     x, w = f32(2, 3), f32(4, 3)
     program = NumpyProgram(lambda given: given[1] @ given[0].exp().T, (w, x), num_fixed=1)
     array = w.numpy().copy()
@@ -442,7 +442,7 @@ def test_constants_of_every_kind_find_their_places():
     assert found["none"] is None and type(found["sums"]) is type(found["parts"]) is tuple
 
 
-def test_names_of_operations_are_no_obstacle_to_one_another():
+def test_names_of_operations_do_not_clash():
     """A graph names its results after operations, and some of these are Python's builtins or numpy's functions."""
 
     def function(x, w):
@@ -485,7 +485,7 @@ def test_results_without_dimensions_are_arrays_wherever_they_come_from():
             assert leaf == pytest.approx(expected[name].item()), name
 
 
-def test_it_is_silent_about_fixed_arguments_too():
+def test_programs_emit_no_numpy_warnings_for_fixed_arguments():
     w, x = torch.ones(3), torch.ones(3)
     program = NumpyProgram(lambda given: given[0].log() / given[1], (w, x), num_fixed=1)
     before = np.geterr()
@@ -526,7 +526,7 @@ def test_random_numbers_like_a_fixed_argument_are_drawn_at_every_call():
         torch.testing.assert_close(each, w.exp() + torch.randn(3) + x)
 
 
-def test_numbers_that_were_drawn_stay():
+def test_random_numbers_of_earlier_calls_stay():
     x = f32(3)
     program = NumpyProgram(lambda x: (torch.rand_like(x), torch.randint_like(x, 9)), x)
     drawn = [program([x.numpy()]) for _ in range(3)]
@@ -547,7 +547,7 @@ VIEWS_OF_DRAWS = {
 }  # fmt: skip
 
 
-def test_what_is_seen_of_numbers_that_were_drawn_stays():
+def test_views_of_random_numbers_stay():
     for name, view in VIEWS_OF_DRAWS.items():
         program = NumpyProgram(lambda x, view=view: view(torch.rand_like(x)), f32(2, 3))
         x = [np.zeros((2, 3), np.float32)]
@@ -574,7 +574,7 @@ def test_results_come_in_the_nest_that_the_function_made():
     torch.testing.assert_close(nest.leaves(found), nest.leaves(expected))
 
 
-def test_a_choice_writes_into_neither_of_what_it_chose_from():
+def test_where_writes_into_neither_of_its_arguments():
     condition = torch.tensor([True, False, True])
     assert_same(lambda c, a, b: torch.where(c, a, b), condition, f32(3), f32(3))
     assert_same(lambda c, a, b: torch.where(c, a, b), condition[:1], f32(3), f32(3))
@@ -583,7 +583,7 @@ def test_a_choice_writes_into_neither_of_what_it_chose_from():
     assert_same(lambda c, a, b: torch.where(c, a, b), condition, f32(3), f32(2, 3))
 
 
-def test_what_changes_seldom_is_cast_to_be_compared_where_it_changes(monkeypatch):
+def test_fixed_arguments_are_cast_for_comparisons_by_prepare(monkeypatch):
     written, write = [], numpy_program._function
     monkeypatch.setattr(numpy_program, "_function", lambda a, b, *rest: written.append(len(b)) or write(a, b, *rest))
     program = NumpyProgram(lambda given: given[1] < given[0], (HALF, f32(3)), num_fixed=1)
@@ -599,7 +599,7 @@ def test_numpys_warnings_elsewhere_are_unchanged():
         np.log(np.zeros(3))
 
 
-def test_what_only_gives_a_draw_its_shape_is_not_worked_out(monkeypatch):
+def test_values_that_only_give_a_draw_its_shape_are_not_computed(monkeypatch):
     lines, function = [], numpy_program._function
     monkeypatch.setattr(numpy_program, "_function", lambda a, b, *rest: lines.extend(b) or function(a, b, *rest))
     assert_same(lambda x: torch.randn_like(x.exp().log()) + x.tanh(), f32(2, 3))

@@ -38,7 +38,7 @@ def test_an_operation_in_place_becomes_one_that_makes_a_new_tensor():
     assert results[0].target is aten.add.Tensor  # the alias sees what was written
 
 
-def test_of_what_nobody_reads_random_numbers_stay():
+def test_unused_random_numbers_are_still_drawn():
     graph = record(lambda given: [given[0].exp(), torch.rand(3), given[0]][2:], [torch.ones(3)])
     assert targets(graph) == [aten.rand.default]
     assert [is_random(node) for node in graph.nodes] == [False, True, False]
@@ -97,7 +97,7 @@ def test_another_thread_reads_its_tensors_while_a_function_is_recorded():
         lambda x: torch.Tensor([x[0], x[1]]),
     ],
 )
-def test_each_way_to_read_a_value_is_refused(read):
+def test_each_way_to_read_a_tensors_value_is_refused(read):
     with pytest.raises(NotRecordable, match="looks at values"):
         record(lambda given: [given[0].exp(), read(given[0])][:1], [torch.ones(2)])
 

@@ -107,7 +107,7 @@ def test_vector_rewards_are_kept():
     assert reward.time_step.reward[:, 0].tolist() == [[0, 0], *[[k, -k] for k in range(1, 6)]]
 
 
-def test_nothing_writes_into_it():
+def test_an_offline_buffer_is_read_only():
     buffer = OfflineBuffer([source(record())])
     with pytest.raises(TypeError, match="read only"):
         buffer.push(buffer.sample(4).experience)
@@ -206,7 +206,7 @@ OfflineBuffer.return_gamma = 0.9
 """
 
 
-def test_what_is_held_out_reads_nothing_of_what_gin_binds():
+def test_a_held_out_buffer_ignores_gins_bindings():
     gin.parse_config(BOUND)
     bound = {line.partition(" ")[0].partition(".")[2] for line in BOUND.split("\n") if line}
     assert bound == {*inspect.signature(OfflineBuffer).parameters} - {"sources", "spaces"}  # all that can be

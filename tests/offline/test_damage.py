@@ -161,7 +161,7 @@ SOURCES = {
 @pytest.mark.filterwarnings("ignore:.*(gymnasium|env_spec|set to None|Box|precision)")  # gymnasium's and Minari's
 @pytest.mark.parametrize("source", [pytest.param(name, marks=[NEEDS_MINARI] * ("minari" in name)) for name in SOURCES])
 @pytest.mark.parametrize("num_cases", [NUM_CASES, pytest.param(200, marks=pytest.mark.long)])
-def test_whatever_a_file_holds_it_is_read_or_refused_in_a_sentence_that_names_it(tmp_path, home, source, num_cases):
+def test_any_damaged_file_is_read_or_refused_in_a_sentence_with_its_name(tmp_path, home, source, num_cases):
     name, path, kinds = SOURCES[source](tmp_path)
     where, content, generator = name.partition(":")[2], path.read_bytes(), np.random.default_rng(0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

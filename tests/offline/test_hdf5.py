@@ -324,7 +324,7 @@ def test_a_file_that_is_cut_off_says_that_nothing_is_readable(tmp_path, write, s
 
 @pytest.mark.parametrize("num_bytes", [15, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("write", [d4rl, d3rlpy])
-def test_no_byte_that_is_wrong_makes_more_than_a_sentence(tmp_path, write, num_bytes):
+def test_any_wrong_byte_is_reported_in_one_sentence(tmp_path, write, num_bytes):
     name = write(tmp_path / "a", record())
     content = (tmp_path / "a").read_bytes()
     generator = np.random.default_rng(0)

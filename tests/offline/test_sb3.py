@@ -125,7 +125,7 @@ def test_a_column_that_breaks_off_is_cut_there_with_its_true_last_observation(tm
 
 
 @pytest.mark.parametrize("fields", [{"handle_timeout_termination": False}, {"timeouts": None}])
-def test_ends_of_which_nobody_says_whether_they_are_time_outs_are_truncated_and_told(tmp_path, buffer_class, fields):
+def test_ends_without_a_time_out_flag_are_truncated_and_reported(tmp_path, buffer_class, fields):
     buffer = OfflineBuffer([saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, **fields))])
     never = np.zeros(99, bool)
     assert_rows(

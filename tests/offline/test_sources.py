@@ -486,7 +486,7 @@ class Faulty(EpisodeSource):
         )("deep\ninside")
 
 
-def test_whatever_a_source_raises_is_a_sentence_that_names_the_file(monkeypatch, refused, capsys):
+def test_any_exception_of_a_source_becomes_a_sentence_with_the_file(monkeypatch, refused, capsys):
     monkeypatch.setattr(npz, "NpzSource", Faulty)
     for name, words in {
         "opened": r"npz:opened is damaged, or not what its scheme says \(KeyError: 'deep inside'\)",

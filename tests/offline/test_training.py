@@ -277,7 +277,7 @@ class Noisy(Regressor):
         return AlgStep(info=(first + 0.1 * torch.randn_like(first), second))
 
 
-def test_looking_at_what_is_held_out_changes_nothing(tmp_path):
+def test_evaluating_the_holdout_does_not_change_training(tmp_path):
     found = []
     for period in (5, 1000):
         trainer = offline(tmp_path / str(period), Noisy, data(holdout_fraction=0.2), summary_period=period)
@@ -289,7 +289,7 @@ def test_looking_at_what_is_held_out_changes_nothing(tmp_path):
 @pytest.mark.parametrize(
     "settings", [{"top_fraction": 0}, {"top_fraction": 1.5}, {"holdout_fraction": 1}, {"holdout_fraction": -1}]
 )
-def test_shares_that_are_none_are_refused(settings):
+def test_fractions_outside_their_range_are_refused(settings):
     with pytest.raises(UsageError, match=f"OfflineBuffer.{next(iter(settings))} is .*; it must be a number in"):
         data(**settings)()
 
@@ -382,7 +382,7 @@ def test_offline_updates_come_first_and_are_added_to_the_ratio(tmp_path, num_env
 
 
 @pytest.mark.parametrize("offline_updates", [0, 10])
-def test_what_has_learned_does_not_begin_at_random(tmp_path, offline_updates):
+def test_a_hybrid_run_acts_by_its_policy_after_offline_updates(tmp_path, offline_updates):
     trainer = hybrid(tmp_path, batches={"offline_updates": offline_updates})
     list(run(trainer))
     position = torch.arange(5)[:, None]
@@ -422,7 +422,7 @@ def test_a_hybrid_run_that_saved_no_rows_makes_no_updates_for_what_it_missed(tmp
         ({"offline": None, "offline_updates": 5}, "there are no data; bind ReplayBatches.offline"),
     ],
 )
-def test_shares_of_a_batch_that_are_none_are_refused(tmp_path, batches, complaint):
+def test_batch_fractions_outside_their_range_are_refused(tmp_path, batches, complaint):
     with pytest.raises(UsageError, match=complaint):
         hybrid(tmp_path, batches=batches)
 

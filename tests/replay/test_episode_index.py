@@ -92,7 +92,7 @@ def check_books(buffer, history, length, cleared_at, gamma):
     ("num_envs", "length", "ends", "mapped", "gamma"),
     [(1, 9, 0.2, False, 1.0), (3, 14, 0.3, False, 0.9), (4, 20, 0.05, True, 0.9)],
 )
-def test_books_say_what_the_rows_say_whatever_was_done_to_the_ring(tmp_path, num_envs, length, ends, mapped, gamma):
+def test_the_index_agrees_with_the_rows_after_any_operations(tmp_path, num_envs, length, ends, mapped, gamma):
     """Episodes are about 5 rows long, or 3, or 20; the ring goes round within them, and some are longer than it."""
     rng = np.random.default_rng(num_envs)
     columns, cleared_at, num_made = Columns(num_envs, rng, ends, breaks=ends / 4), [0] * num_envs, 0
@@ -210,7 +210,7 @@ def test_rows_come_with_their_returns():
     assert buffer.sample(8, 4).experience.return_to_go.shape == (4, 8)
 
 
-def test_nobody_pays_for_books_that_are_not_asked_for():
+def test_an_index_is_kept_only_where_it_is_asked_for():
     rows = Columns(2, np.random.default_rng(0)).unroll([9, 9])
     plain, with_ends = RingBuffer(20, 2), RingBuffer(20, 2, keeps_episodes=True)
     where = torch.tensor([0]), torch.tensor([3])
@@ -225,7 +225,7 @@ def test_nobody_pays_for_books_that_are_not_asked_for():
     assert (plain.keeps_episodes, with_ends.keeps_episodes) == (False, True)
 
 
-def test_saved_rings_are_alike_with_books_and_without():
+def test_a_saved_ring_does_not_depend_on_the_index():
     columns, plain = Columns(2, np.random.default_rng(4)), RingBuffer(24, 2)
     for counts in ([9, 5], [8, 8]):
         plain.push(columns.unroll(counts))
@@ -306,7 +306,7 @@ def test_recorded_episodes_have_ends_and_returns():
         assert torch.equal(buffer.return_to_go(column, position), total - earned)
 
 
-def test_behind_a_column_of_recorded_episodes_there_is_nothing_to_earn():
+def test_the_return_after_the_end_of_a_recorded_column_is_zero():
     buffer = offline(return_gamma=1.0)
     stored = max(buffer.episodes, key=lambda episode: (episode.column, episode.position))
     start = SequenceIndex(torch.tensor([stored.column]), torch.tensor([stored.position + stored.length - 1]))

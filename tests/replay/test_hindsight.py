@@ -147,7 +147,7 @@ def repeated(buffer, column, position, count):
 
 
 @pytest.mark.parametrize("strategy", ["future", "episode"])
-def test_every_row_that_may_give_the_goal_does_so_as_often(strategy):
+def test_goals_are_uniform_over_the_rows_that_may_give_them(strategy):
     """Chi-square over the rows of one episode, with a seed: 3 standard deviations above its mean at most."""
     torch.manual_seed(3)
     buffer, history = stamped_ring()
@@ -163,7 +163,7 @@ def test_every_row_that_may_give_the_goal_does_so_as_often(strategy):
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
-def test_windows_are_tossed_one_by_one(fraction):
+def test_each_window_is_relabelled_independently(fraction):
     torch.manual_seed(0)
     buffer, _ = stamped_ring()
     _, after = relabel(bound(buffer, fraction=fraction), buffer, repeated(buffer, 1, 0, 4000), 2)
@@ -370,7 +370,7 @@ def test_rewards_are_compared_at_first_and_now_and_then(caplog):
     assert len(warnings_of(caplog)) == 1
 
 
-def test_close_is_equal(caplog):
+def test_rewards_that_differ_by_rounding_are_equal(caplog):
     buffer, _ = stamped_ring()
     hindsight = bound(buffer, reward_fn=lambda a, g: reward_of(a, g) * (1 + 5e-6))
     with caplog.at_level(logging.WARNING):
@@ -478,7 +478,7 @@ def bit_flip_spec(num_bits):
     return specs.observation_spec(BitFlip(num_bits).observation_space)
 
 
-def test_bit_flip_goes_by_its_own_goals_through_the_ring(caplog):
+def test_windows_of_bit_flip_are_relabelled_by_its_own_functions(caplog):
     """Rows of the environment itself: no reward differs, and a failed episode shows how its end is reached."""
     torch.manual_seed(0)
     env = make_environment(BitFlip, num_envs=2, env_kwargs={"num_bits": 6})

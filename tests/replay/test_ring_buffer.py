@@ -141,7 +141,7 @@ NUM_OPERATIONS, NUM_DRAWS = 60, 400  # x 4 settings: 96 000 draws
 
 
 @pytest.mark.parametrize(("num_envs", "length", "num_ignored", "mapped"), SETTINGS)
-def test_every_window_is_what_one_environment_did_whatever_was_done_to_the_ring(
+def test_every_window_has_consecutive_rows_of_one_environment_after_any_operations(
     tmp_path, num_envs, length, num_ignored, mapped
 ):
     rng = np.random.default_rng(num_envs)
@@ -366,7 +366,7 @@ def test_no_window_holds_the_newest_row_beside_the_oldest():
         assert batch.position.min() >= 7 and batch.position.max() <= 17 - window_length
 
 
-def test_rows_before_which_a_stack_would_be_torn_start_no_window_once_rows_were_overwritten():
+def test_rows_whose_frame_stack_was_overwritten_start_no_window():
     torch.manual_seed(0)
     columns = Columns(1)
     buffer = RingBuffer(12, 1, num_ignored=3)

@@ -283,7 +283,7 @@ CHANCES = {"aligned": 6, "ragged": 5, "ring": 1, "clear": 1, "update": 5, "stale
 
 
 @pytest.mark.parametrize(("num_envs", "length", "num_ignored", "window_length", "seed"), SETTINGS)
-def test_prioritized_is_the_reference_whatever_happens_to_the_ring(num_envs, length, num_ignored, window_length, seed):
+def test_prioritized_equals_its_reference_after_any_operations(num_envs, length, num_ignored, window_length, seed):
     recording = Recording(num_envs, length, num_ignored, seed)
     rng, reference = recording.rng, Reference()
     torch.manual_seed(seed)
@@ -349,7 +349,7 @@ def with_priorities(recording, window_length=2, **settings):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_rows_are_as_frequent_as_their_priorities(alpha):
+def test_frequencies_of_rows_are_proportional_to_priorities(alpha):
     """Pearson's chi-square: k - 1 degrees of freedom, so about k - 1 +- sqrt(2 (k - 1)); with strata it is far less."""
     torch.manual_seed(0)
     recording = Recording(3, 60)
@@ -415,7 +415,7 @@ def test_a_new_row_has_the_largest_priority_so_far_and_1_at_first():
     assert int(is_new.sum()) == pytest.approx(5000 * 14 * len(new) / (14 * len(new) + len(old)), rel=0.1)
 
 
-def test_of_a_window_that_comes_twice_the_last_priority_counts():
+def test_the_last_priority_of_a_repeated_window_counts():
     recording = Recording()
     recording.push(40)
     sampler = bound(Prioritized(alpha=1.0, beta=1.0), recording.ring)
@@ -579,7 +579,7 @@ def test_priorities_of_another_ring_are_refused_by_both_numbers(num_envs, length
     lambda sampler: setattr(sampler, "_high", sampler._high - 1),
     lambda sampler: setattr(sampler, "_low", sampler._low + 30),
 ])  # fmt: skip
-def test_check_valid_sees_books_that_do_not_agree(break_it):
+def test_check_valid_finds_priorities_that_do_not_agree(break_it):
     recording = Recording(2)
     recording.push(40)
     sampler = bound(Prioritized(), recording.ring)

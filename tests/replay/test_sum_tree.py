@@ -75,7 +75,7 @@ def test_a_weight_of_0_is_never_found_however_the_sums_are_rounded(size):
         assert found.min() >= 0 and found.max() < size and (weight[found] > 0).all()
 
 
-def test_a_family_found_at_its_very_end_gives_a_child_of_weight():
+def test_a_search_that_ends_at_a_parents_sum_finds_a_child_with_weight():
     """Where the sum that the parent has, made in another order, is more than the running sum comes to."""
     rng, num_more = np.random.default_rng(0), 0
     for _ in range(200):
@@ -96,7 +96,7 @@ def test_a_single_weight_is_found_at_any_fraction():
 
 
 @pytest.mark.parametrize("size", [50, 4500])
-def test_indices_are_as_frequent_as_their_weights(size):
+def test_frequencies_of_indices_are_proportional_to_weights(size):
     """Pearson's chi-square: k - 1 degrees of freedom, so about k - 1 +- sqrt(2 (k - 1)); with strata it is far less."""
     rng = np.random.default_rng(1)
     weight = rng.random(size) + 0.1

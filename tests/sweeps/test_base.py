@@ -37,7 +37,7 @@ def test_bindings_are_refused_before_anything_starts(toy, tmp_path, variants, wo
         Base.read([str(toy)], [], variants)
 
 
-def test_what_nothing_reads_in_the_conf_is_refused_too_and_what_a_variant_replaces_is_not(toy):
+def test_an_unread_binding_is_refused_unless_a_variant_replaces_its_reader(toy):
     toy.write_text(toy.read_text() + "Learner.learning_rate = @rate/Linear()\nrate/Linear.start = 1e-3\n")
     Base.read([str(toy)], [], RATES)
     with pytest.raises(UsageError, match="nothing reads other/Linear.start"):

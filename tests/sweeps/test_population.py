@@ -78,7 +78,7 @@ def follow(results, num_replaced=2, gap=0.0, seed=0):
     return next_generation(results, [Perturbed.parse("a.x=0.001..1000")], seed, num_replaced, gap)
 
 
-def test_the_worst_continue_from_the_best_with_other_settings_and_the_rest_with_its_own():
+def test_the_worst_members_continue_from_the_best_with_perturbed_settings():
     values = [5, 1, 7, 3, 2, 8, 4, 6]
     results = [result(number, value, str(10.0 * number + 1)) for number, value in enumerate(values)]
     drawn = set()
@@ -113,7 +113,7 @@ def test_a_gap_is_counted_in_standard_errors():
     assert [member.parent for member in equal] == ["g004/m0", "g004/m1"]
 
 
-def test_whoever_failed_is_replaced_whatever_the_gap_and_ends_where_none_is_replaced():
+def test_a_failed_member_is_replaced_whatever_the_gap_and_ends_without_replacement():
     lost = -np.inf
     results = [result(0, 1.0, variance=9.0), result(1, lost), result(2, 2.0, variance=9.0), result(3, lost)]
     assert [member.parent for member in follow(results, 1, gap=3.0)] == [
@@ -250,7 +250,7 @@ def test_kills_at_any_moment_change_nothing(tmp_path, share, gap):
         assert os.readlink(tmp_path / str(seed) / BEST) == os.readlink(tmp_path / "whole" / BEST)
 
 
-def test_a_member_exists_when_its_description_is_written_which_comes_last(tmp_path):
+def test_a_member_that_was_half_created_is_completed(tmp_path):
     """What a killed command has left is completed, not taken for a run of new parameters."""
     run(tmp_path / "whole", Runs())
     run(tmp_path / "cut", Runs(), dataclasses.replace(SPECIFICATION, generations=3))
@@ -304,7 +304,7 @@ def test_a_member_that_failed_is_replaced_and_all_that_failed_are_an_error(tmp_p
         run(tmp_path / "all", Runs(fails="g001/m0"), single)
 
 
-def test_a_member_that_a_signal_kept_from_its_last_evaluation_is_not_over(tmp_path):
+def test_a_member_whose_last_evaluation_a_signal_prevented_is_continued(tmp_path):
     """Its checkpoint is that of the pause; the same command makes up for the evaluation."""
 
     class Cut(Runs):

@@ -125,7 +125,7 @@ def test_a_grid_is_every_combination_once():
         make_sampler("grid", parsed(["a.b=uniform(0, 1)"]), 0)
 
 
-def test_tpe_learns_from_values_and_avoids_what_is_under_way():
+def test_tpe_proposes_values_near_the_best_and_accepts_trials_of_any_state():
     search = parsed(["a.x=uniform(0, 1)"])
     tpe = make_sampler("tpe", search, 0)
     points = [{"a.x": str(k / 30)} for k in range(31)]
@@ -137,7 +137,7 @@ def test_tpe_learns_from_values_and_avoids_what_is_under_way():
     assert 0 <= float(tpe.propose(100, [*pruned, *failed])["a.x"]) <= 1
 
 
-def test_grid_is_the_default_where_it_can_be():
+def test_grid_is_the_default_if_all_parameters_are_grids():
     assert default_sampler(parsed(["a.b=grid(1, 2)", "c.d=grid(1)"])) == "grid"
     assert default_sampler(parsed(["a.b=grid(1, 2)", "c.d=choice(1, 2)"])) == "tpe"
 

@@ -114,7 +114,7 @@ def rows(text):
     return list(csv.DictReader(text.splitlines()))
 
 
-def test_every_trial_is_trained_with_its_bindings_and_seed_and_told_in_the_table(tmp_path):
+def test_every_trial_is_trained_with_its_bindings_and_seed_and_has_a_row(tmp_path):
     jobs = Jobs()
     found = rows(run(tmp_path / "s", jobs=jobs))
     assert jobs.started == [f"{k:03d}" for k in range(12)] and jobs.most == 1
@@ -152,7 +152,7 @@ def test_a_trial_that_fails_has_its_sentence_in_the_table_and_the_others_go_on(t
     assert (row["state"], row["mean"], row["reason"]) == ("complete", "7.0", "")
 
 
-def test_so_many_jobs_run_at_a_time_and_the_table_is_the_same(tmp_path):
+def test_the_number_of_jobs_does_not_change_the_table(tmp_path):
     jobs = Jobs(3)
     assert run(tmp_path / "three", jobs=jobs) == run(tmp_path / "one")
     assert jobs.most == 3
@@ -233,7 +233,7 @@ def test_a_sweep_that_is_killed_at_any_moment_equals_an_uninterrupted_one(tmp_pa
 
 
 @pytest.mark.parametrize("prune", [False, True])
-def test_with_several_jobs_a_kill_changes_nothing_either_where_nothing_depends_on_the_order(tmp_path, prune):
+def test_with_several_jobs_a_kill_does_not_change_random_proposals_and_pruning(tmp_path, prune):
     """A random draw depends on nothing; pruning on what had been seen, which trial.json keeps."""
     specification = dataclasses.replace(SPECIFICATION, prune=prune)
     run(tmp_path / "s", specification, Jobs(3))
