@@ -46,6 +46,7 @@ def test_the_way_to_a_threshold_is_the_median_over_the_runs(two_groups, compared
     assert poor.way == (3000, pytest.approx(1.6), 2)
     assert compared(two_groups, thresholds=[206]).rows[1].way == (np.inf, np.inf, 0)
     assert good.optimality_gap.value == 0 and poor.optimality_gap.value == pytest.approx(95 / 3)
+    assert compared(two_groups, thresholds=["100"], ranges=["0,1000"]).rows[0].way.clock == 2000
     assert good.rate == pytest.approx(3000 / 1.6)
     row = compared(two_groups).rows[0]
     assert row.way is None and row.optimality_gap is None

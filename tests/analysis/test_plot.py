@@ -89,6 +89,12 @@ def test_runs_without_common_points_are_interpolated_where_both_have_values():
     np.testing.assert_allclose(values, [points / 100, points / 10])
 
 
+def test_a_few_points_in_common_are_not_enough_to_leave_out_the_others():
+    clocks = [np.array([0, 10, 20, 30, 40]), np.array([0, 7, 17, 27, 37])]
+    points, _ = aligned(clocks, [np.arange(5.0), np.arange(5.0)])
+    assert points[-1] == 37 and len(points) == 200
+
+
 def test_of_two_values_at_one_clock_the_last_counts():
     points, values = aligned([np.array([5, 5, 6])], [np.array([1.0, 2.0, 3.0])])
     assert list(points) == [5, 6] and values.tolist() == [[2, 3]]
@@ -154,7 +160,7 @@ def test_each_environment_has_a_panel_and_one_legend_has_all_groups(make_run, tm
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A2C", "PPO"]
     assert [len(panel.get_lines()) for panel in shown] == [2, 3, 2, 2]
     colors = {(panel.get_title(), name): line.get_color() for panel in shown for name, line in lines(panel).items()}
-    assert len({color for (_, name), color in colors.items() if name == "PPO"}) == 1
+    assert len({(name, color) for (_, name), color in colors.items()}) == len(set(colors.values())) == 2
 
 
 def test_runs_of_different_environments_in_one_plot_are_refused(make_run, tmp_path):

@@ -36,6 +36,10 @@ def test_a_column_of_the_evaluations_is_the_mean_over_their_episodes(make_run):
         assert list(series.values) == values and list(series.clocks["env_steps"]) == [1000, 2000, 3000]
 
 
+def test_a_row_of_training_at_the_clock_of_an_evaluation_is_not_one(make_run):
+    assert list(RunSource(make_run("run", seed=0)).series("evaluation/return").values) == [1, 2, 3]
+
+
 def test_a_run_on_recorded_data_has_updates_and_no_env_steps(make_run):
     clocks, _ = rows(RunSource(make_run("run", offline=True)).series("evaluation/mean_return"))
     assert set(clocks) == {"updates", "wall_seconds"} and clocks["updates"] == [1000, 2000, 3000]
