@@ -180,6 +180,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", "td3"])
 def test_compiled_updates_gather_windows_from_the_ring_as_without_parts(tmp_path, name, monkeypatch):
     """Rewards of parts are computed in the graph, so rows are neither copied nor changed for them."""
