@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster: the table is that of one machine, also where Ray's processes are killed."""
+"""Sweeps and populations on a Ray cluster equal those of one machine, also where Ray's processes are killed."""
 
 import os
 import signal
@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "unrollers"))
+from kills import run, start  # noqa: E402
 from ray_cluster import nodes  # noqa: E402, F401
 from test_kills import ACTIVATION, RATE, assert_nothing_is_left, members, sweep, whole  # noqa: E402
+from test_population_kills import assert_equal  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("nodes")]
 FLAGS = ("--sampler=random", "--trials=3", "--jobs=2", RATE, ACTIVATION)
@@ -41,6 +43,19 @@ def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_kille
         cluster.kill(node)
     assert process.wait(400) == 0, directory.with_suffix(".log").read_text()
     assert (directory / "trials.csv").read_text() == whole(toy, tmp_path / "one", *FLAGS)
+    assert_nothing_is_left(directory)
+
+
+def test_a_population_on_ray_equals_that_of_one_machine_although_a_task_is_killed(toy, tmp_path):
+    """Copies continue from files that another task of the cluster has written."""
+    flags = "--members=3", "--share=0.34", "--generations=2", "--jobs=2", "--perturb=Learner.learning_rate=1e-4..1e-1"
+    directory = tmp_path / "ray"
+    process = start("population", toy, directory, "--ray", *flags)
+    until(lambda: list(directory.glob("g00*/m*/checkpoints/*.pt")) and members(directory), process, directory)
+    os.kill(parent(members(directory)[0]), signal.SIGKILL)
+    assert process.wait(400) == 0, directory.with_suffix(".log").read_text()
+    run("population", toy, tmp_path / "one", *flags)
+    assert_equal(directory, tmp_path / "one")
     assert_nothing_is_left(directory)
 
 
