@@ -1,5 +1,6 @@
 """The example in `examples/` is what the README shows, small, and runs."""
 
+import json
 import re
 from pathlib import Path
 
@@ -25,6 +26,16 @@ def test_the_example_trains_from_its_gin_file(tmp_path, monkeypatch):
     command = ["train", "--gin_file=examples/reinforce_cartpole.gin", f"--root_dir={tmp_path / 'run'}"]
     assert main([*command, "--gin_param=Trainer.num_env_steps=300", "--gin_param=Evaluate.num_episodes=1"]) == 0
     assert (tmp_path / "run" / "done").is_file()
+
+
+def test_a_policy_clones_the_expert_that_takes_over_inside_the_environment(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(PROJECT)
+    root_dir = tmp_path / "run"
+    command = ["train", "--gin_file=examples/interventions.gin", f"--root_dir={root_dir}"]
+    assert main([*command, "--gin_param=Evaluate.num_episodes=1"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", f"--root_dir={root_dir}", "--num_episodes=10", "--allow_import=examples", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mean"] > -2, "at first it takes over in about 18 of 20 steps"
 
 
 def test_parts_of_ones_own_are_used_from_a_gin_file(tmp_path, monkeypatch, capsys):

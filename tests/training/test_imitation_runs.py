@@ -3,6 +3,7 @@
 import functools
 import re
 import shutil
+from pathlib import Path
 
 import gin
 import pytest
@@ -190,12 +191,14 @@ def test_a_data_set_is_no_expert(tmp_path):
         saved_policy(str(tmp_path))
 
 
-def test_the_configuration_of_another_persons_run_does_not_allow_imports_for_its_expert(tmp_path, expert, monkeypatch):
+def test_the_configuration_of_another_persons_run_does_not_allow_imports_for_its_expert(
+    tmp_path, expert, monkeypatch, capsys
+):
     """The module that the expert needs is allowed by the student's own configuration, which is not trusted."""
     there = shutil.copytree(expert, tmp_path / "expert")
     config = there / "config.gin"
     config.write_text("import lab_of_another\n" + config.read_text())
-    (tmp_path / "lab_of_another.py").write_text("raise SystemExit('executed')\n")
+    (tmp_path / "lab_of_another.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     run.mkdir()
@@ -204,8 +207,10 @@ def test_the_configuration_of_another_persons_run_does_not_allow_imports_for_its
     gin.clear_config()
     saved = (run / "config.gin").read_text()
     (run / "config.gin").write_text(re.sub(re.escape(str(expert)), str(there), saved))
-    assert main(["train", f"--root_dir={run}"]) == 2
+    assert main(["train", f"--root_dir={run}", "--on_config_change=old"]) == 2
+    assert "'lab_of_another', which is not part of alfish" in capsys.readouterr().err
     assert main(["evaluate", f"--root_dir={run}", "--num_episodes=1"]) == 0  # which does not read the expert
+    assert not Path("executed").exists()
 
 
 # GAIL.
@@ -305,3 +310,40 @@ def test_workers_with_demonstrations_in_lockstep_repeat_their_bits(tmp_path, dem
         trainer.train()
         found.append(parameters(trainer))
     assert torch.equal(*found)
+
+
+# The page.
+
+PAGE = (Path(alfish.__file__).parent.parent / "docs" / "compose.md").read_text().partition("## Imitation\n")[2]
+
+
+@pytest.mark.parametrize("name", ["dagger_pendulum", "gail_pendulum"])
+def test_the_examples_of_the_page_train(tmp_path, expert, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(expert, "runs/sac_pendulum")
+    assert main(["record", "--root_dir=runs/sac_pendulum", "--num_episodes=2", "--output=data/pendulum/expert-10"]) == 0
+    gin.clear_config()
+    (text,) = (text for text in re.findall(r"((?:^    .*\n|\n)+)", PAGE, re.M) if f"include '{name}.gin'" in text)
+    text = re.sub("^    ", "", text, flags=re.M).partition("include")
+    Path("example.gin").write_text(text[1] + text[2].replace("'best'", "'latest'"))
+    few = [
+        "Trainer.num_iterations=1",
+        "Trainer.num_env_steps=None",
+        "Trainer.unroll_length=8",
+        "Evaluate.num_episodes=1",
+    ]
+    few += ["EpochBatches.num_epochs=1"] if name == "gail_pendulum" else ["ReplayBatches.updates_per_env_step=0.1"]
+    assert main(["train", "--gin_file=example.gin", "--root_dir=run", *(f"--gin_param={one}" for one in few)]) == 0
+
+
+def test_the_controller_of_the_page_is_an_expert(tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    names = {}
+    exec(program, names)
+    trainer = make(tmp_path, None, functools.partial(DAgger, expert=names["Brake"], torso=TORSO, beta=1.0), batches=(
+        functools.partial(ReplayBatches, 500, 8, updates_per_env_step=0.25, warmup_env_steps=0)
+    ))  # fmt: skip
+    trainer.train()
+    rows = trainer.batches.buffer.read(torch.arange(2), torch.arange(20)[:, None].expand(-1, 2))
+    assert torch.equal(rows.info["label"], -rows.time_step.observation[..., 2:].sign())
+    assert torch.equal(rows.action, rows.info["label"])
