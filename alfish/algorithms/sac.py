@@ -183,8 +183,9 @@ class SAC(RLAlgorithm):
         choice = self.policy(features.actor, None if mask is None else mask[: len(features.actor)]).choose()
         own_q = self.critic(features.critic.detach(), choice.box)  # the actor's loss does not train the encoder
         joined_q = own_q.mean(0) if self._actor_uses_mean else self.objectives.least(own_q)
+        expected_q = self.objectives.each(choice.expectation, joined_q)
         entropies = choice.entropies()
-        value = self._soft(self.objectives.each(choice.expectation, joined_q), entropies)
+        value = self._soft(expected_q, entropies)
         return AlgStep(info=SACTrain(q, following, self.objectives.scalarized(value), entropies))
 
     def calc_loss(self, experience: Experience, info: SACTrain) -> LossInfo:
