@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from alfish import returns
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.algorithms.td3 import TD3
 from alfish.data import Experience, TimeStep
@@ -71,8 +72,7 @@ class RecurrentTD3(TD3):
         return self.critic.features(time_step, state)
 
     def target(self, step: TimeStep, next_value: torch.Tensor) -> torch.Tensor:
-        reward, discount = self.objectives.rows(step)
-        return reward[1:] + discount[1:] * next_value
+        return returns.lambda_return(*self.objectives.rows(step), next_value, step.step_type, 0.0)
 
     def window_features(self, experience: Experience) -> Features:
         window = Window(experience, every_row=True)
