@@ -10,14 +10,14 @@ from alfish.algorithms.imitation.external import is_opened_to_act
 from alfish.configuration import opening
 from alfish.errors import UsageError
 from alfish.offline.data_set import INDEX_FILE
-from alfish.parameters import checked, imports
+from alfish.parameters import NonNegativeInt, checked, imports
 
 
 @gin.configurable(module="alfish")
 @checked
 def saved_policy(
     root_dir: str = gin.REQUIRED,
-    checkpoint: str | int = "latest",
+    checkpoint: str | NonNegativeInt = "latest",
     leaves: Sequence[str] | None = None,
     allow_import: Sequence[str] = (),
 ) -> Expert:
