@@ -66,7 +66,7 @@ class PettingZooColumns(Environment):
         observation_space = _common(f"{name}'s observations", games[0].observation_space, self._agents)
         action_space = _common(f"{name}'s actions", games[0].action_space, self._agents)
         num_games = -(-num_envs // len(self._agents))
-        super().__init__(num_games * len(self._agents), observation_space, action_space, None)
+        super().__init__(num_games * len(self._agents), observation_space, action_space, specs.reward_spec())
         self.name, self._seed, self._num_resets = name, seed, [0] * num_games
         self._games = games + [make(**(game_kwargs or {})) for _ in range(num_games - 1)]
         self._columns: list[dict[str, int]] = [{} for _ in self._games]  # of the agents that are present
