@@ -78,7 +78,7 @@ class BC(RLAlgorithm):
         return AlgStep(info=BCTrain(self._policy(features, step), action))
 
     def cloned_action(self, experience: Experience) -> Nest:
-        """Returns the actions `[L, N, ...]` whose likelihood is maximized: those that were executed."""
+        """Returns the actions `[L, N, ...]` whose likelihood is maximized. Default: the executed ones."""
         return experience.action
 
     def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:

@@ -63,11 +63,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `alfish compare` shows.
+    """The table of `alfish compare`.
 
     Attributes:
       rows: by environment, then all environments together.
-      metric: that is compared.
+      metric: the compared metric.
       last: number of values at the end of a run whose mean is its score.
       axis: clock of the ways and rates.
       thresholds: by environment.

@@ -61,8 +61,8 @@ def curve(group: Group, series: Sequence[Series], axis: str, statistic: str) -> 
 def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Returns points of the clock that all runs have reached, and the values of each run there.
 
-    The points are those that all runs share, if these are at least half of the points of the shortest run, as with
-    evaluations. Otherwise runs are interpolated linearly between the latest beginning and the earliest end.
+    The runs' common points are used if they are at least half of the shortest run's points, as with evaluations.
+    Otherwise runs are interpolated linearly between the latest beginning and the earliest end.
 
     Args:
       clocks, values: `[N_r]` for each run; of equal clocks the last value counts.

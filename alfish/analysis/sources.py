@@ -60,7 +60,7 @@ def _split(word: str) -> tuple[str | None, str]:
 
 
 def _expanded(pattern: str) -> Sequence[Path]:
-    """Returns the paths of a glob; of those that a glob finds, what is neither a directory nor a CSV is left out."""
+    """Returns the directories and CSV files that a glob finds, or the path itself if it exists."""
     path = Path(pattern)
     if path.exists():
         return [path]

@@ -1,9 +1,9 @@
 """Lists parameters that gin can bind: default, kind, and a line of help.
 
   alfish params                                  # all of them
-  alfish params gamma                            # those with this word in their name
-  alfish params 'PPO.*'                          # those that match a pattern
-  alfish params --gin_file=ppo_cartpole.gin      # those that this configuration reaches, with the values in force
+  alfish params gamma                            # parameters with this word in their name
+  alfish params 'PPO.*'                          # parameters that match a pattern
+  alfish params --gin_file=ppo_cartpole.gin      # parameters that this conf reaches, with their values
   alfish params --gin_file=ppo_cartpole.gin learner
 
 Several words must all be in the name. With --gin_file the parts of the configuration are built, as `alfish train`
