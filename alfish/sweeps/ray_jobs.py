@@ -15,13 +15,16 @@ from alfish.sweeps.jobs import Ended, LocalJobs
 from alfish.unrollers.ray.cluster import Cluster
 
 POLL_SECONDS = 1.0
+STOP = "stop"  # a file in a run's directory: its process is to save a checkpoint and end
+STOPPED = 128 + signal.SIGTERM  # exit status
 
 
 class RayJobs:
     """`Jobs` on a Ray cluster: each process is a task.
 
     Ray repeats a task whose machine has died, as often as that happens, because the same command continues the run; so
-    at most the steps since its last checkpoint are lost.
+    at most the steps since its last checkpoint are lost. A task that runs is stopped by the file `STOP` in its run's
+    directory; Ray's own way interrupts Python anywhere, and so might interrupt the saving.
 
     Args:
       size: number of runs at the same time; None: as many as the cluster has room for now.
@@ -51,6 +54,7 @@ class RayJobs:
         return list(self._tasks.values())
 
     def start(self, directory: Path, arguments: Sequence[str]) -> None:
+        (directory / STOP).unlink(missing_ok=True)  # of a command that was killed
         task = self._train.remote(str(directory.resolve()), [_absolute(argument) for argument in arguments])
         self._tasks[task] = directory
 
@@ -60,7 +64,8 @@ class RayJobs:
         for task, own in self._tasks.items():
             if own == directory and directory not in self._stopped:
                 self._stopped.add(directory)
-                ray.cancel(task)  # raises KeyboardInterrupt in the task
+                (directory / STOP).touch()
+                ray.cancel(task)  # if it has not begun, because there is no room for it
 
     def wait(self, timeout: float) -> list[Ended]:
         import ray
@@ -88,22 +93,29 @@ class RayJobs:
 
         was_stopped = directory in self._stopped
         self._stopped.discard(directory)
+        (directory / STOP).unlink(missing_ok=True)
         try:
             return int(ray.get(task))
         except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError, KeyboardInterrupt):
-            return 128 + signal.SIGTERM if was_stopped else -signal.SIGKILL
+            return STOPPED if was_stopped else -signal.SIGKILL
 
 
 def train(directory: str, arguments: Sequence[str]) -> int:
-    """Runs `alfish train` on a machine of the cluster; returns its exit status."""
-    jobs = LocalJobs(1)
+    """Runs `alfish train` on a machine of the cluster until it ends, or is to stop; returns its exit status."""
+    path, jobs, is_asked = Path(directory), LocalJobs(1), False
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # with which Ray cancels a task
     try:
-        jobs.start(Path(directory), arguments)
+        if (path / STOP).exists():
+            return STOPPED
+        jobs.start(path, arguments)
         while not (ended := jobs.wait(POLL_SECONDS)):
-            pass
+            if not is_asked and (path / STOP).exists():
+                jobs.stop(path)
+                is_asked = True
         return ended[0].status
     finally:
         jobs.close()
+        signal.signal(signal.SIGINT, before)
 
 
 def _absolute(argument: str) -> str:

@@ -59,13 +59,13 @@ def test_a_population_on_ray_equals_that_of_one_machine_although_a_task_is_kille
     assert_nothing_is_left(directory)
 
 
-def test_a_signal_ends_the_runs_of_ray_with_their_checkpoints(toy, tmp_path):
+def test_a_signal_ends_the_runs_of_ray_with_their_checkpoints_and_those_that_wait_for_room(toy, tmp_path):
     toy.write_text(toy.read_text() + "Trainer.num_env_steps = 5_000_000\nCheckpointSaver.period = 150000\n")
     directory = tmp_path / "s"
-    process = sweep(toy, directory, "--ray", *FLAGS)
+    process = sweep(toy, directory, "--ray", *FLAGS, "--jobs=5", "--trials=5", "--cpus_per_run=4")
     until(lambda: list(directory.glob("000/eval/*")) and list(directory.glob("001/eval/*")), process, directory)
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 143
     assert_nothing_is_left(directory)
     assert all(list((directory / name).glob("checkpoints/*.pt")) for name in ("000", "001"))
-    assert not list(directory.glob("*/done"))
+    assert not list(directory.glob("*/done")) and not list(directory.glob("*/stop"))
