@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import alfish
+from alfish.processes.server import SERVER
 from alfish.unrollers.ray import RayWorkers
 from alfish.unrollers.ray.remote_host import RemoteHost
-from alfish.unrollers.workers.server import SERVER
 
 STORE_BYTES = 80 << 20  # of a node; Ray takes no less than 75 MiB
 TAG = "ALFISH_NODES"  # environment variable of all processes of a cluster

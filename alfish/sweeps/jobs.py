@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from alfish.processes.server import THREAD_VARIABLES
 from alfish.runs.files import writing
-from alfish.unrollers.workers.server import THREAD_VARIABLES
 
 OUTPUT = "output.txt"  # in a run's directory: what its newest process printed
 # `-c` puts the working directory first in sys.path; the command searches it last.

@@ -25,10 +25,10 @@ from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, Encoder, PolicyHead, Torso
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
+from alfish.processes.pickling import from_bytes, to_bytes
 from alfish.runs.loading import load_model
 from alfish.training.policy import Policy
 from alfish.transforms import FrameStack, ObservationNormalizer, RewardNormalizer, Transforms
-from alfish.unrollers.workers.pickling import from_bytes, to_bytes
 
 VECTOR, BOX = spaces.Box(-3, 3, (4,), np.float32), spaces.Box(-2, 2, (2,), np.float32)
 NESTED = spaces.Dict(choice=spaces.Discrete(3), parts=spaces.Tuple([BOX, spaces.MultiBinary(2)]))

@@ -33,7 +33,7 @@ from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, FrozenEncoder, ObservationNormalizer, Transform, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller
-from alfish.unrollers.workers.shared_memory import state_tensors
+from alfish.unrollers.workers.shared_tensors import state_tensors
 
 CNN = functools.partial(SmallCNN, channels=(4,), output_size=8)
 IMAGE = spaces.Box(0, 255, (10, 5, 1), np.uint8)

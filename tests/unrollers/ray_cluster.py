@@ -35,6 +35,6 @@ def nodes():
 def wait_until_no_worker_is_left(nodes, seconds=20):
     """Ray kills actors in the background, and hosts that it cannot reach end themselves."""
     deadline = time.monotonic() + seconds
-    while left := nodes.processes("alfish.unrollers.workers.server"):
+    while left := nodes.processes("alfish.processes.server"):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

@@ -24,6 +24,9 @@ from alfish.data import Experience, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
+from alfish.processes import pool
+from alfish.processes.heartbeat import Heartbeat
+from alfish.processes.messages import Died, Plan, Seconds, Segment, Stepping
 from alfish.replay import RingBuffer
 from alfish.runs import stop_signals
 from alfish.runs.checkpoints import Checkpoints
@@ -31,9 +34,6 @@ from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
-from alfish.unrollers.workers import pool
-from alfish.unrollers.workers.heartbeat import Heartbeat
-from alfish.unrollers.workers.messages import Died, Plan, Seconds, Segment, Stepping
 
 QUICK = functools.partial(Workers, close_timeout=2.0)
 # For tests of workers that end by themselves, which a busy machine delays.
@@ -781,7 +781,7 @@ def test_when_the_trainer_is_killed_nothing_is_left():
     """Workers that wait, and workers in the midst of a step, whichever thread of the trainer started them."""
     script = (
         "import functools, sys, threading, time; sys.path.insert(0, sys.argv[1]); import test_async\n"
-        "from alfish.unrollers.workers.server import SERVER\n"
+        "from alfish.processes.server import SERVER\n"
         "def start():\n"
         "    waiting = test_async.unroller_of(num_workers=2)\n"
         "    waiting.unroll(4)\n"
@@ -956,7 +956,7 @@ def test_what_a_worker_cannot_import_is_refused_with_the_remedy(tmp_path, capsys
         "import functools\n"
         "from alfish.environments import make_environment\n"
         "from alfish.environments.toy import Stamped\n"
-        "from alfish.unrollers.workers.pickling import EnvironmentMaker\n"
+        "from alfish.unrollers.workers.environment_maker import EnvironmentMaker\n"
         "class Mine(Stamped): pass\n"
         "import gin\n"
         "@gin.configurable\n"
@@ -1020,7 +1020,7 @@ def test_gin_reaches_workers_scopes_included(made, tmp_path):
 
 
 def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generations():
-    plan = Plan(3, 4, 6, Stepping(None, 0, 0.0, True, 0, False), None, 8, 0, 0, b"", [], ())
+    plan = Plan(3, 4, 6, Stepping(None, 0, 0.0, True, 0, False), b"", 8, 0, 0, b"", 0, ())
     setups = [plan.setup(index, generation) for generation in range(3) for index in range(3)]
     setups += [plan._replace(seed=seed).setup(index, 0) for seed in (1, 2) for index in range(3)]
     assert len({setup.seed for setup in setups}) == len(setups) == 9 + 6

@@ -17,15 +17,16 @@ from test_async import ALIKE, unroller_of
 
 from alfish.data import StepType, TimeStep
 from alfish.errors import RunError, UsageError
+from alfish.processes.host import Host
+from alfish.processes.host_messages import Greeting, Order, Publication
+from alfish.processes.messages import Died, Grant
+from alfish.processes.shared_memory import Publications
 from alfish.runs.stop_signals import Interrupted
 from alfish.unrollers import Workers
 from alfish.unrollers.ray import RayWorkers, cluster, pool
-from alfish.unrollers.ray.host import Host
-from alfish.unrollers.ray.messages import Greeting, Order, Publication
 from alfish.unrollers.ray.remote_host import Actors, RemoteHost
 from alfish.unrollers.ray.values import PublishedWeights
-from alfish.unrollers.workers.messages import Died, Grant
-from alfish.unrollers.workers.shared_memory import Block, Layout
+from alfish.unrollers.workers.shared_tensors import Layout, form_of
 from benchmarks.ray_runs import StampedRows
 
 INSTALLED = importlib.util.find_spec("ray") is not None
@@ -34,6 +35,11 @@ needs_ray = pytest.mark.skipif(not INSTALLED, reason="the extra 'ray' is not ins
 
 def test_neither_alfish_nor_this_room_imports_ray():
     code = "import sys, alfish, alfish.unrollers.ray; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_host_imports_no_torch_which_takes_seconds():
+    code = "import sys, alfish.processes.host; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -142,21 +148,15 @@ def test_a_grant_names_the_process_that_it_is_meant_for():
     assert host._orders[0][:2] == (0, 0)  # a new actor counts from 0
 
 
-class StubWorkers:
+class StubPool:
     """What a host asks of its pool."""
-
-    newest = 3
 
     def __init__(self):
         self.all = [types.SimpleNamespace(index=0, generation=1)]
-        self.granted, self.published = [], []
+        self.granted = []
 
     def grant(self, worker, grant):
         self.granted.append(grant.slot)
-
-    def publish(self, version, number):
-        self.published.append((number, version))
-        self.newest = number
 
     def wait(self, timeout):
         return iter(())
@@ -166,22 +166,24 @@ class StubWorkers:
 def host():
     """A host whose workers are no processes."""
     host = Host()
-    host._workers, host._weights = StubWorkers(), Block([((1,), torch.int64)], 1)
+    host._pool, host._weights = StubPool(), Publications(2)
+    host._weights.publish(np.zeros(2, np.int64), 3, 0)
     return host
 
 
 def test_a_host_drops_grants_for_a_process_that_has_died(host):
     host._orders = [Order(0, 0, Grant(5, False, None)), Order(0, 1, Grant(6, False, None))]
     host._grant()
-    assert host._workers.granted == [6] and host._orders == []
+    assert host._pool.granted == [6] and host._orders == []
 
 
 def test_a_host_drops_weights_that_newer_ones_have_overtaken(host):
-    words = np.zeros(host._weights.words[0].shape, np.int64)
+    read = []
     for number in (4, 6, 5):
-        host._published = [(Publication(number, 10 * number), words + number)]
+        host._published = [(Publication(number, 10 * number), np.full(2, number))]
         host._publish()
-    assert host._workers.published == [(4, 40), (6, 60)] and int(host._weights.words[0][0]) == 6
+        read.append((host._weights.read(), host._weights.own.tolist()))
+    assert read == [(40, [4, 4]), (60, [6, 6]), (60, [6, 6])] and host._weights.newest == 6
 
 
 def test_a_host_that_nobody_calls_ends_itself(host, monkeypatch):
@@ -312,7 +314,7 @@ def test_a_start_without_room_ends_with_what_was_asked_for(on_ray):
 
 def test_part_of_a_plan_has_the_seeds_of_the_whole():
     unroller = unroller_of(ALIKE, num_workers=4, stagger=8)
-    plan = unroller._plan(first_generation=0, modules=b"", forms=[], shown=())
+    plan = unroller._plan(first_generation=0, modules=b"", slot_words=0, shown=())
     part = plan.part(2, 2, 0)
     assert part.num_slots == plan.num_slots // 2
     for place in range(2):
@@ -332,7 +334,7 @@ def test_published_weights_do_not_change_with_the_tensors():
     tensors[0].fill_(9)
     again = weights.words()
     assert (again == words).all()
-    leaves = Layout(weights.forms).split(torch.from_numpy(words))
+    leaves = Layout([form_of(tensor) for tensor in tensors]).split(words)
     assert [leaf.tolist() for leaf in leaves] == [[0.0, 1.0, 2.0], [[1, 2]], [], 2.0]
     weights.publish(8)
     assert weights.publication == (2, 8) and not (weights.words() == words).all()

@@ -181,6 +181,8 @@ def test_a_spare_host_takes_the_place_of_one_that_dies(made):
     os.kill(host.greeting.pid, signal.SIGKILL)
     wait_for(unroller, lambda: host.greeting == spare and all(worker.started for worker in on_ray.all))
     assert len(on_ray._actors._spares) == 1, "another one is requested"
+    imported = [Path(f"/proc/{host.greeting.pid}/maps").read_text() for host in on_ray.hosts]
+    assert not any("libtorch" in maps for maps in imported), "also with its workers a host needs no torch"
 
 
 def wait_for(unroller, is_true, seconds=60):

@@ -16,7 +16,7 @@ from worker_parts import Telling
 
 from alfish.environments import make_environment
 from alfish.errors import RunError
-from alfish.unrollers.workers import pool, server
+from alfish.processes import server, worker_handle
 
 
 def told(tmp_path, name):
@@ -93,7 +93,7 @@ def test_where_the_server_has_died_another_one_takes_its_place():
 
 def test_a_server_that_does_not_start_is_an_error_of_one_line(monkeypatch):
     monkeypatch.setattr(server, "PROGRAM", "raise SystemExit(7)")
-    monkeypatch.setattr(pool, "SERVER", server.Server())
+    monkeypatch.setattr(worker_handle, "SERVER", server.Server("never_imported"))
     unroller = unroller_of(workers=QUICK)
     with pytest.raises(RunError) as raised:
         unroller.unroll(4)

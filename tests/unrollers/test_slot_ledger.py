@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from alfish.unrollers.workers.messages import Seconds, Segment
+from alfish.processes.messages import Seconds, Segment
 from alfish.unrollers.workers.slot_ledger import SlotLedger
 
 

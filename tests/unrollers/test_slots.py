@@ -11,9 +11,9 @@ from alfish import nest
 from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Stamped
+from alfish.processes.messages import Seconds, Segment
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers.unroller import StepRecords
-from alfish.unrollers.workers.messages import Seconds, Segment
 from alfish.unrollers.workers.slots import Slots, example_records, example_row, slot_forms
 
 

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from alfish.unrollers.workers.messages import Seconds
+from alfish.processes.messages import Seconds
 from alfish.unrollers.workers.stats import Stats
 
 

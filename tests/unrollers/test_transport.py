@@ -9,10 +9,10 @@ from test_async import ALIKE, unroller_of
 from worker_parts import Seeing, SeeingOffPolicy
 
 from alfish import nest
+from alfish.processes.messages import Died, Seconds, Segment, Started
+from alfish.processes.pickling import from_bytes
 from alfish.unrollers import SyncUnroller, Workers
-from alfish.unrollers.workers.messages import Died, Seconds, Segment, Started
-from alfish.unrollers.workers.pickling import from_bytes
-from alfish.unrollers.workers.shared_memory import state_tensors
+from alfish.unrollers.workers.shared_tensors import state_tensors
 from alfish.unrollers.workers.transport import Transport
 
 
@@ -28,7 +28,7 @@ class InProcess(Transport):
         self._published, self._granted, self._slots = {}, [], {}
         self.closed = 0
 
-    def start(self, plan, structure, tensors, version):
+    def start(self, plan, forms, structure, tensors, version):
         self._plan, self._tensors = plan, tensors
         self.publish(version)
         for worker in self.all:
@@ -36,8 +36,8 @@ class InProcess(Transport):
 
     def _build(self, worker):
         setup = self._plan.setup(worker.index, worker.generation)
-        algorithm, transforms = from_bytes(self._plan.modules)
-        environment = self._plan.make_environment()(seed=setup.seed)
+        algorithm, transforms, _ = from_bytes(self._plan.modules)
+        environment = from_bytes(self._plan.make_environment)()(seed=setup.seed)
         environment.env_id += setup.first_env_id
         worker.tensors = state_tensors(algorithm, transforms)
         worker.unroller = SyncUnroller(

@@ -11,12 +11,12 @@ import torch
 from alfish.environments import make_environment
 from alfish.errors import RunError
 from alfish.parameters import description
+from alfish.processes.channel import Channel
+from alfish.processes.heartbeat import Heartbeat
+from alfish.processes.messages import Died, EnvironmentFailed, Grant, Seconds, Segment, Started
 from alfish.unrollers import Workers
-from alfish.unrollers.workers.channel import Channel
-from alfish.unrollers.workers.heartbeat import Heartbeat
-from alfish.unrollers.workers.messages import Died, EnvironmentFailed, Grant, Seconds, Segment, Started
-from alfish.unrollers.workers.pickling import EnvironmentMaker
-from alfish.unrollers.workers.shared_memory import Block, SharedWeights
+from alfish.unrollers.workers.environment_maker import EnvironmentMaker
+from alfish.unrollers.workers.shared_tensors import Block, SharedWeights
 
 
 def reading(board, reader, meanwhile):
@@ -25,7 +25,7 @@ def reading(board, reader, meanwhile):
     calls = []
 
     def take(k):
-        source, target = board._block.words[k], own._own.words[0]
+        source, target = board._publications._whole[k], own._publications._taken
         half = len(source) // 2
         target[:half] = source[:half]
         if not calls:
@@ -33,7 +33,7 @@ def reading(board, reader, meanwhile):
         calls.append(k)
         target[half:] = source[half:]
 
-    own._take = take
+    own._publications._take = take
     return own
 
 
@@ -61,21 +61,21 @@ def test_weights_that_become_visible_after_their_number_are_waited_for(late):
     for version in (10, 11, 12):
         weights.fill_(version)
         board.publish(version)
-    words = board._block.words[3 % 2]
-    new = words.clone()
+    words = board._publications._whole[3 % 2]
+    new = words.copy()
     SharedWeights.publish(old := SharedWeights([torch.full((2,), 10.0)]), 10)
     half = len(words) // 2
     part = {"all of it": slice(None), "the first half": slice(half), "the second half": slice(half, None)}[late]
-    words[part] = old._block.words[1][part]
+    words[part] = old._publications._whole[1][part]
     takes = []
     own = SharedWeights([reader], *map(os.dup, board.fds))
 
     def take(k):
         takes.append(k)
-        own._own.words[0].copy_(board._block.words[k])
-        words.copy_(new)  # has arrived for the next time
+        own._publications._taken[:] = board._publications._whole[k]
+        words[:] = new  # has arrived for the next time
 
-    own._take = take
+    own._publications._take = take
     assert own.read() == 12 and reader.tolist() == [12, 12] and takes == [1, 1]
 
 

@@ -19,15 +19,18 @@ import torch
 from alfish.data import Experience
 from alfish.errors import RunError, UsageError, first_line
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
+from alfish.processes.deaths import Deaths
+from alfish.processes.host import Host
+from alfish.processes.host_messages import Greeting, HostPlan, Refusal, Reply, versions
+from alfish.processes.messages import Died, FromWorker, Grant, Plan, Segment, Started
+from alfish.processes.pool import CHECK_SECONDS
 from alfish.unrollers.ray import cluster
-from alfish.unrollers.ray.host import Host
-from alfish.unrollers.ray.messages import Greeting, HostPlan, Refusal, Reply, versions
 from alfish.unrollers.ray.remote_host import Actors, Keeper, RemoteHost, RemoteWorker, end_all
 from alfish.unrollers.ray.values import PublishedWeights, ReceivedSegments
 from alfish.unrollers.unroller import StepRecords
-from alfish.unrollers.workers.messages import Died, FromWorker, Grant, Plan, Segment, Started
-from alfish.unrollers.workers.pool import CHECK_SECONDS, Workers
-from alfish.unrollers.workers.transport import Deaths, Transport
+from alfish.unrollers.workers.pool import Workers
+from alfish.unrollers.workers.shared_tensors import Form
+from alfish.unrollers.workers.transport import Transport
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -54,7 +57,7 @@ class RayWorkers(Transport):
       death_window: seconds.
       code: 'same': each machine has the user's modules. 'here': hosts receive the modules that the trainer has imported
         from the working directory.
-      workers: makes the pool within a host from the number of its workers; see `Workers`.
+      workers: `Workers` with the limits within a host; takes the number of its workers.
 
     Attributes:
       hosts: the hosts.
@@ -97,8 +100,9 @@ class RayWorkers(Transport):
         self._min_hosts = num_hosts if min_hosts is None else min(min_hosts, num_hosts)
         self._start_timeout, self.host_timeout = start_timeout, host_timeout
         self._publish_seconds, self._deaths = publish_seconds, Deaths(max_deaths, death_window)
-        self._template = workers(per_host)  # never started; hosts make pools that are equal to it
-        self.shrinks = "RayWorkers.min_hosts" if self._min_hosts < num_hosts else self._template.shrinks
+        template = workers(per_host)  # never started; hosts have its limits
+        self._limits = template.limits
+        self.shrinks = "RayWorkers.min_hosts" if self._min_hosts < num_hosts else template.shrinks
         self.hosts = [RemoteHost(i, per_host) for i in range(num_hosts)]
         self.all = [worker for host in self.hosts for worker in host.workers]
         self._actors, self._keeper = Actors(spare_hosts), Keeper(self.hosts, host_timeout / 2)
@@ -113,7 +117,9 @@ class RayWorkers(Transport):
     def newest(self) -> int:
         return self._weights.publication.number
 
-    def start(self, plan: Plan, structure: Any, tensors: Sequence[torch.Tensor], version: int) -> None:
+    def start(
+        self, plan: Plan, forms: list[Form], structure: Any, tensors: Sequence[torch.Tensor], version: int
+    ) -> None:
         """Connects to the cluster and requests the hosts; see `Transport`. Does not wait for them.
 
         Raises:
@@ -122,11 +128,11 @@ class RayWorkers(Transport):
         self._cluster.connect()
         self._cluster.check_room(self._min_hosts, self._cpus)
         self._slots = plan.num_slots // plan.num_workers
-        self._segments, self._weights = ReceivedSegments(plan.forms, structure), PublishedWeights(tensors)
+        self._segments, self._weights = ReceivedSegments(forms, structure), PublishedWeights(tensors)
         self._warn_of_small_store(plan.num_slots)
         self.publish(version)
-        workers = len(self.all) // len(self.hosts), type(self._template), self._template.settings
-        self._plan = self._cluster.put(HostPlan(*workers, plan, self._weights.forms, 2 * self.host_timeout))
+        hosts = len(self.all) // len(self.hosts), self._limits, plan, self._weights.num_words, 2 * self.host_timeout
+        self._plan = self._cluster.put(HostPlan(*hosts))
         self._actors.actor_class = self._cluster.actor_class(Host, self._cpus)
         self._deadline = time.monotonic() + self._start_timeout if self._min_hosts else None
         for host in self.hosts:
@@ -174,7 +180,7 @@ class RayWorkers(Transport):
     def close(self) -> None:
         self._keeper.stop()
         try:
-            end_all([host for host in self.hosts if host.greeting], self._template.settings["close_timeout"])
+            end_all([host for host in self.hosts if host.greeting], self._limits.close_timeout)
         finally:  # also if a signal interrupts the wait
             for host in self.hosts:
                 host.kill()

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from alfish.processes.host_messages import Greeting, Order, Publication
+from alfish.processes.messages import Grant
 from alfish.unrollers.ray import cluster
-from alfish.unrollers.ray.messages import Greeting, Order, Publication
-from alfish.unrollers.workers.messages import Grant
 
 ANSWER_SECONDS = 2.0  # for an answer beside the replies
 UNHEARD = 1000  # processes of a worker that may have begun in a host that died, and that no reply told of

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from alfish.data import Experience
-from alfish.unrollers.ray.messages import Publication
+from alfish.processes.host_messages import Publication
+from alfish.processes.messages import Segment
 from alfish.unrollers.unroller import StepRecords
-from alfish.unrollers.workers.messages import Segment
-from alfish.unrollers.workers.shared_memory import Block, Layout
-from alfish.unrollers.workers.slots import Form, rows_and_records
+from alfish.unrollers.workers.shared_tensors import Form, Layout, form_of
+from alfish.unrollers.workers.slots import rows_and_records
 
 INLINE_BYTES = 100_000  # of an argument; Ray would store a larger one anew for each call
 
@@ -24,14 +24,16 @@ class PublishedWeights:
       tensors: the weights.
 
     Attributes:
-      forms: shape and dtype of each tensor.
+      num_words: length of their values in words of 8 bytes.
       publication: number and version; the number of the first publication is 1.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         self._tensors = list(tensors)
-        self.forms: list[Form] = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        self._values = Block(self.forms, 1)
+        layout = Layout([form_of(tensor) for tensor in tensors])
+        self.num_words = layout.num_words
+        self._words = np.zeros(layout.num_words, np.int64)
+        self._values = layout.split(self._words)
         self.publication = Publication(0, 0)
         self._stored: Any = None  # Ray's reference to the newest values
 
@@ -39,7 +41,7 @@ class PublishedWeights:
     def publish(self, version: int) -> None:
         """Copies the values of the tensors."""
         self.publication = Publication(self.publication.number + 1, version)
-        for target, tensor in zip(self._values.copies[0], self._tensors):
+        for target, tensor in zip(self._values, self._tensors):
             target.copy_(tensor)
         self._stored = None
 
@@ -48,13 +50,12 @@ class PublishedWeights:
 
         Ray copies an array when it is passed to a call, so the next `publish` does not change it.
         """
-        words = self._values.words[0].numpy()
-        if words.nbytes <= INLINE_BYTES:
-            return words
+        if self._words.nbytes <= INLINE_BYTES:
+            return self._words
         if self._stored is None:
             import ray
 
-            self._stored = ray.put(words)
+            self._stored = ray.put(self._words)
         return self._stored
 
 
@@ -81,5 +82,5 @@ class ReceivedSegments:
         """Removes a segment, and returns views of it. A write into them could change the replies of other processes."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            words = torch.from_numpy(self._words.pop(segment.slot))
-        return rows_and_records(segment, self._structure, self.layout.split(words))
+            leaves = self.layout.split(self._words.pop(segment.slot))
+        return rows_and_records(segment, self._structure, leaves)

@@ -22,10 +22,7 @@ from alfish.data import Experience, StepType
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
-from alfish.transforms import Transforms
-from alfish.unrollers.sync import refuse_on_policy
-from alfish.unrollers.unroller import Unroller
-from alfish.unrollers.workers.messages import (
+from alfish.processes.messages import (
     Died,
     EnvironmentReplaced,
     FromWorker,
@@ -35,12 +32,17 @@ from alfish.unrollers.workers.messages import (
     Started,
     Stepping,
 )
-from alfish.unrollers.workers.pickling import EnvironmentMaker, to_bytes
-from alfish.unrollers.workers.pool import CHECK_SECONDS, Workers
+from alfish.processes.pickling import to_bytes
+from alfish.processes.pool import CHECK_SECONDS
+from alfish.transforms import Transforms
+from alfish.unrollers.sync import refuse_on_policy
+from alfish.unrollers.unroller import Unroller
+from alfish.unrollers.workers.environment_maker import EnvironmentMaker
+from alfish.unrollers.workers.pool import Workers
 from alfish.unrollers.workers.segments import in_columns, records_in_columns, side_by_side
-from alfish.unrollers.workers.shared_memory import state_tensors
+from alfish.unrollers.workers.shared_tensors import Layout, state_tensors
 from alfish.unrollers.workers.slot_ledger import SlotLedger
-from alfish.unrollers.workers.slots import example_records, example_row, slot_forms
+from alfish.unrollers.workers.slots import slot_of
 from alfish.unrollers.workers.stats import Stats
 from alfish.unrollers.workers.transport import Transport
 
@@ -157,7 +159,7 @@ class AsyncUnroller(Unroller):
                 f"AsyncUnroller.unroll_length is {self._length} and Trainer.unroll_length {unroll_length}; on-policy "
                 "both must be equal: bind only Trainer.unroll_length"
             )
-        maker = EnvironmentMaker(make_environment)
+        maker = to_bytes(EnvironmentMaker(make_environment), "Trainer.environment")
         self._plan = functools.partial(self._plan, make_environment=maker, length=self._length, seed=seed)
 
     @torch.no_grad()
@@ -225,22 +227,18 @@ class AsyncUnroller(Unroller):
 
     def _start(self) -> None:
         self._running, self._workers.log = True, self.log
-        ragged, on_policy = self.environment.ragged, self._algorithm.on_policy
         self.environment.close()
         networks = self._algorithm, self._transforms
-        example = example_row(self.environment, *networks, self._envs_per_worker, self.stores_states)
-        num_rows = self._length + (1 if on_policy or ragged else 0)
-        records = example_records(example, self.shown)
-        num_records = 2 * self._length + 3 if ragged else self._length + 1
+        size = self._envs_per_worker, self._length
+        forms, structure = slot_of(self.environment, *networks, *size, self.shown, self.stores_states)
         plan = self._plan(
             first_generation=self._first_generation,
-            modules=to_bytes(networks, type(self._algorithm).__name__),
-            forms=slot_forms(example, records, num_rows, num_records),
+            modules=to_bytes((*networks, forms), type(self._algorithm).__name__),
+            slot_words=Layout(forms).num_words,
             shown=self.shown,
             stores_states=self.stores_states,
         )
-        _, structure = nest.flatten((example, records))
-        self._workers.start(plan, structure, state_tensors(*networks), self.policy_version)
+        self._workers.start(plan, forms, structure, state_tensors(*networks), self.policy_version)
 
     # Segments.
 

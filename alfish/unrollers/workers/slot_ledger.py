@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from alfish.unrollers.workers.messages import Segment
+from alfish.processes.messages import Segment
 
 
 class SlotLedger:

@@ -1,9 +1,8 @@
 """Slots: shared memory that holds one segment each. A worker writes a slot, and the trainer reads it."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
 
 from alfish import nest, specs
@@ -11,13 +10,11 @@ from alfish.algorithms.acting import StatefulInfo
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, StepType, TimeStep
 from alfish.environments import Environment
+from alfish.processes.messages import Segment
 from alfish.runs import random_state
 from alfish.transforms import Transforms
 from alfish.unrollers.unroller import SHOWN_FIELDS, StepRecords, without_infos
-from alfish.unrollers.workers.messages import Segment
-from alfish.unrollers.workers.shared_memory import Block
-
-Form: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+from alfish.unrollers.workers.shared_tensors import Block, Form
 
 
 class Slots:
@@ -55,10 +52,6 @@ class Slots:
     def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
         """Returns views of the rows and the records in a segment's slot."""
         return rows_and_records(segment, self._structure, self._block.copies[segment.slot])
-
-    def words(self, slot: int) -> np.ndarray:
-        """Returns a view of a whole slot `[W]` int64; see `Layout`."""
-        return self._block.words[slot].numpy()
 
 
 def rows_and_records(
@@ -116,3 +109,29 @@ def slot_forms(example: Experience, records: StepRecords, num_rows: int, num_rec
         *((tuple(leaf.shape), leaf.dtype) for leaf in nest.leaves(starts)),
         *(((num_records, *leaf.shape), leaf.dtype) for leaf in nest.leaves(records)),
     ]
+
+
+def slot_of(
+    environment: Environment,
+    algorithm: RLAlgorithm,
+    transforms: Transforms,
+    num_envs: int,
+    length: int,
+    shown: Sequence[str],
+    stores_states: bool = False,
+) -> tuple[list[Form], Any]:
+    """Returns shape and dtype of each leaf of a slot, and their structure; see `Slots`.
+
+    Args:
+      environment: of the worker. It is not stepped, and may be closed.
+      algorithm, transforms: the policy.
+      num_envs: environments of a worker.
+      length: rows of a segment, besides the last one of a previous segment.
+      shown, stores_states: see `Unroller`.
+    """
+    example = example_row(environment, algorithm, transforms, num_envs, stores_states)
+    records = example_records(example, shown)
+    num_rows = length + (1 if algorithm.on_policy or environment.ragged else 0)
+    num_records = 2 * length + 3 if environment.ragged else length + 1
+    _, structure = nest.flatten((example, records))
+    return slot_forms(example, records, num_rows, num_records), structure

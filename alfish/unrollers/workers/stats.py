@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from alfish.unrollers.workers.messages import Seconds
+from alfish.processes.messages import Seconds
 
 
 class Stats:

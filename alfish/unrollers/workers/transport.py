@@ -1,8 +1,6 @@
 """The interface of `AsyncUnroller` to the processes that collect, wherever they run."""
 
 import abc
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,40 +8,9 @@ import torch
 from absl import logging
 
 from alfish.data import Experience
+from alfish.processes.messages import FromWorker, Grant, Plan, Segment
 from alfish.unrollers.unroller import StepRecords
-from alfish.unrollers.workers.messages import FromWorker, Grant, Plan, Segment
-
-
-class Deaths:
-    """Deaths within the last seconds.
-
-    Args:
-      most: number of deaths that are tolerated.
-      seconds: length of the window.
-    """
-
-    def __init__(self, most: int, seconds: float):
-        self.most, self.seconds = most, seconds
-        self._times: deque[float] = deque()
-        self._newest: int | None = None  # cause of several deaths
-
-    def add(self, cause: int | None = None) -> int:
-        """Adds a death now, and returns the number of deaths within the window.
-
-        Args:
-          cause: process id of the server with which several workers die, which count as one; None: it died by itself.
-        """
-        now = time.monotonic()
-        if cause is None or cause != self._newest:
-            self._times.append(now)
-            self._newest = cause if cause is not None else self._newest
-        while self._times and self._times[0] < now - self.seconds:
-            self._times.popleft()
-        return len(self._times)
-
-    def clear(self) -> None:
-        """Removes all deaths."""
-        self._times.clear()
+from alfish.unrollers.workers.shared_tensors import Form
 
 
 class Transport(abc.ABC):
@@ -77,12 +44,15 @@ class Transport(abc.ABC):
     def newest(self) -> int: ...
 
     @abc.abstractmethod
-    def start(self, plan: Plan, structure: Any, tensors: Sequence[torch.Tensor], version: int) -> None:
+    def start(
+        self, plan: Plan, forms: list[Form], structure: Any, tensors: Sequence[torch.Tensor], version: int
+    ) -> None:
         """Starts all workers.
 
         Args:
           plan: settings that all workers share.
-          structure: structure of a segment, see `Slots`.
+          forms: shape and dtype of each leaf of a slot, see `slot_forms`.
+          structure: of these leaves, see `Slots`.
           tensors: the weights. `publish` copies their values.
           version: `policy_version` of the present values.
         """

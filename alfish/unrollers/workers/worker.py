@@ -1,6 +1,6 @@
 """The worker process: steps environments, acts with a copy of the policy, and writes segments into shared memory.
 
-`server.main` forks it. It ends when the trainer closes its end of the lifeline, a pipe, at the latest.
+The server forks it. It ends when the trainer closes its end of the lifeline, a pipe, at the latest.
 """
 
 import contextlib
@@ -25,11 +25,9 @@ from alfish.data import TimeStep
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
-from alfish.unrollers.nonfinite import nonfinite_rows
-from alfish.unrollers.sync import SyncUnroller
-from alfish.unrollers.workers.channel import Channel
-from alfish.unrollers.workers.heartbeat import DUMP_SIGNAL, Heartbeat
-from alfish.unrollers.workers.messages import (
+from alfish.processes.channel import Channel
+from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
+from alfish.processes.messages import (
     EnvironmentFailed,
     EnvironmentReplaced,
     Failed,
@@ -41,8 +39,12 @@ from alfish.unrollers.workers.messages import (
     Setup,
     Started,
 )
-from alfish.unrollers.workers.pickling import from_bytes
-from alfish.unrollers.workers.shared_memory import SharedMemory, SharedWeights, state_tensors
+from alfish.processes.pickling import from_bytes
+from alfish.processes.shared_memory import SharedMemory
+from alfish.unrollers.nonfinite import nonfinite_rows
+from alfish.unrollers.sync import SyncUnroller
+from alfish.unrollers.workers.environment_maker import EnvironmentMaker
+from alfish.unrollers.workers.shared_tensors import SharedWeights, state_tensors
 from alfish.unrollers.workers.slots import Slots
 
 GRACE_SECONDS = 5.0  # for closing environments after the trainer has ended
@@ -184,9 +186,10 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     np.random.seed(setup.seed % 2**32)
     torch.manual_seed(setup.seed)
     plan, stepping = setup.plan, setup.plan.stepping
-    algorithm, transforms = from_bytes(plan.modules)
+    algorithm, transforms, forms = from_bytes(plan.modules)
     algorithm.train(False)
-    make_environment = plan.make_environment()
+    maker: EnvironmentMaker = from_bytes(plan.make_environment)
+    make_environment = maker()
     arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
     environment: Environment = make_environment(seed=setup.seed, **arguments)
     environments.callback(_close, environment)
@@ -213,7 +216,7 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     weights.read()  # with the progress of training, which a curriculum needs at its first reset
     unroller.start()  # an error in the first reset is raised in the trainer
     channel.send(Started(environment.num_envs))
-    slots = Slots(plan.forms, plan.num_slots, fd=fds["slots"])
+    slots = Slots(forms, plan.num_slots, fd=fds["slots"])
     _fill_segments(setup, channel, heartbeat, weights, slots, unroller)
 
 

@@ -2,6 +2,8 @@
 
 The actor has one event loop, in which all its methods run. No user's code runs in it: environments and policies are in
 the workers, which are processes that the actor's server forks, as on the trainer's machine.
+
+The actor imports no torch. So the server, which does, starts as soon as the actor has a process.
 """
 
 import asyncio
@@ -11,11 +13,11 @@ import os
 import numpy as np
 
 from alfish.errors import RunError, UsageError
-from alfish.unrollers.ray.messages import Event, Greeting, HostPlan, Order, Publication, Refusal, Reply, greeting
-from alfish.unrollers.workers.messages import Segment
-from alfish.unrollers.workers.pool import UnimportableError, Workers
-from alfish.unrollers.workers.server import SERVER
-from alfish.unrollers.workers.shared_memory import Block
+from alfish.processes.host_messages import Event, Greeting, HostPlan, Order, Publication, Refusal, Reply, greeting
+from alfish.processes.messages import Segment
+from alfish.processes.pool import Pool, UnimportableError
+from alfish.processes.server import SERVER
+from alfish.processes.shared_memory import Publications, SharedMemory
 
 REPLY_SECONDS = 2.0  # between two replies of a host that has nothing to report
 CHECK_SECONDS = 0.1  # between two looks at workers that are to be restarted or hang
@@ -25,8 +27,9 @@ class Host:
     """Workers of one machine. Ray makes an actor of it; all methods are called by the trainer."""
 
     def __init__(self) -> None:
-        self._workers: Workers
-        self._weights: Block
+        self._pool: Pool
+        self._weights: Publications
+        self._slots: list[np.ndarray]  # `[slot_words]` int64 each
         self._orders: list[Order] = []
         self._published: list[tuple[Publication, np.ndarray]] = []
         self._events: list[Event] = []
@@ -51,14 +54,17 @@ class Host:
           publication, words: the present weights.
         """
         self._patience = plan.patience
-        self._weights = Block(plan.forms, 1)
-        self._weights.words[0].numpy()[:] = words
-        self._workers = plan.pool(plan.num_workers, **plan.settings)
-        self._workers.log = self._log
         part = plan.plan.part(first, plan.num_workers, generation)
-        self._workers.start(part, None, self._weights.copies[0], publication.version, publication.number)
+        self._memory = SharedMemory(8 * part.slot_words * part.num_slots)
+        self._slots = [self._memory.words(k * part.slot_words, part.slot_words) for k in range(part.num_slots)]
+        self._weights = Publications(plan.weight_words)
+        self._weights.publish(words, *publication)
+        header, weights = self._weights.fds
+        self._pool = Pool(plan.num_workers, plan.limits)
+        self._pool.log = self._log
+        self._pool.launch(part, {"slots": self._memory.fd, "weights_header": header, "weights": weights})
         self._called_at = self._now  # the start took seconds, in which no call was received
-        asyncio.get_running_loop().add_reader(self._workers.fileno(), self._awake.set)
+        asyncio.get_running_loop().add_reader(self._pool.fileno(), self._awake.set)
         self._attending = asyncio.create_task(self._attend())
         return await self.poll()
 
@@ -83,7 +89,7 @@ class Host:
         self._news.clear()
         events, self._events = self._events, []
         lines, self._lines = self._lines, []
-        return Reply(events, lines, self._workers.newest)
+        return Reply(events, lines, self._weights.newest)
 
     async def keep(self) -> None:
         """Tells the host that the trainer lives, also while it does not poll."""
@@ -91,13 +97,13 @@ class Host:
 
     async def activities(self) -> str:
         """Returns a clause that says what each worker is doing."""
-        return self._workers.activities()
+        return self._pool.activities()
 
     async def close(self) -> None:
         """Ends the workers."""
         self._attending.cancel()
-        asyncio.get_running_loop().remove_reader(self._workers.fileno())
-        self._workers.close()
+        asyncio.get_running_loop().remove_reader(self._pool.fileno())
+        self._pool.close()
 
     @property
     def _now(self) -> float:
@@ -127,24 +133,23 @@ class Host:
     def _publish(self) -> None:
         published, self._published = self._published, []
         for (number, version), words in published:
-            if number > self._workers.newest:  # Ray may deliver two calls in another order
-                self._weights.words[0].numpy()[:] = words
-                self._workers.publish(version, number)
+            if number > self._weights.newest:  # Ray may deliver two calls in another order
+                self._weights.publish(words, number, version)
 
     def _grant(self) -> None:
         orders, self._orders = self._orders, []
         for index, generation, grant in orders:
-            worker = self._workers.all[index]
+            worker = self._pool.all[index]
             if worker.generation == generation:  # else the trainer has not received `Died` yet, and grants again
-                self._workers.grant(worker, grant)
+                self._pool.grant(worker, grant)
 
     def _receive(self) -> None:
-        for worker, message in self._workers.wait(0):
-            words = self._workers.words(message) if isinstance(message, Segment) else None
+        for worker, message in self._pool.wait(0):
+            words = self._slots[message.slot] if isinstance(message, Segment) else None
             self._events.append(Event(worker.index, message, words))
             self._news.set()
 
     def _end(self) -> None:
         """Ends the host: the trainer has ended, or another host has taken its place."""
-        self._workers.close()
+        self._pool.close()
         os._exit(0)

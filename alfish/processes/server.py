@@ -1,4 +1,4 @@
-"""The server: a process that imports torch and alfish once, which takes seconds, and forks every worker.
+"""The server: a process that imports what workers need once, which takes seconds, and forks every worker.
 
 The trainer starts the server with its first worker. The server imports no module of the user's, reads no configuration
 and has one thread. It ends with the trainer, and workers end with the server.
@@ -24,9 +24,9 @@ import threading
 from typing import NamedTuple
 
 from alfish.errors import RunError
+from alfish.processes.pickling import from_bytes, to_bytes
+from alfish.processes.shared_memory import SharedMemory
 from alfish.runs.processes import follow
-from alfish.unrollers.workers.pickling import from_bytes, to_bytes
-from alfish.unrollers.workers.shared_memory import SharedMemory
 
 # Each of these sets the size of a thread pool; a worker has one core to itself.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -34,7 +34,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 PROGRAM = (
     "import sys; sys.path[:] = filter(None, sys.path); "
     "from alfish.runs.processes import follow; follow(int(sys.argv[1])); "
-    "from alfish.unrollers.workers.server import main; main(int(sys.argv[2]))"
+    "from alfish.processes.server import main; main(int(sys.argv[2]), sys.argv[3])"
 )
 NUMBER = struct.Struct("<q")  # two answers to a request: process id (or -errno), later exit code
 MAX_FDS = 64  # of one request
@@ -97,9 +97,14 @@ class WorkerProcess:
 
 
 class Server:
-    """Handle of the server in the trainer."""
+    """Handle of the server in the trainer.
 
-    def __init__(self) -> None:
+    Args:
+      program: module that the server imports. Its `main` is the program of workers.
+    """
+
+    def __init__(self, program: str):
+        self._program = program
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket
@@ -119,8 +124,8 @@ class Server:
         """Starts a worker. Starts the server first if it does not run.
 
         Args:
-          setup: see `worker.main`.
-          fds: file descriptors by name. The worker receives copies.
+          setup: first argument of `main`, see `Server`.
+          fds: file descriptors by name, its second argument. The worker receives copies.
 
         Raises:
           RunError: the server ended before it forked the worker.
@@ -166,7 +171,7 @@ class Server:
         trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(trainer), str(theirs.fileno())],
+                [sys.executable, "-c", PROGRAM, str(trainer), str(theirs.fileno()), self._program],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -194,7 +199,7 @@ class Server:
             self._process = None
 
 
-SERVER = Server()
+SERVER = Server("alfish.unrollers.workers.worker")
 atexit.register(SERVER.close)
 os.register_at_fork(after_in_child=SERVER.forget)
 
@@ -202,10 +207,9 @@ os.register_at_fork(after_in_child=SERVER.forget)
 # The server's side.
 
 
-def main(trainer_fd: int) -> None:
-    """Runs the server until the trainer ends. In each forked process, runs a worker."""
-    from alfish.unrollers.workers import worker
-
+def main(trainer_fd: int, program: str) -> None:
+    """Runs the server until the trainer ends. In each forked process, runs the `main` of a module."""
+    worker = importlib.import_module(program)
     gc.collect()
     gc.freeze()  # keeps garbage collection in workers from copying the shared pages
     fds = _serve(socket.socket(fileno=trainer_fd))

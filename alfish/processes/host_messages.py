@@ -1,17 +1,16 @@
 """Messages between the trainer and a host: arguments and results of the methods of `Host`."""
 
+import importlib.metadata
 import os
 import platform
 import socket
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 import alfish
-from alfish.unrollers.workers.messages import FromWorker, Grant, Plan
-from alfish.unrollers.workers.pool import Workers
-from alfish.unrollers.workers.slots import Form
+from alfish.processes.messages import FromWorker, Grant, Plan
+from alfish.processes.pool import Limits
 
 
 class Greeting(NamedTuple):
@@ -23,7 +22,7 @@ class Greeting(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """Numbers of one publication of the weights. Their values travel beside it, as `[W]` int64; see `Layout`."""
+    """Numbers of one publication of the weights. Their values travel beside it, as `[weight_words]` int64."""
 
     number: int  # see `Grant.publication`; the same on all machines
     version: int  # `policy_version`
@@ -33,10 +32,9 @@ class HostPlan(NamedTuple):
     """All that hosts share."""
 
     num_workers: int  # of a host
-    pool: type[Workers]
-    settings: dict[str, Any]  # keyword arguments of `pool`
+    limits: Limits
     plan: Plan  # of the run
-    forms: list[Form]  # shape and dtype of each tensor of the weights
+    weight_words: int  # length of the weights in words of 8 bytes
     patience: float  # seconds without a call of the trainer, after which a host ends itself
 
 
@@ -53,7 +51,7 @@ class Event(NamedTuple):
 
     worker_index: int  # in the host
     message: FromWorker
-    words: np.ndarray | None = None  # of a `Segment`: its slot `[W]` int64, see `Layout`
+    words: np.ndarray | None = None  # of a `Segment`: its slot `[slot_words]` int64
 
 
 class Reply(NamedTuple):
@@ -74,8 +72,9 @@ class Refusal(NamedTuple):
 
 def versions() -> dict[str, str]:
     """Returns versions that must be equal on all machines, because pickles and the policy's numbers depend on them."""
+    torch = importlib.metadata.version("torch").partition("+")[0]  # without its import
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"Python": python, "alfish": alfish.__version__, "torch": torch.__version__.partition("+")[0]}
+    return {"Python": python, "alfish": alfish.__version__, "torch": torch}
 
 
 def greeting() -> Greeting:

@@ -6,7 +6,7 @@ import socket
 import struct
 from typing import Any
 
-from alfish.unrollers.workers.pickling import from_bytes
+from alfish.processes.pickling import from_bytes
 
 LENGTH = struct.Struct("<q")  # number of bytes of the message that follows
 

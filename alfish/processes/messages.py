@@ -4,8 +4,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from alfish.unrollers.workers.pickling import EnvironmentMaker
-
 
 class Stepping(NamedTuple):
     """Settings of stepping and acting; see the arguments of `AsyncUnroller`."""
@@ -25,12 +23,12 @@ class Plan(NamedTuple):
     envs_per_worker: int
     num_slots: int  # of the pool's workers
     stepping: Stepping
-    make_environment: EnvironmentMaker
+    make_environment: bytes  # pickled `EnvironmentMaker`
     length: int  # rows a segment
     seed: int  # of the run
     first_generation: int  # of this process of the trainer; earlier ones belong to the run before its resumption
-    modules: bytes  # pickled algorithm and transforms
-    forms: list  # shape and dtype of each leaf of a segment
+    modules: bytes  # pickled algorithm, transforms, and shape and dtype of each leaf of a slot
+    slot_words: int  # length of a slot in words of 8 bytes
     shown: tuple[str, ...]  # see `Unroller`
     stores_states: bool = False  # see `Unroller`
     keeps_infos: bool = True

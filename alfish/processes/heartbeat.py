@@ -3,9 +3,7 @@
 import signal
 import time
 
-import torch
-
-from alfish.unrollers.workers.shared_memory import SharedMemory
+from alfish.processes.shared_memory import SharedMemory
 
 HEARTBEAT_BYTES = 64  # of each worker: a cache line
 DUMP_SIGNAL = signal.SIGUSR1  # a worker answers with the stacks of its threads
@@ -30,7 +28,7 @@ class Heartbeat:
     )
 
     def __init__(self, memory: SharedMemory, index: int):
-        self._words = memory.tensor(HEARTBEAT_BYTES * index, (3,), torch.int64).numpy()
+        self._words = memory.words(HEARTBEAT_BYTES // 8 * index, 3)
 
     def set(self, activity: int) -> None:
         """Notes that the worker begins an activity."""

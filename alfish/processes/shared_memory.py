@@ -1,0 +1,129 @@
+"""Memory that the trainer and its workers share: bytes, and publications of the weights.
+
+The memory has no name in any file system, so the system frees it when the last process that maps it has ended, even by
+SIGKILL. No lock is shared: messages decide who may write a segment, and readers of weights check what they have read.
+"""
+
+import mmap
+import os
+import tempfile
+import weakref
+
+import numpy as np
+
+TRAILER_WORDS = 8  # after each copy of the weights, of which the last three are used: a cache line
+
+
+class SharedMemory:
+    """Shared bytes, initially 0.
+
+    Args:
+      size: number of bytes.
+      fd: descriptor of the memory that another process made; None: makes a new memory.
+    """
+
+    def __init__(self, size: int, fd: int | None = None):
+        self.size = max(size, 1)
+        if fd is None:
+            fd = _anonymous_file()
+            os.ftruncate(fd, self.size)
+        os.set_inheritable(fd, False)  # programs that environments start must not hold it
+        self.fd = fd
+        self.close = weakref.finalize(self, os.close, fd)  # the bytes are freed with the last view of them
+        self._map = mmap.mmap(fd, self.size)
+
+    def words(self, begin: int, count: int) -> np.ndarray:
+        """Returns a view `[count]` int64 of the words of 8 bytes from word `begin` on."""
+        return np.frombuffer(self._map, np.int64, count, 8 * begin)
+
+    def write(self, data: bytes) -> None:
+        """Copies bytes to the beginning."""
+        self._map[: len(data)] = data
+
+    def read(self) -> bytes:
+        """Returns a copy of all bytes."""
+        return self._map[:]
+
+
+class Publications:
+    """Weights that the trainer publishes and workers read, without a lock.
+
+    There are two copies. The trainer writes the older copy, and then the number of the publication into a header.
+    Another processor may see these writes in any order (ARM reorders them), and the trainer may overwrite a copy while
+    it is read; Python has no memory fence against that. Each copy therefore ends with its number, its version and a
+    checksum, a word that makes the sum of all words 0. A reader first copies everything into private memory. It repeats
+    that until number and checksum are right.
+
+    Args:
+      num_words: length of the weights in words of 8 bytes.
+      header, fd: descriptors of the trainer's memories, in a worker; None: makes new memories.
+
+    Attributes:
+      copies: two views `[num_words]` int64, the older of which a writer fills.
+      own: `[num_words]` int64, the weights that were read last.
+    """
+
+    def __init__(self, num_words: int, header: int | None = None, fd: int | None = None):
+        length = num_words + TRAILER_WORDS
+        self._header_memory = SharedMemory(64, header)
+        self._newest = self._header_memory.words(0, 1)  # number of the newest publication
+        self._memory = SharedMemory(2 * 8 * length, fd)
+        self._whole = [self._memory.words(k * length, length) for k in range(2)]
+        self._taken = np.zeros(length, np.int64)
+        self.copies, self.own = [whole[:num_words] for whole in self._whole], self._taken[:num_words]
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        """Descriptors of the two memories, header first."""
+        return self._header_memory.fd, self._memory.fd
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest publication."""
+        return int(self._newest[0])
+
+    def publish(self, words: np.ndarray, number: int, version: int) -> None:
+        """Publishes weights `[num_words]` int64; see `commit`."""
+        self.copies[number % 2][:] = words
+        self.commit(number, version)
+
+    def commit(self, number: int, version: int) -> None:
+        """Publishes what was written into `copies[number % 2]`.
+
+        Args:
+          number: of the publication, above `newest`.
+          version: `policy_version` of the weights.
+        """
+        whole = self._whole[number % 2]
+        whole[-3:] = number, version, 0
+        whole[-1:] = -whole.sum(keepdims=True)  # an array wraps around
+        self._newest[0] = number
+
+    def read(self, number: int | None = None) -> int:
+        """Copies a publication into `own` and returns its version.
+
+        Args:
+          number: of the publication; a message must have announced it. None: the newest.
+
+        Raises:
+          LookupError: the publication has been overwritten.
+        """
+        while True:
+            wanted = self.newest if number is None else number
+            self._take(wanted % 2)
+            found, version, _ = self._taken[-3:].tolist()
+            is_whole = int(self._taken.sum()) == 0
+            if is_whole and (found == wanted or (number is None and found > wanted)):
+                return version
+            if number is not None:  # the publication was complete before its message was sent
+                raise LookupError(f"publication {number} has been overwritten")
+
+    def _take(self, k: int) -> None:
+        self._taken[:] = self._whole[k]
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("alfish")
+    with tempfile.TemporaryFile() as file:  # has no name from the start
+        return os.dup(file.fileno())

@@ -1,0 +1,100 @@
+"""The trainer's side of a worker process."""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections import deque
+
+from alfish.processes.channel import Channel
+from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
+from alfish.processes.messages import Grant, Setup
+from alfish.processes.pickling import to_bytes
+from alfish.processes.server import SERVER
+from alfish.processes.shared_memory import SharedMemory
+
+STACK_BYTES = 1 << 16
+
+
+class Worker:
+    """One worker: its present process, and the state that outlives it.
+
+    Attributes:
+      index: of the worker in the pool.
+      generation: number of processes before the present one.
+      alive: whether the process runs, or has ended unnoticed so far.
+      started: whether the process has built and reset its environments.
+    """
+
+    def __init__(self, index: int, heartbeat: Heartbeat, stacks: SharedMemory):
+        self.index, self.heartbeat, self._stacks = index, heartbeat, stacks
+        self.generation = -1
+        self.alive = False
+        self.started = False
+        self.failures_in_row = 0  # deaths since the last segment
+        self.retry_at = 0.0  # monotonic time of the restart; 0: none is due
+        self.overdue: int | None = None  # `Heartbeat.began` of an activity that the last check found too long
+        self.granted: deque[float] = deque()  # monotonic times of the grants that are not filled yet
+
+    def spawn(self, setup: Setup, fds: dict[str, int]) -> None:
+        """Starts a process, which receives copies of these file descriptors."""
+        self.heartbeat.clear()
+        self.granted.clear()
+        ours, theirs = socket.socketpair()
+        held, lifeline = os.pipe()
+        with theirs:
+            try:
+                self.process = SERVER.launch(
+                    to_bytes(setup, "the worker's setup"), {"channel": theirs.fileno(), "lifeline": held, **fds}
+                )
+            except BaseException:
+                ours.close()
+                os.close(lifeline)
+                raise
+            finally:
+                os.close(held)
+        self.channel, self._lifeline = Channel(ours), lifeline
+        self.alive, self.started, self.last_words = True, False, ""
+
+    def grant(self, grant: Grant) -> None:
+        """Sends a grant. Raises OSError if the process has ended."""
+        self.channel.send(grant)
+        self.granted.append(time.monotonic())
+
+    def activity(self) -> tuple[int, float]:
+        """Returns the activity, a constant of `Heartbeat`, and its duration in seconds.
+
+        A worker that is idle although it has a grant is TAKING it, from the moment of the grant.
+        """
+        activity, seconds = self.heartbeat.get()
+        if activity == Heartbeat.IDLE and self.granted:
+            return Heartbeat.TAKING, min(seconds, time.monotonic() - self.granted[0])
+        return activity, seconds
+
+    def stacks(self) -> str:
+        """Returns the stack of each thread of the process; empty if the process does not answer."""
+        self._stacks.write(bytes(STACK_BYTES))
+        os.lseek(self._stacks.fd, 0, os.SEEK_SET)  # both processes share the position
+        self.process.send_signal(DUMP_SIGNAL)
+        time.sleep(0.3)
+        return self._stacks.read().strip(b"\0").decode(errors="replace")
+
+    def kill(self) -> None:
+        """Kills the process group: the worker, and processes that its environments have started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self, timeout: float) -> int:
+        """Ends the process, kills it after `timeout` seconds, and returns its exit code."""
+        self.heartbeat.stop()
+        self.channel.close()
+        try:
+            code = self.process.wait(timeout)
+        except TimeoutError:
+            self.kill()
+            code = self.process.wait()
+        self.kill()
+        os.close(self._lifeline)
+        self.alive = False
+        return code
