@@ -270,6 +270,11 @@ def _filled(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     return lambda *rest: np.full(shape, fill, dtype)
 
 
+def _range(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    dtype = numpy_dtype(node.meta["val"].dtype)
+    return lambda *bounds: np.arange(*bounds, dtype=dtype)
+
+
 OUTPUTS_OF_SEVERAL: dict[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
@@ -295,7 +300,7 @@ ARITHMETIC = {
 # Keywords without effect on an operation that makes an array, because the recorded result has the dtype.
 LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 _same, _copied = _ufunc(lambda x: x), _ufunc(lambda x: np.array(x))
-MADE_LIKE = {_filled, _same, _copied}
+MADE_LIKE = {_filled, _range, _same, _copied}
 TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
     aten.relu.default: _relu,
@@ -306,6 +311,7 @@ TABLE: dict[Any, Callable[..., Any]] = {
     aten.lift_fresh.default: _constant,
     **dict.fromkeys((aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.zeros.default,
                      aten.zeros_like.default, aten.ones.default, aten.ones_like.default), _filled),
+    **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step), _range),
     **dict.fromkeys((aten._to_copy.default, aten.alias.default), _same),
     aten.clone.default: _copied,
     aten.t.default: _ufunc(lambda x: x.T),

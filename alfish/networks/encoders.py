@@ -13,7 +13,6 @@ from typing import Any
 import gin
 import numpy as np
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch import nn
 
@@ -107,7 +106,7 @@ class Flat(nn.Module):
 @gin.configurable(module="alfish.networks")
 @checked
 class OneHot(nn.Module):
-    """One-hot code of a Discrete or MultiDiscrete leaf."""
+    """One-hot code of a Discrete or MultiDiscrete leaf; an entry outside of its range has a code of zeros."""
 
     def __init__(self, spec: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
@@ -117,5 +116,8 @@ class OneHot(nn.Module):
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         digits = leaf.reshape(*leaf.shape[: leaf.ndim - self._ndim], -1).long()
-        codes = [F.one_hot(digit, size) for digit, size in zip(digits.unbind(-1), self._sizes)]
+        # F.one_hot reads values to check them, which acting in numpy cannot follow.
+        codes = [
+            digit == torch.arange(size, device=leaf.device) for digit, size in zip(digits.split(1, -1), self._sizes)
+        ]
         return torch.cat(codes, -1).to(torch.float32)

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from gymnasium import spaces
 from table_rows import table_row
 
 from alfish import nest
 from alfish.compiler import numpy_operations, numpy_program
 from alfish.compiler.numpy_program import NotTranslatable, NumpyProgram
 from alfish.data import AlgStep
+from alfish.networks import OneHot
 
 ELSEWHERE = torch.ones(3, device="meta")
 HALF = torch.tensor(0.5, dtype=torch.float64)  # 0-d, as progress is
@@ -187,6 +189,8 @@ SHAPES = {
     "cat of dtypes": lambda x: torch.cat([x, x.double()], 1),
     "stack of 0-d": lambda x: torch.stack([x[0, 0, 0], x[0, 0, 1]]),
     "full": lambda x: (torch.full((2,), 3), torch.full((2,), 0.5, dtype=torch.float64), torch.zeros(2), torch.ones(3)),
+    "arange": lambda x: (torch.arange(3), torch.arange(2.0), torch.arange(1, 4), torch.arange(5, 1, -2)),
+    "arange of a dtype": lambda x: torch.arange(0, 3, dtype=torch.int32),
 }  # fmt: skip
 
 
@@ -195,6 +199,12 @@ def test_shapes():
         with table_row(name):
             assert_same(function, f32(2, 3, 4))
             assert_same(function, i64(2, 3, 4))
+
+
+def test_one_hot_codes():
+    for spec, digits in ((spaces.Discrete(3), torch.tensor([2, 0])), (spaces.MultiDiscrete([2, 3]), i64(4, 2).abs())):
+        with table_row(spec):
+            assert_same(OneHot(spec), digits)
 
 
 def test_gather_reads_as_many_rows_as_the_index_has():

@@ -140,7 +140,7 @@ def test_a_leaf_is_an_image_by_its_shape_and_dtype():
 def test_digits_become_one_hot_codes_side_by_side():
     code = OneHot(spaces.MultiDiscrete([2, 3]))(torch.tensor([[1, 0], [0, 2]]))
     assert code.tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
-    assert OneHot(spaces.Discrete(3))(torch.tensor([2])).tolist() == [[0, 0, 1]]
+    assert OneHot(spaces.Discrete(3))(torch.tensor([2, 3])).tolist() == [[0, 0, 1], [0, 0, 0]]
 
 
 def test_features_are_in_the_order_of_the_leaves():

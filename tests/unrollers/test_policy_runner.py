@@ -76,12 +76,12 @@ CASES = {  # algorithm, observation, action, transforms
     "sac with a GRU": (RecurrentSAC, VECTOR, BOTH, []),
     "ddpg": (DDPG, NESTED, BOX, []),
     "td3": (TD3, VECTOR, BOX, []),
+    "a one-hot code": (PPO, spaces.Discrete(3), DISCRETE, []),
     "td3 with memory": (NOISY, BOXES, spaces.Tuple([BOX, BOX]), [STACK, ObservationNormalizer]),
 }  # fmt: skip
 THROUGH_TORCH = {
     "a bit": (PPO, VECTOR, spaces.MultiBinary(2), []),
     "an image": (A2C, IMAGE, DISCRETE, []),
-    "a one-hot code": (PPO, spaces.Discrete(3), DISCRETE, []),
     "an image, off-policy": (DQN, IMAGE, DISCRETE, [STACK]),
 }
 
