@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
+from alfish import specs
 from alfish.__main__ import main
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
@@ -27,6 +29,7 @@ from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
+from alfish.networks.actor_critic import PolicyValue
 from alfish.offline import OfflineBuffer
 from alfish.schedules import Linear
 from alfish.training.listener import Listener
@@ -159,6 +162,65 @@ def test_a_vector_of_one_entry_trains_as_the_number_does_bit_for_bit(tmp_path, n
     scalar, vector = (trained(tmp_path / str(n), name, n, compile=compile) for n in (0, 1))
     assert vector.algorithm.reward_weights.tolist() == [1] and scalar.algorithm.reward_weights is None
     assert torch.equal(parameters(scalar), parameters(vector))
+
+
+class Apart(nn.Module):
+    """The networks of a scalar reward, one for each of two entries, which share no parameter.
+
+    The second is made without drawing from the generator, so that the first and all later draws are those of a run with
+    a scalar reward.
+    """
+
+    def __init__(self, make):
+        super().__init__()
+        self.first = make()
+        with torch.random.fork_rng(devices=[]):
+            self.second = make()
+
+    def initial_state(self, batch_size):
+        return self.first.initial_state(batch_size)
+
+
+class TwoQNetworks(Apart):
+    def __init__(self, observation_spec, num_actions, num_objectives):
+        assert num_objectives == 2
+        super().__init__(functools.partial(Q_NETWORK, observation_spec, num_actions))
+
+    def forward(self, time_step, state):
+        first, state = self.first(time_step, state)
+        return torch.stack([first, self.second(time_step, None)[0]], -1), state
+
+
+class TwoCritics(Apart):
+    """The policy is that of the first network."""
+
+    def __init__(self, observation_spec, action_spec, reward_spec):
+        assert reward_spec.shape == (2,)
+        super().__init__(functools.partial(ACTOR_CRITIC, observation_spec, action_spec, specs.reward_spec()))
+
+    def policy(self, time_step, state):
+        return self.first.policy(time_step, state)
+
+    def value(self, time_step, state):
+        return torch.stack([each.value(time_step, state) for each in (self.first, self.second)], -1)
+
+    def forward(self, time_step, state):
+        (policy, value), state = self.first(time_step, state)
+        return PolicyValue(policy, torch.stack([value, self.second.value(time_step, None)], -1)), state
+
+
+@pytest.mark.parametrize("name", ["DQN", "PPO"])
+def test_weights_of_1_and_0_train_as_the_first_entry_alone_bit_for_bit(tmp_path, name):
+    """Where the values of both entries share no parameter, and no clipped norm of gradients."""
+    both = {"DQN": {"q_network": TwoQNetworks}, "PPO": {"network": TwoCritics}}[name]
+    weighted = functools.partial(RECIPES[name], reward_weights=[1.0, 0.0], **both)
+    settings = {"learner": functools.partial(Learner, compile=False, learning_rate=1e-2), "num_env_steps": 600}
+    scalar = trained(tmp_path / "scalar", name, num_rewards=0, **settings)
+    vector = trained(tmp_path / "vector", name, num_rewards=2, algorithm=weighted, **settings)
+    of_first = dict(vector.algorithm.named_parameters())
+    for path, expected in scalar.algorithm.named_parameters():
+        assert torch.equal(of_first[path.replace("network.", "network.first.", 1)], expected), path
+    assert sum(leaf.numel() for leaf in of_first.values()) > parameters(scalar).numel()
 
 
 @pytest.mark.slow
