@@ -48,9 +48,12 @@ def _offline(
     conf: str, kind: str, bar: float, every_seed: bool = True, num_episodes: int = 100, num_seeds: int = 3
 ) -> Goal:
     """Returns the goal of a conf that is trained on one of a task's data sets."""
-    task = conf.rpartition("_")[2]
-    sources = f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/{task}/{kind}']"
-    return Goal(conf, tuple(range(num_seeds)), bar, every_seed, num_episodes, (sources,), kind)
+    settings = (_sources(conf, kind),)
+    return Goal(conf, tuple(range(num_seeds)), bar, every_seed, num_episodes, settings, kind)
+
+
+def _sources(conf: str, kind: str) -> str:
+    return f"OfflineBuffer.sources = ['alfish:{PROJECT}/data/{conf.rpartition('_')[2]}/{kind}']"
 
 
 def _imitation(
@@ -113,6 +116,11 @@ IMITATION = [
     _imitation("student_halfcheetah", 0.95 * 7321, 3, num_episodes=20),
     _imitation("student_halfcheetah", 0, 3, "without-memory", 20, ("Torso.memory = None",)),
     _offline("bc_pendulum", "expert-50", -145, every_seed=False, num_seeds=5),
+    # 80 % of the expert from 10 of its episodes, and what cloning makes of the same 10
+    Goal("gail_pendulum", (0, 1, 2), -141.3 / 0.8, False, settings=(_sources("gail_pendulum", "expert-10"),)),
+    Goal("gail_halfcheetah", (0, 1, 2), 0.8 * 7321, False, settings=(_sources("gail_halfcheetah", "expert-10"),)),
+    _offline("bc_pendulum", "expert-10", -141.3 / 0.8, every_seed=False),
+    _offline("bc_halfcheetah", "expert-10", 0.8 * 7321, every_seed=False),
 ]
 # What prioritized replay, longer returns, hindsight, masks and asymmetric critics are worth, and what bfloat16 costs.
 ABLATIONS = [
