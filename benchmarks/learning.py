@@ -122,7 +122,8 @@ IMITATION = [
     _offline("bc_pendulum", "expert-10", -141.3 / 0.8, every_seed=False),
     _offline("bc_halfcheetah", "expert-10", 0.8 * 7321, every_seed=False),
 ]
-# What prioritized replay, longer returns, hindsight, masks and asymmetric critics are worth, and what bfloat16 costs.
+# What prioritized replay, longer returns, hindsight, memory, masks and asymmetric critics are worth, and what bfloat16
+# costs.
 ABLATIONS = [
     Goal(
         "dqn_lunarlander",
@@ -137,6 +138,14 @@ ABLATIONS = [
     ),
     Goal(
         "dqn_bitflip", (0, 1, 2), -15, True, settings=("HindsightReplay.fraction = 0.0",), variant="without-hindsight"
+    ),
+    *(
+        Goal(f"{name}_recall", (0, 1, 2), 0, True, settings=(*settings, "Evaluate.period = 1000"), variant=variant)
+        for name in ("sac", "td3")
+        for variant, settings in (
+            ("each-1000-steps", ()),
+            ("without-memory", (f"Trainer.algorithm = @{name.upper()}", "ReplayBatches.burn_in = 0")),
+        )
     ),
     Goal("ppo_masked", (0, 1, 2, 3, 4), 0, True, settings=("make_environment.action_mask = None",), variant="unmasked"),
     Goal("dqn_masked", (0, 1, 2, 3, 4), 0, True, settings=("make_environment.action_mask = None",), variant="unmasked"),

@@ -1,44 +1,123 @@
-"""Draws the README's learning curves from `docs/results/*-curve.csv`, which `benchmarks.learning` writes.
+"""Draws learning curves from `docs/results/*-curve.csv`, which `benchmarks.learning` writes.
 
   python -m benchmarks.pictures
 
-Writes `docs/pictures/learning_curves.png`.
+Writes `docs/pictures/learning_curves.png`, for the README, and a picture for each page in `docs/algorithms/`.
 """
 
 import argparse
+from typing import NamedTuple
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 from benchmarks import PROJECT, tables
 
 DOCS = PROJECT / "docs"
-SHOWN = {
-    "ppo_cartpole": ("CartPole-v1, PPO", 475),
-    "ppo_lunarlander": ("LunarLander-v3, PPO", 200),
-    "ppo_halfcheetah": ("HalfCheetah-v5, PPO", 3000),
+PICTURES = DOCS / "pictures"
+
+
+class Panel(NamedTuple):
+    """A plot with one line for each seed.
+
+    Attributes:
+      title: above the plot.
+      confs: file names in `docs/results/` without `-curve.csv`, and the words of each in the legend.
+      level: of a dashed line, the goal of the conf or a return to compare with.
+      clock: what the budget counts.
+    """
+
+    title: str
+    confs: dict[str, str]
+    level: float | None = None
+    clock: str = "environment steps"
+
+
+def of_conf(title: str, conf: str, level: float | None = None) -> Panel:
+    return Panel(title, {conf: ""}, level)
+
+
+def recorded(title: str, confs: dict[str, str], level: float | None = None) -> Panel:
+    return Panel(title, confs, level, "updates")
+
+
+DRAWN = {
+    "learning_curves": [
+        of_conf("CartPole-v1, PPO", "ppo_cartpole", 475),
+        of_conf("LunarLander-v3, PPO", "ppo_lunarlander", 200),
+        of_conf("HalfCheetah-v5, PPO", "ppo_halfcheetah", 3000),
+    ],
+    "ppo": [
+        of_conf("LunarLander-v3", "ppo_lunarlander", 200),
+        of_conf("HalfCheetah-v5", "ppo_halfcheetah", 3000),
+        of_conf("Hopper-v5", "ppo_hopper", 2300),
+    ],
+    "a2c": [of_conf("CartPole-v1", "a2c_cartpole", 475)],
+    "appo": [of_conf("CartPole-v1", "appo_cartpole", 475), of_conf("Recall", "appo_recall", 0.95)],
+    "dqn": [
+        of_conf("CartPole-v1", "dqn_cartpole", 475),
+        of_conf("Acrobot-v1", "dqn_acrobot", -100),
+        of_conf("LunarLander-v3", "dqn_lunarlander", 150),
+    ],
+    "sac": [
+        of_conf("Pendulum-v1", "sac_pendulum", -155),
+        of_conf("MountainCarContinuous-v0", "sac_mountaincar_continuous", 90),
+        of_conf("HalfCheetah-v5", "sac_halfcheetah", 4500),
+    ],
+    "recurrent_sac": [of_conf("Recall, 4 cues", "sac_recall", 0.25)],
+    "td3": [of_conf("HalfCheetah-v5", "td3_halfcheetah", 4500)],
+    "td3_bc": [
+        recorded("Pendulum-v1, medium-replay", {"td3_bc_pendulum-medium-replay": ""}),
+        recorded("HalfCheetah-v5, medium-replay", {"td3_bc_halfcheetah-medium-replay": ""}),
+    ],
+    "bc": [
+        recorded(
+            "Pendulum-v1", {"bc_pendulum-expert": "expert", "bc_pendulum-medium-replay": "medium-replay"}, level=-140.6
+        ),
+        recorded("HalfCheetah-v5, medium-replay", {"bc_halfcheetah-medium-replay": ""}),
+    ],
+    "iql": [
+        recorded("Pendulum-v1, medium-replay", {"iql_pendulum-medium-replay": ""}),
+        recorded("HalfCheetah-v5, medium-replay", {"iql_halfcheetah-medium-replay": ""}),
+    ],
+    "dagger": [of_conf("Pendulum-v1", "dagger_pendulum", -141.3)],
+    "gail": [of_conf("HalfCheetah-v5", "gail_halfcheetah", 7321)],
+    "rnd": [Panel("MountainCar-v0", {"rnd_mountaincar": "PPO with RND", "rnd_mountaincar-ppo": "PPO"}, -180)],
 }
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    figure, axes = plt.subplots(1, len(SHOWN), figsize=(12, 3.2), layout="constrained")
-    for axis, (conf, (title, bar)) in zip(axes, SHOWN.items()):
+    PICTURES.mkdir(exist_ok=True)
+    for name, panels in DRAWN.items():
+        figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.2), layout="constrained", squeeze=False)
+        for axis, panel in zip(axes[0], panels):
+            _draw(axis, panel)
+        axes[0, 0].set_ylabel("mean return of 20 episodes")
+        figure.savefig(PICTURES / f"{name}.png", dpi=110)
+        plt.close(figure)
+
+
+def _draw(axis: Axes, panel: Panel) -> None:
+    for number, (conf, words) in enumerate(panel.confs.items()):
         rows = tables.read_rows(DOCS / "results" / f"{conf}-curve.csv")
         for seed in dict.fromkeys(row["seed"] for row in rows):
             own = [row for row in rows if row["seed"] == seed]
             steps = [int(row["env_steps"]) / 1000 for row in own]
-            axis.plot(steps, [float(row["mean"]) for row in own], linewidth=1.5, alpha=0.85)
-        axis.axhline(bar, color="grey", linewidth=0.8, linestyle="--")
-        axis.set_title(title, fontsize=11)
-        axis.set_xlabel("thousand environment steps")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    axes[0].set_ylabel("mean return of 20 episodes")
-    (DOCS / "pictures").mkdir(exist_ok=True)
-    figure.savefig(DOCS / "pictures" / "learning_curves.png", dpi=110)
+            line = axis.plot(steps, [float(row["mean"]) for row in own], linewidth=1.5, alpha=0.85)[0]
+            if words:
+                line.set(color=f"C{number}", label=words if seed == rows[0]["seed"] else None)
+    if panel.level is not None:
+        axis.axhline(panel.level, color="grey", linewidth=0.8, linestyle="--")
+    if any(panel.confs.values()):
+        axis.legend(frameon=False)
+    axis.set_title(panel.title, fontsize=11)
+    axis.set_xlabel(f"thousand {panel.clock}")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from alfish.__main__ import SUBCOMMANDS, module_of
 from alfish.configuration import locating
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.fixture(scope="module")

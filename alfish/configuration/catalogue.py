@@ -1,5 +1,6 @@
 """Catalogue of all parameters that gin can bind: default, kind and help of each."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -105,7 +106,9 @@ def _helps(text: str) -> dict[str, str]:
 
 
 def _shown(default: Any) -> str:
-    """Returns a default as it would be bound; a class or function as a reference."""
+    """Returns a default as it would be bound; a class or function as a reference, with the arguments of a partial."""
+    if isinstance(default, functools.partial):
+        return f"{_shown(default.func)}({', '.join(f'{name}={value!r}' for name, value in default.keywords.items())})"
     if inspect.isclass(default) or inspect.isfunction(default):
         return f"@{default.__name__}"
     return repr(default)

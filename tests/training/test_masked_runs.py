@@ -208,9 +208,8 @@ def test_an_algorithm_that_ignores_masks_is_stopped_at_its_first_forbidden_actio
 
 
 def test_the_example_of_the_page_trains_and_records(tmp_path, capsys):
-    page = (Path(alfish.__file__).parent.parent / "docs" / "algorithms.md").read_text()
-    section = page.partition("## Action masks\n")[2].partition("\n## ")[0]
-    (example,) = re.findall(r"^```gin\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    page = (Path(alfish.__file__).parent.parent / "docs" / "masks.md").read_text()
+    (example,) = re.findall(r"^```gin\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "example.gin").write_text(example)
     root_dir, data = tmp_path / "run", tmp_path / "data"
     train = ["train", f"--gin_file={tmp_path / 'example.gin'}", f"--root_dir={root_dir}"]
