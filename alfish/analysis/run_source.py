@@ -15,7 +15,7 @@ from alfish.configuration.differences import reference, tail, values
 from alfish.errors import UsageError, first_line, printable
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs.files import open_regular
-from alfish.runs.writers import COUNTERS
+from alfish.writers import COUNTERS
 
 METRICS_FILE = "metrics.csv"
 EVALUATION = "evaluation"  # name of the listener Evaluate, by default

@@ -29,8 +29,10 @@ class Report:
       progress: spent fraction of the budget, in [0, 1].
       finished: True in the last report: the run is finished, has paused (`Trainer.stop_at`), or was interrupted.
       scalars: by name; empty unless a summary was due.
-      nominal_clock: clock of scalars that do not belong at `clock`, by the prefix of their names. An evaluation belongs
-        at the multiple of its period at which it was due, so that evaluations of several seeds have equal clocks.
+      nominal_clock: clock of values that do not belong at `clock`, by the first segment of their names. An evaluation
+        belongs at the multiple of its period at which it was due, so that evaluations of several seeds have equal
+        clocks.
+      films: mp4 files of the run's directory, by the name that writers show them under (`evaluation/film`).
       evaluation: None if there was none.
     """
 
@@ -43,6 +45,7 @@ class Report:
     finished: bool
     scalars: dict[str, float] = field(default_factory=dict)
     nominal_clock: dict[str, int] = field(default_factory=dict)
+    films: dict[str, Path] = field(default_factory=dict)
     evaluation: Evaluation | None = None
 
     @classmethod

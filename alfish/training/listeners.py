@@ -14,9 +14,9 @@ from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, Pos
 from alfish.parameters.kinds import shown
 from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import make_directory, write_atomically
-from alfish.runs.writers import CSVWriter, MultiWriter, NullWriter, TensorBoardWriter, Writer
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
+from alfish.writers import CSVWriter, MultiWriter, TensorBoardWriter, Writer
 
 # Prefixes of the trainer's own scalars.
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
@@ -171,7 +171,7 @@ class Summaries(Listener):
     """Writes scalars to TensorBoard (`tensorboard/`) and to `metrics.csv`, and the configuration to TensorBoard."""
 
     def __init__(self) -> None:
-        self._writer: Writer = NullWriter()
+        self._writer = Writer()
 
     def start(self, run: Run) -> None:
         resumed = run.clock.value  # also 0: a run killed before its first checkpoint has left rows
@@ -188,6 +188,8 @@ class Summaries(Listener):
             self._config_written = True
             for name, text in run.directory.config.items():
                 self._writer.text(name, f"```\n{text}\n```", report.clock)
+        for name, path in report.films.items():
+            self._writer.film(name, path, report.nominal_clock.get(name.partition("/")[0], report.clock))
         if not report.scalars:
             return
         others = dict(report.scalars)

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from alfish.runs.writers import CSVWriter
+from alfish.writers import CSVWriter
 
 OPERATIVE = """import alfish.algorithms.ppo
 

@@ -1,12 +1,16 @@
 import io
 
+import imageio.v3 as imageio
+import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from alfish.errors import UsageError
 from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import DiskError
-from alfish.runs.writers import CSVWriter, MultiWriter, NullWriter, TensorBoardWriter
+from alfish.writers import CSVWriter, Histogram, Image, MultiWriter, TensorBoardWriter, Writer
+from alfish.writers.values import shown_value
 
 HEADER = "steps,env_steps,iterations,updates,wall_seconds"
 
@@ -106,7 +110,6 @@ def test_tensorboard_shows_values_and_counters_against_steps(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     writer.scalars({"loss": 0.5}, steps=9, env_steps=8, iterations=1, updates=4, wall_seconds=0.25)
     writer.text("config", "Trainer.seed = 0", 0)
-    writer.flush()
     writer.close()
     events = _events(tmp_path)
     tags = ["loss", "counters/env_steps", "counters/iterations", "counters/updates", "counters/wall_seconds"]
@@ -133,7 +136,7 @@ def test_tensorboard_drops_events_that_a_resumed_run_writes_again(tmp_path):
     assert [(e.step, e.value) for e in _events(tmp_path).Scalars("loss")] == [(8, 1.0), (16, 1.0), (20, 2.0)]
 
 
-class _Recorder(NullWriter):
+class _Recorder(Writer):
     def __init__(self, calls, broken=False):
         self._calls = calls
         self._broken = broken
@@ -144,9 +147,6 @@ class _Recorder(NullWriter):
     def text(self, tag, text, steps):
         self._calls.append((tag, text, steps))
 
-    def flush(self):
-        self._calls.append("flush")
-
     def close(self):
         self._calls.append("close")
         if self._broken:
@@ -155,13 +155,12 @@ class _Recorder(NullWriter):
 
 def test_many_writers_are_written_as_one():
     calls = []
-    writer = MultiWriter([_Recorder(calls), NullWriter(), _Recorder(calls)])
+    writer = MultiWriter([_Recorder(calls), Writer(), _Recorder(calls)])
     writer.scalars({"loss": 1.0}, 8, 8, 1, 4, 0.5)
     writer.text("tag", "text", 8)
-    writer.flush()
     writer.close()
     row, text = ({"loss": 1.0}, 8, 8, 1, 4, 0.5), ("tag", "text", 8)
-    assert calls == [row, row, text, text, "flush", "flush", "close", "close"]
+    assert calls == [row, row, text, text, "close", "close"]
 
 
 def test_a_writer_that_cannot_close_does_not_keep_the_others_open():
@@ -271,7 +270,6 @@ def test_a_full_disk_ends_the_curves_with_a_warning_and_nothing_else(tmp_path, c
     for step in (2, 3):
         writer.scalars({"loss": 1.0}, step, 1, 1, 1, 1.0)
     writer.text("config", "x", 3)
-    writer.flush()
     writer.close()
     [record] = caplog.records
     assert (
@@ -297,3 +295,43 @@ def test_a_file_that_is_no_table_is_named(tmp_path, content):
     with pytest.raises(UsageError, match="metrics.csv is no table of metrics .*; move it away"):
         CSVWriter(tmp_path / "metrics.csv")
     assert (tmp_path / "metrics.csv").read_bytes() == content
+
+
+def test_a_histogram_has_a_bin_for_each_whole_number():
+    histogram = Histogram.of(np.array([[0, 2], [2, np.nan]]))
+    assert (histogram.counts.tolist(), histogram.edges.tolist()) == ([1, 0, 2], [-0.5, 0.5, 1.5, 2.5])
+    assert (histogram.sum, histogram.sum_squares) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    "values", [np.linspace(-1, 1, 1000), torch.linspace(0, 1, 50_001), np.full(3, 0.5), [np.inf], [1e17, 1e17 + 64]]
+)
+def test_a_histogram_counts_finite_values_between_ascending_edges(values):
+    histogram = Histogram.of(values)
+    assert (np.diff(histogram.edges) > 0).all()
+    assert len(histogram.edges) == len(histogram.counts) + 1
+    assert histogram.counts.sum() == {1000: 1000, 50_001: 8334, 3: 3, 1: 0, 2: 2}[len(values)]  # every sixth of 50,001
+
+
+def test_what_a_custom_summary_returns_is_a_number_a_histogram_or_an_image():
+    frame = np.zeros((4, 5, 1), np.uint8)
+    assert shown_value(np.float32(0.5)) == shown_value(torch.tensor([0.5])) == 0.5
+    assert shown_value(frame).pixels.shape == (4, 5, 3)
+    assert shown_value(torch.ones(7)).counts.sum() == 7
+    for wrong in ("text", None, [], {"a": 1}):
+        with pytest.raises(TypeError):
+            shown_value(wrong)
+
+
+def test_tensorboard_shows_histograms_and_images(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    writer.histogram("action", Histogram.of(np.array([0, 1, 1])), 8)
+    writer.image("frame", Image(np.arange(24, dtype=np.uint8).reshape(2, 4, 3)), 8)
+    writer.close()
+    events = _events(tmp_path)
+    [shown] = events.Histograms("action")
+    assert (shown.step, shown.histogram_value.num, shown.histogram_value.bucket) == (8, 3, [0, 1, 2])
+    [picture] = events.Images("frame")
+    assert (picture.width, picture.height) == (4, 2)
+    pixels = imageio.imread(picture.encoded_image_string)
+    assert pixels.tolist() == np.arange(24).reshape(2, 4, 3).tolist()

@@ -1,0 +1,87 @@
+"""The table of scalars of a run, `metrics.csv`."""
+
+import csv
+import errno
+import io
+import os
+from pathlib import Path
+
+from alfish.errors import UsageError
+from alfish.runs.files import make_directory, open_regular, write_atomically, writing
+from alfish.writers.writer import COUNTERS, Writer
+
+
+class CSVWriter(Writer):
+    """CSV table with the counters and a column for each name of a scalar; a missing value is an empty cell.
+
+    A new name adds a column at the end, for which the file is rewritten. Each row is flushed, so a killed process loses
+    at most its last row. The next writer removes an incomplete last row.
+
+    Args:
+      path: of the file, usually `metrics.csv`; an existing one is continued.
+      resume_steps: rows past these steps are removed, because a resumed run writes them again; None: no row.
+
+    Raises:
+      UsageError: if the existing file is not such a table.
+    """
+
+    def __init__(self, path: str | os.PathLike, resume_steps: int | None = None):
+        self._path = Path(path)
+        make_directory(self._path.parent)
+        self._columns = list(COUNTERS)
+        rows = []
+        if self._path.exists():
+            header, *rows = self._read() or [self._columns]
+            self._columns = header
+            if resume_steps is not None:
+                rows = [row for row in rows if int(row[0]) <= resume_steps]
+        self._rewrite(rows)
+
+    def scalars(
+        self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
+    ) -> None:
+        if clash := values.keys() & set(COUNTERS):
+            raise ValueError(f"The names {sorted(clash)} are taken by the counters.")
+        if new := [name for name in values if name not in self._columns]:
+            self._file.close()
+            _, *rows = self._read()
+            self._columns += new
+            self._rewrite(rows)
+        counters = (int(steps), int(env_steps), int(iterations), int(updates), float(wall_seconds))
+        cells = (float(values[name]) if name in values else "" for name in self._columns[len(COUNTERS) :])
+        row = io.StringIO(newline="")
+        csv.writer(row, lineterminator="\n").writerow((*counters, *cells))
+        with writing(self._path):
+            content = row.getvalue().encode()
+            if self._file.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self) -> list[list[str]]:
+        """Returns the header and the rows, without an incomplete last line."""
+        try:
+            with open_regular(self._path) as file:
+                content = file.read()
+            whole = content[: content.rfind(b"\n") + 1]
+            table = list(csv.reader(io.StringIO(whole.decode(), newline="")))
+        except (OSError, ValueError, csv.Error) as error:
+            raise UsageError(f"{self._path} is no table of metrics ({error}); move it away.") from error
+        if table and tuple(table[0][: len(COUNTERS)]) != COUNTERS:
+            raise UsageError(f"{self._path} is no table of metrics (its columns are {table[0]}); move it away.")
+        for number, row in enumerate(table[1:], start=2):
+            if not row or not (row[0].isascii() and row[0].isdigit()):
+                raise UsageError(f"{self._path}, row {number}, does not start with its steps; mend or move the file.")
+        return table
+
+    def _rewrite(self, rows: list[list[str]]) -> None:
+        """Replaces the file by the columns and rows, and opens it; rows may lack the newest columns."""
+        content = io.StringIO(newline="")
+        writer = csv.writer(content, lineterminator="\n")
+        writer.writerow(self._columns)
+        writer.writerows(row + [""] * (len(self._columns) - len(row)) for row in rows)
+        write_atomically(self._path, content.getvalue())
+        # Unbuffered, because `close` would write a buffer again after the disk has failed.
+        with writing(self._path):
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115, closed by `close`

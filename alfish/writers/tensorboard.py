@@ -1,0 +1,96 @@
+"""TensorBoard event files."""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from alfish.errors import UsageError
+from alfish.writers.values import Histogram, Image
+from alfish.writers.writer import COUNTERS, Writer
+
+
+class TensorBoardWriter(Writer):
+    """TensorBoard event files; the other counters stand under `counters/`.
+
+    If the disk fails, the writer logs a warning and stops; the run continues.
+
+    Args:
+      directory: of the event files.
+      purge_step: first steps that a resumed run writes again: the steps of its checkpoint + 1, because values at the
+        checkpoint stay. TensorBoard removes all values from these steps on.
+
+    Raises:
+      UsageError: if TensorBoard is not installed.
+    """
+
+    def __init__(self, directory: str | os.PathLike, purge_step: int | None = None):
+        try:
+            from tensorboard.compat.proto import (
+                event_pb2,
+                summary_pb2,
+            )  # here, because it takes some tenths of a second
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise UsageError("TensorBoard is not installed; pip install tensorboard.") from error
+        self._event, self._summary, self._path = event_pb2.Event, summary_pb2.Summary, Path(directory)
+        self._histogram = summary_pb2.HistogramProto
+        # Not through torch's SummaryWriter, whose thread ends with a traceback where the disk fails.
+        self._file: Any = None
+        with self._unless_the_disk_fails():
+            self._path.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+            self._file = open(self._path / name, "ab", buffering=0)  # noqa: SIM115, closed by `close`
+        self._records = RecordWriter(self._file)
+        self._write(step=purge_step, file_version="brain.Event:2")
+        if purge_step is not None:
+            self._write(step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
+
+    def scalars(
+        self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
+    ) -> None:
+        counters = zip(COUNTERS[1:], (env_steps, iterations, updates, wall_seconds), strict=True)
+        all_values = values | {f"counters/{name}": counter for name, counter in counters}
+        row = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in all_values.items()]
+        self._write(step=steps, summary=self._summary(value=row))
+
+    def histogram(self, name: str, histogram: Histogram, steps: int) -> None:
+        counts, edges = histogram.counts, histogram.edges
+        proto = self._histogram(
+            min=edges[0], max=edges[-1], num=counts.sum(), sum=histogram.sum, sum_squares=histogram.sum_squares,
+            bucket_limit=edges.tolist(), bucket=[0.0, *counts],
+        )  # fmt: skip
+        self._write(step=steps, summary=self._summary(value=[self._summary.Value(tag=name, histo=proto)]))
+
+    def image(self, name: str, image: Image, steps: int) -> None:
+        height, width, _ = image.pixels.shape
+        encoded = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=image.to_png())
+        self._write(step=steps, summary=self._summary(value=[self._summary.Value(tag=name, image=encoded)]))
+
+    def text(self, name: str, text: str, steps: int) -> None:
+        from torch.utils.tensorboard.summary import text as text_summary
+
+        self._write(step=steps, summary=text_summary(name, text))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, **fields: Any) -> None:
+        if self._file is not None:
+            with self._unless_the_disk_fails():
+                self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+
+    @contextlib.contextmanager
+    def _unless_the_disk_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            logging.warning("%s cannot be written to (%s): its curves end here.", self._path, error.strerror or error)
+            self.close()
