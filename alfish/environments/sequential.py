@@ -19,7 +19,8 @@ from alfish.errors import UsageError, first_line
 # code, shows that the environment breaks gymnasium's interface.
 _GYMNASIUM, _NUMPY = Path(gymnasium.__file__).parent, Path(np.__file__).parent
 _CALLERS = {_GYMNASIUM / "wrappers", _GYMNASIUM / "core.py", _GYMNASIUM / "vector"}
-_CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__), Path(__file__).with_name("make.py")}
+_CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__)}
+_CALLERS |= {Path(__file__).with_name(name) for name in ("make.py", "finding.py", "wrapping.py")}
 
 
 class SequentialVectorEnv(VectorEnv):

@@ -14,9 +14,10 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
-from alfish.environments.make import ScalarReward, spawn_seeds
+from alfish.environments.make import spawn_seeds
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
+from alfish.environments.wrapping import ScalarReward
 from alfish.errors import UsageError
 from alfish.parameters import imports
 

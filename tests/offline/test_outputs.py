@@ -12,7 +12,7 @@ from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
 
 from alfish.configuration import opening
 from alfish.environments import make_environment
-from alfish.environments.make import StickyAction
+from alfish.environments.wrapping import StickyAction
 from alfish.errors import RunError, UsageError
 from alfish.offline import MinariWriter, OfflineBuffer, Spaces, open_writer
 from alfish.offline import writer as writer_module

@@ -183,7 +183,7 @@ def test_a_stranger_may_not_name_parts_of_libraries(tmp_path, part):
             "names 'write_atomically' of 'alfish.runs.files', which holds no parts of Train",
         ),
         ("alfish.bin.check_env:main", "names 'main' of 'alfish.bin.check_env', which holds no parts of Trainers"),
-        ("alfish.environments.make:importlib.import_module", "no class or function 'importlib.import_module' in alf"),
+        ("alfish.environments.wrapping:functools.partial", "no class or function 'functools.partial' in alf"),
         ("described_parts:gymnasium.make", "no class or function 'gymnasium.make' in described_parts"),
         ("described_parts:gymnasium.Env", "no class or function 'gymnasium.Env' in described_parts"),
         ("described_parts:PPO", "no class or function 'PPO' in described_parts"),

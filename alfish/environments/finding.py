@@ -1,0 +1,129 @@
+"""Environments by their id: gymnasium's registry, vector classes, EnvPool, and the extras that they need."""
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from alfish.environments.environment import Environment
+from alfish.environments.vector import VectorEnvironment
+from alfish.errors import UsageError
+from alfish.parameters import imports
+
+# The extra that installs a missing module.
+EXTRA_OF_MODULE = {
+    "mujoco": "mujoco",
+    "ale_py": "atari",
+    "Box2D": "box2d",
+    "box2d": "box2d",
+    "envpool": "envpool",
+    "mo_gymnasium": "mo",
+}
+EXTRA_OF_PREFIX = {"ALE/": "atari"}
+
+
+def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
+    """Returns a registered environment."""
+    _check_exists(env_id)
+    if ":" in str(kwargs.get("env_id")):  # ids like GymV26Environment-v0 make gym's environments
+        imports.admit(kwargs["env_id"].partition(":")[0], "make_environment.env_kwargs")
+    try:
+        return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError, ImportError) as error:
+        raise _missing_extra(env_id, error) from error
+
+
+def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv:
+    """Returns a vector environment of the class that an id has for this."""
+    _check_exists(env_id)
+    if gymnasium.spec(env_id).vector_entry_point is None:
+        raise UsageError(f"{env_id} has no class of its own for vectorization 'vector_entry_point'; take 'sync'")
+    with named_kwargs(env_id, kwargs):
+        return gymnasium.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+
+
+def make_envpool(
+    env_id: Any,
+    num_envs: int,
+    seeds: Sequence[int],
+    kwargs: Mapping[str, Any],
+    action_mask: str | None,
+    rewards: Sequence[str] | None,
+) -> Environment:
+    """Returns environments of EnvPool."""
+    try:
+        import envpool
+    except ImportError as error:
+        raise UsageError("vectorization 'envpool' needs the extra 'envpool': pip install 'alfish[envpool]'") from error
+    if env_id not in envpool.list_all_envs():
+        close = difflib.get_close_matches(str(env_id), envpool.list_all_envs(), 3, 0.5)
+        raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
+    env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
+    environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask, rewards=rewards)
+    environment.name = env_id
+    return environment
+
+
+class EnvPoolEnvironment(VectorEnvironment):
+    """EnvPool's environments, which take their seeds in the constructor."""
+
+    def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None):
+        self._members.first_seeds = None
+        return super().reset(None, rows)
+
+
+@contextlib.contextmanager
+def named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Raises UsageError in place of a constructor's TypeError about an unknown keyword argument."""
+    try:
+        yield
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UsageError(
+            f"make_environment: {name_of(env_id)} does not take env_kwargs={dict(kwargs)}: {error}"
+        ) from error
+
+
+def name_of(env_id: str | Callable[..., Any]) -> str:
+    """Returns an id, or the name of a constructor."""
+    made = getattr(env_id, "func", env_id)  # of a partial
+    return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
+
+
+def _check_exists(env_id: str) -> None:
+    imported, module = None, ""
+    if ":" in env_id:
+        module, _, name = env_id.partition(":")
+        if module in EXTRA_OF_MODULE and importlib.util.find_spec(module) is None:
+            raise _missing_extra(env_id, ImportError(module))
+        env_id = name
+        imported = imports.import_named(module, "make_environment.env_id")
+    for prefix, extra in EXTRA_OF_PREFIX.items():
+        if env_id.startswith(prefix):
+            module = {"atari": "ale_py"}[extra]
+            if importlib.util.find_spec(module) is None:
+                raise UsageError(f"{env_id} needs the extra {extra!r}: pip install 'alfish[{extra}]'")
+            gymnasium.register_envs(importlib.import_module(module))
+    try:
+        gymnasium.spec(env_id)
+    except gymnasium.error.Error as error:
+        close = difflib.get_close_matches(env_id, list(gymnasium.registry), 3, 0.5)
+        hint = f"; close ones are {', '.join(close)}" if close else ""
+        if callable(getattr(imported, env_id, None)):
+            hint = f"; {module}.{env_id} is a class or function, so write @{module}.{env_id} without quotes in gin"
+        raise UsageError(f"make_environment.env_id: there is no environment {env_id!r}{hint}") from error
+
+
+def _missing_extra(env_id: str, error: Exception) -> UsageError:
+    words = str(error)
+    for module, extra in EXTRA_OF_MODULE.items():
+        if module.lower() in words.lower():
+            return UsageError(f"{env_id} needs the extra {extra!r}: pip install 'alfish[{extra}]'")
+    return UsageError(f"{env_id} cannot be built: {words}")

@@ -1,0 +1,144 @@
+"""Wrappers of single environments: the user's, by name or as callables, and those that processes need."""
+
+import contextlib
+import functools
+import inspect
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import gin
+import gymnasium
+import numpy as np
+
+from alfish.environments.finding import name_of
+from alfish.environments.sequential import check_ends, refuse_breach, refuse_vector
+from alfish.errors import UsageError, exited, first_line
+from alfish.parameters import Range, checked, imports
+
+# A callable, its name, or either with keyword arguments.
+Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
+
+
+def wrap(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
+    """Returns an environment inside a wrapper, an entry of `make_environment.wrappers`."""
+    wrapper = _wrapper(wrapper)
+    try:
+        wrapped = wrapper(env)
+    except TypeError as error:
+        words = "required positional argument", "takes no arguments", "unexpected keyword argument"
+        if not any(one in str(error) for one in words):
+            raise
+        raise UsageError(
+            f"make_environment.wrappers: {name_of(wrapper)} cannot be called with an environment "
+            f"and the arguments that are set: {first_line(error)}; set them in gin, by functools.partial, or as "
+            "['module:Name', {'argument': value}]"
+        ) from error
+    if not isinstance(wrapped, gymnasium.Env):
+        raise UsageError(
+            f"make_environment.wrappers: {name_of(wrapper)} made a {type(wrapped).__name__}, no gymnasium.Env"
+        )
+    return wrapped
+
+
+def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
+    """Returns an entry of `wrappers` as a callable, with its keyword arguments."""
+    entry = list(wrapper) if isinstance(wrapper, (list, tuple)) else [wrapper, {}]
+    is_named = len(entry) == 2 and (isinstance(entry[0], str) or callable(entry[0])) and isinstance(entry[1], Mapping)
+    if not is_named:
+        raise UsageError(
+            f"make_environment.wrappers has {wrapper!r}; an entry is a class, its name, or a list of either and its "
+            "keyword arguments, as ['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]"
+        )
+    name, keywords = entry
+    if callable(name):
+        return functools.partial(name, **keywords) if keywords else name
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise UsageError(
+            f"make_environment.wrappers has {name!r}; a name is a module and a class in it, as in "
+            "'gymnasium.wrappers:FlattenObservation'"
+        )
+    found = getattr(imports.import_named(module, "make_environment.wrappers"), attribute, None)
+    if not callable(found):
+        raise UsageError(f"make_environment.wrappers has {name!r}, and {module} has no such class or function")
+    if imports.is_restricted() and not (inspect.isclass(found) and issubclass(found, gymnasium.Wrapper)):
+        # Else a name could call any function of modules that are already imported.
+        imports.admit_functions(module, "make_environment.wrappers")
+    return functools.partial(found, **keywords)
+
+
+@gin.configurable(module="alfish.environments")
+@checked
+class StickyAction(gymnasium.wrappers.StickyAction):
+    """Repeats the last action at random in place of the next one, which keeps exploration going in training.
+
+    Args:
+      env: the environment to wrap.
+      repeat_action_probability: probability per step, in [0, 1).
+    """
+
+    def __init__(self, env: gymnasium.Env, repeat_action_probability: Annotated[float, Range(0, 1, below=True)] = 0.25):
+        super().__init__(env, repeat_action_probability)
+
+
+class InProcess:
+    """Constructor of environments for gymnasium's async vector environment.
+
+    gymnasium calls it once in this process for the spaces, and once in each environment's process, which leaves signals
+    to the trainer.
+    """
+
+    def __init__(self, make: Callable[[], gymnasium.Env]):
+        self._make, self._home = make, os.getpid()
+
+    def __call__(self) -> gymnasium.Env:
+        if os.getpid() != self._home:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes of a terminal
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # gymnasium ends processes by SIGTERM
+        try:
+            return ScalarReward(self._make())
+        except SystemExit as error:
+            raise exited(error) from error
+
+
+class ScalarReward(gymnasium.Wrapper):
+    """Converts rewards to floats, since arrays of one element break gymnasium's batching.
+
+    A call of sys.exit becomes an error, as for environments in the trainer's process. Breaches of gymnasium's interface
+    raise here, because gymnasium would wait for ever for a step whose infos it cannot read.
+    """
+
+    def reset(self, **arguments: Any) -> Any:
+        with self._named_errors("reset"):
+            observation, info = self.env.reset(**arguments)
+            _check_info(info)
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        with self._named_errors("step"):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            _check_info(info)
+        check_ends([terminated], [truncated])
+        try:
+            number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except (TypeError, ValueError):
+            refuse_vector(reward)
+            raise
+        return observation, number, terminated, truncated, info
+
+    @contextlib.contextmanager
+    def _named_errors(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except SystemExit as error:
+            raise exited(error) from error
+        except Exception as error:
+            refuse_breach(error, type(self.env.unwrapped).__name__, method)
+            raise
+
+
+def _check_info(info: Any) -> None:
+    if not isinstance(info, dict):
+        raise TypeError(f"its info is {info!r}, which is no dict")
