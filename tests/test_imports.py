@@ -17,7 +17,7 @@ FLOORS = [
     (0, ["runs", "writers", "processes", "compiler"]),
     (1, ["data", "specs"]),
     (2, ["losses", "policy_losses", "returns", "objectives", "corrections", "targets", "distributions"]),
-    (2, ["networks", "environments", "transforms", "metrics", "replay", "offline"]),
+    (2, ["networks", "environments", "transforms", "metrics", "replay", "offline", "films"]),
     (3, ["algorithms", "composition"]),
     (4, ["batches", "learner", "unrollers", "transfer"]),
     (5, ["training", "weighting"]),

@@ -56,6 +56,10 @@ class ActorCriticAlgorithm(RLAlgorithm):
         policy, state = self.network.policy(time_step, state)
         return AlgStep(policy.mode(), state)
 
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the values `[B]` of rows `[B]`."""
+        return self.objectives.scalarized(self.network.value(time_step, state))
+
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         info, _ = self.network(experience.time_step, state)
         return AlgStep(info=PolicyValue(*info))

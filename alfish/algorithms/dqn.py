@@ -112,6 +112,11 @@ class DQN(RLAlgorithm):
         q, state = self.q_network(time_step, state)
         return AlgStep(self._nested(_greedy(self.objectives.scalarized(q), self._mask(time_step))), state)
 
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the values `[B]` of rows `[B]`: those of the greedy actions."""
+        q = self.objectives.scalarized(self.q_network(time_step, state)[0])
+        return _of_action(q, _greedy(q, self._mask(time_step)))
+
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         window = Window(experience, self.replay_needs.recurrent_state)
         target_q = window.later(self.target)  # [L-1, N, A] or [L-1, N, A, R]

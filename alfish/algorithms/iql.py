@@ -114,6 +114,10 @@ class IQL(RLAlgorithm):
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         return AlgStep(self._within_bounds(self._policy(time_step.observation).mode()), state)
 
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the values `[B]` of rows `[B]`."""
+        return self._value(time_step)
+
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         now, later = nest.split(experience.time_step, 1)
         action = nest.at(experience.action, slice(0, 1))

@@ -22,7 +22,7 @@ from alfish.errors import UsageError
 from alfish.formatting import counted, significant
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs.run_log import warnings_in
-from alfish.training.evaluator import bootstrap_interval
+from alfish.training.evaluations.evaluation import bootstrap_interval
 
 NUM_PANELS = 15  # of metrics of training
 NUM_COLUMNS = 3

@@ -2,14 +2,17 @@
 
   alfish evaluate --root_dir=runs/ppo --num_episodes=100
   alfish evaluate --root_dir=runs/ppo --checkpoint=best --json
+  alfish evaluate --root_dir=runs/ppo --video --video_episodes=4
 
 The seed of episode k is `seed + k`. Every episode that starts is run to its end, so the result does not depend on
 --num_envs. An episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 by default) and
 counts as truncated; --max_length sets another limit. --json prints one JSON object with the keys env_steps,
 num_episodes, mean, std, ci_low, ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and num_cut
-(the number of episodes that were cut).
+(the number of episodes that were cut). --video films the first episode, or --video_episodes side by side, into the
+run's directory `films`; the results are the same. Films need the extra 'video': pip install 'alfish[video]'.
 """
 
+import contextlib
 import json
 
 from absl import flags
@@ -21,27 +24,46 @@ from alfish.formatting import counted, significant
 FLAGS = flags.FlagValues()
 shared_flags.define_episodes(FLAGS, 20)
 flags.DEFINE_integer("num_envs", 8, shared_flags.NUM_ENVS, 1, flag_values=FLAGS)
+shared_flags.define_films(FLAGS)
 flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
     from alfish.configuration.opening import open_run
+    from alfish.films import Camera, Recorder
 
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    num_filmed = shared_flags.num_filmed(flag_values)
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
-        which = shared_flags.checkpoint(flag_values.checkpoint)
-        if not trainer.batches.acts:
-            which, _ = trainer.directory.checkpoints.load(which)
-        env_steps = trainer.load_policy(which)
-        done = f"{env_steps:,} env steps" if trainer.batches.acts else f"{which:,} updates"
-        evaluator = trainer.evaluator(flag_values.num_episodes, flag_values.num_envs, flag_values.max_length)
-        evaluation = evaluator.evaluate(flag_values.num_episodes, flag_values.seed, flag_values.sample, env_steps)
-        evaluator.close()
+        env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
+        clock = trainer.clock.value
+        done = f"{env_steps:,} env steps" if trainer.batches.acts else f"{clock:,} updates"
+        arguments = {"render_mode": "rgb_array"} if num_filmed else {}
+        num_envs = max(flag_values.num_envs, num_filmed)
+        evaluator = trainer.evaluator(flag_values.num_episodes, num_envs, flag_values.max_length, **arguments)
+        with contextlib.ExitStack() as stack:
+            stack.callback(evaluator.close)
+            recorder = None
+            if num_filmed:
+                camera, place = Camera(evaluator.environment, "--video"), trainer.directory.path
+                stem = f"checkpoint-{clock:012d}"
+                recorder = Recorder.into_run(camera, place, stem, num_filmed, "--video", flag_values.captions)
+                stack.enter_context(recorder)
+            evaluation = evaluator.evaluate(
+                flag_values.num_episodes,
+                flag_values.seed,
+                flag_values.sample,
+                env_steps,
+                recorder,
+                flag_values.captions,
+            )
     summary = evaluation.summary()
     if flag_values.json:
         print(json.dumps(summary))
         return 0
+    for film, count in recorder.written if recorder else ():
+        print(f"{film}: {count} frames")
     print(f"checkpoint at {done}, {counted(summary['num_episodes'], 'episode')} from seed {flag_values.seed}")
     shown = {name: significant(summary[name]) for name in ("mean", "ci_low", "ci_high", "std", "min", "max")}
     print(f"return  mean {shown['mean']}  95 % interval [{shown['ci_low']}, {shown['ci_high']}]")

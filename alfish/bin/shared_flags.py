@@ -25,6 +25,41 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
     flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT, flag_values=flag_values)
 
 
+def define_captions(flag_values: flags.FlagValues) -> None:
+    """Defines the flag of captions in films."""
+    words = "Show episode, return, reward, value (of an algorithm with state_value) and action in the film."
+    flags.DEFINE_boolean("captions", False, words, flag_values=flag_values)
+
+
+def define_films(flag_values: flags.FlagValues) -> None:
+    """Defines the flags of films in a run's directory."""
+    flags.DEFINE_boolean("video", False, "Film the first episodes into the run's films/.", flag_values=flag_values)
+    words = "Number of episodes of a film, side by side."
+    flags.DEFINE_integer("video_episodes", 1, words, 1, flag_values=flag_values)
+    define_captions(flag_values)
+
+
+def num_filmed(flag_values: flags.FlagValues) -> int:
+    """Returns the number of episodes to film, and prepares for that.
+
+    Raises:
+      UsageError: the extra 'video' is missing, or there are fewer episodes.
+    """
+    if not flag_values.video:
+        return 0
+    from alfish.environments import rendering
+    from alfish.runs.film_file import check_extra
+
+    check_extra("--video")
+    if flag_values.video_episodes > flag_values.num_episodes:
+        raise UsageError(
+            f"--video_episodes is {flag_values.video_episodes}; it must be at most {flag_values.num_episodes}, "
+            "--num_episodes"
+        )
+    rendering.prepare()
+    return flag_values.video_episodes
+
+
 def checkpoint(name: str) -> str | int:
     """Returns 'latest', 'best', or a number of steps.
 

@@ -12,7 +12,7 @@ from alfish.errors import printable
 from alfish.formatting import counted, significant
 from alfish.sweeps.group import write_rows
 from alfish.sweeps.trials import Trial
-from alfish.training.evaluator import bootstrap_interval
+from alfish.training.evaluations.evaluation import bootstrap_interval
 
 CSV = "trials.csv"
 NUM_SHOWN = 10  # trials of each state in the table for people

@@ -1,11 +1,9 @@
 """Evaluation: unbiased, seeded, and independent of the number of environments."""
 
 import contextlib
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,12 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import UsageError
+from alfish.films import Row
 from alfish.offline import Episode
 from alfish.offline.episode import ends
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits, reward_names
+from alfish.training.evaluations.evaluation import Evaluation
 from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
 from alfish.training.policy import completed
 from alfish.transforms import Transforms
@@ -29,57 +29,6 @@ from alfish.unrollers.episodes import EpisodeAccumulator
 # Actions after which an episode is truncated; the longest episode of a shipped task, an Atari game, has 27,000.
 MAX_EPISODE_LENGTH = 100_000
 PROGRESS_SECONDS = 30.0  # between two lines about a long evaluation
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Results of an evaluation; episode k was reset with `seed + k`."""
-
-    env_steps: int  # of the policy's training
-    seed: int
-    returns: tuple[float, ...]
-    lengths: tuple[int, ...]  # actions
-    num_cut: int = 0  # episodes that were truncated at the evaluator's `max_length`
-    # Of each entry of vector rewards, by its name; `returns` are their weighted sums.
-    by_objective: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> float:
-        """Mean of the returns."""
-        return math.fsum(self.returns) / len(self.returns)
-
-    def summary(self) -> dict[str, Any]:
-        """Returns the mean with a 95 % bootstrap interval, the spread, and all episodes."""
-        returns = np.array(self.returns)
-        low, high = bootstrap_interval(returns)
-        by_objective = {name: list(returns) for name, returns in self.by_objective.items()}
-        return {
-            "env_steps": self.env_steps,
-            "num_episodes": len(returns),
-            "mean": self.mean,
-            "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
-            "ci_low": low,
-            "ci_high": high,
-            "min": float(returns.min()),
-            "max": float(returns.max()),
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-            "num_cut": self.num_cut,
-            **({"by_objective": by_objective} if by_objective else {}),
-        }
-
-    def to_csv(self) -> str:
-        columns = {"return": self.returns, "length": self.lengths}
-        columns |= {f"return/{name}": own for name, own in self.by_objective.items()}
-        rows = [f"{k},{self.seed + k},{','.join(map(repr, row))}" for k, row in enumerate(zip(*columns.values()))]
-        return "\n".join([f"episode,seed,{','.join(columns)}", *rows]) + "\n"
-
-
-def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Returns a 95 % interval of the mean return of a policy, from the returns of some of its episodes."""
-    draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def make_evaluator(
@@ -137,6 +86,7 @@ class Evaluator:
         lacks_leaves = nest.paths(environment.observation_spec) != nest.paths(trained_spec)
         self._trained_spec = trained_spec if lacks_leaves else None
         self._under_way: object = None  # the rows of the last call of `test_episodes`
+        self._policy: PaddedPolicy | None = None  # of the evaluation under way
 
     def evaluate(
         self,
@@ -144,7 +94,8 @@ class Evaluator:
         seed: int = 0,
         sample: bool = False,
         env_steps: int = 0,
-        on_row: Callable[[np.ndarray], None] | None = None,
+        on_row: Callable[[Row], Any] | None = None,
+        values: bool = False,
     ) -> Evaluation:
         """Evaluates the policy; episode k starts from `reset(seed=seed + k)`.
 
@@ -153,8 +104,8 @@ class Evaluator:
           seed: of episode 0.
           sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
           env_steps: of the policy's training, copied into the result.
-          on_row: called after every reset and step with the episode index of each environment, or -1 (for films). An
-            environment that has just finished still has its index.
+          on_row: called after every reset and step (for films).
+          values: whether rows have values, which takes one more call of the networks for each.
 
         Raises:
           UsageError: fewer than 1 episode, or more than there are environments that cannot be seeded one by one.
@@ -165,11 +116,11 @@ class Evaluator:
         self._under_way = None
         with self._acting(seed):
             for episode, time_step, stepped in self._rows(num_episodes, seed, sample):
+                reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(len(episode), -1)
                 if on_row:
-                    on_row(episode)
+                    on_row(self._row(episode, time_step, reward, values))
                 if not stepped:
                     continue
-                reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(len(episode), -1)
                 for lane in np.flatnonzero(episode >= 0):
                     totals[episode[lane]] += reward[lane]
                     lengths[episode[lane]] += 1
@@ -233,6 +184,14 @@ class Evaluator:
     def close(self) -> None:
         self.environment.close()
 
+    def _row(self, episode: np.ndarray, time_step: TimeStep, reward: np.ndarray, with_value: bool) -> Row:
+        """Returns what `on_row` receives; `reward` is `[B, R]`. A policy that lacks leaves has no values."""
+        value = self._policy.value(time_step) if with_value and self._policy and not self._trained_spec else None
+        ended = time_step.step_type.cpu().numpy() == StepType.LAST
+        units = ActionUnits(self.environment.action_space)
+        action = units.stretch(nest.map(nest.as_array, time_step.prev_action))
+        return Row(episode, self.scalarized(reward), action, value, ended)
+
     def _check_number(self, num_episodes: int) -> None:
         if num_episodes < 1:
             raise UsageError(f"the evaluator was asked for {num_episodes} episodes; it takes at least 1")
@@ -265,7 +224,7 @@ class Evaluator:
         length = np.zeros(num_envs, np.int64)  # of the episodes under way
         pace = _Pace(self.log, num_episodes)
         time_step = nest.tensors(environment.reset(_seeds(episode, seed)))
-        policy = PaddedPolicy(self._algorithm, self._transforms, num_envs, sample)
+        policy = self._policy = PaddedPolicy(self._algorithm, self._transforms, num_envs, sample)
         for k in range(started):
             policy.begin(k, seed + k)
         yield episode, time_step, False

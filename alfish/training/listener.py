@@ -12,7 +12,8 @@ from alfish.learner.learner import Learner
 from alfish.runs.stop_signals import StopSignals
 from alfish.runs.timer import Timer
 from alfish.training.clock import Clock
-from alfish.training.evaluator import Evaluation, Evaluator
+from alfish.training.evaluations.evaluation import Evaluation
+from alfish.training.evaluator import Evaluator
 from alfish.training.run_directory import RunDirectory
 from alfish.unrollers import Unroller
 

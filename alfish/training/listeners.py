@@ -9,11 +9,13 @@ import gin
 
 from alfish import replicas
 from alfish.errors import UsageError
+from alfish.films import FilmSchedule
 from alfish.formatting import significant
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from alfish.parameters.kinds import shown
 from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import make_directory, write_atomically
+from alfish.training.evaluations.evaluation import Evaluation
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
 from alfish.writers import CSVWriter, MultiWriter, TensorBoardWriter, Writer
@@ -36,6 +38,10 @@ class Evaluate(Listener):
       num_envs: environments at a time; the result does not depend on it.
       seed: of the first episode; episode k has seed + k.
       name: of the files and scalars; several Evaluate listeners need different names.
+      video_period: clock steps between evaluations that are filmed, as is the last one; 0: no films. They are in the
+        directory `films` of the run, and need the extra 'video'.
+      video_episodes: episodes of a film, from the first one on, side by side.
+      video_captions: whether films show return, reward, value and action.
 
     Attributes:
       period, name: the arguments.
@@ -48,9 +54,17 @@ class Evaluate(Listener):
         num_envs: PositiveInt = 8,
         seed: NonNegativeInt = 0,
         name: str = "evaluation",
+        video_period: NonNegativeInt = 0,
+        video_episodes: PositiveInt = 1,
+        video_captions: bool = False,
     ):
         self.period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
         self.name = name
+        if video_episodes > num_episodes:
+            raise UsageError(
+                f"Evaluate.video_episodes is {video_episodes}; it must be at most {num_episodes}, num_episodes"
+            )
+        self._films = FilmSchedule(video_period, video_episodes, video_captions) if video_period else None
         self._evaluator: Evaluator | None = None
         self._next = period
         self._last: tuple[int, int] | None = None  # steps and updates of the last evaluation
@@ -62,7 +76,12 @@ class Evaluate(Listener):
                 f"{names.count(self.name)} Evaluate listeners are called {self.name!r}, and would overwrite each "
                 "other's files; give each an Evaluate.name of its own"
             )
-        self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
+        if self._films is None:
+            self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
+        else:
+            num_envs = max(self._num_envs, self._films.num_episodes)
+            self._evaluator = run.evaluator(self._num_episodes, num_envs, render_mode="rgb_array")
+            self._films.start(self._evaluator.environment)
 
     def is_behind(self, run: Run) -> bool:
         return self.period > 0 and run.clock.value >= self._next
@@ -75,25 +94,34 @@ class Evaluate(Listener):
         if policy == self._last:  # a listener has stopped the run because of this evaluation
             return
         assert self._evaluator is not None
-        with run.signals.breaking():
-            evaluation = self._evaluator.evaluate(self._num_episodes, self._seed, env_steps=report.env_steps)
-        self._last = policy
         nominal = self._nominal_clock(run, report)
+        stem = f"{self.name}-{nominal:012d}"
+        with run.signals.breaking():
+            evaluation = self._evaluate(run, report, stem)
+        self._last = policy
         if self.period:
             self._next = (report.clock // self.period + 1) * self.period
         directory = run.directory.path / "eval"
         make_directory(directory)
-        write_atomically(directory / f"{self.name}-{nominal:012d}.csv", evaluation.to_csv())
+        write_atomically(directory / f"{stem}.csv", evaluation.to_csv())
         report.evaluation = evaluation
-        summary = evaluation.summary()
-        for name in ("mean", "std", "min", "max"):
-            report.scalars[f"{self.name}/{name}_return"] = summary[name]
-        for objective, returns in evaluation.by_objective.items():
-            report.scalars[f"{self.name}/mean_return/{objective}"] = math.fsum(returns) / len(returns)
-        report.scalars[f"{self.name}/mean_length"] = sum(evaluation.lengths) / len(evaluation.lengths)
+        report.scalars |= evaluation.scalars(self.name)
         report.nominal_clock[self.name] = nominal
-        mean, low, high = (significant(summary[name]) for name in ("mean", "ci_low", "ci_high"))
-        run.log(f"Evaluation at {nominal:,} steps: return {mean} [{low}, {high}] over {self._num_episodes} episodes")
+        run.log(f"Evaluation at {nominal:,} steps: {evaluation.words()}")
+
+    def _evaluate(self, run: Run, report: Report, stem: str) -> Evaluation:
+        """Returns the evaluation, which is filmed if that is due."""
+        assert self._evaluator is not None
+        arguments = self._num_episodes, self._seed, False, report.env_steps
+        films = self._films
+        recorder = films and films.recorder(report.clock, run.clock.finished, run.directory.path, stem)
+        if not (films and recorder):
+            return self._evaluator.evaluate(*arguments)
+        with recorder:
+            evaluation = self._evaluator.evaluate(*arguments, recorder, films.captions)
+        films.move_on(report.clock)
+        report.films |= {f"{self.name}/film": path for path, _ in recorder.written}
+        return evaluation
 
     def _nominal_clock(self, run: Run, report: Report) -> int:
         name, budget, _ = run.clock.budget
@@ -106,10 +134,12 @@ class Evaluate(Listener):
             self._evaluator.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next}
+        return {"next": self._next} | ({"next_film": self._films.next} if self._films else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
+        if self._films:
+            self._films.next = state.get("next_film", self._films.next)
 
 
 @gin.configurable(module="alfish.training.listeners")

@@ -1,6 +1,7 @@
 """Acting with a fixed batch size, so that an action does not depend on the number of environments."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +13,15 @@ from alfish.data import TimeStep
 from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.transforms import Transforms
+
+
+@runtime_checkable
+class HasStateValue(Protocol):
+    """An algorithm with an estimate of returns, which films can show."""
+
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the values `[B]` of rows `[B]`, of what the policy maximizes; `state` as in `rollout_step`."""
+
 
 # Float results depend on the batch size, so the policy is always called with this number of rows, padded.
 POLICY_BATCH_SIZE = 8
@@ -49,24 +59,43 @@ class PaddedPolicy:
           time_step: `[num_envs]`.
           episode: `[num_envs]` index of each environment's episode, or -1.
         """
-        padding = torch.arange(self._num_rows, device=time_step.step_type.device).clamp(max=self._num_envs - 1)
-        padded = nest.to(nest.map(lambda leaf: leaf[padding], time_step), self._device)
         actions, states = [], []
-        for start in range(0, self._num_rows, POLICY_BATCH_SIZE):
-            block = slice(start, start + POLICY_BATCH_SIZE)
-            part, before = nest.map(lambda leaf, block=block: leaf[block], (padded, (self._state, self._initial_state)))
+        for block, part, before in self._blocks(time_step):
             step, after = self._act_block(part, before, episode[block].tolist())
             actions.append(step)
             states.append(after)
         self._state = nest.map(lambda *parts: torch.cat(parts), *states)
         return nest.map(lambda *parts: torch.cat(parts)[: self._num_envs], *actions)
 
-    def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int]) -> tuple[Nest, Nest]:
-        """Returns actions and next states of `POLICY_BATCH_SIZE` rows, of which the first have episodes."""
+    def value(self, time_step: TimeStep) -> np.ndarray | None:
+        """Returns the values `[num_envs]` of rows that `act` has not received yet; None: the algorithm has none."""
+        if not isinstance(self._algorithm, HasStateValue):
+            return None
+        values: list[torch.Tensor] = []
+        for _, part, before in self._blocks(time_step):
+            seen, state, _ = self._seen(part, before)
+            values.append(self._algorithm.state_value(seen, state))
+        return torch.cat(values)[: self._num_envs].cpu().numpy().astype(np.float64)
+
+    def _blocks(self, time_step: TimeStep) -> Iterator[tuple[slice, TimeStep, Nest]]:
+        """Yields blocks of padded rows: their places, the rows, and the states before them."""
+        padding = torch.arange(self._num_rows, device=time_step.step_type.device).clamp(max=self._num_envs - 1)
+        padded = nest.to(nest.map(lambda leaf: leaf[padding], time_step), self._device)
+        for start in range(0, self._num_rows, POLICY_BATCH_SIZE):
+            block = slice(start, start + POLICY_BATCH_SIZE)
+            rows = padded, (self._state, self._initial_state)
+            yield block, *nest.map(lambda leaf, block=block: leaf[block], rows)
+
+    def _seen(self, time_step: TimeStep, before: Nest) -> tuple[TimeStep, Nest, Nest]:
+        """Returns `POLICY_BATCH_SIZE` rows after transforms, the algorithm's state, and the transforms' next state."""
         (state, transform_state), initial_state = before
         stored = time_step._replace(observation=self._transforms.encode(time_step.observation))
         seen, transform_state = self._transforms(stored, transform_state)
-        state = reset_state(state, initial_state, seen.step_type)
+        return seen, reset_state(state, initial_state, seen.step_type), transform_state
+
+    def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int]) -> tuple[Nest, Nest]:
+        """Returns actions and next states of `POLICY_BATCH_SIZE` rows, of which the first have episodes."""
+        seen, state, transform_state = self._seen(time_step, before)
         if not self._sample:
             step = self._algorithm.predict_step(seen, state)
             return step.output, (step.state, transform_state)

@@ -264,11 +264,12 @@ class Trainer:
         return Policy(self.algorithm, self.transforms, *spaces, self.clock.env_steps)
 
     def load_policy(self, checkpoint: str | int = "latest") -> int:
-        """Loads only the weights and transforms of a checkpoint; returns its environment steps."""
+        """Loads only the weights, transforms and counters of a checkpoint; returns its environment steps."""
 
         def load(state: dict[str, Any]) -> None:
             load_networks(self.algorithm, self.transforms, state, self.directory.path)
-            self.clock.env_steps = state["counters"]["env_steps"]
+            self.clock.load_state_dict(state["counters"])
+            self.clock.updates = state["learner"]["updates"]
 
         self.directory.checkpoints.load(checkpoint, load)
         return self.clock.env_steps

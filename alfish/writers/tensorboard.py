@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from absl import logging
 
 from alfish.errors import UsageError
+from alfish.runs.film_file import as_gif
 from alfish.writers.values import Histogram, Image
 from alfish.writers.writer import COUNTERS, Writer
 
@@ -70,6 +72,13 @@ class TensorBoardWriter(Writer):
     def image(self, name: str, image: Image, steps: int) -> None:
         height, width, _ = image.pixels.shape
         encoded = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=image.to_png())
+        self._write(step=steps, summary=self._summary(value=[self._summary.Value(tag=name, image=encoded)]))
+
+    def film(self, name: str, path: Path, steps: int) -> None:
+        """Shows a film as a small GIF, because TensorBoard shows pictures only."""
+        content = as_gif(path)
+        width, height = struct.unpack_from("<HH", content, 6)  # of the header of a GIF
+        encoded = self._summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content)
         self._write(step=steps, summary=self._summary(value=[self._summary.Value(tag=name, image=encoded)]))
 
     def text(self, name: str, text: str, steps: int) -> None:

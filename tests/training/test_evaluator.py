@@ -304,12 +304,18 @@ def test_on_row_sees_every_row_of_every_episode():
     parts = parts_of(Listening, make_algorithm=Alternating)
     counts = {}
 
-    def on_row(episode):
-        for k in episode[episode >= 0]:
-            counts[int(k)] = counts.get(int(k), 0) + 1
+    returns, ends = [0.0] * 12, []
+
+    def on_row(row):
+        for lane in np.flatnonzero(row.episode >= 0):
+            k = int(row.episode[lane])
+            counts[k] = counts.get(k, 0) + 1
+            returns[k] += row.reward[lane]
+            ends.extend([k] if row.ended[lane] else [])
 
     evaluation = evaluate(parts, 12, 5, on_row=on_row)
     assert counts == {k: length + 1 for k, length in enumerate(evaluation.lengths)}
+    assert tuple(returns) == evaluation.returns and sorted(ends) == list(range(12))
 
 
 # Episodes without an end.

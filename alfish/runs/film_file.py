@@ -1,0 +1,96 @@
+"""Film files: frames are encoded while they arrive, so that a long film takes no more memory than a short one."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alfish.errors import RunError, UsageError, first_line, printable
+
+SUFFIXES = (".mp4", ".gif")
+# Of the pictures that TensorBoard shows in place of a film.
+GIF_WIDTH, GIF_FPS, GIF_SECONDS = 320, 10, 60
+
+
+def check_extra(setting: str) -> None:
+    """Raises UsageError, which begins with the setting, if the extra 'video' is not installed."""
+    try:
+        import imageio.v2
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise UsageError(f"{setting} needs the extra 'video': pip install 'alfish[video]'") from error
+    del imageio, imageio_ffmpeg
+
+
+class FilmFile:
+    """A film that is being written; it appears under its name when it is whole.
+
+    Args:
+      directory: of the film, exists.
+      suffix: one of `SUFFIXES`.
+      fps: frames per second.
+      setting: name of the film in messages, as `--video=film.mp4`.
+
+    Attributes:
+      num_frames: number of frames so far.
+
+    Raises:
+      RunError: the file cannot be written.
+    """
+
+    def __init__(self, directory: Path, suffix: str, fps: float, setting: str):
+        import imageio.v2  # here, because it is an extra
+
+        self._setting, self.num_frames = setting, 0
+        self._unfinished = directory / f".film.{os.getpid()}.{id(self)}.tmp{suffix}"
+        options: dict[str, Any] = {"duration": 1000 / fps} if suffix == ".gif" else {"fps": fps, "macro_block_size": 2}
+        with self._named_errors():
+            self._writer = imageio.v2.get_writer(self._unfinished, **options)
+
+    def append(self, frame: np.ndarray) -> None:
+        """Adds a frame, `[H, W, 3]` uint8, always of the same size; an odd last row or column is left out."""
+        height, width = (size // 2 * 2 for size in frame.shape[:2])  # video codecs require even sizes
+        with self._named_errors():
+            self._writer.append_data(frame[:height, :width])
+        self.num_frames += 1
+
+    def finish(self, path: Path) -> None:
+        """Completes the film, which replaces `path`."""
+        with self._named_errors():
+            self._writer.close()
+            os.replace(self._unfinished, path)
+
+    def abandon(self) -> None:
+        """Removes the film."""
+        with contextlib.suppress(OSError):  # an exception that ended the film is being raised
+            self._writer.close()
+        self._unfinished.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"{self._setting} cannot be written: {first_line(error)}") from error
+
+
+def as_gif(path: Path) -> bytes:
+    """Returns a film as a small GIF with few frames per second, for programs that show only pictures.
+
+    Raises:
+      RunError: the film cannot be read.
+    """
+    import imageio_ffmpeg  # here, because it is an extra
+
+    # A palette of the film's own colours, because GIF has 256.
+    colours = "split[shown][seen];[seen]palettegen[palette];[shown][palette]paletteuse"
+    filters = f"fps={GIF_FPS},scale='min({GIF_WIDTH},iw)':-1:flags=lanczos,{colours}"
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-t", str(GIF_SECONDS), "-i", str(path)]
+    ran = subprocess.run([*command, "-vf", filters, "-f", "gif", "-"], capture_output=True)
+    if ran.returncode:
+        raise RunError(f"{path} cannot be made a GIF: {printable(ran.stderr.decode(errors='replace'))}")
+    return ran.stdout

@@ -1,0 +1,1 @@
+"""Results of evaluations, and evaluations of checkpoints by another process than the training."""

@@ -1,0 +1,74 @@
+"""Result of an evaluation."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from alfish.formatting import significant
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results of an evaluation; episode k was reset with `seed + k`."""
+
+    env_steps: int  # of the policy's training
+    seed: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]  # actions
+    num_cut: int = 0  # episodes that were truncated at the evaluator's `max_length`
+    # Of each entry of vector rewards, by its name; `returns` are their weighted sums.
+    by_objective: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the returns."""
+        return math.fsum(self.returns) / len(self.returns)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the mean with a 95 % bootstrap interval, the spread, and all episodes."""
+        returns = np.array(self.returns)
+        low, high = bootstrap_interval(returns)
+        by_objective = {name: list(returns) for name, returns in self.by_objective.items()}
+        return {
+            "env_steps": self.env_steps,
+            "num_episodes": len(returns),
+            "mean": self.mean,
+            "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+            "ci_low": low,
+            "ci_high": high,
+            "min": float(returns.min()),
+            "max": float(returns.max()),
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "num_cut": self.num_cut,
+            **({"by_objective": by_objective} if by_objective else {}),
+        }
+
+    def scalars(self, name: str) -> dict[str, float]:
+        """Returns the scalars that a run shows of an evaluation of this name."""
+        summary = self.summary()
+        shown = {f"{name}/{which}_return": summary[which] for which in ("mean", "std", "min", "max")}
+        for objective, returns in self.by_objective.items():
+            shown[f"{name}/mean_return/{objective}"] = math.fsum(returns) / len(returns)
+        return {**shown, f"{name}/mean_length": sum(self.lengths) / len(self.lengths)}
+
+    def words(self) -> str:
+        """Returns the mean with its interval, as a line of a log."""
+        low, high = map(significant, bootstrap_interval(self.returns))
+        return f"return {significant(self.mean)} [{low}, {high}] over {len(self.returns)} episodes"
+
+    def to_csv(self) -> str:
+        columns = {"return": self.returns, "length": self.lengths}
+        columns |= {f"return/{name}": own for name, own in self.by_objective.items()}
+        rows = [f"{k},{self.seed + k},{','.join(map(repr, row))}" for k, row in enumerate(zip(*columns.values()))]
+        return "\n".join([f"episode,seed,{','.join(columns)}", *rows]) + "\n"
+
+
+def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Returns a 95 % interval of the mean return of a policy, from the returns of some of its episodes."""
+    draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)
