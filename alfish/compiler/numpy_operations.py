@@ -2,11 +2,15 @@
 
 `translated` returns a function of arrays for a recorded operation. Torch still draws random numbers, and computes
 products that are too large for numpy to be faster.
+
+All other functions are named ones of this module or of numpy, or `functools.partial` of these with plain values. So
+`alfish.exporting` can write them into a file that needs numpy only.
 """
 
+import functools
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,13 +29,14 @@ class NotTranslatable(Exception):
     """The function does something that has no translation; the message names it."""
 
 
-def translated(node: torch.fx.Node) -> Callable[..., Any] | str:
+def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any] | str:
     """Returns a function of arrays that does what a recorded operation does with tensors.
 
     A string is the expression of such a function, with `{0}`, `{1}` ... for its arguments; it saves a call.
 
     Args:
       node: a call; its `meta["val"]` has the result's shape and dtype.
+      table: from an operation to a function of (node, shape) that returns what this function returns: `TABLE`, or more.
 
     Raises:
       NotTranslatable: the operation is not in the table, or not with these options.
@@ -44,7 +49,7 @@ def translated(node: torch.fx.Node) -> Callable[..., Any] | str:
     shape, dtype = tuple(value.shape), numpy_dtype(value.dtype)
     if is_random(node):
         return _random(node, value)
-    make = TABLE.get(node.target)
+    make = table.get(node.target)
     if make is None:
         raise NotTranslatable(f"{node.target} has no translation")
     if node.kwargs and (make not in MADE_LIKE or node.kwargs.keys() - LAYOUT):
@@ -56,7 +61,7 @@ def translated(node: torch.fx.Node) -> Callable[..., Any] | str:
     if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE or type(function) is str:
         return function
     # numpy promotes 0-d arrays, and torch does not.
-    return lambda *arguments: np.asarray(function(*arguments)).astype(dtype, copy=False)
+    return functools.partial(_cast, function, dtype)
 
 
 def equalize_compared(graph: torch.fx.Graph) -> None:
@@ -143,16 +148,40 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
     return numbers
 
 
-def _ufunc(function: Callable[..., Any]) -> Callable[..., Any]:
+def _cast(function: Callable[..., Any], dtype: np.dtype, *arguments: Any) -> np.ndarray:
+    return np.asarray(function(*arguments)).astype(dtype, copy=False)
+
+
+def _ufunc(function: Callable[..., Any] | str) -> Callable[..., Any]:
     return lambda node, shape: function
 
 
-def _reshape(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    return lambda x, *rest: x.reshape(shape)
+def _reshape(node: torch.fx.Node, shape: tuple[int, ...]) -> str:
+    return f"{{0}}.reshape({shape})"
 
 
 def _broadcast(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    return lambda x, *rest: np.broadcast_to(x, shape)
+    return functools.partial(_broadcast_to, shape)
+
+
+def _broadcast_to(shape: tuple[int, ...], x: np.ndarray, *rest: Any) -> np.ndarray:
+    return np.broadcast_to(x, shape)
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _copied(x: np.ndarray) -> np.ndarray:
+    return np.array(x)
+
+
+def _unbind(x: np.ndarray, dim: int = 0) -> list[np.ndarray]:
+    return list(np.moveaxis(x, dim, 0))
+
+
+def _part(parts: list[np.ndarray], index: int) -> np.ndarray:
+    return parts[index]
 
 
 def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any] | str:
@@ -204,14 +233,19 @@ def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> An
 
 def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # made once, because that takes as long as the maximum
-    return lambda x: np.maximum(x, zero)
+    return functools.partial(_at_least, zero)
+
+
+def _at_least(least: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, least)
 
 
 def _over(function: Callable[..., Any]) -> Callable[..., Any]:
-    def reduce(x: np.ndarray, dim: Any = None, keepdim: bool = False) -> Any:
-        return function(x, axis=tuple(dim) if dim else None, keepdims=keepdim)  # no dimension means all of them
+    return _ufunc(functools.partial(_reduced, function))
 
-    return _ufunc(reduce)
+
+def _reduced(function: Callable[..., Any], x: np.ndarray, dim: Any = None, keepdim: bool = False) -> Any:
+    return function(x, axis=tuple(dim) if dim else None, keepdims=keepdim)  # no dimension means all of them
 
 
 def _log_softmax(x: np.ndarray, dim: int, half_to_float: bool) -> np.ndarray:
@@ -228,6 +262,14 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-1.0 * x))
 
 
+def _silu(x: np.ndarray) -> np.ndarray:
+    return x * _sigmoid(x)
+
+
+def _subtracted(x: Any, y: Any, alpha: float = 1) -> Any:
+    return y - alpha * x
+
+
 def _softplus(x: np.ndarray, beta: float = 1.0, threshold: float = 20.0) -> np.ndarray:
     return np.logaddexp(beta * x, 0) / beta
 
@@ -237,13 +279,13 @@ def _where(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     likes = [argument.meta["val"] for argument in node.args[1:]]  # type: ignore[union-attr]
     if not shape or any(like.dtype != value.dtype or like.shape != value.shape for like in likes):
         return np.where
+    return _chosen
 
-    def choose(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        result = b.copy()  # faster than np.where, which handles different dtypes
-        np.copyto(result, a, where=condition)
-        return result
 
-    return choose
+def _chosen(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    result = b.copy()  # faster than np.where, which handles different dtypes
+    np.copyto(result, a, where=condition)
+    return result
 
 
 def _gather(x: np.ndarray, dim: int, index: np.ndarray) -> np.ndarray:
@@ -260,26 +302,35 @@ def _constant(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]
 
 
 def _filled(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    value = node.meta["val"]
-    dtype = numpy_dtype(value.dtype)
-    if node.target in (aten.full.default, aten.full_like.default):
-        return lambda like, fill: np.full(shape, fill, dtype)
-    if node.target is aten.scalar_tensor.default:
-        return lambda fill: np.full(shape, fill, dtype)
+    dtype = numpy_dtype(node.meta["val"].dtype)
+    if node.target in (aten.full.default, aten.full_like.default, aten.scalar_tensor.default):
+        return functools.partial(_full, shape, dtype)
     fill = 1 if node.target in (aten.ones.default, aten.ones_like.default) else 0
-    return lambda *rest: np.full(shape, fill, dtype)
+    return functools.partial(_full_of, shape, dtype, fill)
+
+
+def _full(shape: tuple[int, ...], dtype: np.dtype, *arguments: Any) -> np.ndarray:
+    return np.full(shape, arguments[-1], dtype)
+
+
+def _full_of(shape: tuple[int, ...], dtype: np.dtype, fill: int, *rest: Any) -> np.ndarray:
+    return np.full(shape, fill, dtype)
 
 
 def _range(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
     dtype = numpy_dtype(node.meta["val"].dtype)
-    return lambda *bounds: np.arange(*bounds, dtype=dtype)
+    return functools.partial(_arange, dtype)
+
+
+def _arange(dtype: np.dtype, *bounds: int) -> np.ndarray:
+    return np.arange(*bounds, dtype=dtype)
 
 
 OUTPUTS_OF_SEVERAL: dict[Any, Callable[..., Any]] = {
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
-    aten.unbind.int: lambda x, dim=0: list(np.moveaxis(x, dim, 0)),
-    operator.getitem: lambda parts, index: parts[index],
+    aten.unbind.int: _unbind,
+    operator.getitem: _part,
 }
 # Operations whose results may share memory with their arguments.
 VIEWS = {
@@ -299,8 +350,8 @@ ARITHMETIC = {
 }  # fmt: skip
 # Keywords without effect on an operation that makes an array, because the recorded result has the dtype.
 LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
-_same, _copied = _ufunc(lambda x: x), _ufunc(lambda x: np.array(x))
-MADE_LIKE = {_filled, _range, _same, _copied}
+_PASSED, _COPIED = _ufunc(_same), _ufunc(_copied)
+MADE_LIKE = {_filled, _range, _PASSED, _COPIED}
 TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
     aten.relu.default: _relu,
@@ -312,22 +363,22 @@ TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.full.default, aten.full_like.default, aten.scalar_tensor.default, aten.zeros.default,
                      aten.zeros_like.default, aten.ones.default, aten.ones_like.default), _filled),
     **dict.fromkeys((aten.arange.default, aten.arange.start, aten.arange.start_step), _range),
-    **dict.fromkeys((aten._to_copy.default, aten.alias.default), _same),
-    aten.clone.default: _copied,
-    aten.t.default: _ufunc(lambda x: x.T),
+    **dict.fromkeys((aten._to_copy.default, aten.alias.default), _PASSED),
+    aten.clone.default: _COPIED,
+    aten.t.default: _ufunc("{0}.T"),
     aten.transpose.int: _ufunc(np.swapaxes),
-    aten.permute.default: _ufunc(lambda x, dims: np.transpose(x, dims)),
+    aten.permute.default: _ufunc(np.transpose),
     aten.slice.Tensor: _ufunc(_slice),
     aten.select.int: _ufunc(_select),
-    aten.cat.default: _ufunc(lambda parts, dim=0: np.concatenate(parts, dim)),
-    aten.stack.default: _ufunc(lambda parts, dim=0: np.stack(parts, dim)),
+    aten.cat.default: _ufunc(np.concatenate),
+    aten.stack.default: _ufunc(np.stack),
     **{op: _ufunc(function) for op, function in dict[Any, Callable[..., Any]]({
         aten.add.Tensor: np.add, aten.sub.Tensor: np.subtract, aten.mul.Tensor: np.multiply,
         aten.div.Tensor: np.true_divide, aten.neg.default: np.negative, aten.abs.default: np.abs,
         aten.exp.default: np.exp, aten.log.default: np.log, aten.sqrt.default: np.sqrt, aten.tanh.default: np.tanh,
         aten.pow.Tensor_Scalar: np.power, aten.sigmoid.default: _sigmoid,
         aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
-        aten.silu.default: lambda x: x * _sigmoid(x), aten.rsub.Scalar: lambda x, y, alpha=1: y - alpha * x,
+        aten.silu.default: _silu, aten.rsub.Scalar: _subtracted,
         aten.softplus.default: _softplus,
         aten.clamp_min.default: np.maximum, aten.clamp_max.default: np.minimum,
         aten.minimum.default: np.minimum, aten.maximum.default: np.maximum,

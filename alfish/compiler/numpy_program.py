@@ -7,14 +7,15 @@ share the tensors' memory. Random numbers come from torch, in the same order.
 
 import contextvars
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from alfish import nest
 from alfish.compiler.numpy_operations import (
+    TABLE,
     NotTranslatable,
     align_biases,
     equalize_compared,
@@ -58,8 +59,7 @@ class NumpyProgram:
 
         try:
             graph = record(flat, zeros)
-            equalize_compared(graph)
-            align_biases(graph)
+            prepare_graph(graph)
         except TorchChanged:
             raise
         except Exception as error:
@@ -69,7 +69,7 @@ class NumpyProgram:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self.used = [index for index, node in enumerate(placeholders) if node.users]
         self._num_fixed = sum(index < num_fixed for index in self.used)
-        self._translate(graph)
+        self._first, self._rest = compiled(written(graph, self._num_fixed, self._structure))
         self._try(graph, [leaves[index] for index in self.used])
 
     def prepare(self, leaves: list[np.ndarray]) -> None:
@@ -97,52 +97,88 @@ class NumpyProgram:
             if (result.shape, result.dtype) != (tuple(value.shape), numpy_dtype(value.dtype)):
                 raise NotTranslatable(f"{node.name} is {result.dtype}{list(result.shape)} in numpy")
 
-    def _translate(self, graph: torch.fx.Graph) -> None:
-        """Generates two functions: one of the fixed leaves only, and the rest."""
-        constants: dict[str, Any] = {"asarray": np.asarray}
-        fixed: list[torch.fx.Node] = []
-        inputs: list[torch.fx.Node] = []
-        read: set[torch.fx.Node] = set()  # by the second function
-        first: list[str] = []
-        rest: list[str] = []
 
-        def constant(value: Any) -> str:
-            constants[f"_c{len(constants)}"] = value
-            return f"_c{len(constants) - 1}"
+class Written(NamedTuple):
+    """Source of a translated graph.
 
-        def written(argument: Any, node: torch.fx.Node) -> str:
-            if isinstance(argument, torch.fx.Node):
-                return argument.name
-            if isinstance(argument, (list, tuple)):
-                return f"[{', '.join(written(part, node) for part in argument)}]"
-            return constant(operand(node, argument))
+    Attributes:
+      first: lines of `def run(fixed leaves)`, which returns what the second function reads of them.
+      rest: lines of `def run(*what the first returned, *leaves)`, which returns the results.
+      constants: values of the names that both use: numpy's and other functions, and plain values.
+    """
 
-        needed = _needed(graph)
-        for node in graph.nodes:
-            if node.op == "output":
-                (results,) = node.args
-            elif node.op == "call_function":
-                if node not in needed:
-                    continue
-                # A random operation uses only a tensor's shape, which is known.
-                arguments = [None if is_random(node) and isinstance(x, torch.fx.Node) else x for x in node.args]
-                call, names = translated(node), [written(x, node) for x in arguments]
-                value = call.format(*names) if isinstance(call, str) else f"{constant(call)}({', '.join(names)})"
-                line = f"{node.name} = {value}"
-                if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not is_random(node):
-                    fixed.append(node)
-                    first.append(line)
-                else:
-                    rest.append(line)
-                    read.update(() if is_random(node) else node.all_input_nodes)
-            elif node.users:
-                (fixed if len(fixed) < self._num_fixed and not inputs else inputs).append(node)
-        # numpy returns scalars in place of arrays without dimensions.
-        made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
-        result = _nested(nest.unflatten(self._structure, made), constant)
-        prepared = [node for node in fixed if node in read.union(results)]
-        self._first = _function(fixed[: self._num_fixed], first, f"[{_names(prepared)}]", constants)
-        self._rest = _function([*prepared, *inputs], rest, result, constants)
+    first: list[str]
+    rest: list[str]
+    constants: dict[str, Any]
+
+
+def prepare_graph(graph: torch.fx.Graph) -> None:
+    """Adds the casts and dimensions with which numpy computes what torch does, in less time."""
+    equalize_compared(graph)
+    align_biases(graph)
+
+
+def written(
+    graph: torch.fx.Graph, num_fixed: int, structure: Any, table: Mapping[Any, Callable[..., Any]] = TABLE
+) -> Written:
+    """Returns a graph as two functions of numpy calls: one of the fixed leaves only, and the rest.
+
+    Args:
+      graph: as `prepare_graph` leaves it.
+      num_fixed: number of placeholders with users, from the first, that are fixed.
+      structure: of the nest of results.
+      table: of operations, see `numpy_operations.translated`.
+
+    Raises:
+      NotTranslatable: an operation is not in the table.
+    """
+    constants: dict[str, Any] = {"asarray": np.asarray}
+    fixed: list[torch.fx.Node] = []
+    inputs: list[torch.fx.Node] = []
+    read: set[torch.fx.Node] = set()  # by the second function
+    first: list[str] = []
+    rest: list[str] = []
+
+    def constant(value: Any) -> str:
+        constants[f"_c{len(constants)}"] = value
+        return f"_c{len(constants) - 1}"
+
+    def named(argument: Any, node: torch.fx.Node) -> str:
+        if isinstance(argument, torch.fx.Node):
+            return argument.name
+        if isinstance(argument, (list, tuple)):
+            return f"[{', '.join(named(part, node) for part in argument)}]"
+        return constant(operand(node, argument))
+
+    needed = _needed(graph)
+    for node in graph.nodes:
+        if node.op == "output":
+            (results,) = node.args
+        elif node.op == "call_function":
+            if node not in needed:
+                continue
+            # A random operation uses only a tensor's shape, which is known.
+            arguments = [None if is_random(node) and isinstance(x, torch.fx.Node) else x for x in node.args]
+            call, names = translated(node, table), [named(x, node) for x in arguments]
+            value = call.format(*names) if isinstance(call, str) else f"{constant(call)}({', '.join(names)})"
+            line = f"{node.name} = {value}"
+            if node.all_input_nodes and set(fixed).issuperset(node.all_input_nodes) and not is_random(node):
+                fixed.append(node)
+                first.append(line)
+            else:
+                rest.append(line)
+                read.update(() if is_random(node) else node.all_input_nodes)
+        elif node.users:
+            (fixed if len(fixed) < num_fixed and not inputs else inputs).append(node)
+    # numpy returns scalars in place of arrays without dimensions.
+    made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
+    result = _nested(nest.unflatten(structure, made), constant)
+    prepared = [node for node in fixed if node in read.union(results)]
+    return Written(
+        _lines(fixed[:num_fixed], first, f"[{_names(prepared)}]"),
+        _lines([*prepared, *inputs], rest, result),
+        constants,
+    )
 
 
 def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
@@ -176,14 +212,18 @@ def _nested(results: Nest, constant: Callable[[Any], str]) -> str:
     return f"({parts})" if type(results) is tuple else f"{constant(type(results))}({parts})"
 
 
-def _function(
-    arguments: list[torch.fx.Node], lines: list[str], result: str, constants: dict[str, Any]
-) -> Callable[..., Any]:
-    """Returns a Python function of these lines; a loop that interprets them would add half of their time."""
-    source = [f"def run({_names(arguments)}):", *[f"    {line}" for line in lines], f"    return {result}"]
-    names = dict(constants)
-    exec("\n".join(source), names)
-    return quiet(names["run"])
+def _lines(arguments: list[torch.fx.Node], lines: list[str], result: str) -> list[str]:
+    return [f"def run({_names(arguments)}):", *[f"    {line}" for line in lines], f"    return {result}"]
+
+
+def compiled(source: Written) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Returns the two functions; a loop that interprets the lines would add half of their time."""
+    functions = []
+    for lines in (source.first, source.rest):
+        names = dict(source.constants)
+        exec("\n".join(lines), names)
+        functions.append(quiet(names["run"]))
+    return functions[0], functions[1]
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
