@@ -96,7 +96,7 @@ def _run(name: str, module, rest: list[str]) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<11} {words}" for name, words in SUBCOMMANDS.items()]
+    lines = [f"  {name:<13} {words}" for name, words in SUBCOMMANDS.items()]
     return "\n".join(
         [
             "alfish: reinforcement learning in PyTorch",

@@ -11,3 +11,11 @@ def significant(value: float, digits: int = 4) -> str:
     if 10 ** (digits - 1) <= abs(value) < 1e9:
         return f"{value:.0f}"
     return f"{value:.{digits}g}"
+
+
+def size(num_bytes: int) -> str:
+    """Returns '12 kB' or '3.4 MB', in powers of 1000."""
+    if num_bytes < 1000:
+        return counted(num_bytes, "byte")
+    power, unit = next(((power, unit) for power, unit in ((9, "GB"), (6, "MB")) if num_bytes >= 10**power), (3, "kB"))
+    return f"{num_bytes / 10**power:.3g} {unit}"

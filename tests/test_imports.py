@@ -14,7 +14,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # within a floor the order is as it stands here, but for the algorithms, which are siblings and import only their bases.
 FLOORS = [
     (0, ["errors", "formatting", "nest", "replicas", "parameters", "schedules"]),
-    (0, ["runs", "writers", "processes", "compiler"]),
+    (0, ["runs", "writers", "processes", "compiler", "archives"]),
     (1, ["data", "specs"]),
     (2, ["losses", "policy_losses", "returns", "objectives", "corrections", "targets", "distributions"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline", "films"]),
@@ -22,7 +22,7 @@ FLOORS = [
     (4, ["batches", "learner", "unrollers", "transfer"]),
     (5, ["training", "weighting"]),
     (6, ["configuration"]),
-    (7, ["analysis", "sweeps"]),
+    (7, ["analysis", "sweeps", "sharing", "exporting"]),
     (8, ["bin", "__main__"]),
 ]
 # Of algorithms; only these are imported by others.

@@ -56,7 +56,8 @@ def check_output(path: Path, suffixes: tuple[str, ...]) -> None:
       UsageError: it is a directory, stands below a file, may not be written, or has another suffix.
     """
     if path.suffix not in suffixes:
-        raise UsageError(f"--output={path} must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
+        choices = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
+        raise UsageError(f"--output={path} must end in {choices}")
     parent = path.parent
     if path.is_dir():
         raise UsageError(f"--output={path} is a directory; name a file in it")

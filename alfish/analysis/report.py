@@ -42,7 +42,7 @@ def report(directory: Path) -> str:
     run = RunSource(directory)
     metrics = run.metrics
     returns, lengths = (read_evaluations(directory, column=column) for column in ("return", "length"))
-    entries = _provenance(directory)
+    entries = provenance_of(directory)
     log = _text(directory / "log.txt")
     summary = [*_identity(run), ("end", _end(directory)), *_results(returns), *_speed(run, metrics)]
     sections = {
@@ -95,8 +95,12 @@ def _speed(run: RunSource, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield "training", f"{seconds:,.0f} s, {series.clocks[axis][-1] / seconds:,.0f} {AXIS_WORDS[axis]}/s"
 
 
-def _command(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the command with which the run began."""
+def command_of(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the command with which a run began, a flag a line; '' if it is unknown.
+
+    Args:
+      entries: of `provenance_of`.
+    """
     command = list(map(str, entries[0].get("command", ()))) if entries else []
     if not command:
         return ""
@@ -104,8 +108,12 @@ def _command(entries: Sequence[Mapping[str, Any]]) -> str:
     shown = ["alfish"] if program in ("alfish", "__main__.py") else ["python", command[0]]
     flags = itertools.dropwhile(lambda word: not word.startswith("-"), command[1:])
     first = shlex.join([*shown, *itertools.takewhile(lambda word: not word.startswith("-"), command[1:])])
-    words = " \\\n    ".join([first, *map(shlex.quote, flags)])
-    return f"<pre>{escape(words)}</pre>"
+    return " \\\n    ".join([first, *map(shlex.quote, flags)])
+
+
+def _command(entries: Sequence[Mapping[str, Any]]) -> str:
+    command = command_of(entries)
+    return f"<pre>{escape(command)}</pre>" if command else ""
 
 
 def _evaluation_curve(run: RunSource, returns: Evaluations) -> str:
@@ -199,7 +207,7 @@ def _origin(entries: Sequence[Mapping[str, Any]]) -> str:
     return page.facts(rows) if rows else ""
 
 
-def _provenance(directory: Path) -> list[Mapping[str, Any]]:
+def provenance_of(directory: Path) -> list[Mapping[str, Any]]:
     """Returns an entry for each start of the run; none, if the file is missing or damaged."""
     try:
         entries = json.loads(_text(directory / "provenance.json") or "[]")

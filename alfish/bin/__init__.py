@@ -19,6 +19,8 @@ SUBCOMMANDS = {
     "record": "record episodes of a run's policy as a data set",
     "export": "write the replay buffer of a run as a data set",
     "import": "read data from elsewhere, check them, and write them as a data set",
+    "pack": "pack a run into one file, with a card for the Hugging Face hub",
+    "unpack": "unpack a packed run, to continue it",
     "confs": "list the shipped configurations",
     "params": "list the parameters that a configuration can bind",
     "completion": "print a script that completes commands in bash or zsh",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from alfish.algorithms.imitation.external import opened_to_act
+from alfish.archives.opening import as_directory
 from alfish.configuration import reading
 from alfish.configuration.directory import run_directory
 from alfish.configuration.messages import without_chain
@@ -31,22 +32,22 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
     the number of threads are restored.
 
     Args:
-      root_dir: of the run.
+      root_dir: of the run, or a packed run; see `archives.opening.as_directory`.
       device: of the trainer.
       allow_import: modules that the configuration may import beside alfish's own, see `reading.saved`.
 
     Raises:
       UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
     """
-    with _configured_as(run_directory(root_dir), allow_import):
-        trainer = _opened_trainer(root_dir, device)
+    with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import):
+        trainer = _opened_trainer(directory, device)
         try:
             yield trainer
         finally:
             trainer.close()
 
 
-def _opened_trainer(root_dir: str | Path, device: str) -> Trainer:
+def _opened_trainer(root_dir: Path, device: str) -> Trainer:
     """Returns a Trainer without listeners and metrics; [] is bound, because gin builds whatever is bound."""
     parts = "listeners", "extra_listeners", "metrics", "extra_metrics"
     reading.bind({f"alfish.Trainer.{name}": [] for name in parts})
@@ -100,7 +101,8 @@ def load(
     versions contain no spaces; for them the environment is built.
 
     Args:
-      root_dir: of `alfish train`.
+      root_dir: of `alfish train`; or a packed run: 'run.zip' of `alfish pack`, or 'hf:org/name', which is downloaded
+        from the Hugging Face hub (extra 'hub').
       checkpoint: 'latest', 'best' or environment steps.
       device: of the policy.
       allow_import: modules that the run's configuration may import, as `["my_lab"]`, beside alfish's own and those
@@ -109,18 +111,17 @@ def load(
     Raises:
       UsageError: there is no such run or checkpoint, or the configuration imports another module.
     """
-    root_dir = run_directory(root_dir)
-    with _configured_as(root_dir, allow_import):
-        checkpoints = Checkpoints(root_dir / "checkpoints")
+    with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import):
+        checkpoints = Checkpoints(directory / "checkpoints")
         steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
         spaces = spaces_of_checkpoint(state)
         if spaces is None:
-            with contextlib.closing(_opened_trainer(root_dir, device)) as trainer:
+            with contextlib.closing(_opened_trainer(directory, device)) as trainer:
                 trainer.load_policy(checkpoint)
                 return trainer.policy()
         factories = {"transforms": (), **reading.bound("alfish.Trainer", "algorithm", "transforms")}
         if "algorithm" not in factories:
-            raise UsageError(f"{root_dir / CONFIG_FILE} does not bind Trainer.algorithm")
+            raise UsageError(f"{directory / CONFIG_FILE} does not bind Trainer.algorithm")
         specs = observation_spec(spaces.observation), action_spec(spaces.action), spaces.reward
         networks = make_networks(factories["algorithm"], factories["transforms"], *specs, device_named(device))
         policy = Policy(*networks, spaces.observation, spaces.action)

@@ -1,0 +1,103 @@
+"""The list of a packed run's files, with their sizes and checksums."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from alfish.errors import UsageError
+from alfish.runs.files import open_regular, sha256
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+MAX_MANIFEST = 2**20  # bytes
+# A path of plain names below the run's directory; no name begins with a dot.
+_NAME = re.compile(r"(?!.*(^|/)\.)[\w\-. +=,()]+(/[\w\-. +=,()]+)*", re.ASCII)
+
+
+class Entry(NamedTuple):
+    """Size in bytes and SHA-256 sum of a file."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(NamedTuple):
+    """Files of a packed run.
+
+    Attributes:
+      files: by name, relative to the run's directory.
+      about: JSON values: version of alfish, steps of the checkpoint, and whether the replay buffer is there.
+    """
+
+    files: dict[str, Entry]
+    about: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
+
+    def to_json(self) -> str:
+        files = {name: entry._asdict() for name, entry in self.files.items()}
+        return json.dumps({"format": FORMAT, **self.about, "files": files}, indent=1) + "\n"
+
+    def check(self, name: str, size: int, checksum: str, where: str) -> None:
+        """Raises UsageError if a file is not the one that was packed."""
+        if self.files[name] != (size, checksum):
+            raise UsageError(f"{where} is damaged: {name} is not the file that was packed; get it again")
+
+
+def parse(content: bytes, where: str) -> Manifest:
+    """Returns a manifest that `Manifest.to_json` made.
+
+    Raises:
+      UsageError: it is not one, is of a newer format, or names a file outside of the directory.
+    """
+    try:
+        values = json.loads(content)
+        form, files = values.pop("format"), values.pop("files")
+        if isinstance(form, int) and form > FORMAT:
+            raise UsageError(f"{where} was packed by a newer alfish (format {form}); update alfish")
+        entries = {name: Entry(int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{where} is no packed run: its {MANIFEST} cannot be read") from error
+    for name in entries:
+        if not _NAME.fullmatch(name) or name == MANIFEST:
+            raise UsageError(f"{where} is refused: it names the file {name!r}, which is not inside of a run")
+    return Manifest(entries, values)
+
+
+def of_files(files: Mapping[str, Path | bytes], about: dict[str, Any]) -> Manifest:
+    """Returns the manifest of files, or of the contents of files."""
+    entries = {}
+    for name, source in files.items():
+        if isinstance(source, bytes):
+            entries[name] = Entry(len(source), hashlib.sha256(source).hexdigest())
+        else:
+            entries[name] = Entry(source.stat().st_size, sha256(source))
+    return Manifest(entries, about)
+
+
+def check_directory(directory: Path, where: str) -> Manifest:
+    """Checks a directory of a packed run, and returns its manifest.
+
+    Raises:
+      UsageError: it has no manifest, or a file is missing or is not the one that was packed.
+    """
+    try:
+        with open_regular(directory / MANIFEST) as file:
+            manifest = parse(file.read(MAX_MANIFEST), where)
+        for name in manifest.files:
+            path = directory / name
+            manifest.check(name, path.stat().st_size, sha256(path), where)
+    except FileNotFoundError as error:
+        missing = Path(error.filename).relative_to(directory)
+        raise UsageError(f"{where} is no whole packed run: it has no {missing}") from error
+    except OSError as error:
+        raise UsageError(f"{where} cannot be read: {error.strerror or error}") from error
+    return manifest

@@ -1,0 +1,44 @@
+"""Packs a run into one file, for another person or machine.
+
+  alfish pack --root_dir=runs/ppo --output=ppo.zip
+  alfish pack --root_dir=runs/sac --output=sac.zip --replay
+
+The file has what is needed to evaluate, play and continue the run: its configuration, the newest and the best
+checkpoint, evaluations, metrics, films, and a card (README.md) that the Hugging Face hub shows. The log and the files
+of TensorBoard stay behind. Nothing in it is pickled. A replay buffer is packed with --replay only, because it may be
+large; with it a continued run has equal bits.
+
+  alfish evaluate --root_dir=ppo.zip
+  alfish unpack --input=ppo.zip --root_dir=runs/ppo2
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from alfish.bin import show
+from alfish.errors import UsageError
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
+flags.DEFINE_string("output", None, "File to write, .zip.", flag_values=FLAGS)
+flags.DEFINE_boolean("replay", False, "Pack the replay buffer, too.", flag_values=FLAGS)
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    from alfish.analysis import figures
+
+    if not flag_values.root_dir:
+        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    if not flag_values.output:
+        raise UsageError("--output is missing: name a file, such as run.zip")
+    output = Path(flag_values.output)
+    figures.check_output(output, (".zip",))
+    from alfish.formatting import counted, size
+    from alfish.sharing.card import continuing
+    from alfish.sharing.packing import pack
+
+    manifest = pack(Path(flag_values.root_dir), output, flag_values.replay)
+    show(f"written: {output}, {counted(len(manifest.files), 'file')}, {size(manifest.size)}")
+    show(continuing(manifest.about["continues_equally"]))
+    return 0

@@ -1,0 +1,87 @@
+"""Packing of a run: the files that evaluate, play and continue it, and its card."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import alfish
+from alfish.archives import archive
+from alfish.archives.manifest import Manifest
+from alfish.errors import RunError, UsageError
+from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
+from alfish.runs.checkpoints import RUN_FILE, Checkpoints
+from alfish.sharing.card import card
+
+# Beside checkpoints, replay buffer, evaluations and films. The log and TensorBoard's files stay behind.
+FILES = (CONFIG_FILE, OPERATIVE_FILE, RUN_FILE, "provenance.json", "done", "metrics.csv")
+FILMS = (".mp4", ".gif")
+CARD = "README.md"
+PREVIEW = "replay.mp4"  # the film that the hub shows
+
+
+def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
+    """Packs a run into a zip file; returns the manifest.
+
+    Args:
+      root_dir: of the run.
+      output: the file.
+      replay: also pack the replay buffer, so that a continued run has equal bits.
+
+    Raises:
+      UsageError: the directory is no run, or a run without checkpoint, or without the replay buffer that is asked for.
+    """
+    checkpoints = Checkpoints(root_dir / "checkpoints")
+    if not (root_dir / CONFIG_FILE).is_file():
+        raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}")
+    if not checkpoints.steps():
+        raise UsageError(f"{root_dir} has no checkpoint yet; pack it after the first one is saved")
+    if replay and not _with_rows(root_dir):
+        raise UsageError(
+            f"{root_dir} has no replay buffer to pack: the algorithm keeps none, or ReplayBatches.save is False; "
+            "leave --replay out"
+        )
+    is_whole = replay or not _with_rows(root_dir)
+    try:
+        names = [path.relative_to(root_dir).as_posix() for path in _files(root_dir, replay)]
+        films = [name for name in names if name.startswith("films/")]
+        files: dict[str, Path | bytes] = {name: _source(root_dir / name) for name in names}
+        previews = [root_dir / name for name in films if name.endswith(".mp4")]
+        if previews:
+            files[PREVIEW] = max(previews, key=lambda path: path.stat().st_mtime)
+        files[CARD] = card(root_dir, films, is_whole).encode()
+        about = {
+            "alfish_version": alfish.__version__,
+            "checkpoints": checkpoints.steps()[-1:],
+            "has_replay": replay,
+            "continues_equally": is_whole,
+        }
+        return archive.pack(output, files, about)
+    except FileNotFoundError as error:
+        raise RunError(f"{error.filename} was removed while it was packed, as training does; try again") from error
+
+
+def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
+    """Yields the files of a run to pack, and of its further learners."""
+    yield from (root_dir / name for name in FILES if (root_dir / name).is_file())
+    checkpoints = Checkpoints(root_dir / "checkpoints")
+    rows = _with_rows(root_dir)[-1:] if replay else []
+    steps = {*checkpoints.steps()[-1:], *rows}
+    if (best := checkpoints.best()) in checkpoints.steps():
+        steps.add(best)  # type: ignore[arg-type]
+        yield checkpoints.directory / "best.json"
+    yield from (checkpoints.path(step) for step in sorted(steps))
+    yield from (Checkpoints(root_dir / "replay").path(step) for step in rows)
+    yield from sorted((root_dir / "eval").glob("*.csv"))
+    yield from sorted(path for path in (root_dir / "films").rglob("*") if path.suffix in FILMS and path.is_file())
+    for learner in sorted(root_dir.glob("ranks/rank-???")):
+        yield from _files(learner, replay)
+
+
+def _source(path: Path) -> Path | bytes:
+    """Returns a large file's path, or the content of another, because training may write to it meanwhile."""
+    return path if path.suffix in (".pt", *FILMS) else path.read_bytes()
+
+
+def _with_rows(root_dir: Path) -> list[int]:
+    """Returns the checkpoints of which the replay buffer was saved, ascending."""
+    rows = Checkpoints(root_dir / "replay").steps()
+    return [step for step in Checkpoints(root_dir / "checkpoints").steps() if step in rows]

@@ -1,0 +1,146 @@
+"""A packed run is evaluated, loaded and continued as the run itself."""
+
+import shutil
+
+import pytest
+import torch
+import yaml
+
+import alfish
+from alfish import nest
+from alfish.__main__ import main
+from alfish.analysis.run_source import read_evaluations
+from alfish.archives import archive
+from alfish.errors import UsageError
+from alfish.runs.checkpoints import Checkpoints
+from alfish.sharing.packing import pack
+
+ON_POLICY = {
+    "num_env_steps": 160, "unroll_length": 16, "make_environment.num_envs": 2, "MLP.layers": (8,),
+    "EpochBatches.minibatch_size": 16, "Evaluate.period": 80, "Evaluate.num_episodes": 2, "CheckpointSaver.period": 64,
+}  # fmt: skip
+OFF_POLICY = {
+    "num_env_steps": 96, "unroll_length": 4, "make_environment.num_envs": 2, "MLP.layers": (8,),
+    "ReplayBatches.warmup_env_steps": 16, "ReplayBatches.batch_size": 8, "ReplayBatches.capacity": 256,
+    "Evaluate.num_episodes": 1, "CheckpointSaver.period": 32,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of PPO with a film."""
+    root_dir = tmp_path_factory.mktemp("runs") / "ppo"
+    alfish.train("PPO", "CartPole-v1", root_dir=root_dir, **ON_POLICY)
+    (root_dir / "films").mkdir()
+    (root_dir / "films" / "best return=9.0.mp4").write_bytes(b"film")
+    (root_dir / "notes.txt").write_text("mine")
+    return root_dir
+
+
+def head_of(card):
+    _, head, text = card.split("---\n", 2)
+    return yaml.safe_load(head), text
+
+
+def test_a_packed_run_acts_as_the_run(run, tmp_path, capsys):
+    pack(run, tmp_path / "run.zip")
+    policy, packed = alfish.load(run), alfish.load(tmp_path / "run.zip")
+    for k in range(5):
+        observation = policy.observation_space.sample()
+        assert policy.act(observation, first=k == 0) == packed.act(observation, first=k == 0)
+    words = []
+    for place in (run, tmp_path / "run.zip"):
+        assert main(["evaluate", f"--root_dir={place}", "--num_episodes=3", "--json"]) == 0
+        words.append(capsys.readouterr().out)
+    assert words[0] == words[1]
+
+
+def test_only_files_of_the_run_are_packed(run, tmp_path):
+    manifest = pack(run, tmp_path / "run.zip")
+    names = set(manifest.files)
+    assert {"config.gin", "README.md", "films/best return=9.0.mp4", "replay.mp4", "metrics.csv", "run_id"} <= names
+    assert not [name for name in names if name.startswith(("tensorboard", "log", "notes"))]
+    packed = [name for name in names if name.startswith("checkpoints/checkpoint")]
+    checkpoints = Checkpoints(run / "checkpoints")
+    steps = {checkpoints.steps()[-1], checkpoints.best()}
+    assert packed and set(packed) == {f"checkpoints/{checkpoints.path(step).name}" for step in steps}
+
+
+def test_the_card_says_what_the_hub_reads(run, tmp_path):
+    pack(run, tmp_path / "run.zip")
+    archive.unpack(tmp_path / "run.zip", tmp_path / "new")
+    head, text = head_of((tmp_path / "new" / "README.md").read_text())
+    assert head["library_name"] == "alfish" and head["pipeline_tag"] == "reinforcement-learning"
+    assert {"PPO", "CartPole-v1"} <= set(head["tags"])
+    (model,) = head["model-index"]
+    (result,) = model["results"]
+    assert result["dataset"]["name"] == "CartPole-v1" and result["task"]["type"] == "reinforcement-learning"
+    last = result["metrics"][0]
+    summary = read_evaluations(run)
+    values = summary[max(summary)]
+    assert last["type"] == "mean_reward" and last["value"] == pytest.approx(sum(values) / len(values))
+    assert "95 % interval [" in last["name"]
+    assert '<video controls src="films/best return=9.0.mp4">' in text and "mean return" in text
+
+
+def test_a_run_without_evaluation_has_a_card_without_metrics(run, tmp_path):
+    shutil.copytree(run, tmp_path / "bare")
+    shutil.rmtree(tmp_path / "bare" / "eval")
+    pack(tmp_path / "bare", tmp_path / "run.zip")
+    archive.unpack(tmp_path / "run.zip", tmp_path / "new")
+    head, text = head_of((tmp_path / "new" / "README.md").read_text())
+    assert "model-index" not in head and "was not evaluated" in text
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_continued_run_has_equal_bits_with_its_replay_buffer_and_says_so(tmp_path, replay, capsys):
+    original = tmp_path / "original"
+    alfish.train("DQN", "CartPole-v1", root_dir=original, **OFF_POLICY)
+    command = ["pack", f"--root_dir={original}", f"--output={tmp_path / 'run.zip'}", *["--replay"] * replay]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert ("same updates" in said) == replay and ("not packed" in said) != replay
+    assert main(["unpack", f"--input={tmp_path / 'run.zip'}", f"--root_dir={tmp_path / 'copy'}"]) == 0
+    weights = []
+    for root_dir in (original, tmp_path / "copy"):
+        alfish.train("DQN", "CartPole-v1", root_dir=root_dir, **{**OFF_POLICY, "num_env_steps": 160})
+        _, state = Checkpoints(root_dir / "checkpoints").load("latest")
+        assert state["counters"]["env_steps"] >= 160
+        weights.append(nest.leaves(state["algorithm"]))
+    equal = all(torch.equal(a, b) for a, b in zip(*weights) if isinstance(a, torch.Tensor))
+    assert equal == replay
+
+
+def test_what_cannot_be_packed_is_one_sentence(run, tmp_path, capsys):
+    with pytest.raises(UsageError, match="no replay buffer to pack"):
+        pack(run, tmp_path / "run.zip", replay=True)
+    with pytest.raises(UsageError, match="is not a run"):
+        pack(tmp_path, tmp_path / "run.zip")
+    (tmp_path / "config.gin").write_text("")
+    with pytest.raises(UsageError, match="no checkpoint yet"):
+        pack(tmp_path, tmp_path / "run.zip")
+    for arguments, words in (
+        (["pack"], "--root_dir is missing"),
+        (["pack", f"--root_dir={run}"], "--output is missing"),
+        (["pack", f"--root_dir={run}", "--output=run.tar"], "must end in .zip"),
+        (["pack", f"--root_dir={run}", f"--output={tmp_path}/no/run.zip"], "there is no directory"),
+        (["unpack", f"--root_dir={tmp_path}/x"], "--input is missing"),
+        (["unpack", "--input=run.zip"], "--root_dir is missing"),
+        (["unpack", f"--input={tmp_path}/none.zip", f"--root_dir={tmp_path}/x"], "there is no file"),
+    ):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1
+    assert not list(tmp_path.glob("*.zip"))
+
+
+def test_the_configuration_of_a_packed_run_is_not_trusted(run, tmp_path, capsys):
+    """As that of any run: docs/security.md."""
+    shutil.copytree(run, tmp_path / "theirs")
+    config = tmp_path / "theirs" / "config.gin"
+    config.write_text("import antigravity\n" + config.read_text())
+    pack(tmp_path / "theirs", tmp_path / "run.zip")
+    with pytest.raises(UsageError, match="antigravity"):
+        alfish.load(tmp_path / "run.zip")
+    assert main(["evaluate", f"--root_dir={tmp_path / 'run.zip'}"]) == 2
+    assert "antigravity" in capsys.readouterr().err
