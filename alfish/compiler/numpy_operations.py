@@ -45,7 +45,9 @@ def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> 
         return OUTPUTS_OF_SEVERAL[node.target]
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
-        raise NotTranslatable(f"{node.target}")
+        if node.target not in table:
+            raise NotTranslatable(f"{node.target} has no translation")
+        return table[node.target](node, ())
     shape, dtype = tuple(value.shape), numpy_dtype(value.dtype)
     if is_random(node):
         return _random(node, value)

@@ -21,21 +21,30 @@ class NotRecordable(Exception):
     """The function does something that the graph cannot contain; the message names it."""
 
 
-def record(function: Callable[[list[torch.Tensor]], list[Any]], arguments: list[torch.Tensor]) -> torch.fx.Graph:
+def record(
+    function: Callable[[list[torch.Tensor]], list[Any]],
+    arguments: list[torch.Tensor],
+    place: Callable[[], str] = str,
+    captures: bool = False,
+) -> torch.fx.Graph:
     """Returns the graph of `function(arguments)`: placeholders of the arguments, a call of each operation, results.
 
-    Each node's `meta["val"]` is its value in this run. Operations with unread results are removed, except random ones.
+    Each node's `meta["val"]` is its value in this run, and each call's `meta["place"]` is what `place` returned.
+    Operations with unread results are removed, except random ones.
 
     Args:
       function: maps a list of tensors to a list of tensors.
       arguments: tensors that do not share memory.
+      place: returns the place of the running operation in the program, for messages.
+      captures: whether older tensors that are no arguments become constants (calls of `aten.lift_fresh`, whose
+        `meta["val"]` is the tensor).
 
     Raises:
-      NotRecordable: the function reads a tensor's value, uses an older tensor that is no argument, or writes an
-        argument.
+      NotRecordable: the function reads a tensor's value, uses an older tensor that is no argument (unless it
+        `captures`), or writes an argument.
       TorchChanged: a private name of torch is missing.
     """
-    recorder = _Recorder(arguments)
+    recorder = _Recorder(arguments, place, captures)
     with torch.no_grad(), _Unreadable(), torch_internals.dispatch_mode(recorder.receive):
         results = function(arguments)
     return recorder.finish(results)
@@ -49,7 +58,8 @@ def is_random(node: torch.fx.Node) -> bool:
 class _Recorder:
     """Builds a graph from operations; one that writes in place becomes the one that returns a new tensor."""
 
-    def __init__(self, arguments: list[torch.Tensor]):
+    def __init__(self, arguments: list[torch.Tensor], place: Callable[[], str], captures: bool):
+        self._place, self._captures = place, captures
         self._graph = torch.fx.Graph()
         # By the tensor's id; the reference to the tensor keeps the id unique.
         self._nodes: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
@@ -70,7 +80,7 @@ class _Recorder:
         is_written = torch_internals.schema(function).is_mutable
         target = self._made_new(function, arguments[0]) if is_written else function
         traced = self._graph.call_function(target, *nest.map(self._traced, (tuple(arguments), dict(keywords))))
-        traced.meta["val"] = result
+        traced.meta["val"], traced.meta["place"] = result, self._place()
         if is_written:
             for sharer in self._sharers[torch_internals.storage_id(result)]:
                 self._nodes[id(sharer)] = traced, sharer
@@ -97,7 +107,9 @@ class _Recorder:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in self._nodes:
-            raise NotRecordable("a tensor that is no argument")
+            if not self._captures:
+                raise NotRecordable("a tensor that is no argument")
+            self._keep(self._graph.call_function(aten.lift_fresh.default), value)
         return self._nodes[id(value)][0]
 
     def _made_new(self, function: Any, written: torch.Tensor) -> Any:

@@ -1,0 +1,176 @@
+"""A policy as a Python file that needs numpy only, and its weights in a file beside it.
+
+The code is the one that `alfish.compiler.numpy_program` acts with during training. Weights are in an `.npz` of plain
+arrays, so that the code can be read, and nothing is unpickled.
+"""
+
+import functools
+import hashlib
+import inspect
+import io
+import textwrap
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+import alfish
+from alfish import nest, specs
+from alfish.compiler.numpy_operations import NotTranslatable, translated
+from alfish.compiler.numpy_program import Written, prepare_graph, written
+from alfish.exporting.graph import NotExportable, PolicyGraph
+from alfish.exporting.numpy_operations import PORTABLE
+from alfish.runs.files import write_atomically
+
+
+def translate(program: PolicyGraph) -> Written:
+    """Returns the source of a policy's step in numpy; changes the graph.
+
+    Raises:
+      NotExportable: an operation has no translation.
+    """
+    graph = program.graph
+    for node in graph.nodes:
+        if node.op == "call_function":
+            try:
+                translated(node, PORTABLE)
+            except NotTranslatable as error:
+                raise NotExportable(f"{node.meta.get('place', 'the policy')} cannot be exported: {error}") from error
+    prepare_graph(graph)
+    structure = nest.flatten([0] * len(program.results))[1]
+    return written(graph, len(program.constants), structure, PORTABLE)
+
+
+def write(program: PolicyGraph, path: Path, origin: str) -> list[Path]:
+    """Writes `path` and the `.npz` beside it; returns both.
+
+    Args:
+      program: of the policy; its graph is changed.
+      path: of the Python file.
+      origin: sentence on what the policy is, for the file's head.
+
+    Raises:
+      NotExportable: an operation has no translation.
+    """
+    source = translate(program)
+    weights = {name: value.numpy() for name, value in program.constants.items()}
+    weights |= {leaf.name: leaf.example.numpy() for leaf in program.state}
+    content = io.BytesIO()
+    np.savez(content, **weights)  # type: ignore[arg-type]
+    beside = path.with_suffix(".npz")
+    write_atomically(beside, content.getvalue())
+    write_atomically(path, _text(program, source, origin, hashlib.sha256(content.getvalue()).hexdigest()))
+    return [path, beside]
+
+
+def _text(program: PolicyGraph, source: Written, origin: str, checksum: str) -> str:
+    runtime = Path(__file__).with_name("numpy_runtime.py").read_text()
+    functions = _Functions()
+    constants = [f"{name} = {functions.expression(value)}" for name, value in source.constants.items()]
+    needs = f"Written by alfish {alfish.__version__}. Needs numpy, and the .npz of its name beside it."
+    head = f'"""{origin}\n\n{needs}\n"""\n\n'
+    attributes = {
+        "weights_sha256": checksum,
+        "weight_names": tuple(program.constants),
+        "observations": tuple(_observations(program)),
+        "reward_shape": next((tuple(one.example.shape) for one in program.inputs if one.name == "reward"), ()),
+        "inputs": tuple(leaf.name for leaf in program.inputs),
+        "num_actions": len(program.actions),
+        "states": tuple(leaf.name for leaf in program.state),
+        "noise": tuple(
+            (one.distribution, tuple(one.leaf.example.shape), _dtype(one.leaf.example), one.bounds)
+            for one in program.read_noise
+        ),
+    }
+    body = [
+        *(f"{name} = {value!r}" for name, value in attributes.items()),
+        "",
+        *_method("prepare", source.first),
+        "",
+        *_method("run", source.rest),
+        "",
+        "@staticmethod",
+        "def nested(leaves):",
+        f"    return {_structure(program.action_space)}",
+    ]
+    policy = ["class Policy(NumpyPolicy):", *(textwrap.indent(line, "    ") for line in body)]
+    parts = [head + runtime, *functions.sources, "\n".join(constants), "\n".join(policy)]
+    return "\n\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def _method(name: str, lines: list[str]) -> list[str]:
+    head, *rest = lines
+    return ["@staticmethod", head.replace("def run(", f"def {name}("), *rest]
+
+
+def _observations(program: PolicyGraph) -> list[tuple[str, tuple[Any, ...], tuple[int, ...], str]]:
+    """Returns name, keys, shape and dtype of the leaves of the observation that the step reads."""
+    leaves = specs.map_space(lambda leaf: 0, program.observation_space)
+    keys = dict(zip((name for name, _ in nest.named_leaves(leaves, "observation")), nest.keys(leaves)))
+    read = [leaf for leaf in program.inputs if leaf.name in keys]
+    return [(leaf.name, keys[leaf.name], tuple(leaf.example.shape), _dtype(leaf.example)) for leaf in read]
+
+
+def _structure(space: spaces.Space) -> str:
+    """Returns an expression of an action from the list `leaves`."""
+    structure = specs.map_space(lambda leaf: 0, space)
+    names = iter(f"leaves[{k}]" for k in range(len(nest.leaves(structure))))
+    return _nested(nest.map(lambda _: next(names), structure))
+
+
+def _nested(names: Any) -> str:
+    if isinstance(names, dict):
+        return f"{{{', '.join(f'{key!r}: {_nested(part)}' for key, part in names.items())}}}"
+    return f"({''.join(f'{_nested(part)}, ' for part in names)})" if isinstance(names, tuple) else names
+
+
+def _dtype(example: torch.Tensor) -> str:
+    return example.numpy().dtype.name
+
+
+class _Functions:
+    """Functions that a source uses, as text.
+
+    Attributes:
+      sources: of the functions that are not numpy's, each after those that it calls.
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[str] = []
+        self._known: set[FunctionType] = set()
+
+    def expression(self, value: Any) -> str:
+        """Returns an expression of a constant of `Written`."""
+        if isinstance(value, functools.partial):
+            arguments = [self.expression(one) for one in (value.func, *value.args)]
+            return f"functools.partial({', '.join(arguments)})"
+        if isinstance(value, np.ndarray):
+            return f"np.array({value.item()!r}, np.{value.dtype.name})" if np.isfinite(value) else _infinite(value)
+        if isinstance(value, np.dtype):
+            return f"np.dtype({value.name!r})"
+        if value is np.ndarray.dot:
+            return "np.ndarray.dot"
+        if isinstance(value, FunctionType) and value.__module__.startswith("alfish."):
+            self._add(value)
+            return value.__name__
+        if callable(value):
+            assert getattr(np, value.__name__) is value, f"{value} is not numpy's"
+            return f"np.{value.__name__}"
+        return repr(value)
+
+    def _add(self, function: FunctionType) -> None:
+        if function in self._known:
+            return
+        self._known.add(function)
+        for name in function.__code__.co_names:
+            called = function.__globals__.get(name)
+            if isinstance(called, FunctionType):
+                self._add(called)
+        self.sources.append(inspect.getsource(function))
+
+
+def _infinite(value: np.ndarray) -> str:
+    return f"np.array(float({str(value.item())!r}), np.{value.dtype.name})"

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import functools  # noqa: F401
+import hashlib
+import itertools  # noqa: F401
+import math  # noqa: F401
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class NumpyPolicy:
+    """Acts on one observation of the environment at a time, in numpy.
+
+        policy = Policy()
+        action = policy.act(observation)                 # the first call after reset() begins an episode
+        action = policy.act(observation, reward=reward)  # a policy that does not read rewards ignores them
+
+    Or with the state in the caller's hands, and without any in the object:
+
+        state = policy.initial_state()
+        action, state = policy.step(observation, state, first=True)
+
+    Args:
+      seed: of the random numbers; only a policy that samples draws any.
+
+    Raises:
+      ValueError: the weights beside this file are not the ones that it was written with.
+    """
+
+    weights_sha256: str
+    weight_names: tuple[str, ...]
+    observations: tuple[tuple[str, tuple[Any, ...], tuple[int, ...], str], ...]  # name, keys, shape, dtype
+    reward_shape: tuple[int, ...]
+    inputs: tuple[str, ...]  # what `run` reads after the weights
+    num_actions: int  # leaves of the action, the first results of `run`
+    states: tuple[str, ...]
+    noise: tuple[tuple[str, tuple[int, ...], str, tuple[int, ...]], ...]  # distribution, shape, dtype, bounds
+
+    def __init__(self, seed: int | None = None):
+        path = Path(__file__).with_suffix(".npz")
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.weights_sha256:
+            raise ValueError(f"{path} has other weights than those that {Path(__file__).name} was written with")
+        with np.load(path, allow_pickle=False) as weights:
+            self._initial = {name: weights[name] for name in self.states}
+            self._prepared = self.prepare(*(weights[name] for name in self.weight_names))
+        self._random = np.random.default_rng(seed)
+        self._state: dict[str, np.ndarray] | None = None
+
+    def reset(self) -> None:
+        """Clears the memory; the next `act` begins an episode."""
+        self._state = None
+
+    def act(self, observation: Any, first: bool = False, reward: Any = None) -> Any:
+        """Returns the action for an observation, both in the environment's units.
+
+        Args:
+          observation: of the environment. A leaf of a dict that the action does not depend on may be missing.
+          first: whether the observation is the first of an episode, which clears the memory.
+          reward: of the last action; only some policies read it.
+        """
+        if self._state is None:
+            self._state, first = self._initial, True
+        action, self._state = self.step(observation, self._state, first, reward)
+        return action
+
+    def initial_state(self) -> dict[str, np.ndarray]:
+        """Returns the state at the start of an episode, by name; empty for a policy without memory."""
+        return dict(self._initial)
+
+    def step(
+        self,
+        observation: Any,
+        state: Mapping[str, np.ndarray],
+        first: bool = False,
+        reward: Any = None,
+        noise: list[np.ndarray] | None = None,
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Returns the action and the next state; the object stays as it is, except for the random generator.
+
+        Args:
+          observation, first, reward: see `act`.
+          state: of `initial_state`, or of the step before.
+          noise: random numbers; None: draws them.
+        """
+        leaves = {name: _leaf(observation, *rest, name) for name, *rest in self.observations}
+        leaves["first"] = np.asarray(first, bool)
+        if "reward" in self.inputs:
+            if reward is None and not first:
+                raise ValueError("the action depends on the reward of the last action; pass reward=")
+            given = 0 if reward is None else reward
+            leaves["reward"] = np.broadcast_to(np.asarray(given, np.float32), self.reward_shape)
+        leaves.update(state)
+        drawn = [self._draw(*one) for one in self.noise] if noise is None else noise
+        with np.errstate(all="ignore"):
+            results = self.run(*self._prepared, *(leaves[name] for name in self.inputs), *drawn)
+        actions = [leaf[()] for leaf in results[: self.num_actions]]
+        return self.nested(actions), dict(zip(self.states, results[self.num_actions :]))
+
+    @staticmethod
+    def prepare(*weights: np.ndarray) -> list[Any]:
+        """Returns what `run` reads of the weights."""
+        raise NotImplementedError
+
+    @staticmethod
+    def run(*leaves: Any) -> list[np.ndarray]:
+        """Returns the leaves of the action and of the next state."""
+        raise NotImplementedError
+
+    @staticmethod
+    def nested(leaves: list[Any]) -> Any:
+        """Returns the leaves in the structure of the action."""
+        raise NotImplementedError
+
+    def _draw(self, distribution: str, shape: tuple[int, ...], dtype: str, bounds: tuple[int, ...]) -> np.ndarray:
+        draws = {
+            "uniform": self._random.random,
+            "normal": self._random.standard_normal,
+            "exponential": self._random.standard_exponential,
+        }
+        if distribution == "integers":
+            return self._random.integers(*bounds, size=shape).astype(dtype)
+        return np.asarray(draws[distribution](shape, np.dtype(dtype)))
+
+
+def _leaf(observation: Any, keys: tuple[Any, ...], shape: tuple[int, ...], dtype: str, name: str) -> np.ndarray:
+    for key in keys:
+        observation = observation[key]
+    leaf = np.asarray(observation, dtype)
+    if leaf.shape != shape:
+        raise ValueError(f"{name} has shape {list(leaf.shape)}, and {list(shape)} is expected")
+    return leaf
