@@ -12,9 +12,9 @@ from alfish.compiler.numpy_operations import TABLE, NotTranslatable
 aten = torch.ops.aten
 
 
-def _convolution_of(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    weight, dilation, transposed, groups = node.args[1].meta["val"], node.args[5], node.args[6], node.args[8]  # type: ignore[union-attr]
-    if weight.ndim != 4 or transposed or groups != 1 or set(dilation) != {1}:  # type: ignore[arg-type]
+def _convolution_of(node: Any, shape: tuple[int, ...]) -> Callable[..., Any]:
+    weight, dilation, transposed, groups = node.args[1].meta["val"], node.args[5], node.args[6], node.args[8]
+    if weight.ndim != 4 or transposed or groups != 1 or set(dilation) != {1}:
         raise NotTranslatable("the convolution has groups or dilation, is transposed, or is not of images")
     return _convolution
 
@@ -29,9 +29,9 @@ def _convolution(
     return result if bias is None else result + bias[:, None, None]
 
 
-def _pooling_of(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+def _pooling_of(node: Any, shape: tuple[int, ...]) -> Callable[..., Any]:
     dilation, ceil_mode = [*node.args[4:], [1], False][:2] if len(node.args) > 4 else ([1], False)
-    if set(dilation) != {1} or ceil_mode or any(user.args[1] != 0 for user in node.users):  # type: ignore[arg-type]
+    if set(dilation) != {1} or ceil_mode or any(user.args[1] != 0 for user in node.users):
         raise NotTranslatable("the pooling has dilation, rounds up, or returns indices")
     return _max_pool
 
@@ -53,7 +53,7 @@ def _windows(x: np.ndarray, kernel: Any, stride: Any, padding: Any, fill: float)
     return windows[:, :, :: stride[0], :: stride[1]]
 
 
-def _layer_norm_of(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+def _layer_norm_of(node: Any, shape: tuple[int, ...]) -> Callable[..., Any]:
     if any(user.args[1] != 0 for user in node.users):
         raise NotTranslatable("the moments of a layer norm are read")
     return _layer_norm

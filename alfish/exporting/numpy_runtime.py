@@ -47,7 +47,7 @@ class NumpyPolicy:
         with np.load(path, allow_pickle=False) as weights:
             self._initial = {name: weights[name] for name in self.states}
             self._prepared = self.prepare(*(weights[name] for name in self.weight_names))
-        self._random = np.random.default_rng(seed)
+        self._random: Any = np.random.default_rng(seed)
         self._state: dict[str, np.ndarray] | None = None
 
     def reset(self) -> None:

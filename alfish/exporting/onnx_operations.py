@@ -58,15 +58,21 @@ class OnnxGraph:
         return f"v{self._count}"
 
 
-Names = dict[torch.fx.Node, Any]
-Translate = Callable[[OnnxGraph, torch.fx.Node, Names], Any]
+Names = dict[Any, Any]
+# A node is `Any`, because torch types its arguments as unions of all that they can be.
+Translate = Callable[[OnnxGraph, Any, Names], Any]
 
 
-def _dtype(node: torch.fx.Node) -> torch.dtype:
+def _arguments(node: Any, *defaults: Any) -> list[Any]:
+    """Returns the arguments of a call, completed by defaults; the first of these belongs to the second argument."""
+    return [*node.args, *defaults[len(node.args) - 1 :]]
+
+
+def _dtype(node: Any) -> torch.dtype:
     return node.meta["val"].dtype
 
 
-def _shape(node: torch.fx.Node) -> list[int]:
+def _shape(node: Any) -> list[int]:
     return list(node.meta["val"].shape)
 
 
@@ -77,7 +83,7 @@ def _operand(build: OnnxGraph, argument: Any, names: Names, dtype: torch.dtype) 
     return build.constant(argument, torch.empty(0, dtype=dtype).numpy().dtype)
 
 
-def _refuse_keywords(node: torch.fx.Node) -> None:
+def _refuse_keywords(node: Any) -> None:
     others = node.kwargs.keys() - {"dtype", "layout", "device", "pin_memory", "memory_format"}
     if others:
         raise NotExportable(f"{node.target} with {', '.join(sorted(others))} has no translation to ONNX")
@@ -86,7 +92,7 @@ def _refuse_keywords(node: torch.fx.Node) -> None:
 def _same_dtype(operation: str) -> Translate:
     """An operation of tensors and numbers that computes in the dtype of its result."""
 
-    def translate(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+    def translate(build: OnnxGraph, node: Any, names: Names) -> str:
         _refuse_keywords(node)
         return build.call(operation, *(_operand(build, one, names, _dtype(node)) for one in node.args))
 
@@ -94,7 +100,7 @@ def _same_dtype(operation: str) -> Translate:
 
 
 def _comparison(operation: str) -> Translate:
-    def translate(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+    def translate(build: OnnxGraph, node: Any, names: Names) -> str:
         left, right = (one.meta["val"] if isinstance(one, torch.fx.Node) else one for one in node.args)
         common = torch.result_type(left, right)
         common = torch.int32 if common in SMALL else common
@@ -108,7 +114,7 @@ def _negated(translate: Translate) -> Translate:
 
 
 def _logical(operation: str) -> Translate:
-    def translate(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+    def translate(build: OnnxGraph, node: Any, names: Names) -> str:
         return build.call(operation, *(_operand(build, one, names, torch.bool) for one in node.args))
 
     return translate
@@ -117,7 +123,7 @@ def _logical(operation: str) -> Translate:
 def _bitwise(operation: str) -> Translate:
     logical = _logical(operation)
 
-    def translate(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+    def translate(build: OnnxGraph, node: Any, names: Names) -> str:
         if _dtype(node) != torch.bool:
             raise NotExportable(f"{node.target} of integers has no translation to ONNX")
         return logical(build, node, names)
@@ -125,120 +131,118 @@ def _bitwise(operation: str) -> Translate:
     return translate
 
 
-def _product(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _product(build: OnnxGraph, node: Any, names: Names) -> str:
     _refuse_keywords(node)
     if len(node.args) == 2:
-        return build.call("MatMul", *(names[one] for one in node.args))  # type: ignore[index]
-    bias, left, right = (names[one] for one in node.args)  # type: ignore[index]
+        return build.call("MatMul", *(names[one] for one in node.args))
+    bias, left, right = (names[one] for one in node.args)
     return build.call("Gemm", left, right, bias)
 
 
-def _convolution(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _convolution(build: OnnxGraph, node: Any, names: Names) -> str:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     if transposed:
         raise NotExportable("a transposed convolution has no translation to ONNX")
-    inputs = [names[one] for one in (x, weight, bias) if one is not None]  # type: ignore[index]
-    return build.call("Conv", *inputs, strides=stride, pads=[*padding, *padding], dilations=dilation, group=groups)  # type: ignore[misc]
+    inputs = [names[one] for one in (x, weight, bias) if one is not None]
+    return build.call("Conv", *inputs, strides=stride, pads=[*padding, *padding], dilations=dilation, group=groups)
 
 
-def _max_pool(build: OnnxGraph, node: torch.fx.Node, names: Names) -> list[str]:
-    x, kernel, *rest = node.args
-    stride, padding, dilation, ceil_mode = [*rest, *[[], [0], [1], False][len(rest) :]]
+def _max_pool(build: OnnxGraph, node: Any, names: Names) -> list[str]:
+    x, kernel, stride, padding, dilation, ceil_mode = _arguments(node, None, [], [0], [1], False)
     kernel, stride, padding, dilation = (
-        [*one] * (2 // len(one))  # type: ignore[misc, arg-type]
-        for one in (kernel, stride or kernel, padding, dilation)
+        [*one] * (2 // len(one)) for one in (kernel, stride or kernel, padding, dilation)
     )
     options = {"kernel_shape": kernel, "strides": stride, "pads": [*padding, *padding], "dilations": dilation}
-    return [build.call("MaxPool", names[x], **options, ceil_mode=int(ceil_mode))]  # type: ignore[index, call-overload]
+    return [build.call("MaxPool", names[x], **options, ceil_mode=int(ceil_mode))]
 
 
-def _layer_norm(build: OnnxGraph, node: torch.fx.Node, names: Names) -> list[str]:
+def _layer_norm(build: OnnxGraph, node: Any, names: Names) -> list[str]:
     x, shape, weight, bias, epsilon = node.args
-    ones = [names[weight] if weight is not None else build.constant(np.ones(shape, np.float32))]  # type: ignore[index, arg-type]
-    ones += [names[bias]] if bias is not None else []  # type: ignore[index]
-    return [build.call("LayerNormalization", names[x], *ones, axis=-len(shape), epsilon=epsilon)]  # type: ignore[index, arg-type]
+    ones = [names[weight] if weight is not None else build.constant(np.ones(shape, np.float32))]
+    ones += [names[bias]] if bias is not None else []
+    return [build.call("LayerNormalization", names[x], *ones, axis=-len(shape), epsilon=epsilon)]
 
 
-def _reshape(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    return build.call("Reshape", names[node.args[0]], build.constant(_shape(node), np.int64))  # type: ignore[index]
+def _reshape(build: OnnxGraph, node: Any, names: Names) -> str:
+    return build.call("Reshape", names[node.args[0]], build.constant(_shape(node), np.int64))
 
 
-def _expand(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    return build.call("Expand", names[node.args[0]], build.constant(_shape(node), np.int64))  # type: ignore[index]
+def _expand(build: OnnxGraph, node: Any, names: Names) -> str:
+    return build.call("Expand", names[node.args[0]], build.constant(_shape(node), np.int64))
 
 
-def _transpose(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _transpose(build: OnnxGraph, node: Any, names: Names) -> str:
     x, *dims = node.args
-    order = list(range(len(_shape(x))))  # type: ignore[arg-type]
+    order = list(range(len(_shape(x))))
     if node.target is aten.permute.default:
-        order = [dim % len(order) for dim in dims[0]]  # type: ignore[union-attr]
+        order = [dim % len(order) for dim in dims[0]]
     else:
         a, b = dims or (0, -1)
-        order[a], order[b] = order[b], order[a]  # type: ignore[index]
-    return build.call("Transpose", names[x], perm=order)  # type: ignore[index]
+        order[a], order[b] = order[b], order[a]
+    return build.call("Transpose", names[x], perm=order)
 
 
-def _slice(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    x, dim, start, end, step = [*node.args, *[0, None, None, 1][len(node.args) - 1 :]]
+def _slice(build: OnnxGraph, node: Any, names: Names) -> str:
+    x, dim, start, end, step = _arguments(node, 0, None, None, 1)
     bounds = [start or 0, np.iinfo(np.int64).max if end is None else end, dim, step]
-    return build.call("Slice", names[x], *(build.constant([one], np.int64) for one in bounds))  # type: ignore[index]
+    return build.call("Slice", names[x], *(build.constant([one], np.int64) for one in bounds))
 
 
-def _select(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _select(build: OnnxGraph, node: Any, names: Names) -> str:
     x, dim, index = node.args
-    return build.call("Gather", names[x], build.constant(index, np.int64), axis=dim)  # type: ignore[index]
+    return build.call("Gather", names[x], build.constant(index, np.int64), axis=dim)
 
 
-def _cat(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    parts, dim = [*node.args, 0][:2]
-    values = [_operand(build, one, names, _dtype(node)) for one in parts]  # type: ignore[union-attr]
+def _cat(build: OnnxGraph, node: Any, names: Names) -> str:
+    parts, dim = _arguments(node, 0)
+    values = [_operand(build, one, names, _dtype(node)) for one in parts]
     return build.call("Concat", *values, axis=dim)
 
 
-def _stack(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    parts, dim = [*node.args, 0][:2]
+def _stack(build: OnnxGraph, node: Any, names: Names) -> str:
+    parts, dim = _arguments(node, 0)
     axis = build.constant([dim], np.int64)
-    return build.call("Concat", *(build.call("Unsqueeze", names[one], axis) for one in parts), axis=dim)  # type: ignore[union-attr]
+    return build.call("Concat", *(build.call("Unsqueeze", names[one], axis) for one in parts), axis=dim)
 
 
-def _split(build: OnnxGraph, node: torch.fx.Node, names: Names) -> list[str]:
-    x, sizes, dim = [*node.args, 0][:3]
-    total = _shape(x)[dim]  # type: ignore[arg-type, index]
-    lengths = [min(sizes, total - k) for k in range(0, total, sizes)] if isinstance(sizes, int) else sizes  # type: ignore[type-var]
-    ends = [0, *itertools.accumulate(lengths)]  # type: ignore[arg-type]
+def _split(build: OnnxGraph, node: Any, names: Names) -> list[str]:
+    x, sizes, dim = _arguments(node, None, 0)
+    total = _shape(x)[dim]
+    lengths = [min(sizes, total - k) for k in range(0, total, sizes)] if isinstance(sizes, int) else sizes
+    ends = [0, *itertools.accumulate(lengths)]
     axis = build.constant([dim], np.int64)
     bounds = [build.constant([end], np.int64) for end in ends]
-    return [build.call("Slice", names[x], low, high, axis) for low, high in itertools.pairwise(bounds)]  # type: ignore[index]
+    return [build.call("Slice", names[x], low, high, axis) for low, high in itertools.pairwise(bounds)]
 
 
-def _unbind(build: OnnxGraph, node: torch.fx.Node, names: Names) -> list[str]:
-    x, dim = [*node.args, 0][:2]
-    count = _shape(x)[dim]  # type: ignore[arg-type, index]
-    return [build.call("Gather", names[x], build.constant(k, np.int64), axis=dim) for k in range(count)]  # type: ignore[index]
+def _unbind(build: OnnxGraph, node: Any, names: Names) -> list[str]:
+    x, dim = _arguments(node, 0)
+    count = _shape(x)[dim]
+    return [build.call("Gather", names[x], build.constant(k, np.int64), axis=dim) for k in range(count)]
 
 
-def _part(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    parts, index = names[node.args[0]], node.args[1]  # type: ignore[index]
-    if index >= len(parts):  # type: ignore[operator]
-        raise NotExportable(f"a second result of {node.args[0].target} has no translation to ONNX")  # type: ignore[union-attr]
+def _part(build: OnnxGraph, node: Any, names: Names) -> str:
+    parts, index = names[node.args[0]], node.args[1]
+    if index >= len(parts):
+        raise NotExportable(f"a second result of {node.args[0].target} has no translation to ONNX")
     return parts[index]
 
 
-def _cast(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _cast(build: OnnxGraph, node: Any, names: Names) -> str:
     (x, *_) = node.args
-    return build.cast(names[x], _dtype(x), _dtype(node))  # type: ignore[index, arg-type]
+    return build.cast(names[x], _dtype(x), _dtype(node))
 
 
-def _where(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _where(build: OnnxGraph, node: Any, names: Names) -> str:
     condition, *branches = node.args
     dtype = _dtype(node)
     computed = torch.int32 if dtype in SMALL - {torch.uint8} else dtype
     values = [_operand(build, one, names, computed) for one in branches]
-    return build.cast(build.call("Where", names[condition], *values), computed, dtype)  # type: ignore[index]
+    return build.cast(build.call("Where", names[condition], *values), computed, dtype)
 
 
-def _clamp(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    x, low, high = [*node.args, None, None][:3]
+def _clamp(build: OnnxGraph, node: Any, names: Names) -> str:
+    x, low, high = _arguments(node, None, None)
     value = _operand(build, x, names, _dtype(node))
     for operation, bound in (("Max", low), ("Min", high)):
         if bound is not None:
@@ -246,16 +250,16 @@ def _clamp(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
     return value
 
 
-def _clamp_max(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _clamp_max(build: OnnxGraph, node: Any, names: Names) -> str:
     x, high = node.args
     return build.call("Min", _operand(build, x, names, _dtype(node)), _operand(build, high, names, _dtype(node)))
 
 
 def _reduced(operation: str) -> Translate:
-    def translate(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+    def translate(build: OnnxGraph, node: Any, names: Names) -> str:
         _refuse_keywords(node)
-        x, dims, keepdim = [*node.args, None, False][:3] if len(node.args) > 1 else (node.args[0], None, False)
-        axes = list(dims) if dims else list(range(len(_shape(x))))  # type: ignore[arg-type]
+        x, dims, keepdim = _arguments(node, None, False)[:3]
+        axes = list(dims) if dims else list(range(len(_shape(x))))
         computed = torch.int32 if _dtype(node) in SMALL else _dtype(node)
         value = _operand(build, x, names, computed)
         reduced = build.call(operation, value, build.constant(axes, np.int64), keepdims=int(bool(keepdim)))
@@ -264,59 +268,59 @@ def _reduced(operation: str) -> Translate:
     return translate
 
 
-def _arg_max(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    x, dim, keepdim = [*node.args, *[None, False][len(node.args) - 1 :]]
-    value = names[x]  # type: ignore[index]
+def _arg_max(build: OnnxGraph, node: Any, names: Names) -> str:
+    x, dim, keepdim = _arguments(node, None, False)
+    value = names[x]
     if dim is None:
         value, dim = build.call("Reshape", value, build.constant([-1], np.int64)), 0
     return build.call("ArgMax", value, axis=dim, keepdims=int(keepdim))
 
 
 def _softmax(operation: str) -> Translate:
-    return lambda build, node, names: build.call(operation, names[node.args[0]], axis=node.args[1])  # type: ignore[index]
+    return lambda build, node, names: build.call(operation, names[node.args[0]], axis=node.args[1])
 
 
-def _gather(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _gather(build: OnnxGraph, node: Any, names: Names) -> str:
     x, dim, index = node.args[:3]
-    return build.call("GatherElements", names[x], names[index], axis=dim)  # type: ignore[index]
+    return build.call("GatherElements", names[x], names[index], axis=dim)
 
 
-def _silu(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    x = names[node.args[0]]  # type: ignore[index]
+def _silu(build: OnnxGraph, node: Any, names: Names) -> str:
+    x = names[node.args[0]]
     return build.call("Mul", x, build.call("Sigmoid", x))
 
 
-def _gelu(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _gelu(build: OnnxGraph, node: Any, names: Names) -> str:
     _refuse_keywords(node)
-    x = names[node.args[0]]  # type: ignore[index]
+    x = names[node.args[0]]
     half, one, root = (build.constant(value, np.float32) for value in (0.5, 1.0, math.sqrt(0.5)))
     erf = build.call("Erf", build.call("Mul", x, root))
     return build.call("Mul", build.call("Mul", x, half), build.call("Add", erf, one))
 
 
-def _elu(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    x, alpha, scale, input_scale = [*node.args, *[1, 1, 1][len(node.args) - 1 :]]
+def _elu(build: OnnxGraph, node: Any, names: Names) -> str:
+    x, alpha, scale, input_scale = _arguments(node, 1, 1, 1)
     if (scale, input_scale) != (1, 1):
         raise NotExportable("a scaled elu has no translation to ONNX")
-    return build.call("Elu", names[x], alpha=float(alpha))  # type: ignore[index, arg-type]
+    return build.call("Elu", names[x], alpha=float(alpha))
 
 
-def _softplus(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
-    x, beta, _ = [*node.args, *[1, 20][len(node.args) - 1 :]]
+def _softplus(build: OnnxGraph, node: Any, names: Names) -> str:
+    x, beta, _ = _arguments(node, 1, 20)
     if beta == 1:
-        return build.call("Softplus", names[x])  # type: ignore[index]
+        return build.call("Softplus", names[x])
     scale = build.constant(beta, np.float32)
-    return build.call("Div", build.call("Softplus", build.call("Mul", names[x], scale)), scale)  # type: ignore[index]
+    return build.call("Div", build.call("Softplus", build.call("Mul", names[x], scale)), scale)
 
 
-def _subtracted(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _subtracted(build: OnnxGraph, node: Any, names: Names) -> str:
     if len(node.args) > 2:
         raise NotExportable("rsub with a factor has no translation to ONNX")
     x, y = (_operand(build, one, names, _dtype(node)) for one in node.args)
     return build.call("Sub", y, x)
 
 
-def _squared(build: OnnxGraph, node: torch.fx.Node, names: Names) -> str:
+def _squared(build: OnnxGraph, node: Any, names: Names) -> str:
     x, exponent = (_operand(build, one, names, _dtype(node)) for one in node.args)
     return build.call("Mul", x, x) if node.args[1] == 2 else build.call("Pow", x, exponent)
 
