@@ -86,7 +86,7 @@ class NumpyPolicy:
           state: of `initial_state`, or of the step before.
           noise: random numbers; None: draws them.
         """
-        leaves = {name: _leaf(observation, *rest, name) for name, *rest in self.observations}
+        leaves = {one[0]: _leaf(observation, *one) for one in self.observations}
         leaves["first"] = np.asarray(first, bool)
         if "reward" in self.inputs:
             if reward is None and not first:
@@ -126,7 +126,7 @@ class NumpyPolicy:
         return np.asarray(draws[distribution](shape, np.dtype(dtype)))
 
 
-def _leaf(observation: Any, keys: tuple[Any, ...], shape: tuple[int, ...], dtype: str, name: str) -> np.ndarray:
+def _leaf(observation: Any, name: str, keys: tuple[Any, ...], shape: tuple[int, ...], dtype: str) -> np.ndarray:
     for key in keys:
         observation = observation[key]
     leaf = np.asarray(observation, dtype)

@@ -11,7 +11,7 @@ from alfish.analysis.report import command_of, provenance_of
 from alfish.analysis.run_source import RunSource, read_evaluations
 from alfish.configuration import differences
 from alfish.formatting import counted, significant
-from alfish.training.evaluator import bootstrap_interval
+from alfish.training.evaluations.evaluation import bootstrap_interval
 
 TASK = "reinforcement-learning"
 
