@@ -331,8 +331,9 @@ def test_the_examples_of_the_page_train(tmp_path, expert, monkeypatch, name):
         "Trainer.num_env_steps=None",
         "Trainer.unroll_length=8",
         "Evaluate.num_episodes=1",
+        "ReplayBatches.updates_per_env_step=0.1",
+        "ReplayBatches.warmup_env_steps=16",
     ]
-    few += ["EpochBatches.num_epochs=1"] if name == "gail_pendulum" else ["ReplayBatches.updates_per_env_step=0.1"]
     assert main(["train", "--gin_file=example.gin", "--root_dir=run", *(f"--gin_param={one}" for one in few)]) == 0
 
 
