@@ -174,6 +174,7 @@ ABLATIONS = [
         settings=("Trainer.algorithm = @PPO", "PPO.gamma = 0.99"),
         variant="ppo",
     ),
+    Goal("rnd_mountaincar", (0, 1, 2, 3, 4), -180, True, settings=("RND.coef = 0.0",), variant="without-bonus"),
     _bfloat16("sac_halfcheetah", 4500),
     _bfloat16("td3_halfcheetah", 4500),
 ]
