@@ -14,8 +14,10 @@ import time
 import traceback
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from test_resume import TensorPointMass, make, stop_after, tensors_of
 from toys import SlowSecond
 
@@ -28,17 +30,19 @@ from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import inductor
 from alfish.composition import RND, Composed
 from alfish.data import Experience, StepType, trainable
-from alfish.environments.toy import Stamped
+from alfish.environments import make_environment
+from alfish.environments.toy import Recall, Stamped
 from alfish.errors import RunError, UsageError
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import TorchOptimizer
-from alfish.networks import MLP, CriticEnsemble, DeterministicActor
+from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, DeterministicActor, Torso
 from alfish.replay import Prioritized, RingBuffer
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Summaries
 from alfish.transforms import ObservationNormalizer, Transforms
 from alfish.transforms.normalizers import RunningMoments
 from alfish.unrollers import AsyncUnroller, SyncUnroller
+from alfish.weighting import LagrangianWeights
 from benchmarks import replicas as benchmark
 
 SMALL = functools.partial(MLP, layers=(8,))
@@ -163,6 +167,86 @@ def parts(directory):
     part = trainer.algorithm.rewards["rnd"]
     counts = [moments.count.item() for moments in (part.normalizer._moments[0], part.scale._moments)]
     return {"counts": counts, "env_steps": trainer.clock.env_steps, "iterations": trainer.clock.iterations}
+
+
+class Unequal(gymnasium.Env):
+    """Two rewards, which differ between learners. Episodes of the second one are shorter, so it makes fewer steps."""
+
+    def __init__(self):
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+        self.reward_space = spaces.Box(-9, 9, (2,), np.float32)
+        self._rewards = np.float32([(-1, 2), (3, -4)][replicas.rank()])
+        self._length, self._step = (4, 1)[replicas.rank()], 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._step += 1
+        return np.zeros(2, np.float32), self._rewards, self._step >= self._length, False, {}
+
+
+class Noting(LagrangianWeights):
+    """Keeps this learner's means, their numbers of steps, and the weights that follow."""
+
+    def start(self, run):
+        super().start(run)
+        self.noted = []
+
+    def change(self, weights, names, report):
+        super().change(weights, names, report)
+        means = [report.scalars[f"metrics/average_reward/{name}"] for name in names]
+        self.noted.append((means, report.scalars["metrics/average_reward/0/n"], weights.tolist()))
+
+
+def weights(directory):
+    listener = Noting({"0": 0.5, "1": -1.0}, rate=0.2)
+    algorithm = functools.partial(PPO, reward_weights=[1.0, 2.0])
+    trainer = make(
+        directory, Unequal, {}, 8, algorithm=algorithm, listeners=[listener], transforms=[], num_iterations=3,
+        summary_period=1,
+    )  # fmt: skip
+    trainer.train()
+    return listener.noted
+
+
+def sequences(directory):
+    """A memory that trains on sequences of a third of the unroll, in two learners and in one with the rows of both."""
+    torso = functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=5))
+    network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+    environment = make_environment(Recall, num_envs=4, env_kwargs={"delay": 3})
+    transforms = Transforms([], environment.observation_spec, environment.reward_spec)
+    torch.manual_seed(0)
+    algorithm = PPO(environment.observation_spec, environment.action_spec, environment.reward_spec, network=network)
+    unroller = SyncUnroller(environment, algorithm, transforms)
+    unroller.stores_states = True
+    rows = nest.tensors(unroller.unroll(12)._replace(policy_version=None, transform_state=None))
+    environment.close()
+
+    def trained(columns, minibatch_size=None):
+        own = copy.deepcopy(algorithm)
+        sgd = functools.partial(TorchOptimizer, optimizer="SGD")
+        learner = Learner(own, optimizer=sgd, learning_rate=0.1, max_grad_norm=0.5)
+        batches = EpochBatches(num_epochs=2, minibatch_size=minibatch_size, sequence_length=4)
+        batches.bind(own, transforms, 12, len(columns))
+        state = nest.map(lambda leaf: leaf[columns], rows.state)
+        batches.add(nest.map(lambda leaf: leaf[:, columns], rows._replace(state=None))._replace(state=state))
+        learner.train(batches.chunks(0))
+        return parameters(own), learner.updates
+
+    columns = torch.arange(4).chunk(replicas.size())[replicas.rank()]
+    together, _ = trained(columns)
+    shuffled, updates = trained(columns, 16)
+    with replicas.apart():
+        alone, _ = trained(torch.arange(4))
+    return {
+        "from_one_learner": (together - alone).abs().max().item(),
+        "moved": (together - parameters(algorithm)).abs().max().item(),
+        "updates": updates,
+        "sums": [each.double().sum().item() for each in (together, shuffled)],
+    }
 
 
 def off_policy(directory, **options):
@@ -497,6 +581,8 @@ SCENARIOS = {
     "kl in graphs": lambda directory: interpreted(lambda: kl(directory, True)),
     "forgot": forgot,
     "parts": parts,
+    "weights": weights,
+    "sequences": sequences,
     "resume": resume,
     "sigterm": sigterm,
     "hang": hang,

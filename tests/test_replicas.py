@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -178,6 +179,21 @@ class TestPair:
         for found in pair[1]["parts"]:
             rows = found["iterations"] * 8 * 4  # of four environments together, the first row of a run not counted
             assert found["counts"] == [rows, found["env_steps"]]
+
+    @of("weights")
+    def test_lagrangian_weights_follow_the_steps_of_all_learners(self, pair):
+        expected = np.array([1.0, 2.0])
+        for (means, n, found), (others, m, same) in zip(*pair[1]["weights"], strict=True):
+            assert means == [-1, 2] and others == [3, -4] and n > m > 0
+            mean = (n * np.array(means) + m * np.array(others)) / (n + m)
+            expected *= np.exp(0.2 * (np.array([0.5, -1.0]) - mean))
+            assert found == same == pytest.approx(expected, rel=1e-5)
+
+    @of("sequences")
+    def test_sequences_shorter_than_the_unroll_train_as_with_one_learner(self, pair):
+        first, second = pair[1]["sequences"]
+        assert first == second and first["updates"] == 2 * 4 * 12 / 16
+        assert first["from_one_learner"] < 1e-6 < 1e-3 < first["moved"]
 
     @of("resume")
     @pytest.mark.parametrize("run, iterations, columns", [("on_policy", 8, 2), ("off_policy", 16, 2)])
