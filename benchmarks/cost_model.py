@@ -5,20 +5,25 @@
 
 W workers make `rate` rows/s each, in segments. The trainer waits for the segments of an iteration, reads them, trains
 for `train_us` on each row, and sends weights and grants to each host, one call at a time. Workers have two slots each.
-`python -m benchmarks.ray_costs` measures calls and publications; `alfish train --profile` measures `train_us`, and
-`--throughput_limits` the rate.
+`python -m benchmarks.ray_costs` measures all of these times for the cases of docs/scale.md. Of your own run,
+`alfish train --profile` measures `train_us`, and `--throughput_limits` the rate.
 """
 
 import argparse
 import heapq
 import math
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from benchmarks import tables
+from benchmarks.ray_costs import ROWS, RUNS, TABLE, WEIGHTS
 
 WORKERS_PER_HOST = 32
 SLOTS = 2
 SPREAD = 0.1  # standard deviation of the logarithm of a segment's duration
 WORKERS = (16, 64, 256, 1000)
+GPU_TRAIN_US = 20.0  # assumed: convolutions are trained on a GPU, which the measurements do not use
 
 
 class Case(NamedTuple):
@@ -30,15 +35,25 @@ class Case(NamedTuple):
     rows: int  # of a segment
     segment_ms: float  # of the trainer for each segment that is received and joined
     weights_ms: float  # of the trainer for each publication
-    call_ms: float = 0.7  # of the trainer for each host and iteration: a call with grants, and a reply
+    call_ms: float  # of the trainer for each host and iteration: a call with grants, and a reply
 
 
-CASES = (
-    Case("2 ms environment, APPO, small rows", 450, 14, 256, 0.4, 0.7),
-    Case("cheap environment, APPO, small rows", 8000, 14, 256, 0.4, 0.7),
-    Case("1 kHz emulator, frames of 7 kB, weights of 6.8 MB", 800, 20, 256, 2.0, 6.0),
-    Case("2 ms environment, SAC, an update for 32 rows", 450, 44, 256, 0.4, 0.7),
-)
+def cases() -> list[Case]:
+    """Returns the cases of docs/scale.md, from what `benchmarks.ray_costs` has measured."""
+    found = {row["what"]: float(row["value"]) for row in tables.read_rows(TABLE)}
+    small, frames = (found[f"a segment, {name}"] for name in ("CartPole", "frames of 7 kB"))
+    light, heavy = (found[f"a publication of {size:,} bytes"] for size in WEIGHTS)
+    slow, cheap, emulator = (
+        found[f"one worker, {name}"] for name in ("CartPole, 2 ms a step", "CartPole", "frames of 7 kB, 1 ms a step")
+    )
+    appo, sac = (found[f"training on a row, {name}"] for name in RUNS)
+    call = found["a call and its reply"]
+    return [
+        Case("2 ms environment, APPO, small rows", slow, appo, ROWS, small, light, call),
+        Case("cheap environment, APPO, small rows", cheap, appo, ROWS, small, light, call),
+        Case("1 kHz emulator, frames of 7 kB, weights of 6.8 MB", emulator, GPU_TRAIN_US, ROWS, frames, heavy, call),
+        Case("2 ms environment, SAC, an update for 32 rows", slow, sac, ROWS, small, light, call),
+    ]
 
 
 def rows_per_second(case: Case, num_workers: int, iterations: int = 60) -> float:
@@ -79,21 +94,27 @@ def rows_per_second(case: Case, num_workers: int, iterations: int = 60) -> float
     return (iterations - iterations // 3) * num_workers * case.rows / (now - marked)
 
 
+def table(chosen: Sequence[Case], counts: Sequence[int] = WORKERS) -> str:
+    """Returns the simulated rates as a Markdown table."""
+    lines = [tables.header(["case", "us a row", *(f"rows/s at {count}" for count in counts), "1 / (v t)"])]
+    for case in chosen:
+        rates = [rows_per_second(case, count) for count in counts]
+        cells = [f"{rate:,.0f} ({rate / (count * case.rate):.0%})" for rate, count in zip(rates, counts)]
+        lines.append(tables.line([case.name, f"{case.train_us:g}", *cells, f"{1e6 / (case.rate * case.train_us):.0f}"]))
+    return "\n".join(lines)
+
+
 def main() -> None:
+    first = cases()[0]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, kind in Case.__annotations__.items():
         if name != "name":
-            parser.add_argument(f"--{name}", type=kind, default=getattr(CASES[0], name))
+            parser.add_argument(f"--{name}", type=kind, default=getattr(first, name))
     parser.add_argument("--workers", default=",".join(map(str, WORKERS)))
     arguments = parser.parse_args()
-    own = CASES[0]._replace(**{name: getattr(arguments, name) for name in Case._fields[1:]})
-    counts = list(map(int, arguments.workers.split(",")))
-    print(f"| case | us a row | {' | '.join(f'rows/s at {count}' for count in counts)} | 1 / (v t) |")
-    print("|---" * (len(counts) + 3) + "|")
-    for case in CASES if own == CASES[0] else (own._replace(name="yours"),):
-        rates = [rows_per_second(case, count) for count in counts]
-        cells = [f"{rate:,.0f} ({rate / (count * case.rate):.0%})" for rate, count in zip(rates, counts)]
-        print(f"| {case.name} | {case.train_us:g} | {' | '.join(cells)} | {1e6 / (case.rate * case.train_us):.0f} |")
+    own = first._replace(**{name: getattr(arguments, name) for name in Case._fields[1:]})
+    chosen = cases() if own == first else [own._replace(name="yours")]
+    print(table(chosen, list(map(int, arguments.workers.split(",")))))
 
 
 if __name__ == "__main__":

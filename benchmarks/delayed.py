@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 
-from alfish.environments.toy import Stamped
+from alfish.environments.toy import Catch, Stamped
 
 
 class Delayed(gymnasium.Wrapper):
@@ -30,6 +30,11 @@ class Delayed(gymnasium.Wrapper):
 def slow(env_id: str, seconds: float) -> gymnasium.Env:
     """Returns an environment whose steps all wait for this time."""
     return Delayed(gymnasium.make(env_id), seconds, 0.0)
+
+
+def slow_frames(seconds: float) -> gymnasium.Env:
+    """Returns an environment with frames of 84 x 84 bytes whose steps all wait for this time."""
+    return Delayed(Catch(rows=12, columns=12, scale=7), seconds, 0.0)
 
 
 class SleepingStamped(Stamped):

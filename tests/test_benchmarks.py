@@ -22,6 +22,7 @@ from benchmarks import (
     learning,
     offline,
     processes,
+    ray_costs,
     tables,
     throughput,
     time_to_threshold,
@@ -286,8 +287,15 @@ def test_a_recipe_that_is_measured_again_keeps_no_old_run(tmp_path):
     assert "sb3" not in path.with_suffix(".md").read_text()
 
 
+@pytest.mark.parametrize(
+    "table", [ray_costs.table, lambda: cost_model.table(cost_model.cases())], ids=["costs", "model"]
+)
+def test_the_published_costs_of_workers_are_those_of_their_raw_data(table):
+    assert table() in (PROJECT / "docs" / "scale.md").read_text()
+
+
 def test_the_cost_model_reaches_both_of_its_limits_and_exceeds_none():
-    case = cost_model.CASES[0]
+    case = cost_model.Case("2 ms environment", 450, 14, 256, 0.4, 0.7, 0.7)
     of_workers, of_trainer = 4 * case.rate, 1e6 / (case.train_us + 1e3 * case.segment_ms / case.rows)
     assert cost_model.rows_per_second(case, 4) == pytest.approx(of_workers, rel=0.05)
     assert 0.9 * of_trainer < cost_model.rows_per_second(case, 1000, iterations=15) < of_trainer
