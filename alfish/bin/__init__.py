@@ -19,6 +19,7 @@ SUBCOMMANDS = {
     "record": "record episodes of a run's policy as a data set",
     "export": "write the replay buffer of a run as a data set",
     "import": "read data from elsewhere, check them, and write them as a data set",
+    "export-policy": "write a run's policy as ONNX, as numpy code or as a program of torch",
     "pack": "pack a run into one file, with a card for the Hugging Face hub",
     "unpack": "unpack a packed run, to continue it",
     "confs": "list the shipped configurations",

@@ -44,13 +44,14 @@ def translate(program: PolicyGraph) -> Written:
     return written(graph, len(program.constants), structure, PORTABLE)
 
 
-def write(program: PolicyGraph, path: Path, origin: str) -> list[Path]:
+def write(program: PolicyGraph, path: Path, origin: str, noise_is_input: bool = False) -> list[Path]:
     """Writes `path` and the `.npz` beside it; returns both.
 
     Args:
       program: of the policy; its graph is changed.
       path: of the Python file.
       origin: sentence on what the policy is, for the file's head.
+      noise_is_input: without effect, because `step` takes random numbers and draws them if there are none.
 
     Raises:
       NotExportable: an operation has no translation.

@@ -70,10 +70,14 @@ def model(program: PolicyGraph, origin: str, noise_is_input: bool = False) -> An
         producer_version=alfish.__version__,
         doc_string=origin,
     )
-    initial = {leaf.name: _initial(leaf.example) for leaf in program.state}
-    onnx.helper.set_model_props(made, {"initial_state": json.dumps(initial)})
+    onnx.helper.set_model_props(made, {"initial_state": json.dumps(initial_state(program))})
     onnx.checker.check_model(made)
     return made
+
+
+def initial_state(program: PolicyGraph) -> dict[str, Any]:
+    """Returns the state at the start of an episode, in JSON's types."""
+    return {leaf.name: _initial(leaf.example) for leaf in program.state}
 
 
 def _initial(value: torch.Tensor) -> Any:

@@ -1,0 +1,63 @@
+"""Writes the policy of a run for use without alfish: as ONNX, as numpy code, or as a program of torch.
+
+  alfish export-policy --root_dir=runs/ppo --output=policy.onnx
+  alfish export-policy --root_dir=runs/ppo --output=policy.py
+  alfish export-policy --root_dir=runs/ppo --output=policy.pt2
+
+The file takes one raw observation of the environment, and returns one action in the environment's units: normalizers,
+frame stacks, action masks, memory and the scaling of actions are in it. Memory is an input and an output, and the input
+`first` clears it. Leaves of the observation that the action does not depend on are left out.
+
+policy.py needs numpy only; its weights are in policy.npz beside it. policy.onnx needs a runtime of ONNX, and the extra
+'onnx' to be written: pip install 'alfish[onnx]'. policy.pt2 is read by torch.export.load.
+
+Before the file is kept, it acts on --num_steps observations, of the environment or of --data, and the largest
+difference from the policy of the run is printed. A policy that acts differently is not written.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from alfish.bin import shared_flags, show
+from alfish.errors import UsageError
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("root_dir", None, "Directory of the run, or a packed run.", flag_values=FLAGS)
+flags.DEFINE_string("output", None, "File to write: .onnx, .py or .pt2.", flag_values=FLAGS)
+flags.DEFINE_string("checkpoint", "latest", shared_flags.CHECKPOINT, flag_values=FLAGS)
+flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
+flags.DEFINE_integer("num_steps", 1000, "Number of observations to compare on.", 1, flag_values=FLAGS)
+words = "Recorded data to compare on, as alfish:data/x, where the environment is not installed."
+flags.DEFINE_string("data", None, words, flag_values=FLAGS)
+flags.DEFINE_integer("seed", 0, "Seed of the first episode.", 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    from alfish.analysis import figures
+
+    if not flag_values.root_dir:
+        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    if not flag_values.output:
+        raise UsageError("--output is missing: name a file, such as policy.onnx")
+    output = Path(flag_values.output)
+    figures.check_output(output, (".onnx", ".py", ".pt2"))
+    which = shared_flags.checkpoint(flag_values.checkpoint)
+    from alfish.exporting.runs import export_run
+
+    exported, origin = export_run(
+        flag_values.root_dir,
+        output,
+        which,
+        flag_values.sample,
+        flag_values.num_steps,
+        flag_values.data,
+        flag_values.seed,
+        flag_values.allow_import,
+    )
+    show(f"written: {', '.join(map(str, exported.files))} ({origin})")
+    program = "" if exported.from_program is None else f", from its program inside alfish: {exported.from_program:g}"
+    difference = f"{exported.difference:.2g}" if exported.difference else "0"
+    show(f"largest difference from the policy on {flag_values.num_steps:,} observations: {difference}{program}")
+    return 0

@@ -1,0 +1,48 @@
+"""Runs an exported policy over recorded inputs in a process of its own, in which torch and alfish cannot be imported.
+
+python -I numpy_check.py policy.py inputs.npz outputs.npz
+"""
+
+import runpy
+import sys
+
+import numpy as np
+
+
+def nested(leaves, policy):
+    """Returns an observation of the leaves that the policy reads, as dicts; a single leaf stays as it is."""
+    observation = {}
+    for name, keys, *_ in policy.observations:
+        if not keys:
+            return leaves[name]
+        place = observation
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        place[keys[-1]] = leaves[name]
+    return observation
+
+
+def flat(action):
+    """Returns the leaves of an action, those of a dict in the order of its sorted keys."""
+    if isinstance(action, dict):
+        action = [action[key] for key in sorted(action)]
+    return [leaf for part in action for leaf in flat(part)] if isinstance(action, (list, tuple)) else [action]
+
+
+def main(policy_file, inputs_file, outputs_file):
+    sys.modules.update(dict.fromkeys(("torch", "alfish", "gymnasium")))  # None makes their import fail
+    policy = runpy.run_path(policy_file)["Policy"]()
+    state, results = policy.initial_state(), []
+    with np.load(inputs_file, allow_pickle=False) as inputs:
+        columns = {name: inputs[name] for name in inputs.files}
+    noise = [column for name, column in columns.items() if name.startswith("noise.")]
+    for t in range(len(columns["first"])):
+        leaves = {name: column[t] for name, column in columns.items()}
+        drawn = [column[t] for column in noise]
+        action, state = policy.step(nested(leaves, policy), state, leaves["first"], leaves["reward"], drawn)
+        results.append(flat(action))
+    np.savez(outputs_file, **{f"action_{k}": np.stack(column) for k, column in enumerate(zip(*results))})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
