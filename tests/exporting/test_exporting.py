@@ -1,0 +1,321 @@
+"""An exported policy acts as the policy of the run, from raw observations to actions, in every format."""
+
+import functools
+import importlib.util
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from test_confs import TASKS, skip_where_an_extra_is_missing, tiny
+from torch import nn
+
+import alfish
+from alfish import specs
+from alfish.__main__ import main
+from alfish.algorithms.ppo import PPO
+from alfish.configuration import reading
+from alfish.configuration.runs import configured_trainer
+from alfish.errors import RunError, UsageError
+from alfish.exporting import exporting, numpy_file, onnx_file
+from alfish.exporting.graph import NotExportable, PolicyGraph
+from alfish.exporting.recording import Step, from_environment
+from alfish.networks import GRU, ActorCritic, Encoder, PolicyHead
+from alfish.networks.torsos import Torso
+from alfish.training.policy import Policy, make_networks
+from alfish.transforms import ObservationNormalizer, PreviousStep
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning"),
+]
+BY_NAME = {path.stem: path for path in TASKS}
+# Squashing and gradient-free noise; normalizer; masks; frame stack and convolutions; memory; dict observations.
+FEW = ["sac_pendulum", "ppo_hopper", "dqn_masked", "ppo_breakout", "sac_recall", "student_halfcheetah", "dqn_bitflip"]
+
+
+def of_conf(name, tmp_path):
+    """Returns the Trainer of a shipped conf, small and untrained."""
+    skip_where_an_extra_is_missing(BY_NAME[name])
+    params = [one.removeprefix("--gin_param=") for one in tiny(BY_NAME[name], tmp_path)]
+    return configured_trainer(tmp_path / "run", reading.read([str(BY_NAME[name])], params))
+
+
+def sampled(policy, count, seed=0):
+    """Returns observations of the space, in episodes of seven."""
+    policy.observation_space.seed(seed)
+    shape = policy.algorithm.reward_spec.shape
+    return [
+        Step(policy.observation_space.sample(), t % 7 == 0, np.full(shape, 0.1 * t, np.float32)) for t in range(count)
+    ]
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location("policy", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Policy
+
+
+@pytest.fixture(autouse=True)
+def gin_is_left_as_it_was():
+    with reading.preserved():
+        yield
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_confs_act_alike_in_numpy_and_onnx(name, tmp_path):
+    policy = of_conf(name, tmp_path).policy()
+    for suffix, sample in ((".py", False), (".onnx", True)):
+        found = exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 30), sample)
+        assert found.difference <= exporting.LIMIT and found.from_program in (None, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, sample", [("sac_recall", True), ("ppo_breakout", False)])
+def test_a_few_confs_act_alike_as_a_program_of_torch(name, sample, tmp_path):
+    policy = of_conf(name, tmp_path).policy()
+    assert exporting.export(policy, tmp_path / "policy.pt2", sampled(policy, 20), sample).difference < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_conf_acts_alike_on_1000_recorded_observations(name, tmp_path):
+    trainer = of_conf(name, tmp_path)
+    policy, steps = trainer.policy(), from_environment(trainer, 1000, seed=0)
+    for suffix in exporting.FORMATS:
+        for sample in (False, True):
+            found = exporting.export(policy, tmp_path / f"policy{suffix}", steps, sample)
+            assert found.difference <= exporting.LIMIT and found.from_program in (None, 0.0)
+
+
+OBSERVATION = spaces.Dict({
+    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "kind": spaces.Discrete(4, start=3),
+    "bits": spaces.MultiBinary(3),
+    "joints": spaces.Box(-np.inf, np.inf, (2, 2), np.float64),
+    "two": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(0, 9, (2,), np.int32))),
+})  # fmt: skip
+ACTION = spaces.Dict({
+    "grip": spaces.Discrete(3, start=-1),
+    "move": spaces.Tuple((spaces.Box(-2, 5, (2, 1), np.float64), spaces.Box(0, 4, (), np.int32))),
+    "keys": spaces.MultiBinary((2, 2)),
+    "dials": spaces.MultiDiscrete([3, 4]),
+})  # fmt: skip
+
+
+def of_spaces(observation, action, transforms=(), **settings):
+    """Returns an untrained policy of PPO for any spaces."""
+
+    torso = functools.partial(Torso, **settings)
+    network = functools.partial(ActorCritic, actor_torso=torso, policy_head=functools.partial(PolicyHead, gain=1.0))
+    algorithm = functools.partial(PPO, network=network)
+    leaves = specs.observation_spec(observation), specs.action_spec(action), specs.reward_spec()
+    return Policy(*make_networks(algorithm, transforms, *leaves, "cpu"), observation, action)
+
+
+@pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sample", [False, True])
+def test_any_spaces_with_memory_and_the_previous_step_act_alike(suffix, sample, tmp_path):
+    torch.manual_seed(0)
+    policy = of_spaces(OBSERVATION, ACTION, [PreviousStep, ObservationNormalizer], memory=GRU)
+    found = exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 20), sample)
+    assert found.difference <= exporting.LIMIT
+    program = PolicyGraph(policy, sample)
+    assert {"first", "reward", "state.memory.actor"} <= {leaf.name for leaf in program.inputs}
+    assert [leaf.name for leaf in program.state if "prev_action" in leaf.name]
+
+
+@pytest.fixture
+def policy():
+    torch.manual_seed(0)
+    return of_spaces(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32), memory=GRU)
+
+
+def test_a_numpy_file_acts_like_the_policy_call_by_call(policy, tmp_path):
+    exporting.export(policy, tmp_path / "policy.py", sampled(policy, 10))
+    mine = loaded(tmp_path / "policy.py")()
+    policy.reset()
+    for step in sampled(policy, 15, seed=1):
+        expected = policy.act(step.observation, first=step.first)
+        found = mine.act(step.observation, first=bool(step.first))
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    one = mine.act(np.ones(3), first=True)
+    mine.act(np.zeros(3))
+    mine.reset()
+    assert np.array_equal(mine.act(np.ones(3)), one)
+
+
+def test_the_state_of_a_step_is_the_callers(policy, tmp_path):
+    exporting.export(policy, tmp_path / "policy.py", sampled(policy, 10))
+    mine = loaded(tmp_path / "policy.py")()
+    state = mine.initial_state()
+    assert {name: leaf.shape for name, leaf in state.items()} == {"state.memory.actor": (64,)}
+    first, after = mine.step(np.ones(3), state)
+    again, _ = mine.step(np.ones(3), state)
+    later, _ = mine.step(np.ones(3), after)
+    reset, _ = mine.step(np.ones(3), after, first=True)
+    assert np.array_equal(first, again) and np.array_equal(first, reset) and not np.array_equal(first, later)
+
+
+def test_a_policy_without_memory_has_no_state(tmp_path):
+    policy = of_spaces(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2))
+    program = PolicyGraph(policy)
+    assert [leaf.name for leaf in program.inputs] == ["observation"] and program.state == []
+
+
+def test_leaves_that_no_action_depends_on_are_no_inputs():
+    observation = spaces.Dict({name: spaces.Box(-1, 1, (2,), np.float32) for name in ("seen", "hidden")})
+    policy = of_spaces(observation, spaces.Discrete(2), encoder=lambda spec: Encoder(spec, leaves={"hidden": None}))
+    assert [leaf.name for leaf in PolicyGraph(policy).inputs] == ["observation.seen"]
+
+
+def test_samples_are_drawn_anew_at_each_call(policy, tmp_path):
+    import onnxruntime
+
+    exporting.export(policy, tmp_path / "policy.py", sampled(policy, 10), sample=True)
+    make = loaded(tmp_path / "policy.py")
+    mine, twin, other = make(seed=1), make(seed=1), make(seed=2)
+    state = mine.initial_state()
+    draws = [one.step(np.ones(3), state)[0] for one in (mine, mine, twin, twin, other)]
+    assert np.array_equal(draws[0], draws[2]) and np.array_equal(draws[1], draws[3])
+    assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0], draws[4])
+    exporting.export(policy, tmp_path / "policy.onnx", sampled(policy, 10), sample=True)
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    assert {one.name for one in session.get_inputs()} == {"observation", "first", "state.memory.actor"}
+    row = {
+        "observation": np.ones(3, np.float32),
+        "first": np.array(True),
+        "state.memory.actor": np.zeros(64, np.float32),
+    }
+    spread = np.std([session.run(["action"], row)[0] for _ in range(2000)], axis=0)
+    np.testing.assert_allclose(spread, np.std([mine.step(np.ones(3), state)[0] for _ in range(2000)], 0), rtol=0.1)
+
+
+def test_onnx_has_the_initial_state_and_names(policy):
+    made = onnx_file.model(PolicyGraph(policy), "mine")
+    assert [one.name for one in made.graph.output] == ["action", "next_state.memory.actor"]
+    assert json.loads({one.key: one.value for one in made.metadata_props}["initial_state"]) == {
+        "state.memory.actor": 0.0
+    }
+
+
+class Reads(nn.Module):
+    """Looks at values."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.output_size = 3
+
+    def forward(self, leaf):
+        return leaf if leaf.sum().item() > 0 else -leaf
+
+
+class Sorts(Reads):
+    """Has no translation."""
+
+    def forward(self, leaf):
+        return leaf.sort(-1).values
+
+
+class Counts(Reads):
+    """Depends on the number of calls."""
+
+    calls = 0
+
+    def forward(self, leaf):
+        self.calls += 1
+        return leaf * self.calls
+
+
+def with_encoder(module):
+    encoder = lambda spec: Encoder(spec, leaves={"": module})  # noqa: E731
+    return of_spaces(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(9), encoder=encoder)
+
+
+@pytest.mark.parametrize("suffix", [".py", ".onnx"])
+def test_what_cannot_be_exported_names_the_module(suffix, tmp_path):
+    for module, reason in ((Reads, "looks at values"), (Sorts, "sort")):
+        policy = with_encoder(module)
+        with pytest.raises(NotExportable, match=rf"algorithm\..*\({module.__name__}\) cannot be exported: .*{reason}"):
+            exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 3))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".py", ".onnx"])
+def test_a_policy_that_would_act_differently_is_not_written(suffix, tmp_path):
+    policy = of_spaces(
+        spaces.Box(-1, 1, (3,), np.float32),
+        spaces.Box(-1, 1, (2,), np.float32),
+        encoder=lambda spec: Encoder(spec, leaves={"": Counts}),
+    )
+    with pytest.raises(RunError, match=r"acts differently.*by up to .*limit 1e-05"):
+        exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 9))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_number_that_is_not_one_is_a_difference():
+    nan = [np.array([np.nan])]
+    assert not exporting.comparison.difference(nan, [np.zeros(1)]) <= exporting.LIMIT
+
+
+def test_a_numpy_file_refuses_other_weights(policy, tmp_path):
+    exporting.export(policy, tmp_path / "policy.py", sampled(policy, 5))
+    np.savez(tmp_path / "policy.npz", w=np.zeros(1))
+    with pytest.raises(ValueError, match=r"policy.npz has other weights"):
+        loaded(tmp_path / "policy.py")()
+
+
+def test_a_numpy_file_says_what_an_observation_must_be(policy, tmp_path):
+    exporting.export(policy, tmp_path / "policy.py", sampled(policy, 5))
+    with pytest.raises(ValueError, match=r"observation has shape \[4\], and \[3\] is expected"):
+        loaded(tmp_path / "policy.py")().act(np.zeros(4))
+
+
+def test_the_numpy_file_is_checked_without_torch_and_alfish(policy, tmp_path):
+    program = PolicyGraph(policy)
+    path = tmp_path / "policy.py"
+    numpy_file.write(program, path, "mine")
+    path.write_text(path.read_text() + "\nimport torch\n")
+    inputs = exporting.comparison.inputs_of(program, sampled(policy, 2))
+    with pytest.raises(RunError, match="torch"):
+        exporting.comparison.run_numpy(program, path, inputs)
+
+
+def test_the_command_exports_a_run(tmp_path, capsys):
+    run = tmp_path / "run"
+    settings = {"num_env_steps": 64, "unroll_length": 16, "make_environment.num_envs": 2, "MLP.layers": (8,),
+                "EpochBatches.minibatch_size": 16, "Evaluate.num_episodes": 1}  # fmt: skip
+    alfish.train("PPO", "CartPole-v1", root_dir=run, **settings)
+    capsys.readouterr()
+    for name in ("policy.py", "policy.onnx"):
+        assert main(["export-policy", f"--root_dir={run}", f"--output={tmp_path / name}", "--num_steps=40"]) == 0
+        words = capsys.readouterr().out
+        assert (
+            "largest difference from the policy on 40 observations: 0" in words and "PPO policy of the run run" in words
+        )
+    observation = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+    assert loaded(tmp_path / "policy.py")().act(observation) == alfish.load(run).act(observation)
+    assert main(["record", f"--root_dir={run}", f"--output={tmp_path / 'data'}", "--num_episodes=9"]) == 0
+    command = ["export-policy", f"--root_dir={run}", f"--output={tmp_path / 'more.py'}"]
+    assert main([*command, f"--data=alfish:{tmp_path / 'data'}", "--num_steps=30"]) == 0
+    capsys.readouterr()
+    for arguments, words in (
+        (["export-policy"], "--root_dir is missing"),
+        (["export-policy", f"--root_dir={run}"], "--output is missing"),
+        (["export-policy", f"--root_dir={run}", "--output=policy.pb"], "must end in .onnx, .py or .pt2"),
+        ([*command, f"--data=alfish:{tmp_path / 'data'}", "--num_steps=100000"], "100,000 were asked for"),
+        (["export-policy", f"--root_dir={tmp_path}/none", f"--output={tmp_path}/a.py"], "is not a run"),
+    ):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1
+
+
+def test_a_missing_extra_is_one_sentence(policy, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UsageError, match=r"pip install 'alfish\[onnx\]'"):
+        exporting.export(policy, tmp_path / "policy.onnx", sampled(policy, 2))
