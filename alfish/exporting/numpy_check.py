@@ -11,7 +11,7 @@ import numpy as np
 
 def nested(leaves, policy):
     """Returns an observation of the leaves that the policy reads, as dicts; a single leaf stays as it is."""
-    observation = {}
+    observation: dict = {}
     for name, keys, *_ in policy.observations:
         if not keys:
             return leaves[name]
@@ -30,7 +30,8 @@ def flat(action):
 
 
 def main(policy_file, inputs_file, outputs_file):
-    sys.modules.update(dict.fromkeys(("torch", "alfish", "gymnasium")))  # None makes their import fail
+    for name in ("torch", "alfish", "gymnasium"):
+        sys.modules[name] = None  # type: ignore[assignment]  # makes its import fail
     policy = runpy.run_path(policy_file)["Policy"]()
     state, results = policy.initial_state(), []
     with np.load(inputs_file, allow_pickle=False) as inputs:
@@ -41,7 +42,8 @@ def main(policy_file, inputs_file, outputs_file):
         drawn = [column[t] for column in noise]
         action, state = policy.step(nested(leaves, policy), state, leaves["first"], leaves["reward"], drawn)
         results.append(flat(action))
-    np.savez(outputs_file, **{f"action_{k}": np.stack(column) for k, column in enumerate(zip(*results))})
+    outputs = {f"action_{k}": np.stack(column) for k, column in enumerate(zip(*results))}
+    np.savez(outputs_file, **outputs)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ def module(program: PolicyGraph, noise_is_input: bool) -> torch.fx.GraphModule:
 
 def _drawn(graph: torch.fx.Graph, noise: Noise) -> torch.fx.Node:
     example = noise.leaf.example
-    shape, like = list(example.shape), {"dtype": example.dtype}
+    shape: list[int] = list(example.shape)
+    like: dict[str, Any] = {"dtype": example.dtype}
     if noise.distribution == "normal":
         return graph.call_function(aten.randn.default, (shape,), like)
     if noise.distribution == "integers":
