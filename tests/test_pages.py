@@ -74,7 +74,7 @@ def test_settings_that_a_page_names_exist(page, entries):
 
 def _has(part, name):
     """Returns True for an attribute of a class, and for an argument that the code passes."""
-    return hasattr(part, name) or name in inspect.signature(part).parameters or f"{name}:" in (part.__doc__ or "")
+    return hasattr(part, name) or name in inspect.signature(part).parameters
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
