@@ -8,5 +8,13 @@ import pytest
 def no_gin_configuration():
     """The command line configures gin for the process; a test leaves nothing of it behind."""
     yield
-    with gin.unlock_config():
-        gin.clear_config()
+    gin.clear_config()  # also unlocks it
+
+
+@pytest.fixture
+def interpreted():
+    """Runs graphs operation by operation in place of compiling them."""
+    import plain_graphs  # imports torch, which not every test needs
+
+    with plain_graphs.interpreted():
+        yield

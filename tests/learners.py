@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from plain_graphs import interpreted
 from test_resume import TensorPointMass, make, stop_after, tensors_of
 from toys import SlowSecond
 
@@ -56,22 +57,10 @@ def parameters(module):
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
 
 
-def interpreted(function):
+def in_graphs(function):
     """Calls it with graphs that run operation by operation."""
-
-    def interpret(graph, *_):
-        def call(leaves):
-            arguments = leaves[:]
-            leaves.clear()
-            return graph(*arguments)
-
-        return call
-
-    compile, inductor._compile = inductor._compile, interpret
-    try:
+    with interpreted():
         return function()
-    finally:
-        inductor._compile = compile
 
 
 def chunks(algorithm, seed=0, change=None):
@@ -366,9 +355,9 @@ def graphs(directory):
     found = {}
     for name in benchmark.ALGORITHMS:
         case = benchmark.Case(name, is_compiled=True, num_updates=12)
-        together = interpreted(lambda case=case: benchmark.trained(case, own))
+        together = in_graphs(lambda case=case: benchmark.trained(case, own))
         with replicas.apart():
-            alone = interpreted(lambda case=case: benchmark.trained(case, columns))
+            alone = in_graphs(lambda case=case: benchmark.trained(case, columns))
         found[name] = [(together - alone).abs().max().item(), together.sum().item()]
     return found
 
@@ -379,7 +368,7 @@ def failing_graph(directory):
         inductor._compile, before = _refuse, inductor._compile
     algorithm, learner = new(SAC, compile=True)
     try:
-        interpreted(lambda: learner.train(chunks(algorithm))) if replicas.rank() == 0 else learner.train(
+        in_graphs(lambda: learner.train(chunks(algorithm))) if replicas.rank() == 0 else learner.train(
             chunks(algorithm)
         )
     finally:
@@ -576,9 +565,9 @@ def environments(directory):
 
 SCENARIOS = {
     "nonfinite": nonfinite,
-    "nonfinite in graphs": lambda directory: interpreted(lambda: nonfinite(directory, True)),
+    "nonfinite in graphs": lambda directory: in_graphs(lambda: nonfinite(directory, True)),
     "kl": kl,
-    "kl in graphs": lambda directory: interpreted(lambda: kl(directory, True)),
+    "kl in graphs": lambda directory: in_graphs(lambda: kl(directory, True)),
     "forgot": forgot,
     "parts": parts,
     "weights": weights,

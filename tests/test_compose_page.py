@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import gin
 import pytest
 from test_confs import NEEDS, tiny
 
@@ -28,13 +27,6 @@ def shown():
         text = re.sub(r"^    ", "", found[0], flags=re.MULTILINE)
         if "runs/" not in text:
             yield pytest.param(text, id=f"{section}, {count[section]}")
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 @pytest.mark.parametrize("text", list(shown()))

@@ -77,13 +77,6 @@ TINY_WHERE = {
 EVALUATED = {"ppo_cartpole", "bc_pendulum", "dqn_recall"}  # by the command
 
 
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def is_missing(path):
     """The module that this conf needs and that is not installed, or None."""
     task = describe(path).task

@@ -4,7 +4,6 @@ import inspect
 import re
 from pathlib import Path
 
-import gin
 import pytest
 
 import alfish
@@ -23,13 +22,6 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 @pytest.fixture(scope="module")
 def entries():
     return catalogue.entries()
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 def test_the_tables_of_settings_are_those_of_the_code(entries):

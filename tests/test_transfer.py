@@ -7,7 +7,6 @@ import re
 import textwrap
 from pathlib import Path
 
-import gin
 import pytest
 import torch
 from torch import nn
@@ -38,12 +37,6 @@ APPO8 = functools.partial(APPO, network=functools.partial(ActorCritic, actor_tor
 DQN8 = functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO))
 REPLAY = functools.partial(ReplayBatches, capacity=500, batch_size=8, warmup_env_steps=16)
 ACTOR = "network.actor_torso"
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    yield
-    gin.clear_config()
 
 
 def make(root_dir, algorithm=PPO8, seed=0, num_iterations=3, **settings):

@@ -6,7 +6,6 @@ import re
 import shlex
 from pathlib import Path
 
-import gin
 import pytest
 
 import alfish
@@ -17,13 +16,6 @@ BLOCKS = [" ".join(block.split()) for block in re.findall(r"^```text\n(.*?)^```"
 COMMANDS = [block for block in BLOCKS if block.startswith("$ ")]
 MESSAGES = [block for block in BLOCKS if not block.startswith("$ ")]
 NAMES = [re.sub(r".*alfish \w+: |\W+", " ", block).strip()[:50] for block in BLOCKS]
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    gin.clear_config()
-    yield
-    gin.clear_config()
 
 
 def test_the_page_has_many_entries_each_with_a_cure():

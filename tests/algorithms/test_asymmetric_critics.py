@@ -2,7 +2,6 @@
 
 import functools
 
-import gin
 import gymnasium
 import numpy as np
 import pytest
@@ -53,12 +52,6 @@ ALGORITHMS = {
     "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, encoder=BLIND, mlp=SMALL), critic=CRITIC),
 }
 algorithms = pytest.mark.parametrize("name", ALGORITHMS)
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    yield
-    gin.clear_config()
 
 
 def make(name):

@@ -19,7 +19,6 @@ from alfish.algorithms.imitation.expert import AbsentExpert, Expert, PolicyExper
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.batches import EpochBatches, Minibatches
-from alfish.compiler import inductor
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
@@ -389,21 +388,6 @@ def test_a_student_learns_what_its_expert_does(cls, torso):
             step = student.predict_step(nest.at(experience.time_step, t), state)
             error, state = (step.output - experience.info.label[t]).abs().mean(), step.state
     assert error < 0.15, error
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Runs graphs operation by operation in place of compiling them."""
-
-    def interpret(graph, *_):
-        def call(leaves):
-            arguments = leaves[:]
-            leaves.clear()
-            return graph(*arguments)
-
-        return call
-
-    monkeypatch.setattr(inductor, "_compile", interpret)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -36,13 +36,6 @@ from alfish.training.trainer import Trainer
 TINY = ["MLP.layers=(8,)", "EpochBatches.num_epochs=1", "Trainer.num_env_steps=600", "Evaluate.num_episodes=2"]
 
 
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def train(root_dir, *parameters, conf="ppo_cartpole.gin", flags=()):
     files = [f"--gin_file={one}" for one in ([conf] if isinstance(conf, str) else conf)]
     return ["train", *files, f"--root_dir={root_dir}", *(f"--gin_param={one}" for one in parameters), *flags]

@@ -16,12 +16,6 @@ from alfish.errors import UsageError
 SIZES = {"who": 1, "when": 2}
 
 
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    yield
-    gin.clear_config()
-
-
 def test_the_leaves_side_by_side_are_the_observation_and_keep_its_bounds():
     env = SplitObservation(gymnasium.make("Pendulum-v1"), {"zz": 2, "aa": 1})  # not in sorted order
     whole = env.env.observation_space

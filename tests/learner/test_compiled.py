@@ -31,7 +31,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import DDPG, TD3
 from alfish.batches import EpochBatches, Minibatches, ReplayBatches, take
-from alfish.compiler import cuda_graphs, inductor, matmul
+from alfish.compiler import cuda_graphs, matmul
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.compiler.torch_internals import HOMES
 from alfish.composition import ICM, RND, Composed, DynamicsFeatures
@@ -240,21 +240,6 @@ def warnings_in(caplog):
 
 
 # What is compiled does what the plain learner does.
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Runs graphs operation by operation in place of compiling them."""
-
-    def interpret(graph, *_):
-        def call(leaves):
-            arguments = leaves[:]
-            leaves.clear()  # as what is compiled does
-            return graph(*arguments)
-
-        return call
-
-    monkeypatch.setattr(inductor, "_compile", interpret)
 
 
 WAYS = [

@@ -34,13 +34,6 @@ SMALL = {"MLP.layers": (4,), "EpochBatches.num_epochs": 1, "num_env_steps": 64, 
 LIMITED = functools.partial(gymnasium.wrappers.TimeLimit, max_episode_steps=5)
 
 
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    gin.clear_config()
-    yield
-    gin.clear_config()
-
-
 def trainer_of(root_dir, **arguments):
     body = functools.partial(Torso, mlp=functools.partial(MLP, layers=(4,)))
     network = functools.partial(ActorCritic, actor_torso=body, critic_torso=body)

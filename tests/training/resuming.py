@@ -16,6 +16,11 @@ def stop_after(trainer, num_iterations):
     return trainer
 
 
+def parameters(trainer):
+    """Returns a copy of all parameters as one vector."""
+    return torch.cat([parameter.detach().reshape(-1).clone() for parameter in trainer.algorithm.parameters()])
+
+
 def tensors_of(trainer):
     """Returns the state of a run: everything but times, with its replay."""
     state = trainer.state_dict()

@@ -14,7 +14,6 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
-from alfish.compiler import inductor
 from alfish.composition import ICM, RND, Composed, DynamicsFeatures, Representation, RewardPart
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Corridor, TensorPointMass
@@ -182,13 +181,9 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dqn", "td3"])
-def test_compiled_updates_gather_windows_from_the_ring_as_without_parts(tmp_path, name, monkeypatch):
+def test_compiled_updates_gather_windows_from_the_ring_as_without_parts(tmp_path, name, interpreted):
     """Rewards of parts are computed in the graph, so rows are neither copied nor changed for them."""
 
-    def interpret(graph, *_):
-        return lambda leaves: (arguments := leaves[:], leaves.clear(), graph(*arguments))[-1]
-
-    monkeypatch.setattr(inductor, "_compile", interpret)
     runs = []
     for is_compiled in (False, True):
         algorithm = composed(name, rewards=[SMALL_RND, SMALL_ICM], representation=FEATURES)

@@ -5,10 +5,10 @@ import json
 import re
 from pathlib import Path
 
-import gin
 import numpy as np
 import pytest
 import torch
+from resuming import parameters
 
 import alfish
 from alfish.__main__ import main
@@ -29,13 +29,6 @@ from alfish.specs import ActionMask
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.unrollers import AsyncUnroller, SyncUnroller
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    yield
-    gin.clear_config()
-
 
 SMALL = functools.partial(MLP, layers=(16,))
 TORSO = functools.partial(Torso, mlp=SMALL)
@@ -104,10 +97,6 @@ def test_a_million_steps_take_no_forbidden_action(tmp_path, name, kind):
         batches = functools.partial(REPLAY, capacity=64_000, warmup_env_steps=50_000, updates_per_env_step=0.001)
     settings = {"batches": batches, "num_envs": 64, "unroll_length": 8}
     run(make(tmp_path, name, 1_000_000, kind, size=10, length=100, **settings), 100)
-
-
-def parameters(trainer):
-    return torch.cat([p.detach().reshape(-1).clone() for p in trainer.algorithm.parameters()])
 
 
 @pytest.mark.parametrize("name", ["PPO", "PPO with memory", "A2C", "DQN", "SAC"])

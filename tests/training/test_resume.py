@@ -10,7 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-import gin
 import pytest
 import torch
 from resuming import assert_same, stop_after, tensors_of
@@ -33,12 +32,6 @@ from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
 REPOSITORY = Path(alfish.__file__).parent.parent
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    yield
-    gin.clear_config()
 
 
 def make(root_dir, env_id, env_kwargs, unroll_length, layers=(8,), listeners=(), **options):

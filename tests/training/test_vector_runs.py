@@ -3,12 +3,12 @@
 import functools
 import json
 
-import gin
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from resuming import parameters
 from torch import nn
 
 from alfish import specs
@@ -23,7 +23,6 @@ from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches
-from alfish.compiler import inductor
 from alfish.data import TimeStep
 from alfish.environments import make_environment
 from alfish.errors import UsageError
@@ -38,12 +37,6 @@ from alfish.training.trainer import Trainer
 from alfish.transforms import RewardNormalizer
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 from alfish.weighting import LagrangianWeights, ScheduledWeights
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    yield
-    gin.clear_config()
 
 
 class TradeOff(gymnasium.Env):
@@ -130,25 +123,6 @@ def trained(*arguments, **settings):
     trainer.train()
     trainer.close()
     return trainer
-
-
-def parameters(trainer):
-    return torch.cat([p.detach().reshape(-1).clone() for p in trainer.algorithm.parameters()])
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Runs graphs operation by operation in place of compiling them."""
-
-    def interpret(graph, *_):
-        def call(leaves):
-            arguments = leaves[:]
-            leaves.clear()
-            return graph(*arguments)
-
-        return call
-
-    monkeypatch.setattr(inductor, "_compile", interpret)
 
 
 WAYS = [(name, compile) for name in RECIPES for compile in (False, True)]

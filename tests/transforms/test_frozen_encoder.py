@@ -3,7 +3,6 @@
 import contextlib
 import functools
 
-import gin
 import gymnasium
 import numpy as np
 import pytest
@@ -44,12 +43,6 @@ TORSO = functools.partial(Torso, encoder=functools.partial(Encoder, image=CNN), 
 FEATURES = functools.partial(Torso, mlp=SMALL)
 FROZEN = functools.partial(FrozenEncoder, encoder=CNN)
 REPLAY = functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=40, updates_per_env_step=0.1)
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    yield
-    gin.clear_config()
 
 
 def dqn(torso):

@@ -2,7 +2,6 @@
 
 import functools
 
-import gin
 import numpy as np
 import pytest
 import torch
@@ -26,12 +25,6 @@ FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 SMALL = functools.partial(MLP, layers=(8,))
 TORSO = functools.partial(Torso, mlp=SMALL)
 NETWORK = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
-
-
-@pytest.fixture(autouse=True)
-def gin_is_left_empty():
-    yield
-    gin.clear_config()
 
 
 def rows(action, reward, step_type, observation=None):
