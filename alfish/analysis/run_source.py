@@ -15,6 +15,7 @@ from alfish.configuration.differences import reference, tail, values
 from alfish.errors import UsageError, first_line, printable
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs.files import open_regular
+from alfish.training.evaluations.results import scalars_of
 from alfish.writers import COUNTERS
 
 METRICS_FILE = "metrics.csv"
@@ -70,7 +71,19 @@ class RunSource:
 
     @cached_property
     def _metrics(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows of metrics.csv, without an incomplete last row."""
+        """Header and rows of metrics.csv, and of the results of `alfish watch`, in the order of their steps."""
+        watched = scalars_of(self.directory)
+        if not watched:
+            return self._written_metrics()
+        is_alone = not (self.directory / METRICS_FILE).exists()
+        header, rows = (list(COUNTERS), []) if is_alone else self._written_metrics()
+        new = dict.fromkeys(name for row in watched for name in row if name not in header)
+        header, rows = [*header, *new], [[*row, *("" for _ in new)] for row in rows]
+        rows += [[str(row.get(name, "")) for name in header] for row in watched]
+        return header, sorted(rows, key=lambda row: float(row[header.index("steps")]))
+
+    def _written_metrics(self) -> tuple[list[str], list[list[str]]]:
+        """Returns header and rows of metrics.csv, without an incomplete last row."""
         path = self.directory / METRICS_FILE
         try:
             with open_regular(path) as file:

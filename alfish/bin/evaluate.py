@@ -34,7 +34,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
-    num_filmed = shared_flags.num_filmed(flag_values)
+    num_filmed = shared_flags.num_filmed(flag_values, flag_values.num_episodes)
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
         clock = trainer.clock.value

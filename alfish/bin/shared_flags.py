@@ -39,7 +39,7 @@ def define_films(flag_values: flags.FlagValues) -> None:
     define_captions(flag_values)
 
 
-def num_filmed(flag_values: flags.FlagValues) -> int:
+def num_filmed(flag_values: flags.FlagValues, num_episodes: int) -> int:
     """Returns the number of episodes to film, and prepares for that.
 
     Raises:
@@ -51,11 +51,8 @@ def num_filmed(flag_values: flags.FlagValues) -> int:
     from alfish.runs.film_file import check_extra
 
     check_extra("--video")
-    if flag_values.video_episodes > flag_values.num_episodes:
-        raise UsageError(
-            f"--video_episodes is {flag_values.video_episodes}; it must be at most {flag_values.num_episodes}, "
-            "--num_episodes"
-        )
+    if flag_values.video_episodes > num_episodes:
+        raise UsageError(f"--video_episodes is {flag_values.video_episodes}, of {num_episodes} episodes in all")
     rendering.prepare()
     return flag_values.video_episodes
 

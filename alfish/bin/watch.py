@@ -1,0 +1,65 @@
+"""Evaluates the checkpoints of a run while another process trains it.
+
+  alfish watch --root_dir=runs/ppo
+  alfish watch --root_dir=runs/ppo --all --idle_seconds=0
+  alfish watch --root_dir=runs/ppo --num_episodes=100 --name=hundred --video
+
+It needs only the run's directory, so it may run on another machine that sees it. Each new complete checkpoint is
+evaluated once, on the episodes of the run's own Evaluate, or on those of --num_episodes and --seed. Checkpoints that
+training has evaluated on these episodes are left out. Results are where training writes its own: in
+eval/NAME-STEPS.csv, in TensorBoard under the same names (tensorboard/watch), and in `alfish plot`, `compare` and
+`report`.
+
+It begins with the newest checkpoint, with --all with the oldest that is kept, and ends when the run is finished, or
+after --idle_seconds without a new checkpoint. Killed at any moment, the same command continues.
+"""
+
+import contextlib
+
+from absl import flags
+
+from alfish.bin import shared_flags
+from alfish.errors import UsageError
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
+_WORDS = "Number of episodes of an evaluation; default: Evaluate.num_episodes of the run."
+flags.DEFINE_integer("num_episodes", None, _WORDS, 1, flag_values=FLAGS)
+_WORDS = "Seed of episode 0; default: Evaluate.seed of the run."
+flags.DEFINE_integer("seed", None, _WORDS, 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
+flags.DEFINE_string("name", "evaluation", "Name of files and scalars.", flag_values=FLAGS)
+flags.DEFINE_boolean("all", False, "Evaluate the older checkpoints that are kept, too.", flag_values=FLAGS)
+_WORDS = "Seconds without a new checkpoint after which the command ends; 0 evaluates what there is; default: none."
+flags.DEFINE_float("idle_seconds", None, _WORDS, 0, flag_values=FLAGS)
+flags.DEFINE_integer("num_envs", 8, shared_flags.NUM_ENVS, 1, flag_values=FLAGS)
+flags.DEFINE_integer("max_length", None, shared_flags.MAX_LENGTH, 1, flag_values=FLAGS)
+flags.DEFINE_string("device", "cpu", "cpu, cuda or cuda:N.", flag_values=FLAGS)
+flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
+shared_flags.define_films(FLAGS)
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    from alfish.configuration import reading
+    from alfish.configuration.opening import open_run
+    from alfish.training.evaluations.watch import Watch
+
+    if not flag_values.root_dir:
+        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
+        episodes = {"num_episodes": 20, "seed": 0, **reading.bound("Evaluate", "num_episodes", "seed")}
+        given = {name: flag_values[name].value for name in episodes if flag_values[name].value is not None}
+        episodes |= given
+        watch = Watch(
+            trainer,
+            flag_values.name,
+            num_envs=flag_values.num_envs,
+            max_length=flag_values.max_length,
+            num_filmed=shared_flags.num_filmed(flag_values, episodes["num_episodes"]),
+            captions=flag_values.captions,
+            **episodes,
+        )
+        with contextlib.closing(watch):
+            idle_seconds = float("inf") if flag_values.idle_seconds is None else flag_values.idle_seconds
+            watch.run(flag_values.all, idle_seconds)
+        print(watch.words())
+    return 0

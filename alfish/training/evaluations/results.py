@@ -1,0 +1,173 @@
+"""Evaluations of checkpoints by a process that does not train, in the directory of the run.
+
+A result appears in `eval/watch/` at once, under a key: the policy, the environment and the episodes. Its CSV in `eval/`
+and its events in `tensorboard/watch/` are written afterwards from it, and again if a killed process has not.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alfish.errors import UsageError
+from alfish.runs.files import make_directory, write_atomically
+from alfish.training.evaluations.evaluation import Evaluation
+from alfish.writers import TensorBoardWriter
+
+WATCH = "watch"  # directory of results in `eval/`, and of events in `tensorboard/`
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """What a policy is evaluated on.
+
+    Attributes:
+      environment: in words that are the same for the same environment.
+      seed: of episode 0.
+      num_episodes: whole episodes.
+      max_length: actions after which an episode is truncated.
+    """
+
+    environment: str
+    seed: int
+    num_episodes: int
+    max_length: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """An evaluation of a checkpoint.
+
+    Attributes:
+      steps, env_steps, iterations, updates, wall_seconds: counters of the checkpoint; `steps` names its file.
+      policy: digest of its weights and statistics.
+      episodes: that were run.
+      evaluation: of them.
+      film: file in the run's directory; None: there is none.
+    """
+
+    steps: int
+    env_steps: int
+    iterations: int
+    updates: int
+    wall_seconds: float
+    policy: str
+    episodes: Episodes
+    evaluation: Evaluation
+    film: str | None = None
+
+    @property
+    def counters(self) -> tuple[int, int, int, int, float]:
+        """The counters, in the order of a writer's."""
+        return self.steps, self.env_steps, self.iterations, self.updates, self.wall_seconds
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self)) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Result":
+        """Reads what `to_json` returned; raises ValueError, TypeError or KeyError for another text."""
+        content = json.loads(text)
+        given = content["evaluation"]
+        returns, lengths = tuple(map(float, given["returns"])), tuple(map(int, given["lengths"]))
+        by_objective = {name: tuple(map(float, own)) for name, own in given["by_objective"].items()}
+        evaluation = Evaluation(**{**given, "returns": returns, "lengths": lengths, "by_objective": by_objective})
+        return cls(**{**content, "episodes": Episodes(**content["episodes"]), "evaluation": evaluation})
+
+
+class Results:
+    """The results of one name in a run's directory.
+
+    Args:
+      root_dir: of the run.
+      name: of files and scalars.
+
+    Raises:
+      UsageError: the name cannot be that of a file.
+    """
+
+    def __init__(self, root_dir: Path, name: str):
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise UsageError(f"--name is {name!r}; it must be one word of letters, digits, '_', '-' and '.'")
+        self.name, self._root_dir = name, root_dir
+        self.directory = root_dir / "eval" / WATCH
+        self._events = root_dir / "tensorboard" / WATCH
+
+    def all(self) -> dict[int, Result]:
+        """Returns the results by the steps of their checkpoints, ascending."""
+        pattern = re.compile(rf"{re.escape(self.name)}-(\d{{12,}})\.json")
+        found = (pattern.fullmatch(path.name) for path in sorted(self.directory.glob("*.json")))
+        return {int(match[1]): self._read(int(match[1])) for match in found if match}
+
+    def add(self, result: Result) -> None:
+        """Writes a result, and what is derived from it."""
+        self._events_of(result.steps).unlink(missing_ok=True)  # of another policy with these steps
+        make_directory(self.directory)
+        write_atomically(self._path(result.steps), result.to_json())
+        self.complete(result)
+
+    def complete(self, result: Result) -> None:
+        """Writes the CSV and the events of a result, unless they are there."""
+        path, content = self.csv(result.steps), result.evaluation.to_csv()
+        if not path.is_file() or path.read_text() != content:
+            write_atomically(path, content)
+        if not self._events_of(result.steps).exists():
+            self._write_events(result)
+
+    def csv(self, steps: int) -> Path:
+        """Returns the path of the table of episodes, as training writes it."""
+        return self._root_dir / "eval" / f"{self.name}-{steps:012d}.csv"
+
+    def first_steps(self, newest: int) -> int:
+        """Returns the steps from which on checkpoints are evaluated: `newest` when this was called first."""
+        path = self.directory / f"{self.name}.json"
+        if not path.exists():
+            write_atomically(path, json.dumps({"first_steps": newest}) + "\n")
+        try:
+            return int(json.loads(path.read_text())["first_steps"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is damaged ({error}); remove it") from error
+
+    def _read(self, steps: int) -> Result:
+        path = self._path(steps)
+        try:
+            return Result.from_json(path.read_text())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path} is not a result of `alfish watch` ({error}); remove it") from error
+
+    def _path(self, steps: int) -> Path:
+        return self.directory / f"{self.name}-{steps:012d}.json"
+
+    def _events_of(self, steps: int) -> Path:
+        # One file for each result: it is there or not. TensorBoard reads files in the order of their names.
+        return self._events / f"events.out.tfevents.{steps:012d}.{self.name}"
+
+    def _write_events(self, result: Result) -> None:
+        unfinished = self.directory / f".{self.name}.tmp"
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a killed process
+        writer = TensorBoardWriter(unfinished)
+        writer.scalars(result.evaluation.scalars(self.name), *result.counters)
+        if result.film is not None and (film := self._root_dir / result.film).is_file():
+            writer.film(f"{self.name}/film", film, result.steps)
+        writer.close()
+        make_directory(self._events)
+        for written in unfinished.iterdir():
+            os.replace(written, self._events_of(result.steps))
+        unfinished.rmdir()
+
+
+def scalars_of(directory: Path) -> list[Mapping[str, Any]]:
+    """Returns the rows that the results of a run would have in metrics.csv, by column, ascending by steps."""
+    found = sorted((directory / "eval" / WATCH).glob("*-" + "[0-9]" * 12 + ".json"))
+    rows: list[Mapping[str, Any]] = []
+    for path in found:
+        name, _, steps = path.stem.rpartition("-")
+        result = Results(directory, name)._read(int(steps))
+        counters = zip(("steps", "env_steps", "iterations", "updates", "wall_seconds"), result.counters)
+        rows.append({**dict(counters), **result.evaluation.scalars(name)})
+    return sorted(rows, key=lambda row: row["steps"])

@@ -1,0 +1,272 @@
+"""Evaluation of a run's checkpoints while another process trains."""
+
+import csv
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.films import Camera, Recorder
+from alfish.formatting import counted
+from alfish.runs import files
+from alfish.runs.checkpoint_file import BrokenCheckpoint
+from alfish.training.evaluations.results import Episodes, Result, Results
+from alfish.training.trainer import Trainer
+
+POLL_SECONDS = 1.0
+# A checkpoint of a run that evaluates itself waits for so long: training writes the row of metrics.csv after it.
+SETTLE_SECONDS = 1.0
+
+# Identity of a checkpoint's file: a run that continues from an earlier checkpoint writes other ones with equal names.
+FileId = tuple[int, int, int, int]
+
+
+class Watch:
+    """Evaluates checkpoints of a run, each once, on the same episodes.
+
+    Checkpoints that training has evaluated on these episodes are left out. The directory is only read, but for results
+    and films; training is neither waited for nor slowed down.
+
+    Args:
+      trainer: of the run, built to read it.
+      name: of files and scalars.
+      num_episodes: complete episodes of one evaluation.
+      seed: of episode 0.
+      num_envs: environments at a time; results do not depend on it.
+      max_length: actions after which an episode is truncated; None: the trainer's max_evaluation_length.
+      num_filmed: episodes in the film of each evaluation, side by side; 0: there is no film.
+      captions: whether films show return, reward, value and action.
+      show: receives a line for each checkpoint.
+
+    Attributes:
+      num_evaluated, num_lost: checkpoints that were evaluated, and that were removed before they could be.
+
+    Raises:
+      UsageError: results of this name are of other episodes, or another process writes them.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        name: str,
+        num_episodes: int,
+        seed: int,
+        num_envs: int = 8,
+        max_length: int | None = None,
+        num_filmed: int = 0,
+        captions: bool = False,
+        show: Callable[[str], Any] = print,
+    ):
+        self._trainer, self._checkpoints, self._show = trainer, trainer.directory.checkpoints, show
+        self._results = Results(trainer.directory.path, name)
+        self._unlock = self._lock()
+        options = {"render_mode": "rgb_array"} if num_filmed else {}
+        self._evaluator = trainer.evaluator(num_episodes, max(num_envs, num_filmed), max_length, **options)
+        environment = self._evaluator.environment
+        self._episodes = Episodes(in_words(environment), seed, num_episodes, self._evaluator.max_length)
+        self._camera = Camera(environment, "--video") if num_filmed else None
+        self._num_filmed, self._captions = num_filmed, captions
+        self._known = self._results.all()
+        self._check_known()
+        self._check_training()
+        self._done_with: set[FileId] = set()
+        self.num_evaluated = self.num_lost = 0
+
+    def run(self, all_kept: bool = False, idle_seconds: float = float("inf")) -> None:
+        """Evaluates checkpoints until the run is finished, or no new one has come for `idle_seconds`.
+
+        Args:
+          all_kept: whether to begin with the oldest checkpoint; else with the one that was the newest when the run was
+            first watched under this name.
+          idle_seconds: 0 evaluates what there is, and ends.
+        """
+        for result in self._known.values():
+            self._results.complete(result)
+        first = self._results.first_steps(max(self._checkpoints.steps(), default=0))
+        last_new = time.monotonic()
+        while True:
+            is_done = (self._trainer.directory.path / "done").exists()  # before the last checkpoint is looked for
+            pending = next(self._pending(0 if all_kept else first), None)
+            if pending is not None:
+                self._visit(*pending)
+                last_new = time.monotonic()
+            elif is_done or time.monotonic() - last_new >= idle_seconds:
+                return
+            else:
+                time.sleep(POLL_SECONDS)
+
+    def words(self) -> str:
+        """Returns what was done, in words."""
+        lost = f", {self.num_lost} removed before they could be" if self.num_lost else ""
+        return f"{counted(self.num_evaluated, 'checkpoint')} evaluated{lost}"
+
+    def close(self) -> None:
+        """Closes the environments, and lets another process watch."""
+        self._evaluator.close()
+        self._unlock()
+
+    def _pending(self, first: int) -> Iterator[tuple[int, FileId]]:
+        """Yields checkpoints that were not visited, ascending."""
+        for steps in self._checkpoints.steps():
+            try:
+                status = os.stat(self._checkpoints.path(steps))
+            except FileNotFoundError:  # training has removed it since
+                continue
+            file_id = steps, status.st_ino, status.st_mtime_ns, status.st_size
+            if steps >= first and file_id not in self._done_with:
+                yield steps, file_id
+
+    def _visit(self, steps: int, file_id: FileId) -> None:
+        """Evaluates a checkpoint, unless that was done before or it cannot be read."""
+        self._done_with.add(file_id)
+        try:
+            self._trainer.load_policy(steps)
+        except UsageError as error:
+            if not self._checkpoints.path(steps).exists():
+                self.num_lost += 1
+                self._show(f"checkpoint {steps:,}: was removed before it could be evaluated")
+            elif isinstance(error, BrokenCheckpoint):
+                self._show(f"checkpoint {steps:,}: {error}")
+            else:
+                raise
+            return
+        policy, known = self._policy_digest(), self._known.get(steps)
+        if known is not None and known.policy == policy:
+            return
+        if self._was_evaluated_by_training():
+            self._show(f"checkpoint {steps:,}: was evaluated by training")
+            return
+        self._check_training()
+        result = self._evaluated(steps, policy)
+        self._results.add(result)
+        self._known[steps] = result
+        self.num_evaluated += 1
+        self._show(f"checkpoint {steps:,}: {result.evaluation.words()}")
+
+    def _evaluated(self, steps: int, policy: str) -> Result:
+        clock, episodes = self._trainer.clock, self._episodes
+        arguments = episodes.num_episodes, episodes.seed, False, clock.env_steps
+        film = None
+        if self._camera is None:
+            evaluation = self._evaluator.evaluate(*arguments)
+        else:
+            root_dir, stem = self._trainer.directory.path, f"{self._results.name}-{steps:012d}"
+            given = self._camera, root_dir, stem, self._num_filmed, "--video", self._captions
+            with Recorder.into_run(*given) as recorder:
+                evaluation = self._evaluator.evaluate(*arguments, recorder, self._captions)
+            film = str(recorder.written[0][0].relative_to(root_dir))
+        counters = clock.env_steps, clock.iterations, clock.updates, clock.wall_seconds
+        return Result(steps, *counters, policy, episodes, evaluation, film)
+
+    def _policy_digest(self) -> str:
+        """Returns a digest of the loaded weights and statistics."""
+        digest = hashlib.sha256()
+        for part in (self._trainer.algorithm, self._trainer.transforms):
+            for name, value in nest.named_leaves(dict(part.state_dict()), "state"):
+                is_tensor = isinstance(value, torch.Tensor)
+                digest.update(f"{name} {(value.dtype, *value.shape) if is_tensor else value}\n".encode())
+                if is_tensor:
+                    digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def _was_evaluated_by_training(self) -> bool:
+        """Returns whether training has evaluated the loaded policy on these episodes, under this name."""
+        end = time.monotonic() + SETTLE_SECONDS
+        while self._of_training():
+            if self._is_in_metrics():
+                return True
+            if time.monotonic() >= end:
+                return False
+            time.sleep(SETTLE_SECONDS / 10)
+        return False
+
+    def _is_in_metrics(self) -> bool:
+        """Returns whether metrics.csv has an evaluation of the loaded policy on these episodes."""
+        clock = self._trainer.clock
+        counters = [str(clock.env_steps), str(clock.iterations), str(clock.updates)]
+        path, column = self._trainer.directory.path / "metrics.csv", f"{self._results.name}/mean_return"
+        try:
+            with open(path, newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row.get(column)]
+        except FileNotFoundError:
+            return False
+        found = [row for row in rows if [row.get(name) for name in ("env_steps", "iterations", "updates")] == counters]
+        return any(self._seeds(self._results.csv(int(row["steps"]))) == self._own_seeds for row in found)
+
+    @property
+    def _own_seeds(self) -> list[int]:
+        return list(range(self._episodes.seed, self._episodes.seed + self._episodes.num_episodes))
+
+    def _check_known(self) -> None:
+        """Raises UsageError if earlier results of this name are of other episodes."""
+        for steps, result in self._known.items():
+            if result.episodes != self._episodes:
+                before, now = (dataclasses.asdict(one) for one in (result.episodes, self._episodes))
+                name = next(name for name in now if before[name] != now[name])
+                raise UsageError(
+                    f"{self._results.csv(steps)} was evaluated with {name} {before[name]}, and not {now[name]}; give "
+                    f"these results another name, as --name={self._results.name}2"
+                )
+
+    def _check_training(self) -> None:
+        """Raises UsageError if training evaluates other episodes under this name."""
+        found = self._of_training()
+        if found and self._seeds(found[-1]) not in (self._own_seeds, []):
+            raise UsageError(
+                f"{found[-1]} has other episodes, from training; give these results another name, as "
+                f"--name={self._results.name}2"
+            )
+
+    def _of_training(self) -> list[Path]:
+        """Returns the tables of evaluations under this name that are not of results, ascending."""
+        own = {self._results.csv(steps) for steps in self._known}
+        pattern = f"eval/{self._results.name}-{12 * '[0-9]'}.csv"
+        return sorted(set(self._trainer.directory.path.glob(pattern)) - own)
+
+    @staticmethod
+    def _seeds(path: Path) -> list[int]:
+        """Returns the seeds of the episodes of an evaluation; none, if there is no such file."""
+        try:
+            with open(path, newline="") as file:
+                return [int(row["seed"]) for row in csv.DictReader(file)]
+        except FileNotFoundError:
+            return []
+
+    def _lock(self) -> Callable[[], Any]:
+        files.make_directory(self._results.directory)
+        path = self._results.directory / f"{self._results.name}.lock"
+        with files.writing(path), open(path, "ab"):
+            pass
+        unlock = files.lock(path, self)
+        if unlock is None:
+            raise UsageError(
+                f"{self._trainer.directory.path} is being watched already under the name {self._results.name!r}; "
+                "choose another --name, or leave it to that process"
+            )
+        return unlock
+
+
+def in_words(environment: Environment) -> str:
+    """Returns words that are the same for the same environments: name, constructor's arguments, limit and wrappers."""
+    spec = environment.env_spec
+    if spec is None:
+        return environment.name
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    wrappers = [(one.entry_point, one.kwargs) for one in spec.additional_wrappers]
+    return json.dumps([spec.id, spec.max_episode_steps, kwargs, wrappers], default=_type_name, sort_keys=True)
+
+
+def _type_name(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return getattr(value, "__qualname__", type(value).__qualname__)
