@@ -67,8 +67,13 @@ DRAWN = {
         of_conf("MountainCarContinuous-v0", "sac_mountaincar_continuous", 90),
         of_conf("HalfCheetah-v5", "sac_halfcheetah", 4500),
     ],
-    "recurrent_sac": [of_conf("Recall, 4 cues", "sac_recall", 0.25)],
+    "recurrent_sac": [
+        Panel("Recall, 4 cues", {"sac_recall-each-1000-steps": "with memory", "sac_recall-without-memory": "without"})
+    ],
     "td3": [of_conf("HalfCheetah-v5", "td3_halfcheetah", 4500)],
+    "recurrent_td3": [
+        Panel("Recall, 2 cues", {"td3_recall-each-1000-steps": "with memory", "td3_recall-without-memory": "without"})
+    ],
     "td3_bc": [
         recorded("Pendulum-v1, medium-replay", {"td3_bc_pendulum-medium-replay": ""}),
         recorded("HalfCheetah-v5, medium-replay", {"td3_bc_halfcheetah-medium-replay": ""}),
