@@ -1,14 +1,31 @@
 """The pages of docs/: their settings, names, configurations, links and pictures are those of the code."""
 
+import importlib.util
 import inspect
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gymnasium import spaces
+from test_confs import NEEDS, tiny, with_included
 
 import alfish
+from alfish import nest
+from alfish.__main__ import main
+from alfish.algorithms.a2c import A2C
+from alfish.algorithms.appo import APPO
+from alfish.algorithms.bc import BC
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.iql import IQL
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.configuration import catalogue, reading
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3, TD3BC
+from alfish.configuration import catalogue
+from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 from benchmarks import settings_tables
 
@@ -43,6 +60,53 @@ def test_each_algorithm_has_a_page_with_its_settings_and_its_sections(entries):
             assert page.startswith("# The algorithms") or f"\n## {heading}\n" in page, page.partition("\n")[0]
 
 
+SPECS = {
+    "Discrete": spaces.Discrete(3),
+    "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
+    "bounded Box": spaces.Box(-1, 1, (2,), np.float32),
+    "Box": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+}
+TAKEN = {  # by words of the row `actions`
+    "any nest of Box": set(SPECS),
+    "as [PPO]": set(SPECS),
+    "any nest of bounded Box": set(SPECS) - {"Box"},
+    "one Discrete leaf, by itself": {"Discrete"},
+    "bounded Box leaves and at most one Discrete": {"Discrete", "bounded Box"},
+    "as [SAC]": {"Discrete", "bounded Box"},
+    "a nest of bounded Box leaves |": {"bounded Box"},
+}
+OF_PAGE = {
+    "ppo": PPO, "a2c": A2C, "appo": APPO, "dqn": DQN, "sac": SAC, "recurrent_sac": RecurrentSAC, "td3": TD3,
+    "recurrent_td3": RecurrentTD3, "td3_bc": TD3BC, "bc": BC, "iql": IQL,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_PAGE)
+def test_what_a_page_says_that_an_algorithm_takes_is_what_it_takes(name):
+    kind, page = OF_PAGE[name], (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
+    said = dict(re.findall(r"^\| ([a-z ]+) \| (.*)$", page, re.MULTILINE))
+    observation, reward = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-np.inf, np.inf, (), np.float32)
+    (expected,) = [taken for words, taken in TAKEN.items() if words in said["actions"]]
+    taken = {label for label, space in SPECS.items() if _accepts(kind, observation, space, reward)}
+    assert taken == expected
+    action = SPECS[min(expected)]
+    vector = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    assert _accepts(kind, observation, action, vector) is said["vector rewards"].startswith("yes")
+    made = kind(observation, action, reward)
+    collects = not made.on_policy or made.unroll_use.handles_stale_policies
+    assert collects is not said["collection by workers"].startswith("no")
+    by_default = made.initial_state(1) is not None and nest.leaves(made.initial_state(1)) != []
+    assert by_default is name.startswith("recurrent")
+
+
+def _accepts(kind, *specs):
+    try:
+        kind(*specs)
+    except UsageError:
+        return False
+    return True
+
+
 def _is_algorithm(part):
     return inspect.isclass(part) and issubclass(part, RLAlgorithm)
 
@@ -69,11 +133,26 @@ def _has(part, name):
     return hasattr(part, name) or name in inspect.signature(part).parameters
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_configurations_of_a_page_are_read(page, entries, tmp_path):
-    for block in re.findall(r"^```gin\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        (tmp_path / "block.gin").write_text(block)
-        assert reading.read([str(tmp_path / "block.gin")], []).bindings
+def configurations():
+    """Yields each configuration of a page as page and text, with an environment if it has none."""
+    for page, name in zip(PAGES, NAMES):
+        for number, text in enumerate(re.findall(r"^```gin\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)):
+            marks = [pytest.mark.slow] if "@TorchOptimizer" in text else []  # torch's optimizers import its compiler
+            yield pytest.param(text, id=f"{name}, {number + 1}", marks=marks)
+
+
+@pytest.mark.parametrize("text", configurations())
+def test_a_configuration_of_a_page_trains(text, tmp_path):
+    conf = tmp_path / "shown.gin"
+    conf.write_text(text)
+    whole = "".join(path.read_text() for path in with_included(conf))
+    for needed, module in NEEDS.items():
+        if re.search(needed, whole) and importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    chosen = tiny(conf, tmp_path)
+    if "make_environment.env_id" not in whole:
+        chosen += ["--gin_param=make_environment.env_id='CartPole-v1'"]
+    assert main(["train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'run'}", *chosen]) == 0
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=[*NAMES, "README"])
