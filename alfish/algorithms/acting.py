@@ -1,10 +1,11 @@
 """Calls of the hooks that act: in evaluation mode, from a state that is reset where an episode begins."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
@@ -49,3 +50,28 @@ def in_eval_mode(algorithm: RLAlgorithm) -> Iterator[None]:
         yield
     finally:
         algorithm.train(was_training)
+
+
+class ModeSwitch:
+    """Switches an algorithm between acting and training, in less than the 0.1 ms that `nn.Module.train` takes.
+
+    Args:
+      algorithm: to switch.
+      frozen: modules of it that stay in evaluation mode.
+    """
+
+    def __init__(self, algorithm: nn.Module, frozen: Collection[nn.Module] = ()):
+        self._algorithm = algorithm
+        modules = list(algorithm.modules())
+        self._is_plain = all(type(module).train is nn.Module.train for module in modules)
+        self._frozen = [module.__dict__ for module in frozen]
+        self._attributes = [module.__dict__ for module in modules if module not in frozen]
+
+    def switch(self, training: bool) -> None:
+        if not self._is_plain:
+            self._algorithm.train(training)
+        else:
+            for attributes in self._attributes:
+                attributes["training"] = training
+        for attributes in self._frozen:
+            attributes["training"] = False

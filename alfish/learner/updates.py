@@ -7,11 +7,10 @@ With several learners, means are over the rows of all of them. Means and gradien
 rows, added up over all learners in one sum, and divided by the sum of these numbers.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from alfish import nest, replicas
 from alfish.algorithms.contract import check_loss_info, return_error
@@ -19,11 +18,11 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import UsageError
+from alfish.learner.groups import Group, claimed_parameters
 from alfish.learner.optimizers import Optimizer
 from alfish.learner.parts import split
 from alfish.losses import masked_mean
 from alfish.nest import Nest
-from alfish.networks import flat_parameters
 
 # A window's priority mixes the largest priority of its rows with their mean; this is the weight of the largest
 # (Kapturowski et al., 2019, section 2.3).
@@ -80,7 +79,7 @@ class Updates:
         parts: Collection[str] = (),
     ):
         self.algorithm = algorithm
-        claimed = split(algorithm, _claimed_parameters(algorithm), parts)
+        claimed = split(algorithm, claimed_parameters(algorithm), parts)
         self.groups = {name: Group(parameters) for name, parameters in claimed.items()}
         self.optimizers = {
             name: optimizer(group.flat[vectors]) for group in self.groups.values() for name, vectors in group.parts
@@ -288,74 +287,6 @@ def _mask(batch: Batch, rows: torch.Tensor) -> torch.Tensor:
     return batch.mask[: len(rows)] if rows.ndim and len(rows) else batch.mask
 
 
-class Group:
-    """Parameters that one loss trains, as views of flat vectors: one for each part and dtype.
-
-    Args:
-      parameters: of each part, see `learner.parts.split`.
-
-    Attributes:
-      parameters: of all parts, in the order of the vectors.
-      flat: the vectors.
-      parts: name of each part, and its vectors in `flat`.
-    """
-
-    def __init__(self, parameters: Mapping[str, list[nn.Parameter]]):
-        self._members: list[list[nn.Parameter]] = []
-        self.parts: list[tuple[str, slice]] = []
-        for name, own in parameters.items():
-            by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-            for parameter in own:
-                by_dtype.setdefault(parameter.dtype, []).append(parameter)
-            self.parts.append((name, slice(len(self._members), len(self._members) + len(by_dtype))))
-            self._members += by_dtype.values()
-        self.parameters = [parameter for same in self._members for parameter in same]
-        self.flat = [flat_parameters.lay_side_by_side(same) for same in self._members]
-
-    def views(self, vectors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns views of `vectors`, laid out like `self.flat`, with the shapes of `self.parameters`."""
-        return [view for vector, same in zip(vectors, self._members) for view in flat_parameters.views(vector, same)]
-
-    def gradients(self, loss: torch.Tensor, parameters: list[Any], retain_graph: bool) -> list[torch.Tensor]:
-        gradients = torch.autograd.grad(
-            loss, parameters, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
-        )
-        remaining = iter(gradients)
-        return [torch.cat([next(remaining).reshape(-1) for _ in same]) for same in self._members]
-
-
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     norms = [torch.linalg.vector_norm(gradient).float() for gradient in gradients]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-
-
-def _claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
-    """Returns each group's trainable parameters; raises UsageError for one in no group or in two."""
-    names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
-    groups: dict[str, list[nn.Parameter]] = {}
-    owner: dict[int, str] = {}
-    claims = algorithm.parameter_groups()
-    if not isinstance(claims, Mapping) or not all(isinstance(each, Iterable) for each in claims.values()):
-        words = "a dict from a group's name to its parameters, as {'all': self.parameters()}"
-        raise return_error(claims, words, algorithm, "parameter_groups")
-    for group, parameters in claims.items():
-        groups[group] = [parameter for parameter in parameters if parameter.requires_grad]
-        for parameter in groups[group]:
-            if id(parameter) not in names:
-                raise UsageError(
-                    f"the group {group!r} has a parameter that is not registered with {type(algorithm).__name__}, so "
-                    "it would not be saved; make it an attribute, or keep it in an nn.ParameterList"
-                )
-            if id(parameter) in owner:
-                raise UsageError(
-                    f"parameter {names[id(parameter)]} is in the groups {owner[id(parameter)]!r} and "
-                    f"{group!r}; it may be in one only"
-                )
-            owner[id(parameter)] = group
-    unclaimed = [name for name, p in algorithm.named_parameters() if p.requires_grad and id(p) not in owner]
-    if unclaimed:
-        raise UsageError(
-            f"no parameter group of {type(algorithm).__name__} claims {', '.join(unclaimed[:3])}; add it to "
-            "parameter_groups, or set requires_grad to False"
-        )
-    return {group: parameters for group, parameters in groups.items() if parameters}

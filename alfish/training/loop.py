@@ -1,15 +1,14 @@
 """The training loop: collect rows, store them, update, count."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from alfish import nest, replicas
-from alfish.algorithms.acting import without_states
+from alfish.algorithms.acting import ModeSwitch, without_states
 from alfish.batches import ReplayBatches
 from alfish.data import IS_STEP, Experience
 from alfish.errors import UsageError, first_line
@@ -329,31 +328,6 @@ class Loop:
     def _totals(self) -> tuple[float, ...]:
         """Counters and seconds from which rates are computed."""
         return self._clock.env_steps, self._clock.iterations, self._clock.wall_seconds, self._collect_seconds
-
-
-class ModeSwitch:
-    """Switches an algorithm between acting and training, in less than the 0.1 ms that `nn.Module.train` takes.
-
-    Args:
-      algorithm: to switch.
-      frozen: modules of it that stay in evaluation mode.
-    """
-
-    def __init__(self, algorithm: nn.Module, frozen: Collection[nn.Module] = ()):
-        self._algorithm = algorithm
-        modules = list(algorithm.modules())
-        self._is_plain = all(type(module).train is nn.Module.train for module in modules)
-        self._frozen = [module.__dict__ for module in frozen]
-        self._attributes = [module.__dict__ for module in modules if module not in frozen]
-
-    def switch(self, training: bool) -> None:
-        if not self._is_plain:
-            self._algorithm.train(training)
-        else:
-            for attributes in self._attributes:
-                attributes["training"] = training
-        for attributes in self._frozen:
-            attributes["training"] = False
 
 
 def _check_acting_may_end(parts: Parts, clock: Clock) -> None:

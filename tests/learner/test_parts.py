@@ -5,10 +5,10 @@ import torch
 from test_compiled import ADAM, assert_alike, assert_close, both, chunks_of, interpreted, make, train
 from torch import nn
 
+from alfish.algorithms.acting import ModeSwitch
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.schedules import Linear
-from alfish.training.loop import ModeSwitch
 
 assert interpreted  # a fixture
 

@@ -22,6 +22,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from alfish.algorithms.a2c import A2C
+from alfish.algorithms.acting import ModeSwitch
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import UnrollUse
@@ -39,7 +40,6 @@ from alfish.schedules import Linear
 from alfish.training.evaluator import Evaluation
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate, Progress, StopAt, StopWithoutProgress, Summaries
-from alfish.training.loop import ModeSwitch
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 from alfish.unrollers import SyncUnroller

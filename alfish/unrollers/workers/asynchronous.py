@@ -348,9 +348,7 @@ class AsyncUnroller(Unroller):
         self.log(f"environment {error.env_id} failed and is replaced:\n{error.traceback.rstrip()}")
 
 
-def _own_part(num_workers: int, segments_per_unroll: int | None) -> tuple[int, int | None]:
+def _own_part(num_workers: int, segments: int | None) -> tuple[int, int | None]:
     """Returns this learner's part of the workers and segments of all learners."""
     own = replicas.fraction(num_workers, "AsyncUnroller.num_workers")
-    if segments_per_unroll is None:
-        return own, None
-    return own, replicas.fraction(segments_per_unroll, "AsyncUnroller.segments_per_unroll")
+    return own, None if segments is None else replicas.fraction(segments, "AsyncUnroller.segments_per_unroll")

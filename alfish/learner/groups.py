@@ -1,0 +1,80 @@
+"""Parameter groups: the parameters that each loss trains, side by side in flat vectors."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfish.algorithms.contract import return_error
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.errors import UsageError
+from alfish.networks import flat_parameters
+
+
+class Group:
+    """Parameters that one loss trains, as views of flat vectors: one for each part and dtype.
+
+    Args:
+      parameters: of each part, see `learner.parts.split`.
+
+    Attributes:
+      parameters: of all parts, in the order of the vectors.
+      flat: the vectors.
+      parts: name of each part, and its vectors in `flat`.
+    """
+
+    def __init__(self, parameters: Mapping[str, list[nn.Parameter]]):
+        self._members: list[list[nn.Parameter]] = []
+        self.parts: list[tuple[str, slice]] = []
+        for name, own in parameters.items():
+            by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+            for parameter in own:
+                by_dtype.setdefault(parameter.dtype, []).append(parameter)
+            self.parts.append((name, slice(len(self._members), len(self._members) + len(by_dtype))))
+            self._members += by_dtype.values()
+        self.parameters = [parameter for same in self._members for parameter in same]
+        self.flat = [flat_parameters.lay_side_by_side(same) for same in self._members]
+
+    def views(self, vectors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns views of `vectors`, laid out like `self.flat`, with the shapes of `self.parameters`."""
+        return [view for vector, same in zip(vectors, self._members) for view in flat_parameters.views(vector, same)]
+
+    def gradients(self, loss: torch.Tensor, parameters: list[Any], retain_graph: bool) -> list[torch.Tensor]:
+        gradients = torch.autograd.grad(
+            loss, parameters, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+        )
+        remaining = iter(gradients)
+        return [torch.cat([next(remaining).reshape(-1) for _ in same]) for same in self._members]
+
+
+def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
+    """Returns each group's trainable parameters; raises UsageError for one in no group or in two."""
+    names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
+    groups: dict[str, list[nn.Parameter]] = {}
+    owner: dict[int, str] = {}
+    claims = algorithm.parameter_groups()
+    if not isinstance(claims, Mapping) or not all(isinstance(each, Iterable) for each in claims.values()):
+        words = "a dict from a group's name to its parameters, as {'all': self.parameters()}"
+        raise return_error(claims, words, algorithm, "parameter_groups")
+    for group, parameters in claims.items():
+        groups[group] = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in groups[group]:
+            if id(parameter) not in names:
+                raise UsageError(
+                    f"the group {group!r} has a parameter that is not registered with {type(algorithm).__name__}, so "
+                    "it would not be saved; make it an attribute, or keep it in an nn.ParameterList"
+                )
+            if id(parameter) in owner:
+                raise UsageError(
+                    f"parameter {names[id(parameter)]} is in the groups {owner[id(parameter)]!r} and "
+                    f"{group!r}; it may be in one only"
+                )
+            owner[id(parameter)] = group
+    unclaimed = [name for name, p in algorithm.named_parameters() if p.requires_grad and id(p) not in owner]
+    if unclaimed:
+        raise UsageError(
+            f"no parameter group of {type(algorithm).__name__} claims {', '.join(unclaimed[:3])}; add it to "
+            "parameter_groups, or set requires_grad to False"
+        )
+    return {group: parameters for group, parameters in groups.items() if parameters}
