@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from test_compiled import ADAM, assert_alike, assert_close, both, chunks_of, interpreted, make, train
+from test_compiled import ADAM, assert_alike, assert_close, both, chunks_of, make, train
 from torch import nn
 
 from alfish.algorithms.acting import ModeSwitch
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.schedules import Linear
-
-assert interpreted  # a fixture
 
 PART = "network.actor_torso"
 
