@@ -141,7 +141,7 @@ def configurations():
             yield pytest.param(text, id=f"{name}, {number + 1}", marks=marks)
 
 
-@pytest.mark.parametrize("text", configurations())
+@pytest.mark.parametrize("text", list(configurations()))
 def test_a_configuration_of_a_page_trains(text, tmp_path):
     conf = tmp_path / "shown.gin"
     conf.write_text(text)
