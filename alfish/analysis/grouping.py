@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from alfish.analysis.series import Source
-from alfish.configuration.differences import reference
 from alfish.errors import UsageError
+from alfish.parameters.differences import reference
 
 ALGORITHM, ENVIRONMENT = "Trainer.algorithm", "Trainer.environment"
 # They tell runs of one configuration apart: its seeds, and the parts in which one run was trained.

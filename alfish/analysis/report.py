@@ -17,9 +17,10 @@ from alfish.analysis.curves import axis_of
 from alfish.analysis.grouping import ALGORITHM
 from alfish.analysis.run_source import RunSource, read_evaluations
 from alfish.analysis.series import AXIS_WORDS, DEFAULT_METRIC
-from alfish.configuration import differences, locating, reading
+from alfish.configuration import locating, reading
 from alfish.errors import UsageError
 from alfish.formatting import counted, significant
+from alfish.parameters import differences
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs.run_log import warnings_in
 from alfish.training.evaluations.evaluation import bootstrap_interval

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from alfish.analysis.series import Series
-from alfish.configuration.differences import reference, tail, values
 from alfish.errors import UsageError, first_line, printable
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
+from alfish.parameters.differences import reference, tail, values
 from alfish.runs.files import open_regular
 from alfish.training.evaluations.results import scalars_of
 from alfish.writers import COUNTERS

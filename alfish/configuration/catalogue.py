@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import gin
 
 import alfish
-from alfish.configuration import differences
-from alfish.parameters import checking, gin_internals
+from alfish.parameters import checking, differences, gin_internals
 from alfish.parameters.kinds import bare, elements, members, words_of
 
 HIDDEN = ("alfish.undescribed",)  # stands for parts that no configuration can name

@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
-from alfish.configuration import differences, reading
+from alfish.configuration import reading
 from alfish.errors import UsageError
+from alfish.parameters import differences
 from alfish.parameters.kinds import shown
 
 

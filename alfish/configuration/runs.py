@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from alfish import replicas
-from alfish.configuration import differences, locating, messages, reading
+from alfish.configuration import locating, messages, reading
 from alfish.configuration.bindings import Reading
 from alfish.configuration.directory import is_to_change, make_directory, run_directory
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.reachability import refuse_unread
 from alfish.errors import UsageError
-from alfish.parameters import checked, description
+from alfish.parameters import checked, description, differences
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs.stop_signals import exit_status
 from alfish.training.policy import Policy

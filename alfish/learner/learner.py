@@ -71,6 +71,8 @@ class Learner:
       updates: number of updates so far.
       is_small: whether updates of all rows together take less time than sums over several learners save; set by `plan`.
       log: is called with a line for each compiled update.
+      before_update: is called before each update of a call with `summarize`, with the rows and the index of its
+        minibatch; None: nothing is called.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Learner:
         self._plain = Updates(algorithm, optimizer, max_grad_norm, _parts_of(learning_rate, algorithm))
         self.frozen.check(self._plain.groups)
         self.log: Callable[[str], Any] = logging.info
+        self.before_update: Callable[[Minibatches, Nest], None] | None = None
         self._compile = functools.partial(
             CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
         )
@@ -162,6 +165,22 @@ class Learner:
         sums = extra_sums(loss_info, batch)
         return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}
 
+    def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Returns the gradient of each trained parameter's own loss on a batch, by name; no random state changes.
+
+        Gradients are those of this learner's rows, and are not clipped.
+        """
+        algorithm, plain = self._algorithm, self._plain
+        names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
+        found: dict[str, torch.Tensor] = {}
+        with in_eval_mode(algorithm), random_state.preserved(), replicas.apart(), torch.enable_grad():
+            means, _ = plain.means(batch)
+            for name, loss in means.losses.items():
+                group = plain.groups[name]
+                vectors = group.gradients(loss, group.parameters, retain_graph=True)
+                found |= {names[id(p)]: view for p, view in zip(group.parameters, group.views(vectors), strict=True)}
+        return found
+
     def state_dict(self) -> dict[str, Any]:
         plain = self._plain
         optimizers = {name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()}
@@ -194,6 +213,8 @@ class Learner:
         for chunk in chunks:
             priorities: list[torch.Tensor] = []
             for index in chunk.minibatches():
+                if summarize and self.before_update is not None:
+                    self.before_update(chunk, index)
                 record = self._update(chunk, index, summarize)
                 if record is None:  # the algorithm requested a stop
                     return

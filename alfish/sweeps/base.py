@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alfish.analysis.run_source import EVALUATION
-from alfish.configuration import differences, messages, reading
+from alfish.configuration import messages, reading
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
 from alfish.errors import UsageError
-from alfish.parameters import imports
+from alfish.parameters import differences, imports
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.training.clock import Budget

@@ -15,6 +15,7 @@ from alfish.training.clock import Clock
 from alfish.training.evaluations.evaluation import Evaluation
 from alfish.training.evaluator import Evaluator
 from alfish.training.run_directory import RunDirectory
+from alfish.transforms import Transforms
 from alfish.unrollers import Unroller
 
 LISTENERS = "evaluation, checkpoints, summaries"  # the part of a run, see `Timer`
@@ -29,7 +30,8 @@ class Report:
       env_steps, iterations, updates, wall_seconds: the other counters of `Clock`.
       progress: spent fraction of the budget, in [0, 1].
       finished: True in the last report: the run is finished, has paused (`Trainer.stop_at`), or was interrupted.
-      scalars: by name; empty unless a summary was due.
+      is_summary: True if a summary was due.
+      scalars: by name; those of training only if `is_summary`, or at the first update after it.
       nominal_clock: clock of values that do not belong at `clock`, by the first segment of their names. An evaluation
         belongs at the multiple of its period at which it was due, so that evaluations of several seeds have equal
         clocks.
@@ -44,6 +46,7 @@ class Report:
     wall_seconds: float
     progress: float
     finished: bool
+    is_summary: bool = False
     scalars: dict[str, float] = field(default_factory=dict)
     nominal_clock: dict[str, int] = field(default_factory=dict)
     films: dict[str, Path] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Run(Protocol):
       listeners: all of them, in the order in which they receive reports.
       signals: SIGTERM, SIGUSR1 and SIGINT. A listener that waits for other code uses `with run.signals.breaking()`.
       timer: of the parts of an iteration.
-      environment, algorithm, unroller, learner, device: those of the trainer.
+      environment, algorithm, transforms, unroller, learner, device: those of the trainer.
     """
 
     clock: Clock
@@ -74,6 +77,7 @@ class Run(Protocol):
     timer: Timer
     environment: Environment
     algorithm: RLAlgorithm
+    transforms: Transforms
     unroller: Unroller
     learner: Learner
     device: torch.device

@@ -18,7 +18,7 @@ from alfish.runs.files import make_directory, write_atomically
 from alfish.training.evaluations.evaluation import Evaluation
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
-from alfish.writers import CSVWriter, MultiWriter, TensorBoardWriter, Writer
+from alfish.training.summaries import Summaries
 
 # Prefixes of the trainer's own scalars.
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
@@ -193,46 +193,6 @@ class CheckpointSaver(Listener):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next, self._best = state["next"], state["best"]
-
-
-@gin.configurable(module="alfish.training.listeners")
-@checked
-class Summaries(Listener):
-    """Writes scalars to TensorBoard (`tensorboard/`) and to `metrics.csv`, and the configuration to TensorBoard."""
-
-    def __init__(self) -> None:
-        self._writer = Writer()
-
-    def start(self, run: Run) -> None:
-        resumed = run.clock.value  # also 0: a run killed before its first checkpoint has left rows
-        self._writer = MultiWriter(
-            [
-                TensorBoardWriter(run.directory.path / "tensorboard", resumed + 1),
-                CSVWriter(run.directory.path / "metrics.csv", resumed),
-            ]
-        )
-        self._config_written = False
-
-    def after_iteration(self, run: Run, report: Report) -> None:
-        if not self._config_written:
-            self._config_written = True
-            for name, text in run.directory.config.items():
-                self._writer.text(name, f"```\n{text}\n```", report.clock)
-        for name, path in report.films.items():
-            self._writer.film(name, path, report.nominal_clock.get(name.partition("/")[0], report.clock))
-        if not report.scalars:
-            return
-        others = dict(report.scalars)
-        counters = report.env_steps, report.iterations, report.updates, report.wall_seconds
-        nominal = {prefix: steps for prefix, steps in report.nominal_clock.items() if steps != report.clock}
-        for prefix, steps in sorted(nominal.items(), key=lambda item: item[1]):
-            own = {name: others.pop(name) for name in report.scalars if name.startswith(f"{prefix}/")}
-            self._writer.scalars(own, steps, *counters)
-        if others:
-            self._writer.scalars(others, report.clock, *counters)
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 @gin.configurable(module="alfish.training.listeners")

@@ -100,7 +100,8 @@ class Loop:
         report = self.report()
         if learned:
             report.scalars |= {f"train/{name}": value for name, value in learned.items()}
-        if is_due or report.finished:
+        report.is_summary = is_due or report.finished
+        if report.is_summary:
             report.scalars |= self._summary()
         return report
 

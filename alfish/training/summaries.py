@@ -1,0 +1,177 @@
+"""The listener that writes what a run shows."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gin
+
+from alfish.batches import Minibatches
+from alfish.errors import RunError, UsageError, first_line
+from alfish.nest import Nest
+from alfish.parameters import PositiveInt, checked
+from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
+from alfish.parameters.differences import values
+from alfish.parameters.kinds import shown
+from alfish.training.diagnostics import (
+    Diagnostic,
+    DormantUnits,
+    ExplainedVariance,
+    Histograms,
+    LastUpdate,
+    ModuleNorms,
+    PhaseTimes,
+)
+from alfish.training.diagnostics.diagnostic import reading
+from alfish.training.listener import Listener, Report, Run
+from alfish.writers import CSVWriter, Histogram, Image, MultiWriter, RunOrigin, Shown, TensorBoardWriter, Writer
+from alfish.writers.values import shown_value
+
+
+@gin.configurable(module="alfish.training.listeners")
+@checked
+class Summaries(Listener):
+    """Writes what a run shows to TensorBoard (`tensorboard/`), to `metrics.csv`, and to experiment trackers.
+
+    docs/monitoring.md has a table of all names.
+
+    Args:
+      diagnostics: instances; None: `ModuleNorms`, `DormantUnits`, `ExplainedVariance`, `Histograms` and `PhaseTimes`.
+      diagnostics_period: clock steps between two looks at the diagnostics; the first is at the first summary with an
+        update.
+      custom_summary: function of the `Run`, called at each summary; returns a dict from names to numbers, arrays (as
+        histograms) or images (`[H, W, 3]` uint8), which are shown as `custom/NAME`. None: there is none.
+      writers: instances of writers beside those of TensorBoard and metrics.csv: `WandbWriter`, `MlflowWriter`,
+        `TrackioWriter`, or your own.
+    """
+
+    def __init__(
+        self,
+        diagnostics: Sequence[Diagnostic] | None = None,
+        diagnostics_period: PositiveInt = 10_000,
+        custom_summary: Callable[[Run], Mapping[str, Any]] | None = None,
+        writers: Sequence[Writer] = (),
+    ):
+        if diagnostics is None:
+            diagnostics = [ModuleNorms(), DormantUnits(), ExplainedVariance(), Histograms(), PhaseTimes()]
+        for kind, name, given in (Diagnostic, "diagnostics", diagnostics), (Writer, "writers", writers):
+            for one in given:
+                if not isinstance(one, kind):
+                    raise UsageError(
+                        f"Summaries.{name} has {shown(one)}, which is no {kind.__name__}; make its class one"
+                    )
+        self._diagnostics, self._period, self._custom_summary = list(diagnostics), diagnostics_period, custom_summary
+        self._extra_writers = writers
+        self._writer, self._is_described = Writer(), False
+        self._started: list[Diagnostic] = []
+        self._next = 0  # clock of the next look at the diagnostics
+        self._update: LastUpdate | None = None  # of this iteration, where a look is due
+
+    def start(self, run: Run) -> None:
+        resumed = run.clock.value  # also 0: a run killed before its first checkpoint has left rows
+        directory = run.directory.path
+        origin = RunOrigin(directory, run.directory.checkpoints.origin.run or "", run.log)
+        for writer in self._extra_writers:  # before files are opened, because settings may be refused
+            writer.start(origin)
+        files = [
+            TensorBoardWriter(directory / "tensorboard", resumed + 1),
+            CSVWriter(directory / "metrics.csv", resumed),
+        ]
+        self._writer = MultiWriter([*files, *self._extra_writers])
+        self._next = (resumed // self._period + 1) * self._period if resumed else 0
+        for diagnostic in self._diagnostics:
+            diagnostic.start(run)
+            self._started.append(diagnostic)
+
+        def before_update(chunk: Minibatches, index: Nest) -> None:
+            if run.clock.value >= self._next:
+                self._update = LastUpdate(chunk, index, dict(run.algorithm.named_parameters()))
+
+        run.learner.before_update = before_update if self._diagnostics else None
+
+    def after_iteration(self, run: Run, report: Report) -> None:
+        if not self._is_described:
+            self._describe(run, report)
+        for name, value in self._measured(run, report).items():
+            if isinstance(value, Histogram):
+                self._writer.histogram(name, value, report.clock)
+            elif isinstance(value, Image):
+                self._writer.image(name, value, report.clock)
+            else:
+                report.scalars[name] = value
+        for name, path in report.films.items():
+            self._writer.film(name, path, report.nominal_clock.get(name.partition("/")[0], report.clock))
+        if report.scalars:
+            self._write_scalars(report)
+
+    def close(self) -> None:
+        self._writer.close()
+        for diagnostic in self._started:
+            diagnostic.close()
+
+    def _describe(self, run: Run, report: Report) -> None:
+        """Writes the configuration and the provenance, which are known from the first iteration on."""
+        self._is_described = True
+        for name, text in run.directory.config.items():
+            self._writer.text(name, f"```\n{text}\n```", report.clock)
+        texts = run.directory.saved_config()
+        provenance = json.loads((run.directory.path / "provenance.json").read_text())[-1]
+        self._writer.describe(values(texts.get(OPERATIVE_FILE) or texts[CONFIG_FILE]), texts, provenance)
+
+    def _measured(self, run: Run, report: Report) -> dict[str, Shown]:
+        """Returns the values of diagnostics and of the custom summary, if they are due."""
+        measured: dict[str, Shown] = {}
+        if self._update is not None:
+            for diagnostic in self._diagnostics:
+                measured |= diagnostic.measure(run, self._update)
+            self._update = None
+            self._next = (report.clock // self._period + 1) * self._period
+        if self._custom_summary is not None and report.is_summary:
+            measured |= _custom(self._custom_summary, run)
+        return measured
+
+    def _write_scalars(self, report: Report) -> None:
+        others = dict(report.scalars)
+        counters = report.env_steps, report.iterations, report.updates, report.wall_seconds
+        nominal = {prefix: steps for prefix, steps in report.nominal_clock.items() if steps != report.clock}
+        for prefix, steps in sorted(nominal.items(), key=lambda item: item[1]):
+            own = {name: others.pop(name) for name in report.scalars if name.startswith(f"{prefix}/")}
+            self._writer.scalars(own, steps, *counters)
+        if others:
+            self._writer.scalars(others, report.clock, *counters)
+
+
+def _custom(function: Callable[[Run], Mapping[str, Any]], run: Run) -> dict[str, Shown]:
+    """Returns what a custom summary shows.
+
+    Raises:
+      RunError: the function raised an error.
+      UsageError: it returned something that cannot be shown.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        with reading(run.algorithm):
+            found = function(run)
+    except Exception as error:
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = "" if place is None else f" in {place.tb_frame.f_code.co_filename}, line {place.tb_lineno}"
+        raise RunError(
+            f"Summaries.custom_summary {name} raised {type(error).__name__}{where}: {first_line(error)}"
+        ) from error
+    if not isinstance(found, Mapping):
+        raise UsageError(
+            f"Summaries.custom_summary {name} returned {shown(found)}; it must return a dict from names to numbers, "
+            "arrays or images"
+        )
+    measured: dict[str, Shown] = {}
+    for key, value in found.items():
+        try:
+            measured[f"custom/{key}"] = shown_value(value)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"Summaries.custom_summary {name} returned {shown(value)} as {key!r}; it must be a number, an array of "
+                "numbers, or an image [H, W, 3] of uint8"
+            ) from error
+    return measured
