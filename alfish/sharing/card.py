@@ -9,8 +9,8 @@ import alfish
 from alfish.analysis.grouping import ALGORITHM
 from alfish.analysis.report import command_of, provenance_of
 from alfish.analysis.run_source import RunSource, read_evaluations
-from alfish.configuration import differences
 from alfish.formatting import counted, significant
+from alfish.parameters import differences
 from alfish.training.evaluations.evaluation import bootstrap_interval
 
 TASK = "reinforcement-learning"

@@ -98,8 +98,7 @@ class Loop:
         self._agreement.pause(timer.begin(LOOP))
         self._collect_seconds += collected - began
         report = self.report()
-        if learned:
-            report.scalars |= {f"train/{name}": value for name, value in learned.items()}
+        report.scalars |= {f"train/{name}": value for name, value in learned.items()}
         report.is_summary = is_due or report.finished
         if report.is_summary:
             report.scalars |= self._summary()

@@ -73,7 +73,7 @@ class Tracker(Writer):
     def start(self, run: RunOrigin) -> None:
         if importlib.util.find_spec(self.package) is None:
             raise UsageError(
-                f"{type(self).__name__} needs {self.package}, which is not installed; pip install '.[{self.extra}]'"
+                f"{type(self).__name__} needs {self.package}, which is missing; pip install 'alfish[{self.extra}]'"
             )
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)

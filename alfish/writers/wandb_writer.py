@@ -1,8 +1,11 @@
 """Weights & Biases."""
 
+import netrc
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import gin
 from absl import logging
@@ -50,9 +53,7 @@ class WandbWriter(Tracker):
         self._options = {"project": project, "entity": entity, "group": group, "tags": list(tags)}
 
     def check(self) -> None:
-        import wandb
-
-        if self._mode == "online" and not wandb.login(prompt=False, verify=False):
+        if self._mode == "online" and not _has_key():  # wandb.init would ask for one
             raise UsageError(
                 "WandbWriter has no API key; run `wandb login`, set WANDB_API_KEY, or set WandbWriter.mode = 'offline'"
             )
@@ -74,6 +75,7 @@ class WandbWriter(Tracker):
         try:
             self._remote = wandb.init(**arguments, mode=self._mode)
         except wandb.errors.CommError as error:
+            wandb.teardown()  # forgets the run that failed to begin, which has the same id
             self._remote = wandb.init(**arguments, mode="offline")
             logging.warning(
                 "Weights & Biases cannot be reached, so this process writes to files; `wandb sync %s` sends them (%s)",
@@ -82,7 +84,7 @@ class WandbWriter(Tracker):
             )
         self._remote.define_metric("counters/steps")
         self._remote.define_metric("*", step_metric="counters/steps")
-        if self._remote.url:
+        if not self._remote.offline:
             run.log(f"Weights & Biases: {self._remote.url}")
         return self._remote.id
 
@@ -109,3 +111,20 @@ class WandbWriter(Tracker):
 
     def _show(self, name: str, value: Any, steps: int) -> None:
         self._remote.log({name: value, "counters/steps": steps})
+
+
+def _has_key() -> bool:
+    """Returns whether there is a key of the server, without asking the server or the user."""
+    import wandb
+
+    settings = wandb.setup().settings
+    if settings.api_key or settings.identity_token_file or os.environ.get("WANDB_API_KEY"):
+        return True
+    files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
+    for path in (Path(file).expanduser() for file in files):
+        try:
+            if path.is_file() and netrc.netrc(str(path)).authenticators(urlsplit(settings.base_url).hostname or ""):
+                return True
+        except (netrc.NetrcParseError, OSError) as error:
+            raise UsageError(f"WandbWriter cannot read its API key in {path}: {first_line(error)}") from error
+    return False

@@ -5,8 +5,8 @@ import pytest
 
 from alfish.analysis.run_source import RunSource
 from alfish.analysis.sources import find
-from alfish.configuration import differences
 from alfish.errors import UsageError
+from alfish.parameters import differences
 
 
 def one(word):
