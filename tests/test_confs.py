@@ -6,6 +6,7 @@ import re
 
 import gin
 import pytest
+from shown_names import is_documented, names_in
 
 import alfish
 from alfish.__main__ import main
@@ -40,6 +41,7 @@ TINY = [
     "MLP.layers=(8,)",
     "Evaluate.num_episodes=1",
     "Trainer.max_evaluation_length=40",
+    "Trainer.summary_period=1",
 ]
 # By what a conf configures: whatever is bound must be read.
 TINY_WHERE = {
@@ -119,6 +121,9 @@ def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path, capsys)
     assert done["iterations"] == 2
     assert done["updates"] > 0
     assert alfish.load(tmp_path / "run").env_steps == done["env_steps"]
+    written = names_in(tmp_path / "run")
+    assert {"time/phase/update_ms", "dormant_units/all"} < written, "diagnostics are shown for every conf"
+    assert [name for name in sorted(written) if not is_documented(name)] == []
     if path.stem in EVALUATED:
         capsys.readouterr()
         assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0

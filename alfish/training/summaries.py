@@ -136,7 +136,8 @@ class Summaries(Listener):
         nominal = {prefix: steps for prefix, steps in report.nominal_clock.items() if steps != report.clock}
         for prefix, steps in sorted(nominal.items(), key=lambda item: item[1]):
             own = {name: others.pop(name) for name in report.scalars if name.startswith(f"{prefix}/")}
-            self._writer.scalars(own, steps, *counters)
+            if own:
+                self._writer.scalars(own, steps, *counters)
         if others:
             self._writer.scalars(others, report.clock, *counters)
 

@@ -1,0 +1,295 @@
+"""Diagnostics and custom summaries: their numbers, and that they change nothing of a run."""
+
+import csv
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+from resuming import assert_same, tensors_of
+from shown_names import names_in
+from test_resume import make
+
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.batches import ReplayBatches
+from alfish.environments import make_environment
+from alfish.environments.toy import TensorPointMass
+from alfish.errors import RunError, UsageError
+from alfish.learner.learner import Learner
+from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, Torso
+from alfish.training.diagnostics import Diagnostic, DormantUnits, ExplainedVariance, ModuleNorms, MonteCarlo
+from alfish.training.diagnostics.monte_carlo import _returns
+from alfish.training.listener import Listener
+from alfish.training.summaries import Summaries
+from alfish.training.trainer import Trainer
+from alfish.writers import Histogram, Image, Writer
+
+POINT_MASS = TensorPointMass, {"length": 6}, 8
+SMALL = functools.partial(MLP, layers=(8,))
+SMALL_SAC = functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CriticEnsemble, layers=(8,)))
+REPLAY = functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=32, updates_per_env_step=0.25)
+EVERY = {"summary_period": 1}
+
+
+def ppo(root_dir, summaries, **options):
+    return make(root_dir, *POINT_MASS, listeners=[summaries], **{**EVERY, **options})
+
+
+def sac(root_dir, summaries, **options):
+    return ppo(root_dir, summaries, **{"algorithm": SMALL_SAC, "batches": REPLAY, **options})
+
+
+def recurrent(root_dir, summaries, **options):
+    torso = functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=4))
+    network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+    algorithm = functools.partial(PPO, network=network)
+    return ppo(root_dir, summaries, algorithm=algorithm, **options)
+
+
+def everything(**options):
+    """Returns summaries that look at everything after each iteration, and draw random numbers beside it."""
+
+    def custom(run):
+        return {"noise": torch.rand(()), "bits": np.random.default_rng().integers(2, size=8)}
+
+    defaults = Summaries()._diagnostics
+    return Summaries([*defaults, MonteCarlo(2)], diagnostics_period=1, custom_summary=custom, **options)
+
+
+def table(directory):
+    with open(directory / "metrics.csv") as file:
+        return list(csv.DictReader(file))
+
+
+class Keeper(Diagnostic):
+    """Keeps the last update."""
+
+    def measure(self, run, update):
+        self.update, self.batch = update, update.batch
+        return {}
+
+
+class Recorder(Writer):
+    def __init__(self):
+        self.shown = {}
+
+    def start(self, run):
+        self.run = run
+
+    def describe(self, settings, texts, provenance):
+        self.settings, self.texts, self.provenance = settings, texts, provenance
+
+    def histogram(self, name, histogram, steps):
+        self.shown.setdefault(name, []).append((steps, histogram))
+
+    image = film = histogram
+
+
+@pytest.mark.parametrize("kind", [ppo, sac, recurrent])
+def test_a_run_with_every_diagnostic_has_the_bits_of_one_without(tmp_path, kind):
+    plain = kind(tmp_path / "plain", Summaries([]))
+    plain.train()
+    watched = kind(tmp_path / "watched", everything())
+    watched.train()
+    assert {"monte_carlo/return", "custom/noise", "dormant_units/all"} < names_in(tmp_path / "watched")
+    assert_same(tensors_of(plain), tensors_of(watched))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_compiled_updates_have_the_same_bits_with_diagnostics(tmp_path):
+    learner = functools.partial(Learner, compile=True)
+    states = []
+    for k, summaries in enumerate([Summaries([]), everything()]):
+        trainer = sac(tmp_path / str(k), summaries, learner=learner)
+        trainer.train()
+        assert not trainer.learner.is_plain
+        states.append(tensors_of(trainer))
+    assert "gradient_norm/critic.body" in names_in(tmp_path / "1")
+    assert_same(*states)
+
+
+def test_updates_are_not_looked_at_unless_a_look_is_due(tmp_path):
+    looks = Keeper(), Keeper()
+    trainer = ppo(tmp_path / "a", Summaries([looks[0]], diagnostics_period=100), num_iterations=8)
+    seen, clocks = [], []
+    measure = looks[0].measure
+    looks[0].measure = lambda run, update: (clocks.append(run.clock.value), measure(run, update))[1]
+    trainer.start()
+    before_update = trainer.learner.before_update
+
+    def counted(chunk, index):
+        before_update(chunk, index)
+        seen.append(trainer.listeners[0]._update is not None)
+
+    trainer.learner.before_update = counted
+    trainer.train()
+    assert clocks == [28, 112, 220]  # iterations have 24 to 28 steps: the first, and the first of each hundred
+    assert sum(seen) == len(seen) * 3 / 8
+    none = ppo(tmp_path / "b", Summaries([]))
+    none.start()
+    assert none.learner.before_update is None
+    none.close()
+
+
+def test_norms_are_those_of_the_parameters_the_gradient_and_the_last_step(tmp_path):
+    keeper = Keeper()
+    trainer = ppo(tmp_path, Summaries([ModuleNorms(depth=1), keeper]), num_iterations=1)
+    trainer.train()
+    row = {name: float(value) for name, value in table(tmp_path)[-1].items() if value}
+    parameters = list(trainer.algorithm.parameters())
+    norm = torch.cat([p.detach().reshape(-1) for p in parameters]).norm()
+    before = torch.cat([keeper.update.before[name].reshape(-1) for name, _ in trainer.algorithm.named_parameters()])
+    step = (torch.cat([p.detach().reshape(-1) for p in parameters]) - before).norm()
+    assert row["parameter_norm/network"] == pytest.approx(float(norm), rel=1e-5)
+    assert row["update_size/network"] == pytest.approx(float(step / norm), rel=1e-4)
+    experience = keeper.batch.experience
+    info = trainer.algorithm.train_step(experience, None).info
+    loss = trainer.algorithm.calc_loss(experience, info).loss[keeper.batch.mask].mean()
+    gradients = torch.autograd.grad(loss, parameters)
+    expected = torch.cat([gradient.reshape(-1) for gradient in gradients]).norm()
+    assert row["gradient_norm/network"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_units_that_are_zero_everywhere_are_dormant(tmp_path):
+    keeper = Keeper()
+    trainer = ppo(tmp_path, Summaries([keeper]), num_iterations=1)
+    trainer.train()
+    layer = trainer.algorithm.network.actor_torso
+    linear = next(module for module in layer.modules() if isinstance(module, torch.nn.Linear))
+    with torch.no_grad():
+        linear.weight[:2] = 0
+        linear.bias[:2] = 0
+    shown = DormantUnits(threshold=0.0).measure(trainer, keeper.update)
+    assert shown == {
+        "dormant_units/network.actor_torso": 2 / 8,
+        "dormant_units/network.critic_torso": 0,
+        "dormant_units/all": 2 / 16,
+    }
+    assert all(not module._forward_hooks for module in trainer.algorithm.modules())
+
+
+def test_explained_variance_is_that_of_the_target(tmp_path):
+    keeper = Keeper()
+    trainer = ppo(tmp_path, Summaries([ExplainedVariance(), keeper]), num_iterations=1)
+    trainer.train()
+    experience, mask = keeper.batch.experience, keeper.batch.mask
+    value = trainer.algorithm.train_step(experience, None).info.value[mask].detach().numpy()
+    target = experience.info.target[mask].numpy()
+    expected = 1 - np.var(target - value) / np.var(target)
+    assert float(table(tmp_path)[-1]["values/explained_variance"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_returns_of_terminated_and_truncated_episodes_by_hand():
+    reward, discount = torch.tensor([0.0, 1.0, 2.0, 4.0]), torch.tensor([0.5, 0.5, 0.5, 0.0])
+    assert _returns(reward, discount, None).tolist() == [1 + 0.5 * (2 + 0.5 * 4), 2 + 0.5 * 4, 4]
+    discount[-1] = 0.5
+    assert _returns(reward, discount, torch.tensor(10.0)).tolist() == [1 + 0.5 * (2 + 0.5 * 10), 2 + 0.5 * 10]
+    assert _returns(reward[:2], discount[:2], torch.tensor(10.0)).tolist() == []
+
+
+@pytest.mark.parametrize("kind", [ppo, sac])
+def test_estimates_that_are_constant_have_the_bias_of_that_constant(tmp_path, kind):
+    trainer = kind(tmp_path, Summaries([MonteCarlo(3)]), num_iterations=4)
+    trainer.train()
+    diagnostic = trainer.listeners[0]._diagnostics[0]
+    diagnostic.start(trainer)
+    head = trainer.algorithm.network.value_head if kind is ppo else trainer.algorithm.critic
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+    shown = diagnostic.measure(trainer, None)
+    diagnostic.close()
+    name = "value" if kind is ppo else "q"
+    assert shown[f"monte_carlo/{name}"] == 0
+    assert shown[f"monte_carlo/{name}_bias"] == pytest.approx(-shown["monte_carlo/return"])
+    assert shown["monte_carlo/return"] < 0  # the reward is a distance, negative
+    assert shown[f"monte_carlo/{name}_error"] >= -shown["monte_carlo/return"]
+
+
+def test_q_of_each_step_is_compared_with_the_return_from_that_step(tmp_path):
+    dqn = functools.partial(DQN, gamma=0.9)
+    trainer = Trainer(
+        tmp_path, algorithm=dqn, environment=functools.partial(make_environment, "CartPole-v1", num_envs=2),
+        batches=REPLAY, unroll_length=8, num_iterations=4, listeners=[], device="cpu",
+    )  # fmt: skip
+    trainer.start()
+    diagnostic = MonteCarlo(1)
+    diagnostic.start(trainer)
+    [episode] = diagnostic._evaluator.test_episodes(1, 0)
+    estimate, return_ = diagnostic._compared(trainer, episode)["q"]
+    diagnostic.close()
+    q, _ = trainer.algorithm.q_network(
+        trainer.environment.reset()._replace(observation=torch.from_numpy(episode.observations[:-1])), None
+    )
+    taken = torch.from_numpy(episode.actions).long()
+    assert torch.allclose(q.gather(-1, taken[:, None])[:, 0].double(), torch.from_numpy(estimate), atol=1e-5)
+    length = episode.length
+    assert episode.terminated[-1] and return_ == pytest.approx([(1 - 0.9 ** (length - t)) / 0.1 for t in range(length)])
+    trainer.close()
+
+
+def test_writers_receive_configuration_provenance_histograms_and_images(tmp_path, monkeypatch):
+    recorder = Recorder()
+
+    def custom(run):
+        return {"frame": np.full((2, 3, 3), 7, np.uint8), "rewards": [1.0, 2.0], "progress": run.clock.progress}
+
+    trainer = ppo(
+        tmp_path, Summaries(diagnostics_period=1, custom_summary=custom, writers=[recorder]), num_iterations=2
+    )
+
+    class Films(Listener):
+        def after_iteration(self, run, report):
+            report.films["evaluation/film"], report.nominal_clock["evaluation"] = tmp_path / "film.mp4", 30
+
+    monkeypatch.setattr("alfish.writers.tensorboard.TensorBoardWriter.film", lambda *_: None)  # there is no film
+    trainer.listeners.insert(0, Films())
+    trainer.train()
+    assert recorder.run.directory == tmp_path and recorder.run.id == trainer.directory.checkpoints.origin.run
+    assert recorder.settings["Trainer.summary_period"] == "1" and "config.gin" in recorder.texts
+    assert recorder.provenance["seed"] == json.loads((tmp_path / "provenance.json").read_text())[-1]["seed"]
+    assert {type(shown) for _, shown in recorder.shown["custom/rewards"]} == {Histogram}
+    [image, _] = recorder.shown["custom/frame"]
+    assert isinstance(image[1], Image) and image[1].pixels.tolist() == np.full((2, 3, 3), 7).tolist()
+    assert recorder.shown["evaluation/film"] == [(30, tmp_path / "film.mp4")] * 2
+    assert [float(row["custom/progress"]) for row in table(tmp_path)] == [0.5, 1.0]
+    assert {"histogram/action", "histogram/observation"} <= recorder.shown.keys()
+
+
+def broken(run):
+    return {"ratio": 1 / (run.clock.iterations - run.clock.iterations)}
+
+
+def test_an_error_in_a_custom_summary_is_one_sentence_with_its_line(tmp_path):
+    trainer = ppo(tmp_path, Summaries(custom_summary=broken))
+    line = broken.__code__.co_firstlineno + 1
+    with pytest.raises(
+        RunError, match=rf"custom_summary broken raised ZeroDivisionError in .*test_diagnostics.py, line {line}"
+    ):
+        trainer.train()
+
+
+@pytest.mark.parametrize("found", [None, 3, {"name": "text"}, {"name": None}, {"name": {"a": 1}}])
+def test_what_a_custom_summary_cannot_return_is_one_sentence(tmp_path, found):
+    trainer = ppo(tmp_path, Summaries(custom_summary=lambda run: found))
+    with pytest.raises(UsageError, match="custom_summary .*returned .*must"):
+        trainer.train()
+
+
+def test_what_is_no_diagnostic_and_no_writer_is_refused():
+    with pytest.raises(UsageError, match="Summaries.diagnostics "):
+        Summaries([ModuleNorms])
+    with pytest.raises(UsageError, match="writers has .* no Writer"):
+        Summaries(writers=[ModuleNorms()])
+
+
+def test_monte_carlo_refuses_what_trains_on_more_than_rows(tmp_path):
+    trainer = sac(
+        tmp_path, Summaries([MonteCarlo()]), algorithm=functools.partial(SMALL_SAC, retrace=True, lambda_=0.9)
+    )
+    with pytest.raises(UsageError, match="MonteCarlo cannot measure SAC"):
+        trainer.train()
