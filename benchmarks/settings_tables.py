@@ -53,12 +53,12 @@ def table(patterns: list[str], entries: list[Entry]) -> str:
         if not matching:
             raise ValueError(f"no parameter is called {pattern}; `alfish params` lists all of them")
         rows += [_row(entry) for entry in matching]
-    return "\n".join(["| setting | default | takes | meaning |", "|---|---|---|---|", *dict.fromkeys(rows), ""])
+    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *dict.fromkeys(rows), ""])
 
 
 def _row(entry: Entry) -> str:
     default = "must be bound" if entry.default is None else f"`{entry.default}`"
-    cells = (f"`{entry.name}`", default, entry.kind, entry.help)
+    cells = (f"`{entry.name}`", default, f"{entry.help} ({entry.kind})")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
