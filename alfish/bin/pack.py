@@ -5,7 +5,7 @@
 
 The file has what is needed to evaluate, play and continue the run: its configuration, the newest and the best
 checkpoint, evaluations, metrics, films, and a card (README.md) that the Hugging Face hub shows. The log and the files
-of TensorBoard stay behind. Nothing in it is pickled. A replay buffer is packed with --replay only, because it may be
+of TensorBoard stay behind. Reading it executes nothing. A replay buffer is packed with --replay only, because it may be
 large; with it a continued run has equal bits.
 
   alfish evaluate --root_dir=ppo.zip
