@@ -84,6 +84,10 @@ def _always(function: Callable[..., Any] | str) -> Callable[..., Any]:
     return lambda node, shape: function
 
 
+def _rsqrt(x: np.ndarray) -> np.ndarray:
+    return 1 / np.sqrt(x)
+
+
 def _hardtanh(x: np.ndarray, low: float = -1.0, high: float = 1.0) -> np.ndarray:
     return np.clip(x, low, high)
 
@@ -108,4 +112,5 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.log1p.default: _always(np.log1p),
     aten.expm1.default: _always(np.expm1),
     aten.reciprocal.default: _always(np.reciprocal),
+    aten.rsqrt.default: _always(_rsqrt),
 }

@@ -242,7 +242,7 @@ def _where(build: OnnxGraph, node: Any, names: Names) -> str:
 
 
 def _clamp(build: OnnxGraph, node: Any, names: Names) -> str:
-    x, low, high = _arguments(node, None, None)
+    x, low, high = _arguments(node, *((-1.0, 1.0) if node.target is aten.hardtanh.default else (None, None)))
     value = _operand(build, x, names, _dtype(node))
     for operation, bound in (("Max", low), ("Min", high)):
         if bound is not None:
@@ -305,6 +305,23 @@ def _elu(build: OnnxGraph, node: Any, names: Names) -> str:
     return build.call("Elu", names[x], alpha=float(alpha))
 
 
+def _leaky_relu(build: OnnxGraph, node: Any, names: Names) -> str:
+    x, slope = _arguments(node, 0.01)
+    return build.call("LeakyRelu", names[x], alpha=float(slope))
+
+
+def _log1p(build: OnnxGraph, node: Any, names: Names) -> str:
+    return build.call("Log", build.call("Add", names[node.args[0]], build.constant(1, np.float32)))
+
+
+def _expm1(build: OnnxGraph, node: Any, names: Names) -> str:
+    return build.call("Sub", build.call("Exp", names[node.args[0]]), build.constant(1, np.float32))
+
+
+def _rsqrt(build: OnnxGraph, node: Any, names: Names) -> str:
+    return build.call("Reciprocal", build.call("Sqrt", names[node.args[0]]))
+
+
 def _softplus(build: OnnxGraph, node: Any, names: Names) -> str:
     x, beta, _ = _arguments(node, 1, 20)
     if beta == 1:
@@ -334,6 +351,8 @@ TABLE: dict[Any, Translate] = {
     **dict.fromkeys((aten._to_copy.default, aten.clone.default, aten.alias.default), _cast),
     **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default), _split),
     **dict.fromkeys((aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default), _clamp),
+    aten.hardtanh.default: _clamp, aten.leaky_relu.default: _leaky_relu, aten.log1p.default: _log1p, aten.expm1.default: _expm1,
+    aten.rsqrt.default: _rsqrt,
     **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), _EQUAL),
     **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), _negated(_EQUAL)),
     **dict.fromkeys((aten.lt.Tensor, aten.lt.Scalar), _comparison("Less")),

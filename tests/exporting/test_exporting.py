@@ -21,6 +21,7 @@ from alfish.configuration.runs import configured_trainer
 from alfish.errors import RunError, UsageError
 from alfish.exporting import exporting, numpy_file, onnx_file
 from alfish.exporting.graph import NotExportable, PolicyGraph
+from alfish.exporting.policy_step import PolicyStep
 from alfish.exporting.recording import Step, from_environment
 from alfish.networks import GRU, ActorCritic, Encoder, PolicyHead
 from alfish.networks.torsos import Torso
@@ -106,11 +107,11 @@ ACTION = spaces.Dict({
 })  # fmt: skip
 
 
-def of_spaces(observation, action, transforms=(), **settings):
-    """Returns an untrained policy of PPO for any spaces."""
-
+def of_spaces(observation, action, transforms=(), critic_torso=Torso, **settings):
+    """Returns an untrained policy of PPO for any spaces; `settings` are of the actor's torso."""
+    head = functools.partial(PolicyHead, gain=1.0)
     torso = functools.partial(Torso, **settings)
-    network = functools.partial(ActorCritic, actor_torso=torso, policy_head=functools.partial(PolicyHead, gain=1.0))
+    network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=critic_torso, policy_head=head)
     algorithm = functools.partial(PPO, network=network)
     leaves = specs.observation_spec(observation), specs.action_spec(action), specs.reward_spec()
     return Policy(*make_networks(algorithm, transforms, *leaves, "cpu"), observation, action)
@@ -165,6 +166,41 @@ def test_a_policy_without_memory_has_no_state(tmp_path):
     policy = of_spaces(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2))
     program = PolicyGraph(policy)
     assert [leaf.name for leaf in program.inputs] == ["observation"] and program.state == []
+
+
+def test_state_that_no_action_depends_on_is_not_carried():
+    torso = functools.partial(Torso, memory=GRU)
+    spaces_of_both = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+    policy = of_spaces(*spaces_of_both, critic_torso=torso, memory=GRU)
+    program = PolicyGraph(policy, sample=True)
+    assert "state.memory.critic" in PolicyStep(policy, True).state_names
+    assert [leaf.name for leaf in program.state] == ["state.memory.actor"]
+
+
+class Layers(nn.Sequential):
+    """Layers that no shipped configuration has."""
+
+    def __init__(self, spec):
+        image = [nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(3, 2, 1), nn.LeakyReLU(0.1)]
+        image += [nn.Conv2d(4, 4, 2, bias=False)]
+        flat = [nn.Flatten(), nn.Linear(36, 12), nn.LayerNorm(12), nn.GELU(), nn.Linear(12, 12), nn.ELU()]
+        more = [nn.LayerNorm(12, elementwise_affine=False), nn.SiLU(), nn.Softplus(beta=2), nn.Hardtanh(0.5, 1)]
+        super().__init__(*image, *flat, *more, nn.Linear(12, 8), nn.Softmax(-1))
+        self.output_size = 8
+
+    def forward(self, leaf):
+        return super().forward(leaf.float().movedim(-1, 1) / 255 - 0.5).exp().log1p().rsqrt()
+
+
+@pytest.mark.parametrize("suffix", [".py", ".onnx"])
+def test_layers_of_users_act_alike(suffix, tmp_path):
+    torch.manual_seed(0)
+    encoder = functools.partial(Encoder, leaves={"": Layers})
+    observation, action = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(-1, 1, (3,), np.float32)
+    policy = of_spaces(observation, action, encoder=encoder)
+    assert exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 20)).difference < 1e-6
+    actions = exporting.comparison.actions_of(policy, sampled(policy, 20), sample=False)[0]
+    assert actions.std(0).min() > 1e-4  # else nothing was compared
 
 
 def test_leaves_that_no_action_depends_on_are_no_inputs():
