@@ -1,5 +1,6 @@
 """The listener that writes what a run shows."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ class Summaries(Listener):
         self._diagnostics, self._period, self._custom_summary = list(diagnostics), diagnostics_period, custom_summary
         self._extra_writers = writers
         self._writer, self._is_described = Writer(), False
-        self._started: list[Diagnostic] = []
+        self._started = contextlib.ExitStack()  # closes diagnostics and writers
         self._next = 0  # clock of the next look at the diagnostics
         self._update: LastUpdate | None = None  # of this iteration, where a look is due
 
@@ -71,17 +72,20 @@ class Summaries(Listener):
         resumed = run.clock.value  # also 0: a run killed before its first checkpoint has left rows
         directory = run.directory.path
         origin = RunOrigin(directory, run.directory.checkpoints.origin.run or "", run.log)
-        for writer in self._extra_writers:  # before files are opened, because settings may be refused
-            writer.start(origin)
-        files = [
-            TensorBoardWriter(directory / "tensorboard", resumed + 1),
-            CSVWriter(directory / "metrics.csv", resumed),
-        ]
-        self._writer = MultiWriter([*files, *self._extra_writers])
+        with contextlib.ExitStack() as stack:  # closes what has been started, if something cannot be
+            for diagnostic in self._diagnostics:
+                diagnostic.start(run)
+                stack.callback(diagnostic.close)
+            for writer in self._extra_writers:
+                writer.start(origin)
+                stack.callback(writer.close)
+            events = TensorBoardWriter(directory / "tensorboard", resumed + 1)
+            stack.callback(events.close)
+            table = CSVWriter(directory / "metrics.csv", resumed)
+            stack.callback(table.close)
+            self._started = stack.pop_all()
+        self._writer = MultiWriter([events, table, *self._extra_writers])
         self._next = (resumed // self._period + 1) * self._period if resumed else 0
-        for diagnostic in self._diagnostics:
-            diagnostic.start(run)
-            self._started.append(diagnostic)
 
         def before_update(chunk: Minibatches, index: Nest) -> None:
             if run.clock.value >= self._next:
@@ -105,9 +109,7 @@ class Summaries(Listener):
             self._write_scalars(report)
 
     def close(self) -> None:
-        self._writer.close()
-        for diagnostic in self._started:
-            diagnostic.close()
+        self._started.close()
 
     def _describe(self, run: Run, report: Report) -> None:
         """Writes the configuration and the provenance, which are known from the first iteration on."""
