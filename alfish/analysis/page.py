@@ -11,7 +11,7 @@ from alfish.formatting import significant
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-svg { max-width: 100%; height: auto; }
+svg, video, img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } td, th { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: left; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 pre { font: 13px/1.5 ui-monospace, monospace; background: #f5f5f5; padding: .8rem; white-space: pre-wrap; }

@@ -27,7 +27,7 @@ from alfish.training.evaluations.evaluation import bootstrap_interval
 
 NUM_PANELS = 15  # of metrics of training
 NUM_COLUMNS = 3
-MAX_FILM = 32 * 2**20  # bytes of a film inside the page
+MAX_FILMS = 32 * 2**20  # bytes of the films inside the page, together
 COUNTS = ("/n", "/environment_steps", "/episodes")  # at the end of names of metrics that only count
 FILMS = {".mp4": "video/mp4", ".gif": "image/gif"}
 
@@ -171,14 +171,21 @@ def _training_curves(run: RunSource, metrics: Sequence[str]) -> str:
 
 
 def _films(directory: Path) -> Iterator[str]:
-    for path in sorted(one for one in directory.rglob("*") if one.suffix in FILMS and one.is_file()):
-        name = escape(str(path.relative_to(directory)))
-        if path.stat().st_size > MAX_FILM:
-            yield f"<p>{name} is too large for this page.</p>"
+    """Yields the films of a run, the newest first, until together they are as large as a page may be."""
+    found = [path for path in directory.rglob("[!.]*") if path.suffix in FILMS and path.is_file()]
+    left, left_out = MAX_FILMS, []
+    for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
+        name, content = escape(str(path.relative_to(directory))), path.read_bytes()
+        if len(content) > left:
+            left_out.append(name)
             continue
-        content = f"data:{FILMS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
-        tag = f'<video controls src="{content}"></video>' if path.suffix == ".mp4" else f'<img alt="" src="{content}">'
+        left -= len(content)
+        source = f"data:{FILMS[path.suffix]};base64,{base64.b64encode(content).decode()}"
+        tag = f'<video controls src="{source}"></video>' if path.suffix == ".mp4" else f'<img alt="" src="{source}">'
         yield f"<figure>{tag}<figcaption>{name}</figcaption></figure>"
+    if left_out:
+        limit = f"{MAX_FILMS / 2**20:.0f} MiB"
+        yield f"<p>Not on this page, which has {limit} of films at most: {', '.join(left_out)}</p>"
 
 
 def _configuration(directory: Path, entries: Sequence[Mapping[str, Any]]) -> str:

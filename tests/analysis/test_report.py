@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import os
 import re
 
 import pytest
@@ -77,6 +78,21 @@ def test_the_page_has_curves_episodes_command_films_and_warnings(run, page):
     assert '<video controls src="data:video/mp4;base64,ZmlsbQ=="' in text
     assert "<h2>Warnings</h2>\n<p>warning: the &lt;physics&gt; are slow</p>" in text
     assert "a &lt;machine&gt;" in text and "ppo &lt;1&gt;" in text
+
+
+def test_films_beyond_the_limit_of_a_page_are_named_and_the_newest_are_shown(run, page, monkeypatch):
+    (run / "film.mp4").unlink()
+    (run / "films").mkdir()
+    for k, name in enumerate(("old", "newest", "middle")):
+        path = run / "films" / f"{name}.mp4"
+        path.write_bytes(name.encode())
+        os.utime(path, (k, 100 if name == "newest" else k))
+    (run / "films" / ".film.7.tmp.mp4").write_bytes(b"half")
+    monkeypatch.setattr("alfish.analysis.report.MAX_FILMS", 12)
+    text = page(run)
+    shown = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert shown == ["films/newest.mp4", "films/middle.mp4"]
+    assert "of films at most: films/old.mp4</p>" in text
 
 
 def test_the_page_shows_the_difference_from_the_shipped_conf(run, page):
