@@ -86,6 +86,11 @@ def named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) ->
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
+        if "'render_mode'" in str(error) and "render_mode" in kwargs:
+            raise UsageError(
+                f"{name_of(env_id)} cannot be filmed: its constructor takes no render_mode; give it that argument, and "
+                "the class a method render"
+            ) from error
         raise UsageError(
             f"make_environment: {name_of(env_id)} does not take env_kwargs={dict(kwargs)}: {error}"
         ) from error

@@ -14,10 +14,12 @@ import pytest
 import alfish
 from alfish.__main__ import main
 from alfish.environments.toy import OneState
+from alfish.errors import UsageError
 from alfish.films import Recorder, Row
 from alfish.films.caption import captioned
 from alfish.films.recorder import grid
 from alfish.runs.film_file import as_gif
+from alfish.training.listeners import Evaluate
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg")
 pytest.importorskip("pygame")
@@ -88,7 +90,7 @@ def test_tensorboard_shows_the_films_of_a_training(run):
 
 def test_a_resumed_run_films_at_the_same_steps(run, tmp_path):
     films = "Evaluate.video_period=1024", "Evaluate.period=512", "CheckpointSaver.period=512"
-    assert train(tmp_path / "cut", *films, "Trainer.stop_at=1500") == 0
+    assert train(tmp_path / "cut", *films, "Trainer.stop_at=1030") == 0
     assert len(list((tmp_path / "cut" / "films").iterdir())) == 1
     assert train(tmp_path / "cut", *films) == 0
     names = sorted(path.name.split("-")[1] for path in (tmp_path / "cut" / "films").iterdir())
@@ -180,8 +182,17 @@ def test_an_environment_without_frames_is_one_sentence_before_anything_is_traine
         capsys.readouterr()
         assert main([*command, f"--root_dir={tmp_path / 'run'}", "--allow_import=test_films"]) == 2
         words = capsys.readouterr().err
-        assert words.count("\n") == 1 and "render_mode" in words, words
+        assert words.count("\n") == 1 and "Blind cannot be filmed: its constructor takes no render_mode" in words
     assert not (tmp_path / "run" / "films").exists()
+    with pytest.raises(UsageError, match="Blind cannot be filmed"):
+        alfish.train(
+            "PPO",
+            Blind,
+            num_env_steps=64,
+            root_dir=tmp_path / "filmed",
+            **{"Trainer.unroll_length": 64, "Trainer.listeners": [Evaluate(video_period=64)]},
+        )
+    assert not (tmp_path / "filmed" / "metrics.csv").exists()
 
 
 # Recorders.
