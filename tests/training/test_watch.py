@@ -331,3 +331,24 @@ def test_words_that_make_no_sense_are_one_sentence(copy, tmp_path, capsys):
         assert main(["watch", f"--root_dir={copy}", *flags]) == 2
         found = capsys.readouterr().err
         assert words in found and found.count("\n") == 1, found
+
+
+def test_the_end_is_looked_for_before_the_last_checkpoint(copy, monkeypatch):
+    """Training saves its last checkpoint, then writes `done`: a process that looks in between must look again."""
+    (copy / "done").unlink()
+    last = Checkpoints(copy / "checkpoints").path(steps_of(copy)[-1])
+    last.rename(last.with_suffix(".later"))
+    pending = Watch._pending
+
+    def end_of_training(watch, first):
+        """The first time that nothing is pending, the run ends right after the look."""
+        found = list(pending(watch, first))
+        if not found and not last.exists():
+            last.with_suffix(".later").rename(last)
+            (copy / "done").touch()
+        return iter(found)
+
+    monkeypatch.setattr(Watch, "_pending", end_of_training)
+    with open_run(copy) as trainer, contextlib.closing(Watch(trainer, "evaluation", 3, 7)) as watch:
+        watch.run(all_kept=True)
+    assert list(tables(copy)) == steps_of(copy)
