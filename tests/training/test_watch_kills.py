@@ -74,7 +74,10 @@ def check_kills(stack, path, num_kills, seed):
     watch = Process(stack, path, "watch", "--all", *EPISODES)
     until(lambda: results(path))
     for kill in range(num_kills):
-        end = time.monotonic() + draw.uniform(0, 4)
+        if kill % 2:  # else a process may still be starting
+            before = len(results(path))
+            until(lambda before=before: len(results(path)) > before)
+        end = time.monotonic() + draw.uniform(0, 2)
         while time.monotonic() < end:
             results(path)  # a reader at any moment
             time.sleep(0.02)
