@@ -89,6 +89,7 @@ DRAWN = {
         recorded("HalfCheetah-v5, medium-replay", {"iql_halfcheetah-medium-replay": ""}),
     ],
     "dagger": [of_conf("Pendulum-v1", "dagger_pendulum", -141.3)],
+    "distillation": [of_conf("HalfCheetah-v5 without velocities", "student_halfcheetah", 7321)],
     "gail": [of_conf("HalfCheetah-v5", "gail_halfcheetah", 7321)],
     "rnd": [Panel("MountainCar-v0", {"rnd_mountaincar": "PPO with RND", "rnd_mountaincar-ppo": "PPO"}, -180)],
 }

@@ -56,6 +56,7 @@ def test_each_algorithm_has_a_page_with_its_settings_and_its_sections(entries):
     for name in algorithms:
         assert any(f"{name}." in found[2] for page in pages for found in settings_tables.TABLE.finditer(page)), name
     for page in pages:
+        assert page.startswith("# The algorithms") or "(../pictures/" in page, page.partition("\n")[0]
         for heading in ("Method", "What it takes", "Settings", "What it reaches", "When to use it"):
             assert page.startswith("# The algorithms") or f"\n## {heading}\n" in page, page.partition("\n")[0]
 
