@@ -1,5 +1,6 @@
 """Recorded observations on which an exported policy is compared with the policy itself."""
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from alfish.nest import Nest
 from alfish.offline import Episode, Reading, Spaces
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
+
+NUM_EPISODES = 8  # at a time; environments that cannot be seeded one by one need as many
 
 
 class Step(NamedTuple):
@@ -30,12 +33,11 @@ def from_environment(trainer: Trainer, num_steps: int, seed: int) -> list[Step]:
       num_steps: number of steps.
       seed: of the first episode.
     """
-    evaluator = trainer.evaluator(num_steps, 1, num_steps)
-    try:
-        evaluator.log = lambda line: None  # an episode that is cut is no news here
-        return _steps(evaluator.test_episodes(num_steps, seed), num_steps)
-    finally:
-        evaluator.close()
+    with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps)) as evaluator:
+        evaluator.log = lambda line: None  # that an episode is cut does not matter here
+        seeds = itertools.count(seed, NUM_EPISODES)
+        blocks = (evaluator.test_episodes(NUM_EPISODES, first) for first in seeds)
+        return _steps(itertools.chain.from_iterable(blocks), num_steps)
 
 
 def from_data(source: str, policy: Policy, num_steps: int) -> list[Step]:
