@@ -56,10 +56,10 @@ class Process:
 
 def results(path):
     """Results by their steps; fails on one that is not whole."""
-    found = {}
+    found, tables = {}, list((path / "eval").glob("evaluation-*.csv"))  # first, because a table follows its result
     for result in (path / "eval" / "watch").glob("evaluation-*.json"):
         found[int(result.stem.split("-")[1])] = json.loads(result.read_text())
-    for table in (path / "eval").glob("evaluation-*.csv"):
+    for table in tables:
         with open(table, newline="") as file:
             rows = list(csv.DictReader(file))
         assert [row["seed"] for row in rows] == ["5", "6", "7"], table
