@@ -2,6 +2,7 @@
 # make train CONF=confs/ppo_pendulum.gin ROOT=runs/x  another conf
 # make test                                         the tests; `make check` adds lint and types
 # make test-all                                     the slow and long ones too
+# make docs                                         the documentation site, in site/
 # make mutants                                      breaks the code in 60 ways; each must make a test fail
 # make fingerprints                                 whether seed 0 of every conf still trains to the same bits
 PYTHON ?= python3
@@ -12,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 # Of the tests: two processes, each with the tests of whole files as long as there are enough.
 PARALLEL ?= -n 2 --dist worksteal --durations=30
 
-.PHONY: train test test-all mutants fingerprints check results soak bench clean
+.PHONY: train test test-all docs mutants fingerprints check results soak bench clean
 
 train: .venv/installed
 	.venv/bin/alfish train --gin_file=$(CONF) --root_dir=$(ROOT)
@@ -34,6 +35,10 @@ check: .venv/installed-dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+docs: .venv/installed
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
 results: .venv/installed-dev
 	.venv/bin/python -m benchmarks.learning

@@ -3,7 +3,13 @@
 import torch
 
 
-def clipped_surrogate(log_prob: torch.Tensor, old_log_prob: torch.Tensor, advantage: torch.Tensor, lowest, highest):
+def clipped_surrogate(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantage: torch.Tensor,
+    lowest: float | torch.Tensor,
+    highest: float | torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns PPO's policy loss and the probability ratio, both `[...]`.
 
         r = exp(log_prob - old_log_prob),   loss = -min(r A, clip(r, lowest, highest) A)
@@ -21,7 +27,9 @@ def clipped_surrogate(log_prob: torch.Tensor, old_log_prob: torch.Tensor, advant
     return -torch.minimum(ratio * advantage, clipped * advantage), ratio
 
 
-def clipped_value_loss(value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip_range):
+def clipped_value_loss(
+    value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip_range: float | torch.Tensor
+) -> torch.Tensor:
     """Returns half the maximum of two squared errors: of `value`, and of `value` within `clip_range` of `old_value`.
 
     Args:

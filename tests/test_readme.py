@@ -55,7 +55,7 @@ def flags_of(command):
         words.pop(0)
     if words[:1] == ["torchrun"]:
         words = words[words.index("-m") + 1 :]
-    if words[:1] != ["alfish"]:
+    if words[:1] != ["alfish"] or words == ["alfish", "--help"]:
         return None
     assert words[1] in SUBCOMMANDS, command
     module = importlib.import_module(module_of(words[1]))

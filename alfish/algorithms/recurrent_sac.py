@@ -43,7 +43,7 @@ class RecurrentSAC(SAC):
         reward_spec: spaces.Box,
         *,
         memory: Callable[[int], Any] = GRU,
-        **sac_arguments,
+        **sac_arguments: Any,
     ):
         self._memory = memory  # set first, because the base class calls `make_networks`
         super().__init__(observation_spec, action_spec, reward_spec, **sac_arguments)

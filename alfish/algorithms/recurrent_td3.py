@@ -45,7 +45,7 @@ class RecurrentTD3(TD3):
         reward_spec: spaces.Box,
         *,
         memory: Callable[[int], Any] = GRU,
-        **td3_arguments,
+        **td3_arguments: Any,
     ):
         self._memory = memory  # set first, because the base class calls `make_networks`
         super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
