@@ -1,5 +1,7 @@
 """Losses of policies and values that stay close to those of the rollout, one for each row."""
 
+from typing import Any
+
 import torch
 
 
@@ -7,8 +9,8 @@ def clipped_surrogate(
     log_prob: torch.Tensor,
     old_log_prob: torch.Tensor,
     advantage: torch.Tensor,
-    lowest: float | torch.Tensor,
-    highest: float | torch.Tensor,
+    lowest: Any,
+    highest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns PPO's policy loss and the probability ratio, both `[...]`.
 
@@ -28,7 +30,7 @@ def clipped_surrogate(
 
 
 def clipped_value_loss(
-    value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip_range: float | torch.Tensor
+    value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip_range: Any
 ) -> torch.Tensor:
     """Returns half the maximum of two squared errors: of `value`, and of `value` within `clip_range` of `old_value`.
 
