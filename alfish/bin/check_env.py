@@ -184,6 +184,7 @@ def algorithms() -> list[type[RLAlgorithm]]:
     while frontier:
         algorithm = frontier.pop()
         frontier += algorithm.__subclasses__()
-        if algorithm.__module__.startswith("alfish.algorithms."):
+        has_loss = algorithm.calc_loss is not RLAlgorithm.calc_loss  # else it is only a base of others
+        if has_loss and algorithm.__module__.startswith("alfish.algorithms."):
             found.append(algorithm)
     return sorted(found, key=lambda algorithm: algorithm.__name__)

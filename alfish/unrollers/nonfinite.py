@@ -29,7 +29,7 @@ def check_finite(time_step: TimeStep) -> None:
     if _sum_is_finite(leaves):
         return
     paths = nest.paths(time_step.observation)
-    names = ["reward", "discount", *(f"observation {path}".rstrip() for path in paths)]
+    names = ["a reward", "a discount", *(f"an observation {path}".rstrip() for path in paths)]
     for name, leaf in zip(names, leaves):
         leaf = as_tensor(leaf)
         bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
@@ -37,7 +37,7 @@ def check_finite(time_step: TimeStep) -> None:
             row, column = (int(i) for i in bad.nonzero()[0])
             env_id = int(time_step.env_id[row, column])
             raise RunError(
-                f"environment {env_id} returned a {name} that is not finite in row {row} of the unroll: "
+                f"environment {env_id} returned {name} that is not finite in row {row} of the unroll: "
                 f"{leaf[row, column].cpu().numpy()}; fix the environment, since such rows cannot train"
             )
 

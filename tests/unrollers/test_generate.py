@@ -288,7 +288,7 @@ class Breaking(Stamped):
 
 def test_a_value_that_is_not_finite_is_named():
     env = SyncVectorEnv([lambda: Breaking((3,))] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
-    with pytest.raises(RunError, match="environment 0 returned a observation that is not finite in row 2"):
+    with pytest.raises(RunError, match="environment 0 returned an observation that is not finite in row 2"):
         unroller_of(VectorEnvironment(env, [0, 1]), Still).generate_episodes(2)
 
 

@@ -29,7 +29,7 @@ def test_values_that_cancel_out_are_found(kind):
     unroll = rows(2, 3)
     quiet(check_finite)(kind(unroll))
     unroll.observation["a"][1, 2, 0], unroll.observation["b"][0, 1] = math.inf, -math.inf
-    with pytest.raises(RunError, match="environment 2 returned a observation a that is not finite in row 1"):
+    with pytest.raises(RunError, match="environment 2 returned an observation a that is not finite in row 1"):
         quiet(check_finite)(kind(unroll))
 
 
