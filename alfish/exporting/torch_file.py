@@ -48,7 +48,8 @@ def module(program: PolicyGraph, noise_is_input: bool) -> torch.fx.GraphModule:
         if node.op != "placeholder":
             names[node] = graph.node_copy(node, lambda one: names[one])
         elif node.meta["name"] in program.constants:
-            root.register_buffer(name, program.constants[node.meta["name"]])
+            constant = program.constants[node.meta["name"]]
+            root.register_buffer(name, constant.clone())  # parameters are views of one long vector
             names[node] = graph.get_attr(name)
         elif node.meta["name"] in noise and not noise_is_input:
             names[node] = _drawn(graph, noise[node.meta["name"]])
