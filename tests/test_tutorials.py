@@ -3,8 +3,10 @@
 import re
 
 import pytest
+import yaml
 from test_examples import PROJECT
 
+import alfish
 from alfish.__main__ import main
 from examples import swing_up
 
@@ -28,6 +30,10 @@ def test_a_tutorial_shows_its_files_as_they_are(page):
     blocks = re.findall(r"^```(?:python|gin)\n(.*?)^```", (PAGES / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
     for name in SHOWN[page]:
         assert (PROJECT / "examples" / name).read_text() in blocks, name
+
+
+def test_the_citation_has_the_present_version():
+    assert yaml.safe_load((PROJECT / "CITATION.cff").read_text())["version"] == alfish.__version__
 
 
 def test_an_environment_of_ones_own_is_checked_trained_in_and_evaluated(tmp_path, monkeypatch, capsys):
