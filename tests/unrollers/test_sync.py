@@ -327,12 +327,12 @@ class Breaking(Stamped):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where, leaf", [("reward", "reward"), ("observation", "observation inner.speed")])
+@pytest.mark.parametrize("where, leaf", [("reward", "a reward"), ("observation", "an observation inner.speed")])
 def test_a_value_that_is_not_finite_is_named(where, leaf, value):
     makers = [lambda: Breaking("", 0), lambda: Breaking(where, value)]
     env = SyncVectorEnv(makers, autoreset_mode=NEXT_STEP)
     unroller = unroller_of(VectorEnvironment(env, [0, 1], first_env_id=10), Still)
-    with pytest.raises(RunError, match=f"environment 11 returned a {leaf} that is not finite in row 3 of the unroll"):
+    with pytest.raises(RunError, match=f"environment 11 returned {leaf} that is not finite in row 3 of the unroll"):
         unroll(unroller, 8)
 
 
