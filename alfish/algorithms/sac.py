@@ -164,6 +164,12 @@ class SAC(RLAlgorithm):
         policy = self.policy(features, self.discrete_mask(time_step))
         return AlgStep(self.action_space.join(policy.mode()), state)
 
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the values `[B]` of rows `[B]`: the critics' minimum for the policy's most likely action."""
+        action = self.action_space.split(self.predict_step(time_step, state).output)
+        q = self.critic(self.critic.features(time_step, state)[0], action.box)
+        return self.objectives.scalarized(self.objectives.least(self.objectives.each(action.value, q)))
+
     def window_features(self, experience: Experience) -> Features:
         """Returns the inputs of the networks for a window `[L, N]`; those of rows 1 to L-1 take no gradient."""
         now, later = nest.split(experience.time_step, 1)

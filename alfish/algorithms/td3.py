@@ -111,6 +111,12 @@ class DDPG(RLAlgorithm):
         seen, state = self.actor_input(time_step, state)
         return AlgStep(self._nested(self.actor(seen)), state)
 
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the values `[B]` of rows `[B]`: the critics' minimum for the actor's action."""
+        action = self.actor(self.actor_input(time_step, state)[0])
+        q = self.critic(self.critic.features(time_step, state)[0], action)
+        return self.objectives.scalarized(self.objectives.least(q))
+
     def target_action(self, seen: Nest) -> torch.Tensor:
         """Returns the action of the target policy for its input, `[..., A]`; TD3 adds noise to it."""
         return self.target_actor(seen)

@@ -72,6 +72,26 @@ def targets(sac, experience):
     return target[0, 0]
 
 
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_the_value_of_a_state_is_the_least_critics_of_the_most_likely_action(kind):
+    sac = make(ACTIONS[kind], ensemble_size=3)
+    step = nest.at(rows(ACTIONS[kind], num_windows=20).time_step, 0)
+    action = sac.action_space.split(sac.predict_step(step, None).output)
+    q = sac.critic(step.observation, action.box)
+    each = [one if action.discrete is None else one[torch.arange(20), action.discrete] for one in q]
+    assert len({torch.stack(each).argmin(0)[k].item() for k in range(20)}) > 1, "the least critic differs"
+    torch.testing.assert_close(sac.state_value(step, None), torch.stack(each).min(0).values)
+
+
+def test_the_value_of_a_state_weighs_the_entries_of_a_vector_reward():
+    critic = functools.partial(CriticEnsemble, layers=(8,))
+    reward = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    sac = SAC(OBSERVATION, BOX, reward, critic=critic, reward_weights=[1.0, -2.0])
+    step = nest.at(rows(BOX, num_windows=20).time_step, 0)
+    q = sac.critic(step.observation, sac.predict_step(step, None).output) @ torch.tensor([1.0, -2.0, 1.0])  # and entropy
+    torch.testing.assert_close(sac.state_value(step, None), q.min(0).values)
+
+
 def policy_of(sac, observation):
     """Mean and log-deviation of all Box entries, and probabilities of the Discrete leaf, in float64."""
     with torch.no_grad():

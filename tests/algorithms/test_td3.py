@@ -295,6 +295,13 @@ def test_the_actors_turn_is_saved():
     assert algorithm.trains_actor() and other.trains_actor() and not make().trains_actor()
 
 
+@pytest.mark.parametrize("algorithm", [TD3, DDPG])
+def test_the_value_of_a_state_is_the_least_critics_of_the_actors_action_without_noise(algorithm):
+    made, step = make(algorithm, noise_correlation=0.5), nest.at(rows(num_windows=20).time_step, 0)
+    q = made.critic(step.observation, made.actor(step.observation))
+    torch.testing.assert_close(made.state_value(step, torch.ones(20, 2)), q.min(0).values)
+
+
 def test_noise_that_would_never_leave_zero_is_refused():
     with pytest.raises(UsageError, match=r"DDPG.noise_correlation is 1.0; it must be a number in \[0, 1\)"):
         make(DDPG, noise_correlation=1.0)

@@ -433,6 +433,21 @@ def test_sac_acts_by_its_memory():
     assert not torch.equal(before, after)
 
 
+@pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
+def test_the_value_of_a_state_reads_the_memory(algorithm):
+    made = recurrent_sac() if algorithm == "SAC" else recurrent_td3()
+    row = TimeStep(torch.full((B,), MID), None, None, torch.ones(B, 4), None, None)
+    state = nest.map(torch.randn_like, made.initial_state(B))
+    with torch.no_grad():
+        features, _ = made.critic.features(row, state)
+        action = made.predict_step(row, state).output
+        if algorithm == "SAC":
+            expected = made.critic(features).min(0).values.gather(-1, action[:, None])[:, 0]
+        else:
+            expected = made.critic(features, action).min(0).values
+        torch.testing.assert_close(made.state_value(row, state), expected)
+
+
 def recurrent_td3(**settings):
     """Networks far from their initial weights; no noise on target actions; the actor trains in every update."""
     torch.manual_seed(0)
