@@ -13,6 +13,7 @@ from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks import PolicyValue
 from alfish.objectives import Discount, RewardWeights, objectives_of
+from alfish.parameters.parts import build_policy_value
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -39,7 +40,9 @@ class ActorCriticAlgorithm(RLAlgorithm):
         reward_weights: RewardWeights | None,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
-        self.network: Any = network(observation_spec, action_spec, reward_spec)
+        self.network: Any = build_policy_value(
+            network, f"{type(self).__name__}.network", observation_spec, action_spec, reward_spec
+        )
         self.objectives = objectives_of(self, reward_spec, gamma, reward_weights)
         self._lambda, self._normalize_advantage = lambda_, normalize_advantage
         self._value_coef = value_coef

@@ -24,6 +24,7 @@ from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks import FLOORED_HEAD, Torso, Window, head_masks
 from alfish.parameters import checked
+from alfish.parameters.parts import build_network, build_torso
 
 
 class BCTrain(NamedTuple):
@@ -55,8 +56,11 @@ class BC(RLAlgorithm):
         policy_head: Callable[[int, Nest], Any] = FLOORED_HEAD,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
-        self.torso: Any = torso(observation_spec)
-        self.policy_head: Any = policy_head(self.torso.output_size, action_spec)
+        self.torso: Any = build_torso(torso, f"{type(self).__name__}.torso", observation_spec)
+        size = self.torso.output_size
+        self.policy_head: Any = build_network(
+            policy_head, f"{type(self).__name__}.policy_head", size, action_spec, has=()
+        )
         self.action_masks = head_masks(self.policy_head, observation_spec, action_spec)
         self.replay_needs = ReplayNeeds(recurrent_state=bool(nest.leaves(self.torso.initial_state(1))))
 

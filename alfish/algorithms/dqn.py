@@ -26,6 +26,7 @@ from alfish.nest import Nest
 from alfish.networks import QNetwork, TargetNetwork, Window
 from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters import PositiveFloat, PositiveInt, Rate, UnitInterval, checked
+from alfish.parameters.parts import build_network
 from alfish.schedules import Schedule, as_schedule
 from alfish.targets import NextValues, td_target
 
@@ -80,7 +81,10 @@ class DQN(RLAlgorithm):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.num_actions = int(nest.leaves(action_spec)[0].n)
         self.objectives = objectives_of(self, reward_spec, gamma, reward_weights)
-        self.q_network: Any = self.objectives.sized(q_network)(observation_spec, self.num_actions)
+        make = self.objectives.sized(q_network)
+        self.q_network: Any = build_network(
+            make, "DQN.q_network", observation_spec, self.num_actions, has=("initial_state",), takes=2
+        )
         self.target = TargetNetwork(self.q_network, target_rate, target_period)
         self.replay_needs = ReplayNeeds(
             return_gamma=self.objectives.return_gamma(lower_bound), recurrent_state=self.has_state

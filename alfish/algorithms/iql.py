@@ -26,6 +26,7 @@ from alfish.nest import Nest
 from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, TargetNetwork, head_masks
 from alfish.networks.encoders import Flat, OneHot
 from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
+from alfish.parameters.parts import build_network
 
 
 class IQLTrain(NamedTuple):
@@ -80,12 +81,14 @@ class IQL(RLAlgorithm):
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.action_codes = nn.ModuleList(_code(leaf) for leaf in nest.leaves(action_spec))
-        self.actor_encoder: Any = actor_encoder(observation_spec)
-        self.actor_mlp: Any = actor_mlp(self.actor_encoder.output_size)
-        self.policy_head: Any = policy_head(self.actor_mlp.output_size, action_spec)
+        self.actor_encoder: Any = build_network(actor_encoder, "IQL.actor_encoder", observation_spec)
+        self.actor_mlp: Any = build_network(actor_mlp, "IQL.actor_mlp", self.actor_encoder.output_size)
+        num_features = self.actor_mlp.output_size
+        self.policy_head: Any = build_network(policy_head, "IQL.policy_head", num_features, action_spec, has=())
         self.action_masks = head_masks(self.policy_head, observation_spec, action_spec)
-        self.critic: Any = critic(observation_spec, sum(code.output_size for code in self.action_codes))
-        self.value: Any = value(observation_spec, 0)
+        action_size: Any = sum(code.output_size for code in self.action_codes)
+        self.critic: Any = build_network(critic, "IQL.critic", observation_spec, action_size, has=("features",))
+        self.value: Any = build_network(value, "IQL.value", observation_spec, 0, has=("features",))
         self.target_critic = TargetNetwork(self.critic, target_rate)
         self._gamma, self._lambda = gamma, lambda_
         self._expectile, self._beta, self._max_weight = expectile, beta, max_weight

@@ -20,6 +20,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import GRU, Encoder, Features, HybridHead, Window
 from alfish.parameters import checked
+from alfish.parameters.parts import build_network
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -57,9 +58,15 @@ class RecurrentSAC(SAC):
                 "RecurrentSAC.actor_encoder is set, and its actor has no encoder: it stands on the critics' features, "
                 "so it sees every leaf that they see; bind CriticEnsemble.encoder, or train with SAC or PPO"
             )
-        self.critic = critic(self.observation_spec, *self.action_space.critic_sizes, memory=self._memory)
+        self.critic = build_network(
+            critic,
+            "RecurrentSAC.critic",
+            *(self.observation_spec, *self.action_space.critic_sizes),
+            has=("features", "feature_size", "ensemble_size", "initial_state"),
+            memory=self._memory,
+        )
         self.actor_encoder = nn.Identity()
-        self.actor_mlp = actor_mlp(self.critic.feature_size)
+        self.actor_mlp = build_network(actor_mlp, "RecurrentSAC.actor_mlp", self.critic.feature_size)
         self.policy_head = HybridHead(self.actor_mlp.output_size, self.action_space)
 
     def initial_state(self, batch_size: int) -> Nest:

@@ -23,6 +23,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import GRU, DeterministicActor, Features, Flat, Window
 from alfish.parameters import checked
+from alfish.parameters.parts import build_network
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -61,7 +62,13 @@ class RecurrentTD3(TD3):
                 "RecurrentTD3.actor is set, and its actor stands on the critics' features, so it sees every leaf that "
                 "they see; bind CriticEnsemble.encoder and MLP.layers, or train with TD3"
             )
-        self.critic = critic(self.observation_spec, action_size, memory=self._memory)
+        self.critic = build_network(
+            critic,
+            "RecurrentTD3.critic",
+            *(self.observation_spec, action_size),
+            has=("features", "feature_size", "initial_state"),
+            memory=self._memory,
+        )
         features = spaces.Box(-np.inf, np.inf, (self.critic.feature_size,), np.float32)
         self.actor = actor(features, action_size, encoder=Flat)
 

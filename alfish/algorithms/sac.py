@@ -31,6 +31,7 @@ from alfish.nest import Nest
 from alfish.networks import MLP, CriticEnsemble, Encoder, Features, HybridHead, HybridPolicy, HybridSpace, TargetNetwork
 from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
+from alfish.parameters.parts import build_network
 from alfish.targets import NextValues, td_target
 
 
@@ -125,10 +126,11 @@ class SAC(RLAlgorithm):
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
     ) -> None:
         """Makes actor and critics; their order decides which weights a seed gives."""
-        self.actor_encoder: Any = actor_encoder(self.observation_spec)
-        self.actor_mlp = actor_mlp(self.actor_encoder.output_size)
+        self.actor_encoder: Any = build_network(actor_encoder, "SAC.actor_encoder", self.observation_spec)
+        self.actor_mlp = build_network(actor_mlp, "SAC.actor_mlp", self.actor_encoder.output_size)
         self.policy_head = HybridHead(self.actor_mlp.output_size, self.action_space)
-        self.critic: Any = critic(self.observation_spec, *self.action_space.critic_sizes)
+        sizes, has = self.action_space.critic_sizes, ("features", "ensemble_size")
+        self.critic: Any = build_network(critic, "SAC.critic", self.observation_spec, *sizes, has=has)
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:

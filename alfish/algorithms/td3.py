@@ -23,6 +23,7 @@ from alfish.nest import Nest
 from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Features, TargetNetwork
 from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters import NonNegativeFloat, PositiveInt, Range, Rate, checked
+from alfish.parameters.parts import build_network
 from alfish.schedules import Schedule, as_schedule
 
 
@@ -79,8 +80,10 @@ class DDPG(RLAlgorithm):
 
     def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:
         """Makes actor and critics; their order decides which weights a seed gives."""
-        self.actor = actor(self.observation_spec, action_size)
-        self.critic = critic(self.observation_spec, action_size)
+        self.actor = build_network(actor, f"{type(self).__name__}.actor", self.observation_spec, action_size, has=())
+        self.critic = build_network(
+            critic, f"{type(self).__name__}.critic", self.observation_spec, action_size, has=("features",)
+        )
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:

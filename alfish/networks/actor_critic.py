@@ -16,6 +16,7 @@ from alfish.networks.heads import PolicyHead, head_masks
 from alfish.networks.layers import orthogonal
 from alfish.networks.torsos import Torso
 from alfish.parameters import checked
+from alfish.parameters.parts import build_network, build_torso
 
 
 class PolicyValue(NamedTuple):
@@ -51,9 +52,12 @@ class ActorCritic(nn.Module):
         shared_torso: bool = False,
     ):
         super().__init__()
-        self.actor_torso: Any = actor_torso(observation_spec)
-        self.critic_torso: Any = None if shared_torso else critic_torso(observation_spec)
-        self.policy_head: Any = policy_head(self.actor_torso.output_size, action_spec)
+        self.actor_torso: Any = build_torso(actor_torso, "ActorCritic.actor_torso", observation_spec)
+        self.critic_torso: Any = None
+        if not shared_torso:
+            self.critic_torso = build_torso(critic_torso, "ActorCritic.critic_torso", observation_spec)
+        size = self.actor_torso.output_size
+        self.policy_head: Any = build_network(policy_head, "ActorCritic.policy_head", size, action_spec, has=())
         self._masks = head_masks(self.policy_head, observation_spec, action_spec)
         critic_size = (self.actor_torso if self.critic_torso is None else self.critic_torso).output_size
         self._has_two_states = self.critic_torso is not None and bool(nest.leaves(self._two_states(1)))

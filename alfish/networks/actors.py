@@ -11,6 +11,7 @@ from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
 from alfish.networks.layers import MLP, orthogonal
 from alfish.parameters import NonNegativeFloat, PositiveInt, checked
+from alfish.parameters.parts import build_network
 
 
 @gin.configurable(module="alfish.networks")
@@ -37,8 +38,8 @@ class DeterministicActor(nn.Module):
         gain: NonNegativeFloat = 1.0,
     ):
         super().__init__()
-        self.encoder: Any = encoder(observation_spec)
-        self.mlp: Any = mlp(self.encoder.output_size)
+        self.encoder: Any = build_network(encoder, "DeterministicActor.encoder", observation_spec)
+        self.mlp: Any = build_network(mlp, "DeterministicActor.mlp", self.encoder.output_size)
         self.linear = orthogonal(nn.Linear(self.mlp.output_size, action_size), gain)
 
     def forward(self, observation: Nest) -> torch.Tensor:

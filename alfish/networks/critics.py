@@ -15,6 +15,7 @@ from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
 from alfish.networks.layers import ACTIVATIONS, orthogonal
 from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, Range, checked
+from alfish.parameters.parts import build_memory, build_network
 
 
 class EnsembleLinear(nn.Module):
@@ -84,8 +85,8 @@ class CriticEnsemble(nn.Module):
         num_objectives: PositiveInt | None = None,
     ):
         super().__init__()
-        self.encoder: Any = encoder(observation_spec)
-        self.memory: Any = None if memory is None else memory(self.encoder.output_size)
+        self.encoder: Any = build_network(encoder, "CriticEnsemble.encoder", observation_spec)
+        self.memory: Any = memory and build_memory(memory, "CriticEnsemble.memory", self.encoder.output_size)
         self.feature_size: int = (self.memory or self.encoder).output_size
         self.ensemble_size = ensemble_size
         self._outputs = [num_outputs] * (num_outputs > 1) + ([] if num_objectives is None else [num_objectives])

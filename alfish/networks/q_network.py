@@ -12,6 +12,7 @@ from alfish.nest import Nest
 from alfish.networks.layers import orthogonal
 from alfish.networks.torsos import Torso
 from alfish.parameters import PositiveInt, checked
+from alfish.parameters.parts import build_torso
 
 
 @gin.configurable(module="alfish.networks", denylist=["num_objectives"])
@@ -38,7 +39,7 @@ class QNetwork(nn.Module):
         super().__init__()
         self._num_objectives = num_objectives
         copies = num_objectives or 1
-        self.torso: Any = torso(observation_spec)
+        self.torso: Any = build_torso(torso, "QNetwork.torso", observation_spec)
         self.advantage = orthogonal(nn.Linear(self.torso.output_size, copies * num_actions), 1.0)
         self.value: Any = orthogonal(nn.Linear(self.torso.output_size, copies), 1.0) if dueling else None
 

@@ -12,6 +12,7 @@ from alfish.nest import Nest
 from alfish.networks.encoders import Encoder
 from alfish.networks.layers import MLP
 from alfish.parameters import checked
+from alfish.parameters.parts import build_memory, build_network
 
 
 @gin.configurable(module="alfish.networks")
@@ -34,9 +35,9 @@ class Torso(nn.Module):
         memory: Callable[[int], Any] | None = None,
     ):
         super().__init__()
-        self.encoder: Any = encoder(observation_spec)
-        self.mlp: Any = mlp(self.encoder.output_size)
-        self.memory: Any = None if memory is None else memory(self.mlp.output_size)
+        self.encoder: Any = build_network(encoder, "Torso.encoder", observation_spec)
+        self.mlp: Any = build_network(mlp, "Torso.mlp", self.encoder.output_size)
+        self.memory: Any = memory and build_memory(memory, "Torso.memory", self.mlp.output_size)
         self.output_size: int = (self.memory or self.mlp).output_size
 
     def initial_state(self, batch_size: int) -> Nest:

@@ -1,10 +1,11 @@
 """Building of a run's parts from the classes and factories that the user passed."""
 
+import functools
 import inspect
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from alfish.errors import UsageError, first_line
@@ -28,18 +29,52 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
     Raises:
       UsageError: the factory does not take these arguments, or returns an object of another type.
     """
-    try:
-        part = factory(*arguments, **keywords)
-    except TypeError as error:
-        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        is_bound = unexpected is not None and unexpected[1] not in keywords  # by gin: `messages.complete`
-        if is_bound or not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
-            raise
-        raise UsageError(f"{name} cannot be called as {_article(kind)} is: {first_line(error)}") from error
+    part: T = _call(factory, f"{name} cannot be called as {_article(kind)} is", *arguments, **keywords)
     if not isinstance(part, kind):
         made = "None" if part is None else _article(type(part))
         raise UsageError(f"{name} made {made}; it must be a class, or a function that makes {_article(kind)}")
     return part
+
+
+def build_network(
+    factory: Callable[..., Any],
+    name: str,
+    *arguments: Any,
+    has: Sequence[str] = ("output_size",),
+    takes: int = 1,
+    **keywords: Any,
+) -> Any:
+    """Builds a network that the user may replace, and checks that it has what its caller reads.
+
+    Args:
+      factory: class or function.
+      name: of the parameter in messages, as 'Torso.mlp'.
+      arguments, keywords: of the call.
+      has: attributes and methods that the network needs beside `forward`.
+      takes: number of arguments that `forward` is called with.
+
+    Raises:
+      UsageError: the factory does not take the arguments, or the network cannot stand there.
+    """
+    network = _call(factory, f"{name} cannot be called as the shipped network is", *arguments, **keywords)
+    missing = [one for one in ("forward", *has) if not hasattr(network, one)]
+    made = f"{name} made {_article(type(network))}"
+    if missing:
+        raise UsageError(f"{made}, which has no {' and no '.join(missing)}; it needs {', '.join(('forward', *has))}")
+    parameters = inspect.signature(network.forward)
+    try:
+        parameters.bind(*range(takes))
+    except TypeError:
+        taken = "one argument" if takes == 1 else f"{takes} arguments"
+        words = f"whose forward takes ({', '.join(parameters.parameters)}); it is called with {taken}"
+        raise UsageError(f"{made}, {words}") from None
+    return network
+
+
+# Networks with a memory take and return its state, the last of their outputs.
+build_policy_value = functools.partial(build_network, has=("policy", "value", "initial_state"), takes=2)
+build_torso = functools.partial(build_network, has=("output_size", "initial_state"), takes=2)
+build_memory = functools.partial(build_network, has=("output_size", "initial_state"), takes=3)
 
 
 def parameter_names(factory: Callable[..., Any]) -> set[str]:
@@ -47,6 +82,18 @@ def parameter_names(factory: Callable[..., Any]) -> set[str]:
     found = set(inspect.signature(factory).parameters)
     made = getattr(factory, "func", factory)  # of a partial
     return found | set(inspect.signature(made.__init__).parameters) if inspect.isclass(made) else found
+
+
+def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords: Any) -> Any:
+    """Calls a factory. A TypeError about the call becomes a UsageError that begins with `refusal`."""
+    try:
+        return factory(*arguments, **keywords)
+    except TypeError as error:
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        is_bound = unexpected is not None and unexpected[1] not in keywords  # by gin: `messages.complete`
+        if is_bound or not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
+            raise
+        raise UsageError(f"{refusal}: {first_line(error)}") from error
 
 
 def _article(kind: type) -> str:

@@ -88,7 +88,9 @@ def test_the_value_of_a_state_weighs_the_entries_of_a_vector_reward():
     reward = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     sac = SAC(OBSERVATION, BOX, reward, critic=critic, reward_weights=[1.0, -2.0])
     step = nest.at(rows(BOX, num_windows=20).time_step, 0)
-    q = sac.critic(step.observation, sac.predict_step(step, None).output) @ torch.tensor([1.0, -2.0, 1.0])  # and entropy
+    q = sac.critic(step.observation, sac.predict_step(step, None).output) @ torch.tensor(
+        [1.0, -2.0, 1.0]
+    )  # and entropy
     torch.testing.assert_close(sac.state_value(step, None), q.min(0).values)
 
 

@@ -1,0 +1,111 @@
+"""Networks that stand in place of shipped ones: what each needs, and the sentence where it lacks it."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish.__main__ import main
+from alfish.algorithms.bc import BC
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.iql import IQL
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.recurrent_td3 import RecurrentTD3
+from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3
+from alfish.errors import UsageError
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, Encoder, PolicyHead, QNetwork, Torso
+
+OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
+REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
+CHOICE, BOX = spaces.Discrete(2), spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Sizeless(nn.Module):
+    """Has no `output_size`."""
+
+    def __init__(self, input_size):
+        super().__init__()
+
+    def forward(self, features):
+        return features
+
+
+class Sized(Sizeless):
+    """All that an encoder or an MLP needs."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.output_size = spec if isinstance(spec, int) else spec.shape[0]
+
+
+def torso(**settings):
+    return lambda: Torso(OBSERVATION, **settings)
+
+
+def algorithm(kind, action=CHOICE, **settings):
+    return lambda: kind(OBSERVATION, action, REWARD, **settings)
+
+
+REFUSED = [
+    (
+        algorithm(PPO, network=DQN),
+        "PPO.network made a DQN, which has no policy and no value; it needs forward, policy, value, initial_state",
+    ),
+    (torso(mlp=Sizeless), "Torso.mlp made a Sizeless, which has no output_size; it needs forward, output_size"),
+    (
+        torso(mlp=LSTM),
+        r"Torso.mlp made an LSTM, whose forward takes \(features, state, step_type\); it is called with one argument",
+    ),
+    (
+        torso(memory=MLP),
+        "Torso.memory made an MLP, which has no initial_state; it needs forward, output_size, initial_state",
+    ),
+    (torso(mlp=PolicyHead), "Torso.mlp cannot be called as the shipped network is: .*'action_spec'"),
+    (torso(encoder=Torso), r"Torso.encoder made a Torso, whose forward takes \(time_step, state\)"),
+    (lambda: ActorCritic(OBSERVATION, CHOICE, REWARD, actor_torso=Encoder), "ActorCritic.actor_torso made an Encoder"),
+    (lambda: ActorCritic(OBSERVATION, CHOICE, REWARD, critic_torso=Encoder), "ActorCritic.critic_torso made an Enc"),
+    (lambda: ActorCritic(OBSERVATION, CHOICE, REWARD, policy_head=Sized), "ActorCritic.policy_head cannot be called"),
+    (lambda: QNetwork(OBSERVATION, 2, torso=Encoder), "QNetwork.torso made an Encoder"),
+    (lambda: CriticEnsemble(OBSERVATION, 2, memory=Sized), "CriticEnsemble.memory made a Sized, which has no initial"),
+    (algorithm(DQN, q_network=PPO), "DQN.q_network"),
+    (algorithm(BC, torso=Encoder), "BC.torso made an Encoder"),
+    (algorithm(SAC, BOX, critic=lambda *_: MLP(3)), "SAC.critic made an MLP, which has no features and no ensemble"),
+    (algorithm(SAC, BOX, actor_mlp=GRU), "SAC.actor_mlp made a GRU"),
+    (
+        algorithm(RecurrentSAC, BOX, critic=QNetwork),
+        "RecurrentSAC.critic cannot be called as the shipped network is: .*'memory'",
+    ),
+    (algorithm(TD3, BOX, actor=lambda *_: GRU(3)), "TD3.actor made a GRU"),
+    (algorithm(TD3, BOX, critic=QNetwork), "TD3.critic"),
+    (algorithm(RecurrentTD3, BOX, critic=QNetwork), "RecurrentTD3.critic cannot be called"),
+    (algorithm(IQL, BOX, value=lambda *_: MLP(3)), "IQL.value made an MLP, which has no features"),
+]
+
+
+def test_a_network_of_another_kind_is_refused_in_one_sentence_with_what_it_lacks():
+    for make, words in REFUSED:
+        with pytest.raises(UsageError, match=f"^{words}"):
+            make()
+
+
+def test_a_network_that_has_what_is_read_is_taken_whatever_its_class():
+    features, _ = Torso(OBSERVATION, encoder=Sized, mlp=Sized)(type("Row", (), {"observation": torch.ones(5, 3)}), None)
+    assert features.shape == (5, 3)
+
+
+def test_a_class_of_another_kind_in_gin_is_one_sentence(tmp_path, capsys):
+    conf = tmp_path / "mine.gin"
+    conf.write_text("include 'ppo_cartpole.gin'\nimport alfish.algorithms.dqn\nPPO.network = @DQN\n")
+    assert main(["train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'run'}"]) == 2
+    assert "PPO.network made a DQN, which has no policy and no value" in capsys.readouterr().err
+
+
+def test_an_error_inside_a_network_of_ones_own_is_shown_as_it_is():
+    def broken(input_size):
+        return None + input_size
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Torso(OBSERVATION, mlp=broken)
