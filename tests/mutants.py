@@ -26,7 +26,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 MUTATIONS = Path(__file__).parent / "mutations"
-COPIED = ("alfish", "benchmarks", "confs", "docs", "examples", "tests", "README.md", "pyproject.toml")
+COPIED = (
+    *("alfish", "benchmarks", "confs", "docs", "examples", "tests"),
+    *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml"),
+)
 NUM_COPIES = 2
 SECONDS = 300  # of one mutation; a test that hangs counts as failing
 
