@@ -59,6 +59,17 @@ def test_data_of_a_controller_are_imported_and_cloned(tmp_path, monkeypatch, cap
     assert train(tmp_path, "bc_pendulum.gin", *few) == 0
 
 
+def test_recorded_episodes_have_their_final_observation(tmp_path):
+    swing_up.record(tmp_path / "pendulum.npz", 2)
+    data = swing_up.np.load(tmp_path / "pendulum.npz")
+    assert data["lengths"].tolist() == [200, 200] and len(data["observations"]) == 402 and len(data["actions"]) == 400
+    env = swing_up.gymnasium.make("Pendulum-v1")
+    for k in range(2):
+        env.reset(seed=k)
+        last = [env.step(action)[0] for action in data["actions"][200 * k : 200 * k + 200]][-1]
+        swing_up.np.testing.assert_array_equal(data["observations"][201 * k + 200], last)
+
+
 def test_the_controller_swings_the_pendulum_up():
     controlled = swing_up.controller
     assert abs(controlled(swing_up.np.array([1.0, 0.0, 0.0]))[0]) < 1e-6, "no torque where it stands upright"
