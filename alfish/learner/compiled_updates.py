@@ -14,8 +14,8 @@ from alfish.compiler.cuda_graphs import RecordedFunction
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.data import Batch
 from alfish.errors import RunError
-from alfish.learner.optimizers import CompilableOptimizer
-from alfish.learner.updates import Updates, UpdateStats, extra_sums, over_learners
+from alfish.learner.traced_update import TracedUpdate
+from alfish.learner.updates import Updates, UpdateStats, over_learners
 from alfish.nest import Nest
 from alfish.replay import RingView
 from alfish.runs import random_state
@@ -51,23 +51,11 @@ class CompiledUpdates:
         self._layouts: dict[Hashable, int] = {}  # a number for each layout, because hashing one takes microseconds
         self._layout = 0
         self._held: dict[Hashable, list[torch.Tensor]] = {}  # rows of that copy, by layout
-        algorithm, groups = updates.algorithm, updates.groups
-        compilable = {n: each for n, each in updates.optimizers.items() if isinstance(each, CompilableOptimizer)}
-        self._optimizers: dict[str, CompilableOptimizer] = compilable
-        names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
-        self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
-        unclaimed = set(names.values())
-        others = {name: tensor.detach() for name, tensor in algorithm.named_parameters() if name in unclaimed}
-        # These tensors are written in place and never replaced.
-        self._tensors = {
-            "parameters": {name: group.flat for name, group in groups.items()},
-            "moments": {name: optimizer.tensors for name, optimizer in compilable.items()},
-            "counters": [updates.num_applied, updates.consecutive_skips],
-            "others": others | dict(algorithm.named_buffers()),
-        }
+        self._update = TracedUpdate(updates)
+        self._optimizers, self._tensors = self._update.optimizers, self._update.tensors
         self._leaves = nest.leaves(self._tensors)
         # Host memory, written before each call.
-        self._coefficients = torch.zeros(sum(each.num_coefficients for each in compilable.values()))
+        self._coefficients = torch.zeros(self._update.num_coefficients)
         self._numbers = self._coefficients.numpy()
 
     def __call__(
@@ -162,49 +150,13 @@ class CompiledUpdates:
         return graph
 
     def _make(self, source: Batch | RingView, index: Nest) -> "_Graph":
-        plain, algorithm = self._plain, self._plain.algorithm
-        for name, optimizer in plain.optimizers.items():
-            if name not in self._optimizers:
-                raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
+        self._update.check()
         began = time.perf_counter()
-        trained: list[str] = []
-
-        def update(arguments: Nest) -> Nest:
-            tensors, coefficients, index, source = arguments
-            batch = take(source, index)
-            parameters, of_module = {}, dict(tensors["others"])
-            for name, group in plain.groups.items():
-                views = group.views(tensors["parameters"][name])
-                parameters[name] = [view.detach().requires_grad_() for view in views]
-                of_module.update(zip(self._names[name], parameters[name]))
-            with torch_internals.reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
-                means, loss_info = plain.means(batch)
-                gradients = plain.gradients(means, parameters)
-            trained[:] = means.losses
-            num_applied, consecutive_skips = tensors["counters"]
-            with torch.no_grad():
-                is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)
-                if gradients.stops is not None:
-                    is_applied = is_applied * ~gradients.stops
-                    skips = torch.where(gradients.stops, consecutive_skips, skips)
-                num_applied.add_(is_applied)
-                consecutive_skips.copy_(skips)
-                remaining = iter(coefficients.unbind())
-                for name, group in plain.groups.items():
-                    for part, vectors in group.parts:
-                        optimizer = self._optimizers[part]
-                        own = [next(remaining) for _ in range(optimizer.num_coefficients)]
-                        if name in means.losses:
-                            both = tensors["parameters"][name][vectors], gradients.by_group[name][vectors]
-                            optimizer.apply(*both, tensors["moments"][part], own, is_applied)
-                extra = extra_sums(loss_info, batch)
-                priority = plain.priority(loss_info, batch)
-            return {"total": gradients.total, "stop": gradients.stops, "extra": extra, "priority": priority}
-
         arguments = self._tensors, self._here(self._coefficients), index, source
-        function = CompiledFunction(update, arguments, self._precision)
-        self._log(f"Compiled the update of {type(algorithm).__name__} in {time.perf_counter() - began:.1f} s")
-        return _Graph(function, trained)
+        function = CompiledFunction(self._update, arguments, self._precision)
+        name = type(self._plain.algorithm).__name__
+        self._log(f"Compiled the update of {name} in {time.perf_counter() - began:.1f} s")
+        return _Graph(function, self._update.trained)
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
         """Returns the graph's `total`; raises NotCompilable if its losses differ from those of the plain update.

@@ -1,0 +1,85 @@
+"""The update as a function of tensors, from the gather of a minibatch to the optimizer step."""
+
+from typing import Any
+
+import torch
+
+from alfish.batches import take
+from alfish.compiler import torch_internals
+from alfish.compiler.inductor import NotCompilable
+from alfish.learner.optimizers import CompilableOptimizer
+from alfish.learner.updates import Updates, extra_sums
+from alfish.nest import Nest
+
+
+class TracedUpdate:
+    """What a graph of an update computes: `function(tensors, coefficients, index, source)`.
+
+    It reads and writes tensors of its arguments only, so another process can trace it.
+
+    Args:
+      updates: plain updates.
+
+    Attributes:
+      optimizers: those of the updates that can be part of a graph, by name.
+      tensors: first argument, the tensors that an update reads and writes; they are never replaced.
+      num_coefficients: length of the second argument, numbers of all optimizers.
+      trained: names of the groups with a loss, in order; known when the function was called.
+    """
+
+    def __init__(self, updates: Updates):
+        self._updates = updates
+        algorithm, groups = updates.algorithm, updates.groups
+        self.optimizers = {n: each for n, each in updates.optimizers.items() if isinstance(each, CompilableOptimizer)}
+        names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
+        self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
+        unclaimed = set(names.values())
+        others = {name: tensor.detach() for name, tensor in algorithm.named_parameters() if name in unclaimed}
+        self.tensors = {
+            "parameters": {name: group.flat for name, group in groups.items()},
+            "moments": {name: optimizer.tensors for name, optimizer in self.optimizers.items()},
+            "counters": [updates.num_applied, updates.consecutive_skips],
+            "others": others | dict(algorithm.named_buffers()),
+        }
+        self.num_coefficients = sum(each.num_coefficients for each in self.optimizers.values())
+        self.trained: list[str] = []
+
+    def check(self) -> None:
+        """Raises NotCompilable if an optimizer cannot be part of a graph."""
+        for name, optimizer in self._updates.optimizers.items():
+            if name not in self.optimizers:
+                raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
+
+    def __call__(self, arguments: Nest) -> dict[str, Any]:
+        """Makes an update; returns `total` and `stop` of `Gradients`, `extra` and `priority` of `UpdateStats`."""
+        updates, algorithm = self._updates, self._updates.algorithm
+        tensors, coefficients, index, source = arguments
+        batch = take(source, index)
+        parameters, of_module = {}, dict(tensors["others"])
+        for name, group in updates.groups.items():
+            views = group.views(tensors["parameters"][name])
+            parameters[name] = [view.detach().requires_grad_() for view in views]
+            of_module.update(zip(self._names[name], parameters[name]))
+        with torch_internals.reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
+            means, loss_info = updates.means(batch)
+            gradients = updates.gradients(means, parameters)
+        self.trained = list(means.losses)
+        num_applied, consecutive_skips = tensors["counters"]
+        with torch.no_grad():
+            is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)
+            if gradients.stops is not None:
+                is_applied = is_applied * ~gradients.stops
+                skips = torch.where(gradients.stops, consecutive_skips, skips)
+            num_applied.add_(is_applied)
+            consecutive_skips.copy_(skips)
+            remaining = iter(coefficients.unbind())
+            for name, group in updates.groups.items():
+                for part, vectors in group.parts:
+                    optimizer = self.optimizers[part]
+                    own = [next(remaining) for _ in range(optimizer.num_coefficients)]
+                    if name in means.losses:
+                        both = tensors["parameters"][name][vectors], gradients.by_group[name][vectors]
+                        optimizer.apply(*both, tensors["moments"][part], own, is_applied)
+            extra = extra_sums(loss_info, batch)
+            priority = updates.priority(loss_info, batch)
+        return {"total": gradients.total, "stop": gradients.stops, "extra": extra, "priority": priority}
