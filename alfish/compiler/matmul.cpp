@@ -2,7 +2,8 @@
 //
 // The result is computed in panels, each a few vectors wide. A tile of a panel stays in registers during the loop over
 // the inner dimension. The part of b that a panel needs is copied to contiguous memory first, unless it is contiguous.
-// Arguments may have any strides. OpenMP's threads divide the panels, and the result does not depend on their number.
+// Arguments may have any strides. OpenMP's threads, or helpers of `thread_pool.h`, which stands before this file, divide
+// the panels and their rows. The result does not depend on them.
 //
 // The processor multiplies two bfloat16 at a time that are neighbours along the inner dimension. Such a pair is a word
 // of 32 bits, like a float32, so tiles and copies work for both.
@@ -40,7 +41,10 @@ constexpr int ROWS = 6;
 constexpr int COLUMNS = LANES == 8 ? 2 : 4;
 constexpr int64_t WIDTH = COLUMNS * LANES;  // of a panel
 constexpr int64_t DEPTH = 256;              // of the inner dimension at a time, for a panel's part of b to stay cached
-constexpr int64_t WORTH_THREADS = 1 << 19;  // multiply-adds
+// Multiply-adds of the smallest product for threads that spin, and of the smallest for helpers that sleep.
+constexpr int64_t WORTH_THREADS = 1 << 19, WORTH_HELPERS = 1 << 23;
+constexpr int64_t TASKS = 8;          // at least so many, for whoever comes late to find some
+constexpr int64_t LEAST_HEIGHT = 48;  // of a task, because each copies its part of b
 
 // Strides in words.
 struct Matrix {
@@ -195,10 +199,15 @@ Tensor product(const Tensor& left, const Tensor& right) {
   }
 
   int64_t panels = (columns + WIDTH - 1) / WIDTH, parts = 1;  // of the rows
+  int64_t work = members * rows * inner * columns, threads = 1;
 #ifdef _OPENMP
-  bool shares = omp_get_max_threads() > 1 && members * rows * inner * columns >= WORTH_THREADS;
-  if (shares && members * panels < omp_get_max_threads()) parts = omp_get_max_threads();
+  threads = omp_get_max_threads();
 #endif
+  auto& pool = alfish::ThreadPool::instance();
+  bool shares = threads > 1 && work >= WORTH_THREADS;
+  bool helped = threads == 1 && work >= WORTH_HELPERS && pool.has_helpers();
+  if (shares && members * panels < threads) parts = threads;
+  if (helped) parts = std::clamp<int64_t>(TASKS / (members * panels), 1, rows / LEAST_HEIGHT + 1);
   int64_t height = (rows + parts - 1) / parts, tasks = members * panels * parts;
   auto run = [&](int64_t task) {
     alignas(64) float packed[DEPTH * WIDTH];
@@ -240,6 +249,10 @@ Tensor product(const Tensor& left, const Tensor& right) {
     return out;
   }
 #endif
+  if (helped) {
+    pool.run(tasks, work, run);
+    return out;
+  }
   for (int64_t task = 0; task < tasks; ++task) run(task);  // OpenMP with one thread takes as long as a small product
   return out;
 }

@@ -11,13 +11,12 @@ of torch's two libraries for each shape saves a part of that only (docs/performa
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from absl import logging
 from torch.fx import GraphModule, Node
 
-from alfish.compiler import torch_internals
+from alfish.compiler import kernels, torch_internals
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.errors import first_line
 
@@ -113,9 +112,8 @@ def has_products() -> bool:
     """
     if not suits_products():
         return False
-    source = Path(__file__).with_name("matmul.cpp").read_text()
     try:
-        torch_internals.CppCodeCache.load(source)
+        kernels.library()
         return _is_right(torch.ops.alfish.product, torch.float32)
     except (RuntimeError, OSError, TorchChanged) as error:
         logging.warning("products use torch's kernels, because matmul.cpp could not be compiled: %s", first_line(error))

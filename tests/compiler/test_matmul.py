@@ -13,7 +13,7 @@ from hidden_names import hide
 from torch import nn
 from torch.torch_version import TorchVersion
 
-from alfish.compiler import inductor, matmul
+from alfish.compiler import inductor, kernels, matmul
 from alfish.compiler.inductor import CompiledFunction
 
 pytestmark = [
@@ -274,6 +274,7 @@ def test_products_with_factors_and_of_float64_are_not_rewritten():
 @pytest.fixture
 def forgotten():
     def forget():
+        kernels.library.cache_clear()
         matmul.has_products.cache_clear()
         matmul.has_bfloat16_products.cache_clear()
 

@@ -1,0 +1,203 @@
+// Checks of thread_pool.h, which stands before this file; `test_thread_pool.py` compiles and runs them.
+//
+// The first argument names the check, the second is a file in place of /proc/stat, which the check writes.
+
+#include <unistd.h>
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+using alfish::MICROSECOND;
+using alfish::ThreadPool;
+
+namespace {
+
+#define REQUIRE(condition)                                            \
+  if (!(condition)) {                                                 \
+    std::fprintf(stderr, "line %d: %s\n", __LINE__, #condition);      \
+    std::exit(1);                                                     \
+  }
+
+struct Counts {
+  int64_t allowed, calls, tasks, helped, waited, pauses;
+};
+
+Counts counts() {
+  Counts found;
+  ThreadPool::instance().read(&found.allowed);
+  return found;
+}
+
+void spin(int64_t nanoseconds) {
+  for (int64_t began = alfish::now(); alfish::now() - began < nanoseconds;) continue;
+}
+
+// Of other processes; idle, with room for a reading that comes late.
+constexpr double IDLE_CORES = -5, BUSY_CORE = 1;
+
+// Writes idle times of two cores, of which this process used what it did and others `busy`.
+void write_stat(double busy) {
+  static double idle = 1000, wall = alfish::now() * 1e-9, own = alfish::usage().own;
+  double wall_now = alfish::now() * 1e-9, own_now = alfish::usage().own;
+  idle += (2 - busy) * (wall_now - wall) - (own_now - own);
+  wall = wall_now, own = own_now;
+  std::string next = std::string(stat_file) + ".next";
+  std::FILE* file = std::fopen(next.c_str(), "w");
+  std::fprintf(file, "cpu  7 7 7 7 7 7\n");
+  for (int core = 0; core < 2; ++core) {
+    std::fprintf(file, "cpu%d 1 2 3 %lld 0 6\n", core, core ? 0 : static_cast<long long>(idle * sysconf(_SC_CLK_TCK)));
+  }
+  std::fprintf(file, "intr 7\n");
+  std::fclose(file);
+  std::rename(next.c_str(), stat_file);
+}
+
+// Makes calls of 8 tasks until the helpers that may work are so many.
+template <class Task>
+void run_until(int64_t allowed, double busy, const Task& task) {
+  auto& pool = ThreadPool::instance();
+  for (int i = 0; counts().allowed != allowed; ++i) {
+    REQUIRE(i < 20000);
+    write_stat(busy);
+    for (int k = 0; k < 10; ++k) pool.run(8, 8, task);
+  }
+}
+
+void every_task_is_done_once() {
+  auto& pool = ThreadPool::instance();
+  pool.configure(3, false);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 2; ++caller) {
+    callers.emplace_back([&pool] {
+      for (int64_t k = 0; k < 3000; ++k) {
+        int64_t count = k % 9;
+        std::vector<int64_t> done(count, 0);  // not atomic: a task that two threads do is a race
+        pool.run(count, 1, [&](int64_t i) { done[i] += i + k; });
+        for (int64_t i = 0; i < count; ++i) REQUIRE(done[i] == i + k);
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  REQUIRE(counts().helped > 0);
+}
+
+void helpers_give_way() {
+  ThreadPool::instance().configure(1, true);
+  auto task = [](int64_t) { spin(20 * MICROSECOND); };
+  REQUIRE(counts().allowed == 0);
+  run_until(1, IDLE_CORES, task);
+  run_until(0, BUSY_CORE, task);
+  run_until(1, IDLE_CORES, task);
+}
+
+void helpers_that_are_held_up_are_sent_away() {
+  ThreadPool::instance().configure(1, true);
+  auto caller = std::this_thread::get_id();
+  run_until(1, IDLE_CORES, [](int64_t) { spin(20 * MICROSECOND); });
+  auto before = counts();
+  run_until(0, IDLE_CORES, [caller](int64_t) {
+    if (std::this_thread::get_id() == caller) {
+      spin(20 * MICROSECOND);
+    } else {
+      usleep(3000);
+    }
+  });
+  auto after = counts();
+  REQUIRE(after.pauses == before.pauses + 1);
+  REQUIRE(after.waited - before.waited < 100000 * MICROSECOND);
+}
+
+void helpers_that_slow_calls_are_sent_away() {
+  ThreadPool::instance().configure(1, true);
+  auto task = [](int64_t) { spin(counts().allowed ? 90 * MICROSECOND : 20 * MICROSECOND); };
+  run_until(1, IDLE_CORES, [](int64_t) { spin(20 * MICROSECOND); });
+  auto before = counts();
+  run_until(0, IDLE_CORES, task);
+  REQUIRE(counts().pauses == before.pauses + 1);
+  int64_t began = alfish::now();
+  run_until(1, IDLE_CORES, task);
+  REQUIRE(alfish::now() - began > alfish::SHORTEST_PAUSE / 2);
+}
+
+void a_forked_process_has_its_own_helpers() {
+  auto& pool = ThreadPool::instance();
+  pool.configure(2, false);
+  auto work = [](ThreadPool& pool) {
+    std::atomic<int64_t> sum{0};
+    for (int k = 0; k < 300; ++k) pool.run(8, 1, [&](int64_t i) { sum += i, spin(20 * MICROSECOND); });
+    return sum == 300 * 28;
+  };
+  REQUIRE(work(pool) && counts().helped > 0);
+  pid_t child = fork();
+  if (child == 0) {
+    bool is_new = counts().helped == 0, is_right = work(ThreadPool::instance());
+    std::exit(is_new && is_right && counts().helped > 0 ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(work(pool));
+  REQUIRE(waitpid(child, &status, 0) == child && status == 0);
+}
+
+int num_threads() {
+  char line[256];
+  int found = 0;
+  std::FILE* file = std::fopen("/proc/self/status", "r");
+  while (std::fgets(line, sizeof(line), file)) std::sscanf(line, "Threads: %d", &found);
+  std::fclose(file);
+  return found;
+}
+
+void helpers_without_work_sleep_and_end() {
+  auto& pool = ThreadPool::instance();
+  int before = num_threads();
+  pool.configure(2, false);
+  REQUIRE(num_threads() == before);
+  auto work = [&pool] { pool.run(8, 1, [](int64_t) { spin(200 * MICROSECOND); }); };
+  work();
+  REQUIRE(num_threads() > before);
+  double used = alfish::usage().own;
+  usleep(alfish::IDLE / MICROSECOND / 2);
+  REQUIRE(alfish::usage().own - used < 0.02);
+  for (int i = 0; num_threads() > before; ++i) {
+    REQUIRE(i < 1000);
+    usleep(10000);
+  }
+  work();
+  REQUIRE(num_threads() > before);
+}
+
+void helpers_compute_in_the_callers_mode() {
+#ifdef __SSE__
+  auto& pool = ThreadPool::instance();
+  pool.configure(2, false);
+  for (unsigned mode : {0x9fc0u, 0x1f80u}) {  // with and without denormal numbers
+    _mm_setcsr(mode);
+    for (int k = 0; k < 100; ++k) {
+      std::atomic<int> wrong{0};
+      pool.run(8, 1, [&](int64_t) { wrong += _mm_getcsr() != mode, spin(20 * MICROSECOND); });
+      REQUIRE(wrong == 0);
+    }
+  }
+  REQUIRE(counts().helped > 0);
+#endif
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  stat_file = arguments[2];
+#define CHECK(name) \
+  if (!std::strcmp(arguments[1], #name)) return name(), 0;
+  CHECK(every_task_is_done_once)
+  CHECK(helpers_give_way)
+  CHECK(helpers_that_are_held_up_are_sent_away)
+  CHECK(helpers_that_slow_calls_are_sent_away)
+  CHECK(a_forked_process_has_its_own_helpers)
+  CHECK(helpers_without_work_sleep_and_end)
+  CHECK(helpers_compute_in_the_callers_mode)
+  return 2;
+}
