@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from alfish.algorithms.imitation.external import opened_to_act
 from alfish.archives.opening import as_directory
+from alfish.compiler import kernels
 from alfish.configuration import reading
 from alfish.configuration.directory import run_directory
 from alfish.configuration.messages import without_chain
@@ -80,12 +79,12 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
 @contextlib.contextmanager
 def process_preserved() -> Iterator[None]:
     """Restores random generators and number of threads at the end, because building a Trainer sets both."""
-    num_threads = torch.get_num_threads()
+    num_threads = kernels.num_threads()
     try:
         with random_state.preserved():
             yield
     finally:
-        torch.set_num_threads(num_threads)
+        kernels.set_num_threads(num_threads)
 
 
 @checked

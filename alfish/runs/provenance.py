@@ -17,7 +17,7 @@ from alfish.runs.files import write_atomically
 PACKAGES = ("alfish", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "Box2D", "envpool")
 
 
-def provenance(device: torch.device, seed: int) -> dict[str, Any]:
+def provenance(device: torch.device, seed: int, num_threads: int | str) -> dict[str, Any]:
     """Returns time, command, versions, revision, device, machine, threads and seed as JSON values."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -26,7 +26,7 @@ def provenance(device: torch.device, seed: int) -> dict[str, Any]:
         "git": git_revision(Path(__file__).parent),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "machine": f"{platform.platform()}, {platform.processor() or platform.machine()}",
-        "num_threads": torch.get_num_threads(),
+        "num_threads": num_threads,
         "seed": seed,
     }
 

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from alfish import nest, replicas
 from alfish.algorithms.imitation.external import External
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
+from alfish.compiler import kernels
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
@@ -187,13 +188,13 @@ def start_external(algorithm: RLAlgorithm, environment: Environment) -> None:
             part.start(environment.observation_space, environment.action_space)
 
 
-def use_device(name: str, num_threads: int) -> torch.device:
-    """Sets torch's number of threads; returns the device of `Trainer.device`.
+def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
+    """Sets the number of threads; returns the device of `Trainer.device`.
 
     Raises:
       UsageError: there is no such device.
     """
-    torch.set_num_threads(num_threads)
+    kernels.set_num_threads(num_threads)
     device = device_named(name)
     if device.type != "cuda" or not replicas.is_joined():
         return device

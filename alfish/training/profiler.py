@@ -1,6 +1,5 @@
 """Profile of a run: the time of each part, and advice."""
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import gin
 import torch
 
 from alfish import specs
+from alfish.compiler import kernels
 from alfish.data import StepType
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, checked
 from alfish.runs.timer import LOOP
@@ -128,6 +128,9 @@ class Profile(Listener):
         if self._worker_shares:
             parts = ", ".join(f"{share:.0%} {SHARES[name]}" for name, share in self._worker_shares.items())
             lines.append(f"  workers: {parts}")
+        if (helpers := kernels.helper_counts()).tasks:
+            share = helpers.helped / helpers.tasks
+            lines.append(f"  helpers: {share:.0%} of {helpers.calls:,} large products ({helpers.pauses} pauses)")
         idle = self._worker_shares.get("worker_wait_fraction", 0.0) if self._worker_shares else None
         return "\n".join([*lines, *(f"  - {line}" for line in advice(measured, self._run, idle))])
 
@@ -161,8 +164,8 @@ def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> It
     if measured.share(UPDATE) > 0.4 and run.device.type == "cpu":
         if run.learner.is_plain:
             yield "most of it is updates: Learner.compile = True makes one graph of each; longer runs do so anyway"
-        elif measured.per_call(UPDATE) > LONG_UPDATE and torch.get_num_threads() < (os.cpu_count() or 1):
-            yield "most of it is updates: more of Trainer.num_threads share them out, on an idle machine alone"
+        elif measured.per_call(UPDATE) > LONG_UPDATE and kernels.num_threads() == 1 and kernels.available_cores() > 1:
+            yield "most of it is updates: Trainer.num_threads = 'auto' also uses idle cores for their large products"
     if measured.share(ENVIRONMENT) > 0.4 and env_step > 50:
         yield (
             f"most of it is the environment, {env_step:,.0f} us a step: make_environment.vectorization = 'async', with "

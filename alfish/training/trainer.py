@@ -5,13 +5,14 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import gin
 
 from alfish import replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches
+from alfish.compiler import kernels
 from alfish.environments import Environment, make_environment
 from alfish.errors import exited
 from alfish.formatting import counted
@@ -76,7 +77,8 @@ class Trainer:
         replay, at the same rate, until the budget is spent. None: acting never ends.
       seed: of all random generators; environments get independent seeds derived from it.
       device: 'cpu', 'cuda', 'cuda:1', or 'auto': cuda if there is one.
-      num_threads: torch's threads. More than one is faster on an idle machine and much slower on a busy one.
+      num_threads: torch's threads. More than one is faster on an idle machine, and much slower on a busy one. 'auto':
+        one, and large products of compiled updates also use cores that are idle, with the same results.
       summary_period: clock steps between two summaries. Losses, times and rates are averages since the last one.
 
     Attributes:
@@ -114,7 +116,7 @@ class Trainer:
         interaction_env_steps: NonNegativeInt | None = None,
         seed: Annotated[int, Range(0, 2**63 - 1)] = 0,
         device: str = "auto",
-        num_threads: Annotated[int, Range(1, MAX_THREADS)] = 1,
+        num_threads: Annotated[int, Range(1, MAX_THREADS)] | Literal["auto"] = "auto",
         summary_period: PositiveInt = 1000,
     ):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "root_dir")}
@@ -201,7 +203,7 @@ class Trainer:
             if self.clock.finished:
                 self.directory.mark_done(self.clock)
                 return None
-            origins = {"steps": self.clock.value, **provenance(self.device, self.seed)}
+            origins = {"steps": self.clock.value, **provenance(self.device, self.seed, kernels.num_threads())}
             self.directory.write_config({**origins, **self._parts.initial_parts.provenance()})
             for report in itertools.chain(self._notifier.missed_report(self), self.iterate()):
                 self.timer.begin(LISTENERS)

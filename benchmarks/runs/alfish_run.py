@@ -30,6 +30,7 @@ from benchmarks.runs import script
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"compile": False},
     "compiled": {"compile": True},
+    "auto": {"compile": True},  # with `Trainer.num_threads = 'auto'`
     "mkl": {"compile": True},
     "bfloat16": {"compile": True, "precision": "bfloat16"},
     "sync": {"compile": True},
@@ -66,7 +67,7 @@ def train(
             listeners=[CheckpointSaver(), Summaries(), clock],
             seed=seed,
             device="cpu",
-            num_threads=torch.get_num_threads(),
+            num_threads="auto" if variant == "auto" else torch.get_num_threads(),
             **options,
         ).train()
     versions = f"alfish {alfish.__version__}, torch {torch.__version__}"

@@ -10,6 +10,7 @@ import torch
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.batches import EpochBatches, ReplayBatches
+from alfish.compiler import kernels
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.runs.timer import LOOP
@@ -87,16 +88,23 @@ def test_it_advises_to_compile_where_updates_are_most_of_it(profiled):
 
 
 @pytest.mark.parametrize(
-    ("is_plain", "milliseconds", "cores", "is_advised"),
-    [(False, 2, 2, True), (False, 0.5, 2, False), (False, 2, 1, False), (True, 2, 2, False)],
+    ("is_plain", "milliseconds", "threads", "cores", "is_advised"),
+    [
+        (False, 2, 1, 2, True),
+        (False, 0.5, 1, 2, False),
+        (False, 2, 1, 1, False),
+        (True, 2, 1, 2, False),
+        (False, 2, "auto", 2, False),
+        (False, 2, 2, 4, False),
+    ],
 )
 def test_it_advises_threads_where_compiled_updates_are_long(
-    profiled, monkeypatch, is_plain, milliseconds, cores, is_advised
+    profiled, monkeypatch, is_plain, milliseconds, threads, cores, is_advised
 ):
     run, _ = profiled
     monkeypatch.setattr(type(run.learner), "is_plain", is_plain)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(kernels, "num_threads", lambda: threads)
+    monkeypatch.setattr(kernels, "available_cores", lambda: cores)
     seconds = milliseconds / 1000
     long = Measured(seconds, 10, 1, {UPDATE: seconds}, {UPDATE: 1})
     assert any("Trainer.num_threads" in line for line in advice(long, run)) == is_advised

@@ -19,6 +19,7 @@ from alfish import nest
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
+from alfish.compiler import kernels
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, TensorPointMass
 from alfish.errors import UsageError
@@ -218,6 +219,22 @@ def test_the_thread_count_of_the_run_is_restored(tmp_path):
     finally:
         trainer.close()
         torch.set_num_threads(1)
+
+
+def test_idle_cores_change_no_thread_count_of_a_run(tmp_path):
+    """A run of one thread may go on with 'auto', which has the same results; a run of two keeps its two."""
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    try:
+        for count, expected in ((1, "auto"), (2, 2)):
+            stop_after(make(tmp_path / str(count), env_id, env_kwargs, unroll_length, num_threads=count), 1)
+            trainer = make(tmp_path / str(count), env_id, env_kwargs, unroll_length, num_threads="auto")
+            kernels.use_helpers(3)
+            assert kernels.num_threads() == "auto"
+            trainer.start()
+            assert kernels.num_threads() == expected
+            trainer.close()
+    finally:
+        kernels.set_num_threads(1)
 
 
 def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path, caplog, capsys):

@@ -27,6 +27,7 @@ from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.batches import EpochBatches
+from alfish.compiler import kernels
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
@@ -863,7 +864,7 @@ def test_the_default_listeners_make_a_whole_run_directory(tmp_path):
     records = {"config.gin", "metrics.csv", "log.txt", "provenance.json", "run_id", "done"}
     assert names == records | {"checkpoints", "tensorboard", "eval"}
     [provenance] = json.loads((tmp_path / "provenance.json").read_text())
-    assert provenance["versions"]["torch"] == torch.__version__ and provenance["num_threads"] == 1
+    assert provenance["versions"]["torch"] == torch.__version__ and provenance["num_threads"] == kernels.num_threads()
     assert provenance["seed"] == 0 and provenance["device"] == "cpu"
 
 
