@@ -39,6 +39,8 @@ class Environment(abc.ABC):
       resets_rows: True if `reset` takes a mask of rows.
       seeds_rows: True if `reset` also takes one seed per row; evaluation then seeds each episode.
       name: the name of the task in messages: an id or a class.
+      stepping: how environments are stepped, in words that follow their number: 'in one loop'.
+      remark: a sentence about a faster way to step them, for the log; empty: none is known.
       env_spec: gymnasium's specification of one environment, without training wrappers; None if there is none.
       infos: gymnasium's info dict of the last reset or step.
       follows_progress: True if the environments have a curriculum, which `set_progress` advances.
@@ -70,6 +72,7 @@ class Environment(abc.ABC):
         self.action_spec = specs.action_spec(action_space)
         self.reward_spec = reward_spec
         self.name = type(self).__name__
+        self.stepping = self.remark = ""
         self.env_spec: EnvSpec | None = None
         self.env_id: Array = np.arange(first_env_id, first_env_id + num_envs, dtype=np.int32)
         self.infos = {}

@@ -66,7 +66,7 @@ def make_envpool(
         raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
     env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
     environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask, rewards=rewards)
-    environment.name = env_id
+    environment.name, environment.stepping = env_id, "in EnvPool"
     return environment
 
 

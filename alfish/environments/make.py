@@ -24,6 +24,9 @@ from alfish.errors import UsageError
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.parameters.parts import parameter_names
 
+# From here on gymnasium's vector class of CartPole takes less time than one loop over single environments.
+MANY_ENVS = 64
+
 
 @gin.configurable(module="alfish.environments")
 @checked
@@ -46,8 +49,9 @@ def make_environment(
       env_id: a gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable that returns a gymnasium Env, or one
         with an argument `num_envs` that returns a VectorEnv, numpy or torch.
       num_envs: B.
-      vectorization: 'sync' steps one by one, in this process; 'async' in a process each (pays above about 50 us per
-        step); 'vector_entry_point' takes the id's own vector class; 'envpool' takes EnvPool's.
+      vectorization: 'sync' steps in this process, in one loop where that gives the same numbers (CartPole), else one by
+        one; 'async' steps the same episodes in a process each (pays above about 50 us per step); 'vector_entry_point'
+        takes the id's own vector class and 'envpool' EnvPool's, which draw other random numbers.
       env_kwargs: arguments of the constructor.
       wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, its name such as
         `gymnasium.wrappers:FlattenObservation`, or a list of either and its keyword arguments.
@@ -152,7 +156,28 @@ def _adapt(
     else:
         environment = VectorEnvironment(env, seeds, autoreset=not evaluation, action_mask=action_mask, rewards=rewards)
     environment.name, environment.env_spec = name_of(env_id), env_spec
+    environment.stepping, environment.remark = _stepping(env), _remark(env)
     return environment
+
+
+def _stepping(env: VectorEnv) -> str:
+    """Returns how a vector environment steps, in words that follow the number of environments."""
+    if isinstance(env, SequentialVectorEnv):
+        return "" if env.num_envs == 1 else "one by one" if env.joint is None else "in one loop"
+    if isinstance(env, gymnasium.vector.AsyncVectorEnv):
+        return "in a process each"
+    return f"in {type(env.unwrapped).__name__}"
+
+
+def _remark(env: VectorEnv) -> str:
+    """Returns a sentence about a vector class that gives other random numbers and may be faster."""
+    spec = env.envs[0].spec if isinstance(env, SequentialVectorEnv) else None
+    if spec is None or spec.vector_entry_point is None or spec.additional_wrappers or env.num_envs < MANY_ENVS:
+        return ""
+    return (
+        f"{spec.id} has a vector class, which is faster with so many environments and draws other random numbers: "
+        "make_environment.vectorization = 'vector_entry_point'"
+    )
 
 
 def _names(rewards: Sequence[str] | Mapping[str, str] | None) -> Sequence[str] | None:

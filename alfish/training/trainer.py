@@ -364,12 +364,15 @@ def _announce(trainer: Trainer, max_evaluation_length: int) -> None:
     environment, budget, parameters = trainer.environment, trainer.clock.budget, trainer.algorithm.parameters()
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     num_envs = trainer.unroller.num_envs * replicas.size()
-    acting = f"{counted(num_envs, 'environment')}, " if trainer.batches.acts else ""
+    stepping = f" {environment.stepping}" if environment.stepping else ""
+    acting = f"{counted(num_envs, 'environment')}{stepping}, " if trainer.batches.acts else ""
     learners = f"{counted(replicas.size(), 'learner')}, " if replicas.is_joined() else ""
     trainer.log(
         f"{type(trainer.algorithm).__name__} on {environment.name}: {learners}{acting}{trained:,} parameters on "
         f"{trainer.device}, Trainer.{budget.name} = {budget.size:,}"
     )
+    if environment.remark and trainer.batches.acts:
+        trainer.log(environment.remark)
     if environment.lacks_limit:
         trainer.log(
             f"{environment.name} has no time limit, so an episode may never end, and evaluation cuts it at "

@@ -743,7 +743,7 @@ def test_the_first_line_of_a_log_names_algorithm_environment_and_budget(tmp_path
     trainer.start()
     trainer.close()
     count = sum(parameter.numel() for parameter in trainer.algorithm.parameters())
-    line = f"PPO on CartPole-v1: 3 environments, {count} parameters on cpu, Trainer.num_env_steps = 10,000"
+    line = f"PPO on CartPole-v1: 3 environments in one loop, {count} parameters on cpu, Trainer.num_env_steps = 10,000"
     assert (tmp_path / "log.txt").read_text().splitlines()[0].endswith(f" {line}")
 
 

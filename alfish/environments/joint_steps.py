@@ -1,0 +1,134 @@
+"""Joint steps: one loop over environments of the same class, with the numbers that each gives by itself.
+
+A vector class draws all random numbers from one generator, so its episodes differ from those of single environments.
+Here each environment keeps its generator, its state and its time limit. It may be reset, rendered or stepped by itself
+at any time.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
+
+from alfish.nest import Array
+
+NUM_CHECKED = 16  # environments of the comparison that decides whether joint steps are used
+
+
+class JointCartPoles:
+    """gymnasium's CartPole environments, each in 1 us a step instead of 5.
+
+    gymnasium computes with numpy's scalars, whose operations take five times as long as those of Python's floats and
+    give the same bits. Only sine and cosine, which Python and numpy round differently, stay numpy's.
+
+    Args:
+      envs: as `gymnasium.make` builds them; see `joint_steps`.
+    """
+
+    def __init__(self, envs: Sequence[Any]):
+        self._envs = list(envs)
+        self._cores = [env.unwrapped for env in envs]
+
+    def step(self, actions: Array, begins: Sequence[bool]) -> tuple[list[Any], list[float], list[bool], list[bool]]:
+        """Steps all environments, and resets those of `begins` instead.
+
+        Args:
+          actions: `[B]`, 0 or 1.
+          begins: `[B]`, whether the last episode has ended.
+
+        Returns:
+          Observations, rewards, terminations and truncations, `[B]` each.
+        """
+        if True in begins:
+            for env, begin in zip(self._envs, begins):
+                if begin:
+                    env.reset()
+        # A reset and other code set arrays, whose entries are slow scalars.
+        states = [core.state if type(core.state) is tuple else core.state.tolist() for core in self._cores]
+        angles = np.array([state[2] for state in states])
+        trigonometry = zip(np.cos(angles).tolist(), np.sin(angles).tolist())
+        observations, rewards, terminations, truncations = [], [], [], []
+        for env, core, state, (cos, sin), action, begin in zip(
+            self._envs, self._cores, states, trigonometry, actions.tolist(), begins
+        ):
+            x, speed, angle, angular_speed = state
+            reward, terminated, truncated = 0.0, False, False
+            if not begin:
+                # The operations of CartPoleEnv.step, in their order.
+                force = core.force_mag if action == 1 else -core.force_mag
+                total_mass, tau = core.total_mass, core.tau
+                push = (force + core.polemass_length * (angular_speed * angular_speed) * sin) / total_mass
+                angular_acceleration = (core.gravity * sin - cos * push) / (
+                    core.length * (4.0 / 3.0 - core.masspole * (cos * cos) / total_mass)
+                )
+                acceleration = push - core.polemass_length * angular_acceleration * cos / total_mass
+                x, speed = x + tau * speed, speed + tau * acceleration
+                angle, angular_speed = angle + tau * angular_speed, angular_speed + tau * angular_acceleration
+                terminated = abs(x) > core.x_threshold or abs(angle) > core.theta_threshold_radians
+                reward = 1.0
+                core.state = x, speed, angle, angular_speed
+                if terminated:
+                    core.steps_beyond_terminated = 0
+                env._elapsed_steps += 1
+                truncated = env._elapsed_steps >= env._max_episode_steps
+            observations.append((x, speed, angle, angular_speed))
+            rewards.append(reward)
+            terminations.append(terminated)
+            truncations.append(truncated)
+        return observations, rewards, terminations, truncations
+
+
+def joint_steps(envs: Sequence[gymnasium.Env]) -> JointCartPoles | None:
+    """Returns joint steps of these environments, or None if they have to step one by one.
+
+    The class and all wrappers must be gymnasium's own. A comparison with single environments on this machine must give
+    equal bits, because they depend on gymnasium's release and on numpy's sine and cosine.
+    """
+    return JointCartPoles(envs) if all(map(_is_plain_cart_pole, envs)) and _gives_equal_bits() else None
+
+
+def _is_plain_cart_pole(env: gymnasium.Env) -> bool:
+    """Returns whether joint steps compute the rewards and the integrator of this environment."""
+    if type(env) is not TimeLimit or type(env.env) is not OrderEnforcing or type(env.env.env) is not CartPoleEnv:
+        return False
+    core: Any = env.unwrapped
+    if core.spec is None or core.render_mode is not None:
+        return False
+    return not core.spec.kwargs.get("sutton_barto_reward") and core.kinematics_integrator == "euler"
+
+
+@functools.cache
+def _gives_equal_bits() -> bool:
+    """Returns whether joint steps are those of single environments, for random states, ends and time limits."""
+    generator = np.random.default_rng(0)
+    joint, single = _limited_cart_poles(), _limited_cart_poles()
+    cores = [(ours.unwrapped, theirs.unwrapped) for ours, theirs in zip(joint, single)]
+    steps, nobody_begins = JointCartPoles(joint), [False] * NUM_CHECKED
+    for _ in range(3):
+        actions = generator.integers(2, size=NUM_CHECKED)
+        for pair, state in zip(cores, generator.normal(size=(NUM_CHECKED, 4)) * (1.2, 2.0, 0.1, 2.0)):
+            for core in pair:
+                core.state, core.steps_beyond_terminated = state, None
+        try:
+            found = [np.asarray(column) for column in steps.step(actions, nobody_begins)]
+        except AttributeError:  # another release has other fields
+            return False
+        expected = list(zip(*(env.step(action) for env, action in zip(single, actions))))
+        found[0] = found[0].astype(np.float32)
+        if not all(np.array_equal(column, np.asarray(own)) for column, own in zip(found, expected)):
+            return False
+        if not all(np.array_equal(ours.state, theirs.state) for ours, theirs in cores):
+            return False
+    return True
+
+
+def _limited_cart_poles() -> list[Any]:
+    """Returns environments that have begun and are truncated after three steps."""
+    envs = [TimeLimit(OrderEnforcing(CartPoleEnv()), 3) for _ in range(NUM_CHECKED)]
+    for env in envs:
+        env.reset()
+    return envs
