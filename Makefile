@@ -57,7 +57,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/installed: .venv/bin/python pyproject.toml constraints.txt
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[mujoco,box2d,video]'
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[mujoco,box2d,plot,video]'
 	touch $@
 
 .venv/installed-dev: .venv/installed

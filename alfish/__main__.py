@@ -114,7 +114,8 @@ def _flag_help(flag_values) -> str:
     lines = []
     for name in sorted(flag_values):
         flag = flag_values[name]
-        lines.append(f"  --{name}: {flag.help}")
+        words = flag.help.partition(";\n")[0]  # absl adds how to repeat a flag, whose own text says that it can be
+        lines.append(f"  --{name}: {words}")
         if flag.default not in (None, []):
             lines.append(f"      default: {flag.default}")
     return "\n".join(lines) or "  none"

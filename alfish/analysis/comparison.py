@@ -10,7 +10,7 @@ import numpy as np
 
 from alfish.analysis import statistics
 from alfish.analysis.curves import axis_of
-from alfish.analysis.grouping import Group, by_environment, group, named
+from alfish.analysis.grouping import Group, by_environment, group, named, note_repeated_seeds
 from alfish.analysis.series import AXIS_WORDS, Series, Source
 from alfish.analysis.sources import Note, read_all
 from alfish.analysis.statistics import Estimate
@@ -106,6 +106,7 @@ def compare(
     series = read_all(sources, metric, note)
     axis = axis_of(list(series.values()), [source.name for source in series])
     groups = group(list(series))
+    note_repeated_seeds(groups, note)
     environments = list(dict.fromkeys(one.environment for one in groups))
     goals = _single(by_environment(thresholds, environments, float, "threshold", "475"), "threshold")
     scales = _single(by_environment(ranges, environments, _range, "score range", "0,500"), "score range")

@@ -54,6 +54,18 @@ def group(sources: Sequence[Source]) -> list[Group]:
     return found
 
 
+def note_repeated_seeds(groups: Iterable[Group], note: Callable[[str], None]) -> None:
+    """Notes runs of one group with the same seed, which intervals over seeds take for independent ones."""
+    for one in groups:
+        names: dict[str, list[str]] = {}
+        for source in one.sources:
+            if source.seed is not None:
+                names.setdefault(source.seed, []).append(source.name)
+        for seed, same in names.items():
+            if len(same) > 1:
+                note(f"{named(one)}: {' and '.join(same)} have seed {seed}, and count as {len(same)} seeds")
+
+
 def named(one: Group) -> str:
     """Returns the label of a group and its environment, for messages."""
     return f"{one.label} in {one.environment}" if one.environment else one.label

@@ -8,7 +8,7 @@ from absl import logging
 
 from alfish.analysis import figures
 from alfish.analysis.curves import Curve, axis_of, curve
-from alfish.analysis.grouping import by_environment, group, named
+from alfish.analysis.grouping import by_environment, group, named, note_repeated_seeds
 from alfish.analysis.series import AXIS_WORDS, DEFAULT_METRIC, Source
 from alfish.analysis.sources import Note, find, read_all
 from alfish.errors import UsageError
@@ -69,8 +69,9 @@ def curves_of(
     """
     series = read_all(sources, metric, note)
     axis = axis_of(list(series.values()), [source.name for source in series], axis)
-    found = []
-    for one in group(list(series)):
+    groups, found = group(list(series)), []
+    note_repeated_seeds(groups, note)
+    for one in groups:
         found.append(curve(one, [series[source] for source in one.sources], axis, statistic))
         if len(found[-1].clock) == 0:
             raise UsageError(f"{named(one)}: its runs have no {axis} in common")

@@ -27,7 +27,7 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
 
 def define_captions(flag_values: flags.FlagValues) -> None:
     """Defines the flag of captions in films."""
-    words = "Show episode, return, reward, value (of an algorithm with state_value) and action in the film."
+    words = "Show episode, return, reward, action, and value (unless the algorithm has none) in the film."
     flags.DEFINE_boolean("captions", False, words, flag_values=flag_values)
 
 

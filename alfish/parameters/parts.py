@@ -93,6 +93,9 @@ def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords
         is_bound = unexpected is not None and unexpected[1] not in keywords  # by gin: `messages.complete`
         if is_bound or not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
             raise
+        inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
+        if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument, as `@Linear()`
+            raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error
         raise UsageError(f"{refusal}: {first_line(error)}") from error
 
 

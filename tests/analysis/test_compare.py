@@ -87,6 +87,16 @@ def test_runs_that_end_at_different_steps_are_noted(make_run, compared, tmp_path
     ]
 
 
+def test_runs_of_one_seed_in_a_group_are_noted(make_run, compared, tmp_path, capsys):
+    first, again = make_run("a", (1.0,)), make_run("b", (1.0,))
+    make_run("c", (1.0,), seed=1), make_run("d", (1.0,), gamma=0.9, seed=0)
+    compared(tmp_path)
+    words = f"PPO.gamma=0.98 in CartPole-v1: {first} and {again} have seed 0, and count as 2 seeds"
+    assert compared.notes == [words]
+    assert main(["plot", str(tmp_path), f"--output={tmp_path / 'x.png'}"]) == 0
+    assert f"note: {words}\n" in capsys.readouterr().err
+
+
 def test_a_run_on_recorded_data_is_measured_in_updates(make_run, compared):
     (row,) = compared(make_run("a", offline=True), thresholds=[2]).rows
     assert row.way.clock == 2000 and compared(make_run("b", offline=True)).axis == "updates"

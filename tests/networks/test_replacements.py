@@ -103,6 +103,13 @@ def test_a_class_of_another_kind_in_gin_is_one_sentence(tmp_path, capsys):
     assert "PPO.network made a DQN, which has no policy and no value" in capsys.readouterr().err
 
 
+def test_a_schedule_whose_value_nothing_binds_is_one_sentence(tmp_path, capsys):
+    schedule = "Learner.learning_rate = @Linear()"
+    command = ["train", "--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path / 'run'}", f"--gin_param={schedule}"]
+    assert main(command) == 2
+    assert "alfish train: Linear.start has no value; bind it, because @Linear() is bound\n" in capsys.readouterr().err
+
+
 def test_an_error_inside_a_network_of_ones_own_is_shown_as_it_is():
     def broken(input_size):
         return None + input_size
