@@ -7,7 +7,6 @@ import torch
 from alfish.corrections import retrace
 from alfish.data import Experience
 from alfish.errors import UsageError
-from alfish.objectives import Objectives, OneObjective
 from alfish.returns import lambda_return
 
 
@@ -17,30 +16,34 @@ class NextValues(NamedTuple):
     value: torch.Tensor  # of the row, under the policy in training
     q: torch.Tensor | None = None  # of the action taken at the row; None: no Retrace
     trace: torch.Tensor | None = None  # [L-1, N] min(1, pi / mu) of that action; None: no Retrace
+    bonus: torch.Tensor | None = None  # [L-1, N], added to the rewards of these rows; None: nothing is added
 
 
 def td_target(
     experience: Experience,
-    objectives: OneObjective | Objectives,
-    lambda_: float,
+    reward: torch.Tensor,
+    discount: torch.Tensor,
     following: NextValues,
+    lambda_: float,
     lower_bound: bool,
 ) -> torch.Tensor:
     """Returns targets of action values, `[L-1, N]`: lambda-returns, or those of Retrace if there are traces.
 
     Args:
       experience: `[L, N]`, with `return_to_go` for a lower bound.
-      objectives: of the reward; with several, targets are `[L-1, N, R]`.
-      lambda_: in [0, 1].
+      reward: `[L, N]`; for vector rewards `[L, N, R]`, with targets `[L-1, N, R]`.
+      discount: like `reward`, including gamma.
       following: values of rows 1 to L-1.
+      lambda_: in [0, 1].
       lower_bound: whether targets are at least `return_to_go`; see `bounded_below`.
     """
-    step = experience.time_step
-    rows = objectives.rows(step)
+    step_type = experience.time_step.step_type
+    if following.bonus is not None:
+        reward = torch.cat([reward[:1], reward[1:] + following.bonus])
     if following.q is None or following.trace is None:
-        target = lambda_return(*rows, following.value, step.step_type, lambda_)
+        target = lambda_return(reward, discount, following.value, step_type, lambda_)
     else:
-        target = retrace(*rows, following.q, following.value, step.step_type, following.trace, lambda_)
+        target = retrace(reward, discount, following.q, following.value, step_type, following.trace, lambda_)
     return bounded_below(target, experience.return_to_go) if lower_bound else target
 
 

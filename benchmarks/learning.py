@@ -100,6 +100,12 @@ GOALS = [
     # the farthest treasure
     Goal("dqn_deep_sea_treasure", (0, 1, 2, 3, 4), 0.9 * 23.7 - 0.1 * 19 - 1e-3, False, imports="mo_gymnasium"),
     Goal("ppo_asymmetric_halfcheetah", (0, 1, 2, 3, 4), 3427, False),  # the mean of its control run
+    Goal("c51_cartpole", (0, 1, 2), 475, False),
+    Goal("c51_acrobot", (0, 1, 2), -95, False),
+    Goal("qrdqn_cartpole", (0, 1, 2, 3, 4), 490, False),
+    Goal("qrdqn_acrobot", (0, 1, 2, 3, 4), -80, False),
+    Goal("munchausen_lunarlander", (0, 1, 2, 3, 4), 200, False),
+    Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
 ]
 OFFLINE = [
     _offline("bc_pendulum", "expert", -140),

@@ -16,7 +16,7 @@ FLOORS = [
     (0, ["errors", "formatting", "nest", "replicas", "parameters", "schedules"]),
     (0, ["runs", "writers", "processes", "compiler", "archives"]),
     (1, ["data", "specs"]),
-    (2, ["losses", "policy_losses", "returns", "objectives", "corrections", "targets", "distributions"]),
+    (2, ["losses", "policy_losses", "returns", "corrections", "targets", "values", "distributions"]),
     (2, ["networks", "environments", "transforms", "metrics", "replay", "offline", "films"]),
     (3, ["algorithms", "composition"]),
     (4, ["batches", "learner", "unrollers", "transfer"]),
@@ -26,7 +26,20 @@ FLOORS = [
     (8, ["bin", "__main__"]),
 ]
 # Of algorithms; only these are imported by others.
-BASES = tuple(f"alfish.algorithms.{name}" for name in ("rl_algorithm", "actor_critic", "ppo", "sac", "td3", "bc"))
+BASES = tuple(
+    f"alfish.algorithms.{name}"
+    for name in (
+        "rl_algorithm",
+        "actor_critic",
+        "delayed_actor",
+        "hybrid_actor",
+        "q_learning",
+        "ppo",
+        "sac",
+        "td3",
+        "bc",
+    )
+)
 BASES += tuple(f"alfish.algorithms.imitation.{name}" for name in ("external", "expert", "apprentice"))
 ORDER = [room for _, rooms in FLOORS for room in rooms]
 

@@ -15,7 +15,7 @@ PACKAGE_FILES = 15
 # What is opened to understand SAC whole: the algorithm, its hooks, the mathematics, and the networks it is built from.
 SAC = [
     *("algorithms/sac.py", "algorithms/rl_algorithm.py", "data.py", "returns.py", "targets.py", "losses.py"),
-    *("networks/hybrid_policy.py", "networks/critics.py", "networks/target.py", "networks/encoders.py"),
+    *("networks/hybrid/policy.py", "networks/critics.py", "networks/target.py", "networks/encoders.py"),
     *("networks/layers.py", "distributions/categorical.py", "distributions/squashed_normal.py"),
 ]
 # What is opened before a first algorithm of one's own is written.

@@ -18,9 +18,9 @@ from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.data import Experience, LossInfo
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
-from alfish.objectives import Discount, RewardWeights
 from alfish.parameters import FiniteFloat, NonNegativeFloat, UnitInterval, checked
 from alfish.schedules import Schedule
+from alfish.values import Discount, RewardWeights
 
 
 class A2CTarget(NamedTuple):
@@ -40,7 +40,7 @@ class A2C(ActorCriticAlgorithm):
       value_coef: weight of the value loss, which is half a squared error.
       entropy_coef: weight of the entropy (nats); number or schedule.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
-      reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
+      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks import PolicyValue
-from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters.parts import build_policy_value
 from alfish.schedules import Schedule, as_schedule
+from alfish.values import Discount, RewardWeights, values_of
 
 
 class ActorCriticAlgorithm(RLAlgorithm):
@@ -43,7 +43,7 @@ class ActorCriticAlgorithm(RLAlgorithm):
         self.network: Any = build_policy_value(
             network, f"{type(self).__name__}.network", observation_spec, action_spec, reward_spec
         )
-        self.objectives = objectives_of(self, reward_spec, gamma, reward_weights)
+        self.values = values_of(self, reward_spec, gamma, reward_weights)
         self._lambda, self._normalize_advantage = lambda_, normalize_advantage
         self._value_coef = value_coef
         self._entropy_coef = None if entropy_coef == 0 else as_schedule(entropy_coef)
@@ -61,7 +61,7 @@ class ActorCriticAlgorithm(RLAlgorithm):
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
         """Returns the values `[B]` of rows `[B]`."""
-        return self.objectives.scalarized(self.network.value(time_step, state))
+        return self.values.scalarized(self.network.value(time_step, state))
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         info, _ = self.network(experience.time_step, state)
@@ -71,19 +71,19 @@ class ActorCriticAlgorithm(RLAlgorithm):
         """Returns generalised advantages `[T, B]`, and values `[T+1, B]`; `[..., R]` for vector rewards."""
         step = experience.time_step  # [T+1, B]
         value = self.network.value(step, experience.state)
-        advantage = returns.gae(*self.objectives.rows(step), value, step.step_type, self._lambda)
+        advantage = returns.gae(*self.values.rows(step), value, step.step_type, self._lambda)
         return advantage, value
 
     def policy_advantage(self, advantage: torch.Tensor, step_type: torch.Tensor) -> torch.Tensor:
         """Returns the `[T, B]` advantages of the policy loss: scalarized, and then normalized if that is set."""
-        advantage = self.objectives.scalarized(advantage)
+        advantage = self.values.scalarized(advantage)
         if self._normalize_advantage:
             advantage = returns.standardize(advantage, trainable(step_type))
         return advantage
 
     def total_loss(self, policy_loss: torch.Tensor, value_loss: torch.Tensor, policy: Distribution) -> LossInfo:
         """Returns the weighted sum of the losses, minus the entropy bonus; `value_loss` is `[T, N]` or `[T, N, R]`."""
-        value_loss = self.objectives.total(value_loss)
+        value_loss = self.values.total(value_loss)
         entropy = policy.entropy()
         loss = policy_loss + self._value_coef * value_loss
         if self._entropy_coef is not None:

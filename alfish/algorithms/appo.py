@@ -65,7 +65,7 @@ class APPO(PPO):
         (policy, value), _ = self.network(step, experience.state)
         ratio = (policy.log_prob(experience.action) - behaviour.log_prob(experience.action)).exp()
         target, advantage = corrections.vtrace(
-            *self.objectives.rows(step), value, step.step_type, ratio, self._lambda, self._rho_bar, self._c_bar,
+            *self.values.rows(step), value, step.step_type, ratio, self._lambda, self._rho_bar, self._c_bar,
         )  # fmt: skip
         # Without lag the ratio is 1 up to float error, which does not count as clipping.
         rho_clipped = (ratio > 1.001 * self._rho_bar).to(ratio.dtype)

@@ -20,9 +20,9 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution, uniform_kl
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
-from alfish.objectives import Discount, RewardWeights
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveFloat, UnitInterval, checked
 from alfish.schedules import Schedule, as_schedule
+from alfish.values import Discount, RewardWeights
 
 
 class PPORollout(NamedTuple):
@@ -59,7 +59,7 @@ class PPO(ActorCriticAlgorithm):
       target_kl: the iteration ends when KL(rollout policy, policy) exceeds 1.5 times this, in nats; None: no limit.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
       recompute_advantage: whether each epoch recomputes advantages (Andrychowicz et al., 2021, section 3.5).
-      reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
+      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
 
     clip_range, value_clip_range, entropy_coef and uniform_kl_coef may be schedules of progress.
     """

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from alfish import returns
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.algorithms.td3 import TD3
 from alfish.data import Experience, TimeStep
@@ -38,6 +37,7 @@ class RecurrentTD3(TD3):
     """
 
     replay_needs = ReplayNeeds(recurrent_state=True)
+    lambda_ = 0.0
 
     def __init__(
         self,
@@ -77,9 +77,6 @@ class RecurrentTD3(TD3):
 
     def actor_input(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
         return self.critic.features(time_step, state)
-
-    def target(self, step: TimeStep, next_value: torch.Tensor) -> torch.Tensor:
-        return returns.lambda_return(*self.objectives.rows(step), next_value, step.step_type, 0.0)
 
     def window_features(self, experience: Experience) -> Features:
         window = Window(experience, every_row=True)

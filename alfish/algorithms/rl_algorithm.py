@@ -136,7 +136,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
     @property
     def reward_weights(self) -> torch.Tensor | None:
         """`[R]`, the buffer of the weights of a vector reward's entries; None: there is none."""
-        return getattr(getattr(self, "objectives", None), "weights", None)
+        return getattr(getattr(self, "values", None), "weights", None)
 
     @property
     def has_state(self) -> bool:

@@ -9,22 +9,24 @@ correlation of exploration noise, which starts from zero in each episode.
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, nest, replicas, returns
+from alfish import nest, replicas
+from alfish.algorithms.delayed_actor import DelayedActor
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Features, TargetNetwork
-from alfish.objectives import Discount, RewardWeights, objectives_of
 from alfish.parameters import NonNegativeFloat, PositiveInt, Range, Rate, checked
 from alfish.parameters.parts import build_network
 from alfish.schedules import Schedule, as_schedule
+from alfish.targets import NextValues
+from alfish.values import Discount, RewardWeights, values_of
 
 
 class DDPGTrain(NamedTuple):
@@ -50,11 +52,12 @@ class DDPG(RLAlgorithm):
       target_rate: of the update of both target networks, after each update.
       noise_std: of exploration noise, in units of half the action's range; number or schedule.
       noise_correlation: between the noise of consecutive steps, in [0, 1); 0 is white noise. Noise is policy state.
-      reward_weights: of the entries of a vector reward; the buffer `objectives.weights` begins with them. None: 1.
+      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
     """
 
     on_policy = False
     weighted_losses: tuple[str, ...] | None = ("critic",)
+    lambda_: ClassVar[float] = 1.0  # of the return within a window: 1 bootstraps at the last row, 0 is one step
 
     def __init__(
         self,
@@ -72,8 +75,8 @@ class DDPG(RLAlgorithm):
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]
-        self.objectives = objectives_of(self, reward_spec, gamma, reward_weights)
-        self.make_networks(actor, self.objectives.sized(critic), sum(self._sizes))
+        self.values = values_of(self, reward_spec, gamma, reward_weights)
+        self.make_networks(actor, self.values.sized(critic), sum(self._sizes))
         self.target_actor = TargetNetwork(self.actor, target_rate)
         self.target_critic = TargetNetwork(self.critic, target_rate)
         self._noise_std, self._noise_correlation = as_schedule(noise_std), noise_correlation
@@ -118,20 +121,11 @@ class DDPG(RLAlgorithm):
         """Returns the values `[B]` of rows `[B]`: the critics' minimum for the actor's action."""
         action = self.actor(self.actor_input(time_step, state)[0])
         q = self.critic(self.critic.features(time_step, state)[0], action)
-        return self.objectives.scalarized(self.objectives.least(q))
+        return self.values.scalarized(self.values.least(q))
 
     def target_action(self, seen: Nest) -> torch.Tensor:
         """Returns the action of the target policy for its input, `[..., A]`; TD3 adds noise to it."""
         return self.target_actor(seen)
-
-    def target(self, step: TimeStep, next_value: torch.Tensor) -> torch.Tensor:
-        """Returns the targets of the rows that train, `[T', N]` or `[T', N, R]`: n-step returns of row 0.
-
-        Args:
-          step: `[L, N]`.
-          next_value: `[L-1, N]` or `[L-1, N, R]`, of rows 1 to L-1.
-        """
-        return returns.discounted_return(*self.objectives.rows(step), next_value, step.step_type)[:1]
 
     def trains_actor(self) -> bool:
         """Returns True if the next update trains the actor, which TD3 delays."""
@@ -164,21 +158,22 @@ class DDPG(RLAlgorithm):
         q = self.critic(features.critic, action)
         with torch.no_grad():
             next_q = self.target_critic(features.next_critic, self.target_action(features.next_actor))
-            next_value = self.objectives.least(next_q)
+            next_value = self.values.least(next_q)
         policy_q = policy_action = None
         if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
             policy_action = self.actor(features.actor)
-            policy_q = self.objectives.scalarized(self.critic(features.critic, policy_action, num_members=1)[0])
+            policy_q = self.values.scalarized(self.critic(features.critic, policy_action, num_members=1)[0])
         return AlgStep(info=DDPGTrain(q, next_value, policy_q, policy_action, action))
 
     def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:
-        error = self.target(experience.time_step, info.next_value) - info.q  # [E, T', N] or [E, T', N, R]
-        loss = {"critic": self.objectives.total(losses.squared(error).sum(0))}
+        target = self.values.target(experience, NextValues(info.next_value), self.lambda_)[: info.q.shape[1]]
+        critic_loss, error = self.values.loss(info.q, target)  # [E, T', N]
+        loss = {"critic": critic_loss.sum(0)}
         if info.policy_q is not None and info.policy_action is not None:
             loss["actor"] = self.actor_loss(info.policy_q, info.policy_action, info.action)
-        td_error = self.objectives.magnitude(error).mean(0)
-        extra = {"q": self.objectives.scalarized(info.q.mean(0)), "td_error": td_error}
-        return LossInfo(loss, extra=extra, priority=td_error)
+        error = error.mean(0)
+        shown = {name: each.mean(0) for name, each in self.values.shown(info.q, target).items()}
+        return LossInfo(loss, extra=shown | {"td_error": error}, priority=error)
 
     def after_update(self) -> None:
         self.target_actor.update(self.actor)
@@ -191,7 +186,7 @@ class DDPG(RLAlgorithm):
 
 @gin.configurable(module="alfish.algorithms")
 @checked
-class TD3(DDPG):
+class TD3(DelayedActor, DDPG):
     """DDPG with the minimum of two critics, noise on target actions, and delayed updates of the actor.
 
     Args:
@@ -213,28 +208,17 @@ class TD3(DDPG):
         **ddpg_arguments,
     ):
         super().__init__(observation_spec, action_spec, reward_spec, critic=critic, **ddpg_arguments)
-        self._smoothing_std, self._smoothing_clip, self._actor_period = smoothing_std, smoothing_clip, actor_period
-        self._num_updates = 0
+        self._smoothing_std, self._smoothing_clip, self.actor_period = smoothing_std, smoothing_clip, actor_period
 
     def target_action(self, seen: Nest) -> torch.Tensor:
         action = self.target_actor(seen)
         noise = (self._smoothing_std * torch.randn_like(action)).clamp(-self._smoothing_clip, self._smoothing_clip)
         return (action + noise).clamp(-1, 1)
 
-    def trains_actor(self) -> bool:
-        return (self._num_updates + 1) % self._actor_period == 0
-
     def after_update(self) -> None:
-        trained = self.trains_actor()
-        self._num_updates += 1
-        if trained:
-            super().after_update()
-
-    def get_extra_state(self) -> dict[str, int]:
-        return {"num_updates": self._num_updates}
-
-    def set_extra_state(self, state: dict[str, int]) -> None:
-        self._num_updates = state["num_updates"]
+        if self.trains_actor():
+            DDPG.after_update(self)
+        DelayedActor.after_update(self)
 
 
 @gin.configurable(module="alfish.algorithms")

@@ -243,7 +243,7 @@ class Composed(RLAlgorithm):
             )
         for entry, part in enumerate(self.rewards.values(), math.prod(self.reward_spec.shape)):
             if not part.episodic:
-                self.algorithm.objectives.ignore_ends(entry)
+                self.algorithm.values.ignore_ends(entry)
         self._weigh()
 
     def _check(self, rewards: Sequence[RewardPart]) -> None:

@@ -124,8 +124,12 @@ class Adam(FlatOptimizer):
     def count(self) -> None:
         self._num_steps += 1
 
+    def denominator(self, second: torch.Tensor, coefficients: Sequence[Any]) -> torch.Tensor:
+        """Returns what the first moment is divided by, as a new tensor."""
+        return second.sqrt().div_(coefficients[1]).add_(self._eps)
+
     def apply(self, parameters, gradients, tensors, coefficients, is_applied):
-        size, root, decay = coefficients
+        size, _, decay = coefficients
         first_rate, second_rate = (1 - beta if is_applied is None else (1 - beta) * is_applied for beta in self._betas)
         for p, gradient, m, v in zip(parameters, gradients, tensors, tensors[len(parameters) :]):
             gradient = _silenced(gradient, is_applied)
@@ -133,7 +137,7 @@ class Adam(FlatOptimizer):
             _approach(v, gradient.square_(), second_rate)
             if self._weight_decay:
                 p.mul_(1 - decay * (1 if is_applied is None else is_applied))
-            _subtract(p, m, v.sqrt().div_(root).add_(self._eps), size, is_applied)
+            _subtract(p, m, self.denominator(v, coefficients), size, is_applied)
 
     def state_dict(self) -> dict[str, Any]:
         count = len(self._parameters)
@@ -143,6 +147,42 @@ class Adam(FlatOptimizer):
         _check_entries(self, state)
         _copy(self.tensors, (*state["first"], *state["second"]))
         self._num_steps = state["num_steps"]
+
+
+@gin.configurable(module="alfish.learner.optimizers")
+@checked
+class RAdam(Adam):
+    """Adam whose first steps, while the second moment is uncertain, are not divided by it.
+
+    Args:
+      parameters: flat vectors.
+      betas: decay rates of the first and second moment.
+      eps: added to the root of the second moment.
+
+    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        betas: tuple[Decay, Decay] = (0.9, 0.999),
+        eps: NonNegativeFloat = 1e-8,
+    ):
+        super().__init__(parameters, betas, eps)
+
+    def coefficients(self, learning_rate: float) -> list[float]:
+        size, root, _ = super().coefficients(learning_rate)
+        count, decay = self._num_steps + 1, self._betas[1]
+        longest = 2 / (1 - decay) - 1
+        length = longest - 2 * count * decay**count / (1 - decay**count)  # of the average, in steps
+        if length <= 5:
+            return [size, root, 0.0]
+        ratio = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        return [size * math.sqrt(ratio), root, 1.0]
+
+    def denominator(self, second: torch.Tensor, coefficients: Sequence[Any]) -> torch.Tensor:
+        is_divided = coefficients[2]
+        return super().denominator(second, coefficients).mul_(is_divided).add_(1 - is_divided)
 
 
 @gin.configurable(module="alfish.learner.optimizers")

@@ -11,7 +11,7 @@ from alfish.networks.actors import DeterministicActor
 from alfish.networks.critics import ONE_CRITIC, CriticEnsemble
 from alfish.networks.encoders import Encoder, Flat, OneHot
 from alfish.networks.heads import FLOORED_HEAD, PolicyHead, head_masks
-from alfish.networks.hybrid_policy import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
+from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.layers import MLP
 from alfish.networks.memory import GRU, LSTM

@@ -49,7 +49,7 @@ class EnsembleLayerNorm(nn.Module):
         return torch.addcmul(self.bias[:num_members], F.layer_norm(x, x.shape[-1:]), self.weight[:num_members])
 
 
-@gin.configurable(module="alfish.networks", denylist=["memory", "num_objectives"])
+@gin.configurable(module="alfish.networks", denylist=["memory", "num_values"])
 @checked
 class CriticEnsemble(nn.Module):
     """E critics Q(observation, action), computed as batched products.
@@ -67,7 +67,7 @@ class CriticEnsemble(nn.Module):
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
       encoder: takes the observation spec.
       memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `RecurrentSAC.memory`.
-      num_objectives: R, entries of a vector reward; None: a scalar. It is set by the algorithm.
+      num_values: R, entries of a vector reward; None: a scalar. It is set by the algorithm.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class CriticEnsemble(nn.Module):
         dropout: Annotated[float, Range(0, 1, below=True)] = 0.0,
         encoder: Callable[[Nest], Any] = Encoder,
         memory: Callable[[int], Any] | None = None,
-        num_objectives: PositiveInt | None = None,
+        num_values: PositiveInt | None = None,
     ):
         super().__init__()
         self.encoder: Any = build_network(encoder, "CriticEnsemble.encoder", observation_spec)
         self.memory: Any = memory and build_memory(memory, "CriticEnsemble.memory", self.encoder.output_size)
         self.feature_size: int = (self.memory or self.encoder).output_size
         self.ensemble_size = ensemble_size
-        self._outputs = [num_outputs] * (num_outputs > 1) + ([] if num_objectives is None else [num_objectives])
+        self._outputs = [num_outputs] * (num_outputs > 1) + ([] if num_values is None else [num_values])
         size = self.feature_size + action_size
         modules: list[nn.Module] = []
         for width in layers:

@@ -15,7 +15,7 @@ from alfish.parameters import PositiveInt, checked
 from alfish.parameters.parts import build_torso
 
 
-@gin.configurable(module="alfish.networks", denylist=["num_objectives"])
+@gin.configurable(module="alfish.networks", denylist=["num_values"])
 @checked
 class QNetwork(nn.Module):
     """Maps time steps to Q of each Discrete action, `[..., A]`, or `[..., A, R]` with several objectives.
@@ -25,7 +25,7 @@ class QNetwork(nn.Module):
       num_actions: A.
       torso: takes the observation spec.
       dueling: Q = V + advantage - mean advantage (Wang et al., 2016, eq. 9), each on its own linear layer.
-      num_objectives: R; None: a scalar reward. It is set by the algorithm.
+      num_values: R; None: a scalar reward. It is set by the algorithm.
     """
 
     def __init__(
@@ -34,11 +34,11 @@ class QNetwork(nn.Module):
         num_actions: PositiveInt,
         torso: Callable[[Nest], Any] = Torso,
         dueling: bool = False,
-        num_objectives: PositiveInt | None = None,
+        num_values: PositiveInt | None = None,
     ):
         super().__init__()
-        self._num_objectives = num_objectives
-        copies = num_objectives or 1
+        self._num_values = num_values
+        copies = num_values or 1
         self.torso: Any = build_torso(torso, "QNetwork.torso", observation_spec)
         self.advantage = orthogonal(nn.Linear(self.torso.output_size, copies * num_actions), 1.0)
         self.value: Any = orthogonal(nn.Linear(self.torso.output_size, copies), 1.0) if dueling else None
@@ -50,10 +50,10 @@ class QNetwork(nn.Module):
         """Returns Q and the next state."""
         features, state = self.torso(time_step, state)
         q = self.advantage(features)
-        if self._num_objectives is not None:
-            q = q.unflatten(-1, (self._num_objectives, -1))  # [..., R, A]
+        if self._num_values is not None:
+            q = q.unflatten(-1, (self._num_values, -1))  # [..., R, A]
         if self.value is not None:
             value = self.value(features)
-            value = value if self._num_objectives is None else value.unsqueeze(-1)
+            value = value if self._num_values is None else value.unsqueeze(-1)
             q = value + q - q.mean(-1, keepdim=True)
-        return q if self._num_objectives is None else q.mT, state
+        return q if self._num_values is None else q.mT, state

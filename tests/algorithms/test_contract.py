@@ -19,6 +19,7 @@ from gymnasium import spaces
 import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.acting import reset_state
+from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import EpochBatches, Minibatches
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, trainable
@@ -39,6 +40,7 @@ def _shipped():
 ALGORITHMS = {cls.__name__: cls for cls in _shipped()}
 ON_POLICY = {name: cls for name, cls in ALGORITHMS.items() if cls.on_policy}
 OFF_POLICY = {name: cls for name, cls in ALGORITHMS.items() if not cls.on_policy}
+ACTOR_CRITICS = {name: cls for name, cls in ON_POLICY.items() if issubclass(cls, ActorCriticAlgorithm)}
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
 NESTED = spaces.Dict(
     picture=spaces.Box(0, 255, (8, 8), np.uint8),
@@ -199,7 +201,7 @@ def test_the_shipped_algorithms_are_found_and_take_something():
     assert {"DQN", "SAC", "RecurrentSAC", "DDPG", "TD3", "TD3BC", "BC", "IQL"} <= set(OFF_POLICY)
     assert KINDS["BC"] == KINDS["IQL"] == list(SPACES)
     assert all(KINDS.values())
-    assert all(KINDS[name] == list(SPACES) for name in ON_POLICY)
+    assert all(KINDS[name] == list(SPACES) for name in ACTOR_CRITICS)
 
 
 @anywhere
@@ -344,7 +346,7 @@ def test_weighted_losses_are_of_groups_that_there_are(name):
     assert algorithm.replay_needs.return_gamma is None and algorithm.replay_needs.info == ()
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_rows_of_a_batch_do_not_touch_one_another(name):
     """With as many rewards as environments, an alignment on the wrong side would mix columns."""
     algorithm = _make(name, "discrete", num_rewards=B)
@@ -395,7 +397,7 @@ def test_the_action_at_the_end_of_an_episode_is_never_trained(name):
     assert torch.equal(*weights)
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_row_t_gives_its_value_and_is_not_trained(name):
     """The value of the last row's observation enters the targets; its action and reward-to-come do not exist."""
     algorithm = _make(name)
@@ -409,7 +411,7 @@ def test_row_t_gives_its_value_and_is_not_trained(name):
     torch.testing.assert_close(info.advantage[0], expected - value[0])
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 @pytest.mark.parametrize("kind", [StepType.LAST, StepType.MID], ids=["an episode", "a life"])
 @pytest.mark.parametrize("discount", [1.0, 0.0], ids=["truncated", "terminated"])
 def test_what_was_truncated_is_bootstrapped_and_what_terminated_is_not(name, discount, kind):
@@ -424,7 +426,7 @@ def test_what_was_truncated_is_bootstrapped_and_what_terminated_is_not(name, dis
     torch.testing.assert_close(_prepared(algorithm, experience).info.target[0], expected)
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 def test_targets_carry_no_gradient(name):
     """The loss's slope with regard to each value is that of a regression to a constant."""
     algorithm = _make(name)
@@ -495,8 +497,7 @@ def test_acting_writes_no_attribute_and_counts_no_calls(name, kind):
     assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} == set()
 
 
-@pytest.mark.parametrize("kind", ["discrete", "nested"])
-@pytest.mark.parametrize("name", ON_POLICY)
+@everywhere
 def test_hooks_write_no_attribute_and_count_no_calls(name, kind):
     algorithm = _make(name, kind)
     experience = _unroll(algorithm)

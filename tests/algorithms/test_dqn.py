@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from alfish import nest
 from alfish.algorithms.dqn import DQN
 from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
@@ -161,7 +162,7 @@ def test_retrace_ends_with_the_episode():
 def test_what_retrace_asks_of_later_rows_carries_no_gradient():
     dqn = make(ONLINE, TARGET, retrace=True)
     info = dqn.train_step(with_actions(window(*ROWS), 1, 0, 2), None).info
-    assert not any(leaf.requires_grad for leaf in info.following)
+    assert not any(leaf.requires_grad for leaf in nest.leaves(info.following))
     dqn.calc_loss(window(*ROWS), info).loss.sum().backward()
     assert dqn.q_network.q.grad.count_nonzero() == 1 and dqn.target.network.q.grad is None
 

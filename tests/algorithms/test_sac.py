@@ -155,7 +155,7 @@ def box_target_by_hand(sac, experience, bonus=True, seed=2):
     action = torch.tanh(before)
     with torch.no_grad():
         q = sac.target_critic(step.observation[1:], action).amin(0)[0]
-    alpha = sac.log_alpha["box"].detach().exp()
+    alpha = sac.temperatures.log_alpha["box"].detach().exp()
     entropy = -log_density(action, box.mean, box.log_std)[0].float() if bonus else 0
     return step.reward[1] + 0.5 * step.discount[1] * (q + alpha * entropy)
 
@@ -212,7 +212,7 @@ def test_the_discrete_actors_loss_is_an_exact_expectation():
 def test_box_and_discrete_together_value_each_choice_at_the_sampled_box():
     sac, experience = make(NESTED, initial_alpha=0.4), rows(NESTED)
     with torch.no_grad():
-        sac.log_alpha["discrete"].fill_(math.log(0.9))
+        sac.temperatures.log_alpha["discrete"].fill_(math.log(0.9))
     step = experience.time_step
     box, p = policy_of(sac, step.observation[1])
     torch.manual_seed(2)
@@ -237,7 +237,7 @@ def test_the_critics_are_asked_about_the_action_that_was_taken():
 
 # Which loss moves what.
 
-GROUPS = {"critic": ("critic.",), "actor": ("actor_", "policy_head"), "alpha": ("log_alpha",)}
+GROUPS = {"critic": ("critic.",), "actor": ("actor_", "policy_head"), "alpha": ("temperatures",)}
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -288,8 +288,8 @@ def test_the_temperatures_loss_is_detached_from_the_policy_and_pulls_to_the_targ
     assert all(gradient is None for gradient in gradients("critic", "actor"))
     assert all(gradient is None for gradient in gradients("critic", "alpha"))
     target_entropy = {"box": {"box": -2.0, "nested": -3.0}.get(name), "discrete": 0.5 * math.log(3)}
-    assert set(sac.log_alpha) == set(info.entropies) == {"nested": {"box", "discrete"}}.get(name, {name})
-    for kind, gradient in zip(sac.log_alpha, gradients("alpha", "alpha")):
+    assert set(sac.temperatures.log_alpha) == set(info.entropies) == {"nested": {"box", "discrete"}}.get(name, {name})
+    for kind, gradient in zip(sac.temperatures.log_alpha, gradients("alpha", "alpha")):
         expected = (info.entropies[kind] - target_entropy[kind]).sum().detach()
         torch.testing.assert_close(gradient, expected)
 
@@ -306,7 +306,7 @@ def test_a_fixed_temperature_has_no_loss_and_no_group_to_train():
     sac, experience = make(learn_alpha=False, initial_alpha=0.2), rows(BOX)
     learner = Learner(sac, learning_rate={"critic": 0.1, "actor": 0.1})
     learner.train([Minibatches(Batch(experience, trainable(experience.time_step.step_type)), torch.arange(6)[None])])
-    assert float(sac.log_alpha["box"]) == pytest.approx(math.log(0.2))
+    assert float(sac.temperatures.log_alpha["box"]) == pytest.approx(math.log(0.2))
 
 
 # Ensembles and targets.

@@ -345,7 +345,7 @@ def test_every_trainable_row_of_a_window_trains_sac_to_its_soft_one_step_target(
         )
         assert not torch.allclose(features, target_features, atol=0.01)
         log_p = sac.policy_head(sac.actor_mlp(features)).discrete.log_p
-        alpha = sac.log_alpha["discrete"].exp()
+        alpha = sac.temperatures.log_alpha["discrete"].exp()
         soft = (log_p.exp() * (target_critic(target_features).amin(0) - alpha * log_p)).sum(-1)
         target, trains = one_step_targets(step, soft[1:])
         all_q = sac.critic(features)
@@ -399,7 +399,7 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
             for critic in (sac.critic, target_critic)
         )
         log_p, q = sac.policy_head(sac.actor_mlp(features)).discrete.log_p, target_critic(target_features).amin(0)
-        soft = (log_p.exp() * (q - sac.log_alpha["discrete"].exp() * log_p)).sum(-1)
+        soft = (log_p.exp() * (q - sac.temperatures.log_alpha["discrete"].exp() * log_p)).sum(-1)
         taken, log_pi = (each.gather(-1, experience.action.unsqueeze(-1)).squeeze(-1) for each in (q, log_p))
         trace = (log_pi - log_mu).exp().clamp(max=1)
         target = corrections.retrace(

@@ -268,7 +268,7 @@ def test_each_part_has_an_entry_of_the_reward_with_its_own_weight_and_discount()
         functools.partial(PPO, gamma=(0.9, 0.5)), separate_values=True, extrinsic_coef=2.0,
         rewards=[functools.partial(PARTS["rnd"], coef=lambda progress: 3.0 - progress, episodic=False)],
     )  # fmt: skip
-    objectives = made.algorithm.objectives
+    objectives = made.algorithm.values
     assert objectives.weights.tolist() == [2.0, 3.0] and made.reward_weights is None
     step = rows([FIRST, MID, LAST])
     step.discount[-1] = 0

@@ -25,6 +25,7 @@ from alfish.algorithms.acting import reset_state
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.pqn import PQN
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.algorithms.rl_algorithm import RLAlgorithm
@@ -46,6 +47,7 @@ from alfish.replay import Prioritized, RingView, Uniform
 from alfish.schedules import Linear, Steps
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transforms
+from alfish.values import Bins, Quantiles
 
 pytestmark = [
     # Torch's compiler, at import.
@@ -69,6 +71,7 @@ ON_POLICY = {
     "exploring": (functools.partial(APPO, network=NETWORK, uniform_kl_coef=Linear(0.3), reciprocal_clip=True),
                   DISCRETE),
     "impala": (functools.partial(APPO, network=NETWORK, loss="impala"), BOX),
+    "pqn": (functools.partial(PQN, q_network=functools.partial(QNetwork, torso=TORSO)), DISCRETE),
 }  # fmt: skip
 _SAC = functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, dropout=0.1, ensemble_size=3),
                          target_subset=2)  # fmt: skip
@@ -80,7 +83,17 @@ OFF_POLICY = {
     "sac, fixed alpha": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, learn_alpha=False), BOX),
     "ddpg": (functools.partial(DDPG, critic=functools.partial(CRITIC, ensemble_size=1)), BOX),
     "td3": (functools.partial(TD3, critic=CRITIC, actor_period=3), BOX),
-}
+    "c51": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO, dueling=True),
+                              values=functools.partial(Bins, num_bins=11)), DISCRETE),
+    "qr-dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO),
+                                 values=functools.partial(Quantiles, num_quantiles=5)), DISCRETE),
+    "munchausen": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO), entropy_temperature=0.1,
+                                     munchausen=0.9), DISCRETE),
+    "tqc": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, actor_uses_mean=True,
+                              values=functools.partial(Quantiles, num_quantiles=5, num_dropped=2)), BOX),
+    "sac, bins": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC,
+                                    values=functools.partial(Bins, num_bins=11)), BOX),
+}  # fmt: skip
 
 
 class SilentTD3(TD3):
@@ -295,7 +308,7 @@ def check_updates(name, settings, num_iterations, caplog):
     plain, made = both(name, iterations, **settings)
     assert_alike(plain, made)
     assert made[1].updates == num_iterations * count
-    assert all(key.startswith("log_alpha") and "fixed" in name for key in unmoved(name, made[0]))
+    assert all(key.startswith("temperatures") and "fixed" in name for key in unmoved(name, made[0]))
     assert len(made[1]._compiled._made) == (2 if name == "td3" else 1)
     assert warnings_in(caplog) == []
 

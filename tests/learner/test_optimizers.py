@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alfish.errors import UsageError
-from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
+from alfish.learner.optimizers import Adam, RAdam, RMSprop, TorchOptimizer
 
 FACTORIES = {
     "torch's by name": (partial(TorchOptimizer, optimizer="NAdam"), torch.optim.NAdam),
@@ -18,13 +18,15 @@ FACTORIES = {
         partial(torch.optim.Adam, betas=(0.8, 0.95), eps=1e-5),
     ),
     "adam with decay": (partial(Adam, weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
+    "radam": (RAdam, torch.optim.RAdam),
+    "radam, short": (partial(RAdam, betas=(0.8, 0.95)), partial(torch.optim.RAdam, betas=(0.8, 0.95))),
     "rmsprop": (RMSprop, partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)),
     "rmsprop, other decay": (partial(RMSprop, decay=0.9, eps=0.1), partial(torch.optim.RMSprop, alpha=0.9, eps=0.1)),
     "sgd": (partial(TorchOptimizer, optimizer=partial(torch.optim.SGD, momentum=0.9)),
             partial(torch.optim.SGD, momentum=0.9)),
     "torch's adam": (partial(TorchOptimizer, optimizer=torch.optim.Adam), torch.optim.Adam),
 }  # fmt: skip
-OURS = ["adam", "adam with decay", "rmsprop", "sgd", "torch's adam"]
+OURS = ["adam", "adam with decay", "radam", "rmsprop", "sgd", "torch's adam"]
 FLAGS = {"looked at": None, "on the device": torch.ones(())}
 
 

@@ -55,7 +55,7 @@ def test_a_trainer_of_importable_parts_is_opened_again(tmp_path, capsys):
     trainer.train()
     policy, observation = alfish.load(tmp_path / "run"), np.full(2, 0.3)
     assert type(policy.algorithm) is not PPO and isinstance(policy.algorithm, Mine)
-    assert policy.algorithm.objectives.gamma == 0.5 and gin.config_str() == ""
+    assert policy.algorithm.values.gamma == 0.5 and gin.config_str() == ""
     assert policy.act(observation) == trainer.policy().act(observation)
     capsys.readouterr()
     assert main(["evaluate", f"--root_dir={tmp_path}/run", "--num_episodes=2", "--json"]) == 0
@@ -220,7 +220,7 @@ def test_train_takes_names_classes_and_settings(tmp_path):
     policy = alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **settings)
     assert torch.equal(torch.rand(1), drawn)
     assert gin.config_str().count(" = ") == 1 and gin.query_parameter("make_environment.num_envs") == 7
-    assert policy.env_steps >= 64 and policy.algorithm.objectives.gamma == 0.75
+    assert policy.env_steps >= 64 and policy.algorithm.values.gamma == 0.75
     text = (tmp_path / "run" / "config.gin").read_text()
     assert "EpochBatches.num_epochs = 1\n" in text and "include" not in text and "MLP.layers = (4,)" in text
     loaded = alfish.load(tmp_path / "run")
@@ -232,9 +232,9 @@ def test_train_takes_names_classes_and_settings(tmp_path):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **settings | {"PPO.gamma": 0.5})
     changed = settings | {"PPO.gamma": 0.5, "num_env_steps": 192}
     policy = alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", on_config_change="old", **changed)
-    assert policy.algorithm.objectives.gamma == 0.75 and policy.env_steps == again.env_steps  # the old budget too
+    assert policy.algorithm.values.gamma == 0.75 and policy.env_steps == again.env_steps  # the old budget too
     policy = alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", on_config_change="new", **changed)
-    assert policy.algorithm.objectives.gamma == 0.5 and policy.env_steps >= 192
+    assert policy.algorithm.values.gamma == 0.5 and policy.env_steps >= 192
 
 
 def test_train_takes_a_conf_and_parts_of_ones_own(tmp_path, capsys):

@@ -156,8 +156,8 @@ class Apart(nn.Module):
 
 
 class TwoQNetworks(Apart):
-    def __init__(self, observation_spec, num_actions, num_objectives):
-        assert num_objectives == 2
+    def __init__(self, observation_spec, num_actions, num_values):
+        assert num_values == 2
         super().__init__(functools.partial(Q_NETWORK, observation_spec, num_actions))
 
     def forward(self, time_step, state):

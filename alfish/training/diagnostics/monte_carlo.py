@@ -16,6 +16,7 @@ from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, reading, value_estimates
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Run
+from alfish.values import Scalar
 from alfish.writers import Shown
 
 
@@ -40,9 +41,9 @@ class MonteCarlo(Diagnostic):
 
     def start(self, run: Run) -> None:
         algorithm = run.algorithm
-        if getattr(algorithm, "objectives", None) is None or algorithm.replay_needs.info:
+        if not isinstance(getattr(algorithm, "values", None), Scalar) or algorithm.replay_needs.info:
             raise UsageError(
-                f"MonteCarlo cannot measure {type(algorithm).__name__}, which has no `objectives` with its discount, "
+                f"MonteCarlo cannot measure {type(algorithm).__name__}, which has no `values` with its discount, "
                 "or trains on more than rows (as with retrace); leave it out of Summaries.diagnostics"
             )
         self._evaluator = run.evaluator(self._num_episodes)
@@ -71,7 +72,7 @@ class MonteCarlo(Diagnostic):
     def _compared(self, run: Run, episode: Episode) -> dict[str, np.ndarray]:
         """Returns the estimates at rows of an episode, and the returns that followed, `[2, K]`, by name."""
         algorithm, device = run.algorithm, run.device
-        objectives: Any = algorithm.objectives
+        values: Any = algorithm.values
         with reading(algorithm):
             rows = nest.tensors(nest.map(lambda leaf: leaf[:, None], self._encoder.rows(episode)), device)
             state = nest.to(run.transforms.initial_state(1), device)
@@ -82,12 +83,12 @@ class MonteCarlo(Diagnostic):
                 experience = _pairs(experience)
             info = algorithm.train_step(experience, experience.state).info
             found = value_estimates(info, 2 + len(algorithm.reward_spec.shape))
-            reward, discount = objectives.rows(step)
+            reward, discount = values.rows(step)
         length, compared = episode.length, {}
         for name, estimate in found.items():
             estimate = estimate.flatten(0, 1)[:length]  # of rows 0 to T-1
             returns = _returns(reward[:, 0], discount[:, 0], None if episode.terminated[-1] else estimate[-1])
-            both = [objectives.scalarized(each) for each in (estimate[: len(returns)], returns.to(estimate.dtype))]
+            both = [values.scalarized(each) for each in (estimate[: len(returns)], returns.to(estimate.dtype))]
             compared[name] = torch.stack(both).double().cpu().numpy()
         return compared
 

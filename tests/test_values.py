@@ -12,7 +12,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
-from alfish.objectives import Objectives, objectives_of
+from alfish.values import Vector, values_of
 
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
 BOX = spaces.Box(-1, 1, (1,), np.float32)
@@ -27,49 +27,49 @@ def time_step(reward, discount):
 
 
 def test_each_entry_has_a_discount_of_its_own():
-    objectives = Objectives([0.5, 1.0], [1.0, 1.0])
-    _, discount = objectives.rows(time_step([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0]))
+    values = Vector([0.5, 1.0], [1.0, 1.0])
+    _, discount = values.rows(time_step([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0]))
     assert discount[:, 0].tolist() == [[0.5, 1.0], [0.0, 0.0]]
 
 
 def test_an_entry_that_ignores_ends_bootstraps_where_an_episode_terminated():
-    objectives = Objectives([0.5, 0.75], [1.0, 1.0])
-    objectives.ignore_ends(1)
-    _, discount = objectives.rows(time_step([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0]))
+    values = Vector([0.5, 0.75], [1.0, 1.0])
+    values.ignore_ends(1)
+    _, discount = values.rows(time_step([[0.0, 0.0], [0.0, 0.0]], [1.0, 0.0]))
     assert discount[:, 0].tolist() == [[0.5, 0.75], [0.0, 0.75]]
 
 
 def test_weights_scale_what_is_maximized_and_not_the_losses():
-    objectives = Objectives([0.9, 0.9], [2.0, -1.0])
-    assert objectives.scalarized(torch.tensor([3.0, 4.0])) == 2.0
-    assert objectives.total(torch.tensor([3.0, 4.0])) == 7.0
+    values = Vector([0.9, 0.9], [2.0, -1.0])
+    assert values.scalarized(torch.tensor([3.0, 4.0])) == 2.0
+    assert values.total(torch.tensor([3.0, 4.0])) == 7.0
 
 
 def test_the_pessimistic_critic_of_a_row_gives_all_its_values():
-    objectives = Objectives([0.9, 0.9], [1.0, 2.0])
+    values = Vector([0.9, 0.9], [1.0, 2.0])
     q = torch.tensor([[[5.0, 0.0], [1.0, 4.0]], [[0.0, 3.0], [9.0, 1.0]]])  # critics, rows, entries
-    assert objectives.least(q).tolist() == [[5.0, 0.0], [1.0, 4.0]]
-    objectives.weights.copy_(torch.tensor([1.0, 0.0]))
-    assert objectives.least(q).tolist() == [[0.0, 3.0], [1.0, 4.0]]
+    assert values.least(q).tolist() == [[5.0, 0.0], [1.0, 4.0]]
+    values.weights.copy_(torch.tensor([1.0, 0.0]))
+    assert values.least(q).tolist() == [[0.0, 3.0], [1.0, 4.0]]
 
 
 def test_a_bonus_has_an_entry_of_its_own_whose_weight_is_1_and_whose_reward_is_0():
-    objectives = Objectives([0.5, 0.25], [2.0, 3.0], has_bonus=True)
-    reward, discount = objectives.rows(time_step([[4.0, 5.0]], [1.0]))
+    values = Vector([0.5, 0.25], [2.0, 3.0], has_bonus=True)
+    reward, discount = values.rows(time_step([[4.0, 5.0]], [1.0]))
     assert reward[0, 0].tolist() == [4.0, 5.0, 0.0] and discount[0, 0].tolist() == [0.5, 0.25, 0.5]
-    value = objectives.with_bonus(torch.tensor([1.0, 1.0, 1.0]), torch.tensor(10.0))
-    assert value.tolist() == [1.0, 1.0, 11.0] and objectives.scalarized(value) == 2 + 3 + 11
+    value = values.with_bonus(torch.tensor([1.0, 1.0, 1.0]), torch.tensor(10.0))
+    assert value.tolist() == [1.0, 1.0, 11.0] and values.scalarized(value) == 2 + 3 + 11
 
 
 def test_the_bonus_of_a_single_entry_is_part_of_it_so_its_weight_is_1():
-    value = Objectives([0.5], [1.0], has_bonus=True).with_bonus(torch.tensor([1.0]), torch.tensor(10.0))
+    value = Vector([0.5], [1.0], has_bonus=True).with_bonus(torch.tensor([1.0]), torch.tensor(10.0))
     assert value.tolist() == [11.0]
     with pytest.raises(UsageError, match="with one entry the bonus of SAC is part of it; leave the weight out"):
         SAC(OBSERVATION, BOX, specs.reward_spec(1), reward_weights=[2.0])
 
 
 def test_weights_are_saved_and_discounts_belong_to_the_configuration():
-    assert list(Objectives([0.9], [1.0]).state_dict()) == ["weights"]
+    assert list(Vector([0.9], [1.0]).state_dict()) == ["weights"]
 
 
 @pytest.mark.parametrize("algorithm", ON_POLICY)
@@ -105,4 +105,4 @@ def test_lists_of_another_length_than_the_reward_are_refused(algorithm):
 def test_a_scalar_reward_has_no_weights():
     made = A2C(OBSERVATION, spaces.Discrete(2), specs.reward_spec())
     assert made.reward_weights is None and not any("objectives" in name for name in made.state_dict())
-    assert objectives_of(made, specs.reward_spec(), 0.9, None).scalarized(7) == 7
+    assert values_of(made, specs.reward_spec(), 0.9, None).scalarized(7) == 7

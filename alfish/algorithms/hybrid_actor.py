@@ -1,0 +1,83 @@
+"""The base of SAC: a policy over Box leaves and at most one Discrete leaf, whose Box part is the input of critics."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, TimeStep
+from alfish.nest import Nest
+from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace
+from alfish.parameters.parts import build_network
+from alfish.values import Scalar
+
+
+class DrawnAction(NamedTuple):
+    """Probability of an action when it was drawn, for Retrace."""
+
+    log_prob: torch.Tensor  # [B] of the sample, all leaves together
+    action: Nest  # the sample; log_prob does not hold where another action was executed (random, or by hand)
+
+
+class HybridActor(RLAlgorithm):
+    """Acts by a policy, which subclasses train with critics. Their constructors set the attributes.
+
+    Attributes:
+      action_space: the parts of the action.
+      values: the kind of values that the critics predict.
+      records_probability: whether `rollout_step` returns a DrawnAction as its info.
+    """
+
+    action_space: HybridSpace
+    values: Scalar
+    records_probability: bool
+
+    def make_networks(
+        self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
+    ) -> None:
+        """Makes actor and critics; their order decides which weights a seed gives."""
+        self.actor_encoder: Any = build_network(actor_encoder, "SAC.actor_encoder", self.observation_spec)
+        self.actor_mlp = build_network(actor_mlp, "SAC.actor_mlp", self.actor_encoder.output_size)
+        self.policy_head = HybridHead(self.actor_mlp.output_size, self.action_space)
+        sizes, has = self.action_space.critic_sizes, ("features", "ensemble_size")
+        self.critic: Any = build_network(critic, "SAC.critic", self.observation_spec, *sizes, has=has)
+
+    @classmethod
+    def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
+        specs.check_hybrid_action(cls.__name__, action_spec)
+
+    def actor_features(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """Returns the actor's input, and the next state."""
+        return self.actor_encoder(time_step.observation), state
+
+    def policy(self, features: torch.Tensor, mask: torch.Tensor | None) -> HybridPolicy:
+        """Returns the policy from the actor's input, and the mask of the Discrete leaf."""
+        return self.policy_head(self.actor_mlp(features), mask)
+
+    def discrete_mask(self, time_step: TimeStep) -> torch.Tensor | None:
+        """Returns the allowed Discrete choices `[..., n]` bool; None: all."""
+        masks = () if self.action_masks is None else self.action_masks(time_step.observation)
+        return next((mask for mask in masks if mask is not None), None)
+
+    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        features, state = self.actor_features(time_step, state)
+        policy = self.policy(features, self.discrete_mask(time_step))
+        sample = policy.sample()
+        action = self.action_space.join(sample)
+        return AlgStep(
+            action, state, DrawnAction(policy.log_prob(sample), action) if self.records_probability else None
+        )
+
+    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        features, state = self.actor_features(time_step, state)
+        policy = self.policy(features, self.discrete_mask(time_step))
+        return AlgStep(self.action_space.join(policy.mode()), state)
+
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the values `[B]` of rows `[B]`: the critics' minimum for the policy's most likely action."""
+        action = self.action_space.split(self.predict_step(time_step, state).output)
+        q = self.critic(self.critic.features(time_step, state)[0], action.box)
+        return self.values.scalarized(self.values.least(self.values.each(action.value, q)))

@@ -1,0 +1,82 @@
+"""Parallelised Q-network: on-policy Q-learning without replay and without a target network, for one Discrete action.
+
+Gallici et al., 2025, https://arxiv.org/abs/2407.04811. Layer norm in the network keeps it stable, and many environments
+make its rows independent.
+
+Differences from the authors' code: a truncated episode bootstraps from its true final observation, where the code
+treats it as the end; sequences for a memory begin with the stored state, without rows of burn-in.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gin
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.algorithms.q_learning import QLearning, greedy_choice
+from alfish.algorithms.rl_algorithm import UnrollUse
+from alfish.data import AlgStep, Experience, LossInfo
+from alfish.nest import Nest
+from alfish.networks import QNetwork
+from alfish.parameters import UnitInterval, checked
+from alfish.schedules import Schedule
+from alfish.targets import NextValues
+from alfish.values import Discount, RewardWeights, values_of
+
+
+class PQNTarget(NamedTuple):
+    target: torch.Tensor  # [T, B] or [T, B, R] of the action's value
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class PQN(QLearning):
+    """Parallelised Q-network; the module's docstring has the paper and the differences from it.
+
+    Targets are lambda-returns of the greedy values of the network that acted (Peng's Q(lambda): exploratory actions do
+    not end a return). They are computed once an unroll.
+
+    Args:
+      q_network: takes (observation_spec, number of actions).
+      gamma: discount per environment step; a list: one for each entry of a vector reward.
+      lambda_: of the returns; 1 bootstraps at the end of the unroll only, 0 is the one-step return.
+      epsilon: probability of a uniform action in rollout; number or schedule of progress.
+      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
+    """
+
+    on_policy = True
+    unroll_use = UnrollUse(single_epoch=False)
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        q_network: Callable[..., Any] = QNetwork,
+        gamma: Discount = 0.99,
+        lambda_: UnitInterval = 0.65,
+        epsilon: UnitInterval | Schedule = 0.1,
+        reward_weights: RewardWeights | None = None,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec)
+        self.make_network(q_network, values_of(self, reward_spec, gamma, reward_weights), epsilon)
+        self._lambda = lambda_
+
+    def preprocess_experience(self, experience: Experience) -> Experience:
+        step = experience.time_step  # [T+1, B]
+        q, _ = self.q_network(step, experience.state)
+        best = self.values.of_choice(q, greedy_choice(self.values.scalarized(q), self.mask(step)))
+        target = self.values.target(experience, NextValues(best[1:]), self._lambda)
+        return experience._replace(info=PQNTarget(target))
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        q, _ = self.q_network(experience.time_step, state)
+        return AlgStep(info=self.values.of_choice(q, nest.leaves(experience.action)[0]))
+
+    def calc_loss(self, experience: Experience, info: torch.Tensor) -> LossInfo:
+        target = experience.info.target
+        loss, error = self.values.loss(info, target)
+        return LossInfo(loss, extra={**self.values.shown(info, target), "td_error": error})

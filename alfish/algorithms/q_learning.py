@@ -1,0 +1,85 @@
+"""The base of Q-learning for one Discrete action: epsilon-greedy actions of a network of action values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, TimeStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.parameters import UnitInterval
+from alfish.parameters.parts import build_network
+from alfish.schedules import Schedule, as_schedule
+from alfish.values import Scalar
+
+
+class QLearning(RLAlgorithm):
+    """Acts by a network of action values, which subclasses train. Their constructors call `make_network`.
+
+    Attributes:
+      values: the kind of values that the network predicts.
+      q_network: maps time steps to the values of all actions.
+    """
+
+    values: Scalar
+    q_network: Any
+
+    def make_network(self, q_network: Callable[..., Any], values: Scalar, epsilon: UnitInterval | Schedule) -> None:
+        """Makes the network and the schedule of exploration; see `DQN` for `q_network` and `epsilon`."""
+        self.num_actions = int(nest.leaves(self.action_spec)[0].n)
+        self.values = values
+        name, arguments = f"{type(self).__name__}.q_network", (self.observation_spec, self.num_actions)
+        self.q_network = build_network(values.sized(q_network), name, *arguments, has=("initial_state",), takes=2)
+        self._epsilon = as_schedule(epsilon)
+
+    @classmethod
+    def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
+        leaves = nest.leaves(action_spec)
+        if len(leaves) != 1 or not isinstance(leaves[0], spaces.Discrete):
+            raise UsageError(
+                f"{cls.__name__} takes one Discrete action leaf, and the action is {action_spec}; train with SAC or PPO"
+            )
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.q_network.initial_state(batch_size)
+
+    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        q, state = self.q_network(time_step, state)
+        mask = self.mask(time_step)
+        greedy = greedy_choice(self.values.scalarized(q), mask)
+        explore = torch.rand(greedy.shape, device=greedy.device) < self._epsilon(self.progress)
+        uniform = torch.randint_like(greedy, self.num_actions) if mask is None else specs.uniform_choice(mask)
+        return AlgStep(self._nested(torch.where(explore, uniform, greedy)), state)
+
+    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        q, state = self.q_network(time_step, state)
+        return AlgStep(self._nested(greedy_choice(self.values.scalarized(q), self.mask(time_step))), state)
+
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the values `[B]` of rows `[B]`: those of the greedy actions."""
+        q = self.values.scalarized(self.q_network(time_step, state)[0])
+        return allowed_q(q, self.mask(time_step)).amax(-1)
+
+    def mask(self, time_step: TimeStep) -> torch.Tensor | None:
+        """Returns the allowed actions, `[..., A]` bool; None: all."""
+        return None if self.action_masks is None else self.action_masks(time_step.observation)[0]
+
+    def _nested(self, action: torch.Tensor) -> Nest:
+        return nest.map(lambda _: action, self.action_spec)
+
+
+def allowed_q(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Returns q with -inf for actions that `mask` forbids; if it allows none, q itself. All are `[..., A]`."""
+    if mask is None:
+        return q
+    allows_none = mask.amax(-1, keepdim=True).logical_not()  # at the end of an episode
+    return torch.where(mask | allows_none, q, -torch.inf)
+
+
+def greedy_choice(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Returns the best action that `mask` allows, `[...]` int64; if it allows none, the best of all."""
+    return allowed_q(q, mask).argmax(-1)

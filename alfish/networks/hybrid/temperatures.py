@@ -1,0 +1,68 @@
+"""Temperatures of soft policies: the weight of a policy's entropy beside its rewards."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from alfish.distributions import sum_of
+from alfish.networks.hybrid import HybridSpace
+from alfish.values import Scalar
+
+
+class Temperatures(nn.Module):
+    """One temperature alpha for each part of an action, Box and Discrete.
+
+    Args:
+      space: of the actions.
+      initial: temperature at the start.
+      learned: whether temperatures move so that the policy's entropies reach their targets.
+      box_target: target entropy of the Box part, in nats; None: minus the number of its entries.
+      discrete_fraction: target entropy of the Discrete part, in [0, 1] of the maximum.
+
+    Attributes:
+      log_alpha: 0-d parameters, by part.
+    """
+
+    def __init__(
+        self, space: HybridSpace, initial: float, learned: bool, box_target: float | None, discrete_fraction: float
+    ):
+        super().__init__()
+        self.learned, self._num_choices = learned, space.num_choices
+        self._targets: dict[str, Any] = space.target_entropies(box_target, discrete_fraction)
+        logs = {kind: torch.tensor(math.log(initial)) for kind in self._targets}
+        self.log_alpha = nn.ParameterDict({kind: nn.Parameter(log, learned) for kind, log in logs.items()})
+
+    def soft(self, values: Scalar, value: torch.Tensor, entropies: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Returns the value with a bonus for entropy: V = E[Q] + sum of alpha H over the parts of the action.
+
+        Args:
+          values: the kind of `value`.
+          value: `[..., K]`.
+          entropies: `[...]` of each part.
+        """
+        for kind, entropy in entropies.items():
+            alpha = self.log_alpha[kind].exp().detach()  # it has a loss of its own
+            value = values.with_bonus(value, alpha * entropy)
+        return value
+
+    def loss(self, entropies: dict[str, torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+        """Returns the loss of the temperatures, `[...]`, which is linear in log alpha.
+
+        Args:
+          entropies: `[...]` of each part.
+          mask: `[..., n]` of the Discrete choices; the target is a fraction of the entropy of those that it allows.
+        """
+        targets = self._targets
+        if mask is not None:
+            maximum = mask.sum(-1).clamp(min=1).log() / math.log(self._num_choices)
+            targets = targets | {"discrete": targets["discrete"] * maximum}
+        return sum_of(self.log_alpha[kind] * (entropy - targets[kind]).detach() for kind, entropy in entropies.items())
+
+    def shown(self, entropies: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns entropies and temperatures for summaries."""
+        found: dict[str, torch.Tensor] = {}
+        for kind, entropy in entropies.items():
+            found |= {f"entropy_{kind}": entropy, f"alpha_{kind}": self.log_alpha[kind].exp()}
+        return found

@@ -1,0 +1,79 @@
+"""Values that are distributions of the return."""
+
+import torch
+from torch import nn
+
+from alfish.data import Experience, StepType, TimeStep
+from alfish.errors import UsageError
+from alfish.returns import discounted_return
+from alfish.targets import NextValues
+from alfish.values.scalar import Scalar, of_choice
+
+
+class Distribution(nn.Module, Scalar):
+    """Base of values that are K numbers for the distribution of a return, of a scalar reward.
+
+    Row 0 of a window trains. Its target is the distribution of the rewards up to the end of the episode or the last
+    row, plus the discounted distribution there.
+
+    Args:
+      gamma: discount per environment step.
+      num_values: K.
+    """
+
+    num_values: int
+
+    def __init__(self, gamma: float, num_values: int):
+        nn.Module.__init__(self)
+        self.gamma, self.num_values = gamma, num_values
+
+    def scalarized(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the mean of distributions, `[...]` from `[..., K]`."""
+        raise NotImplementedError
+
+    def shifted(self, values: torch.Tensor, reward: torch.Tensor, discount: torch.Tensor) -> torch.Tensor:
+        """Returns the target distributions `[..., J]` of reward + discount Z, for distributions Z `[..., K]`."""
+        raise NotImplementedError
+
+    def of_choice(self, q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+        return of_choice(q, choice)
+
+    def target(
+        self, experience: Experience, following: NextValues, lambda_: float, lower_bound: bool = False
+    ) -> torch.Tensor:
+        """Returns the target of row 0, `[1, N, J]`; `lambda_` is 1, or 0 for one step."""
+        step: TimeStep = experience.time_step
+        length = 2 if lambda_ == 0 else len(step.step_type)
+        step_type, values = step.step_type[:length], following.value[: length - 1]
+        reward, discount = (each[:length] for each in self.rows(step))
+        zero = torch.zeros_like(reward)
+        total = discounted_return(reward, discount, zero[1:], step_type)
+        remaining = discounted_return(zero, discount, zero[1:] + 1, step_type)
+        reached = values[-1]
+        for row in range(length - 3, -1, -1):  # values[row] is of row + 1
+            reached = torch.where((step_type[row + 1] == StepType.LAST).unsqueeze(-1), values[row], reached)
+        return self.shifted(reached.unsqueeze(0), total[:1], remaining[:1])
+
+    def return_gamma(self, lower_bound: bool) -> None:
+        """Returns None: replay stores no returns.
+
+        Raises:
+          UsageError: there is a lower bound.
+        """
+        if lower_bound:
+            raise UsageError(
+                f"lower_bound takes values of one number, and {type(self).__name__} are distributions; set lower_bound "
+                "to False"
+            )
+
+    def check(self, owner: object, lambda_: float, **uses: bool) -> None:
+        name, kind = type(owner).__name__, type(self).__name__
+        if lambda_ not in (0, 1):
+            raise UsageError(
+                f"{name}.lambda_ is {lambda_}, and {kind}, which are distributions, take returns of one length: set it "
+                "to 0 for one step, or to 1 for the whole window"
+            )
+        for use in (use for use, is_used in uses.items() if is_used):
+            raise UsageError(
+                f"{name} takes no {use.replace('_', ' ')} with {kind}, which are distributions; leave one out"
+            )
