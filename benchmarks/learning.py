@@ -104,6 +104,8 @@ GOALS = [
     Goal("c51_acrobot", (0, 1, 2), -95, False),
     Goal("qrdqn_cartpole", (0, 1, 2, 3, 4), 490, False),
     Goal("qrdqn_acrobot", (0, 1, 2, 3, 4), -80, False),
+    Goal("pqn_cartpole", (0, 1, 2, 3, 4), 490, False),
+    Goal("pqn_acrobot", (0, 1, 2, 3, 4), -96, False),
     Goal("munchausen_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
 ]

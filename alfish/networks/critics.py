@@ -67,7 +67,7 @@ class CriticEnsemble(nn.Module):
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
       encoder: takes the observation spec.
       memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `RecurrentSAC.memory`.
-      num_values: R, entries of a vector reward; None: a scalar. It is set by the algorithm.
+      num_values: K, numbers of each value (see `alfish.values`); None: one. It is set by the algorithm.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class CriticEnsemble(nn.Module):
     def forward(
         self, features: torch.Tensor, action: torch.Tensor | None = None, num_members: int | None = None
     ) -> torch.Tensor:
-        """Returns action values `[E, ..., num_outputs, R]`, without num_outputs if it is 1, and R of a scalar reward.
+        """Returns action values `[E, ..., num_outputs, K]`, without num_outputs if it is 1, and K if it is None.
 
         Args:
           features: `[..., feature_size]`.

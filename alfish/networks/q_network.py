@@ -18,14 +18,14 @@ from alfish.parameters.parts import build_torso
 @gin.configurable(module="alfish.networks", denylist=["num_values"])
 @checked
 class QNetwork(nn.Module):
-    """Maps time steps to Q of each Discrete action, `[..., A]`, or `[..., A, R]` with several objectives.
+    """Maps time steps to Q of each Discrete action, `[..., A]`, or `[..., A, K]` with several numbers a value.
 
     Args:
       observation_spec: nest of spaces.
       num_actions: A.
       torso: takes the observation spec.
       dueling: Q = V + advantage - mean advantage (Wang et al., 2016, eq. 9), each on its own linear layer.
-      num_values: R; None: a scalar reward. It is set by the algorithm.
+      num_values: K, numbers of each value (see `alfish.values`); None: one. It is set by the algorithm.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class QNetwork(nn.Module):
         features, state = self.torso(time_step, state)
         q = self.advantage(features)
         if self._num_values is not None:
-            q = q.unflatten(-1, (self._num_values, -1))  # [..., R, A]
+            q = q.unflatten(-1, (self._num_values, -1))  # [..., K, A]
         if self.value is not None:
             value = self.value(features)
             value = value if self._num_values is None else value.unsqueeze(-1)
