@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from alfish.__main__ import main
 from alfish.errors import RunError, UsageError
 from benchmarks import (
     PROJECT,
@@ -21,6 +23,7 @@ from benchmarks import (
     cost_model,
     learning,
     offline,
+    plotting,
     processes,
     ray_costs,
     tables,
@@ -431,3 +434,15 @@ def test_learning_results_are_printed_as_a_table(monkeypatch, tmp_path):
     ours, theirs = learning.table(goals).splitlines()[2:]
     assert ours == "| ppo_cartpole | 50,001 | 0, 1 | 475.0 | 480.0, 470.0 | 475 every seed | no |"
     assert theirs == "| a2c_cartpole | | | not run | | 475 | |"
+
+
+def test_runs_written_for_the_benchmark_of_plots_are_read_as_runs(tmp_path, capsys):
+    for seed in range(2):
+        plotting.write_run(tmp_path / f"run{seed}", 0.9, seed, 20_000)
+    assert main(["compare", str(tmp_path), "--format=csv", "--threshold=1"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["seeds"] for row in rows] == ["2"] and rows[0]["environment"] == "CartPole-v1"
+
+
+def test_the_table_of_plots_is_that_of_the_results_page():
+    assert plotting.table() in (PROJECT / "docs" / "results.md").read_text()
