@@ -4,6 +4,8 @@ import html.parser
 import json
 import os
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -105,6 +107,20 @@ def test_the_page_needs_no_network_and_runs_nothing(run, page):
     text = page(run)
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')>\s]*)""", text)
     assert links and all(link.startswith(("#", "data:")) for link in links) and "<script" not in text
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_the_pages_without_a_message(run, page, tmp_path):
+    page(run)
+    assert main(["plot", str(run), f"--output={tmp_path / 'curves.html'}"]) == 0
+    for name in ("report", "curves"):
+        picture, address = tmp_path / f"{name}.png", f"file://{tmp_path / name}.html"
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--screenshot={picture}"]
+        shown = subprocess.run(["chromium", *flags, address], capture_output=True, text=True, timeout=100)
+        assert shown.returncode == 0 and picture.stat().st_size > 10_000
+        # What a page says appears as `INFO:CONSOLE`; a film of four bytes cannot be played, which is not said there.
+        assert "CONSOLE" not in shown.stderr
 
 
 def test_a_young_run_and_one_of_another_program_have_a_page(make_run, page):
