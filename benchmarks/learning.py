@@ -107,6 +107,8 @@ GOALS = [
     Goal("pqn_cartpole", (0, 1, 2, 3, 4), 490, False),
     Goal("pqn_acrobot", (0, 1, 2, 3, 4), -96, False),
     Goal("munchausen_lunarlander", (0, 1, 2, 3, 4), 200, False),
+    Goal("iqn_lunarlander", (0, 1, 2, 3, 4), 200, False),
+    Goal("rainbow_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
 ]
 OFFLINE = [

@@ -9,8 +9,9 @@ from alfish.algorithms.dqn import DQN
 from alfish.algorithms.sac import SAC
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError
+from alfish.networks import ImplicitQNetwork
 from alfish.targets import NextValues
-from alfish.values import Bins, Quantiles, Scalar
+from alfish.values import Bins, ImplicitQuantiles, Quantiles, Scalar
 
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
@@ -225,3 +226,42 @@ def test_bins_without_a_range_are_refused(arguments):
 def test_quantiles_are_not_all_dropped():
     with pytest.raises(UsageError, match="num_dropped is 5; it must be less than num_quantiles, which is 5"):
         Quantiles(0.9, num_quantiles=5, num_dropped=5)
+
+
+def test_implicit_quantiles_carry_their_probabilities():
+    values = ImplicitQuantiles(1.0, num_samples=2)
+    raw = torch.tensor([0.0, 1.0, 0.25, 0.75])  # returns, and then probabilities
+    assert values.scalarized(raw).item() == 0.5
+    assert values.loss(raw, torch.tensor([0.0, 2.0])).loss.item() == pytest.approx(0.4375)
+    assert values.shifted(raw, torch.tensor(1.0), torch.tensor(0.5)).tolist() == [1.0, 1.5]
+
+
+def test_iqn_draws_probabilities_in_training_and_none_in_evaluation():
+    torch.manual_seed(0)
+    dqn = DQN(OBSERVATION, CHOICE, REWARD, q_network=ImplicitQNetwork, values=ImplicitQuantiles)
+    step = window([0.0], num_columns=4).time_step
+    first, second = (dqn.q_network(step, None)[0] for _ in range(2))
+    assert first.shape == (1, 4, 3, 64) and not torch.equal(first, second)
+    assert torch.equal(first[..., 0, 32:], first[..., 1, 32:]) and not torch.equal(first[0, 0, 0], first[0, 1, 0])
+    dqn.eval()
+    first, second = (dqn.q_network(step, None)[0] for _ in range(2))
+    assert torch.equal(first, second) and first[0, 0, 0, 32].item() == pytest.approx(1 / 64)
+
+
+def test_iqn_learns_the_quantiles_of_a_reward():
+    """One state, one action, terminated; the reward is 0 or 1, equally often."""
+    torch.manual_seed(0)
+    dqn = DQN(OBSERVATION, spaces.Discrete(1), REWARD, q_network=ImplicitQNetwork,
+              values=lambda gamma: ImplicitQuantiles(gamma, huber_delta=0.01))  # fmt: skip
+    experience = window([0.0, 0.0], [1.0, 0.0], num_columns=64)
+    experience.time_step.observation.fill_(0.5)
+    step = experience.time_step._replace(reward=(torch.arange(64) % 2).float().expand(2, 64))
+    experience = experience._replace(time_step=step)
+    optimizer = torch.optim.Adam(dqn.q_network.parameters(), 3e-3)
+    for _ in range(200):
+        optimizer.zero_grad()
+        dqn.calc_loss(experience, dqn.train_step(experience, None).info).loss.mean().backward()
+        optimizer.step()
+    dqn.eval()
+    quantiles = dqn.q_network(step, None)[0][0, 0, 0, :32]
+    assert quantiles[:12].abs().max() < 0.2 and (quantiles[20:] - 1).abs().max() < 0.2

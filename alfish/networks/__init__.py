@@ -15,7 +15,7 @@ from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, Squash
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.layers import MLP
 from alfish.networks.memory import GRU, LSTM
-from alfish.networks.q_network import QNetwork
+from alfish.networks.q_network import ImplicitQNetwork, QNetwork
 from alfish.networks.target import TargetNetwork
 from alfish.networks.torsos import Torso
 from alfish.networks.windows import Features, Window, burn_in_state
@@ -33,6 +33,7 @@ __all__ = [
     "HybridPolicy",
     "HybridSpace",
     "ImpalaCNN",
+    "ImplicitQNetwork",
     "NatureCNN",
     "OneHot",
     "PolicyHead",

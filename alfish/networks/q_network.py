@@ -1,4 +1,4 @@
-"""Action values of every Discrete action at once."""
+"""Values of every Discrete action at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch import nn
 
 from alfish.data import TimeStep
 from alfish.nest import Nest
-from alfish.networks.layers import orthogonal
+from alfish.networks.layers import linear
 from alfish.networks.torsos import Torso
 from alfish.parameters import PositiveInt, checked
 from alfish.parameters.parts import build_torso
@@ -25,6 +25,7 @@ class QNetwork(nn.Module):
       num_actions: A.
       torso: takes the observation spec.
       dueling: Q = V + advantage - mean advantage (Wang et al., 2016, eq. 9), each on its own linear layer.
+      noisy: its own layers are `NoisyLinear`; see also `MLP.noisy`.
       num_values: K, numbers of each value (see `alfish.values`); None: one. It is set by the algorithm.
     """
 
@@ -34,14 +35,15 @@ class QNetwork(nn.Module):
         num_actions: PositiveInt,
         torso: Callable[[Nest], Any] = Torso,
         dueling: bool = False,
+        noisy: bool = False,
         num_values: PositiveInt | None = None,
     ):
         super().__init__()
         self._num_values = num_values
         copies = num_values or 1
         self.torso: Any = build_torso(torso, "QNetwork.torso", observation_spec)
-        self.advantage = orthogonal(nn.Linear(self.torso.output_size, copies * num_actions), 1.0)
-        self.value: Any = orthogonal(nn.Linear(self.torso.output_size, copies), 1.0) if dueling else None
+        self.advantage = linear(self.torso.output_size, copies * num_actions, 1.0, noisy)
+        self.value: Any = linear(self.torso.output_size, copies, 1.0, noisy) if dueling else None
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.torso.initial_state(batch_size)
@@ -57,3 +59,55 @@ class QNetwork(nn.Module):
             value = value if self._num_values is None else value.unsqueeze(-1)
             q = value + q - q.mean(-1, keepdim=True)
         return q if self._num_values is None else q.mT, state
+
+
+@gin.configurable(module="alfish.networks", denylist=["num_samples"])
+@checked
+class ImplicitQNetwork(nn.Module):
+    """Maps time steps and probabilities that it draws to quantiles of the return, `[..., A, 2 N]`.
+
+    See `ImplicitQuantiles`: N returns, and then their probabilities, which are the same for all actions. A probability
+    enters as cosines of its multiples, whose embedding multiplies the features.
+
+    Args:
+      observation_spec: nest of spaces.
+      num_actions: A.
+      torso: takes the observation spec.
+      num_cosines: of the embedding.
+      num_samples: N. It is set by the algorithm.
+
+    Source: Dabney et al., 2018, eq. 4, https://arxiv.org/abs/1806.06923.
+    """
+
+    multiples: torch.Tensor  # [num_cosines], of pi
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        num_actions: PositiveInt,
+        torso: Callable[[Nest], Any] = Torso,
+        num_cosines: PositiveInt = 64,
+        num_samples: PositiveInt = 32,
+    ):
+        super().__init__()
+        self._num_actions, self._num_samples = num_actions, num_samples
+        self.torso: Any = build_torso(torso, "ImplicitQNetwork.torso", observation_spec)
+        self.embedding = linear(num_cosines, self.torso.output_size)
+        self.quantiles = linear(self.torso.output_size, num_actions, 1.0)
+        self.register_buffer("multiples", torch.pi * torch.arange(1, num_cosines + 1), persistent=False)
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.torso.initial_state(batch_size)
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """Returns quantiles with their probabilities, and the next state."""
+        features, state = self.torso(time_step, state)
+        leading, count = features.shape[:-1], self._num_samples
+        if self.training:
+            probability = torch.rand(*leading, count, 1, device=features.device)
+        else:
+            probability = ((torch.arange(count, device=features.device) + 0.5) / count).unsqueeze(-1)
+            probability = probability.expand(*leading, count, 1)
+        embedded = self.embedding((probability * self.multiples).cos()).relu()
+        quantiles = self.quantiles(features.unsqueeze(-2) * embedded).mT  # [..., A, N]
+        return torch.cat([quantiles, probability.mT.expand_as(quantiles)], -1), state

@@ -1,5 +1,9 @@
 """Values that are returns of fixed probabilities."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import gin
 import torch
 
@@ -66,10 +70,54 @@ class Quantiles(Distribution):
         return reward.unsqueeze(-1) + discount.unsqueeze(-1) * values
 
     def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:
-        error = target.unsqueeze(-2) - q.unsqueeze(-1)  # [..., K, J]
-        weight = (self.probabilities.unsqueeze(-1) - (error < 0).to(error.dtype)).abs()
-        loss = (weight * losses.huber(error, self._delta)).mean(-1).sum(-1)
-        return ValueLoss(loss, error.abs().mean((-2, -1)))
+        return quantile_loss(q, self.probabilities, target, self._delta)
 
     def shown(self, q: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"q": q.mean(-1), "q_std": q.std(-1, unbiased=False)}
+
+
+@gin.configurable(module="alfish.values", denylist=["gamma"])
+@checked
+class ImplicitQuantiles(Distribution):
+    """A value is N returns of random probabilities, and then these probabilities, `[..., 2 N]`; of IQN.
+
+    The network draws the probabilities and has them as an input (`QNetwork`). In evaluation they are (k + 0.5) / N.
+
+    Args:
+      gamma: discount per environment step; the algorithm gives it.
+      num_samples: N, of each value, target and choice of an action.
+      huber_delta: error beyond which the loss is linear, in units of return.
+
+    Source: Dabney et al., 2018, eq. 3, https://arxiv.org/abs/1806.06923.
+    """
+
+    def __init__(self, gamma: UnitInterval, num_samples: PositiveInt = 32, huber_delta: PositiveFloat = 1.0):
+        super().__init__(gamma, 2 * num_samples)
+        self._num_samples, self._delta = num_samples, huber_delta
+
+    def sized(self, network: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.partial(network, num_samples=self._num_samples)
+
+    def scalarized(self, values: torch.Tensor) -> torch.Tensor:
+        return values[..., : self._num_samples].mean(-1)
+
+    def shifted(self, values: torch.Tensor, reward: torch.Tensor, discount: torch.Tensor) -> torch.Tensor:
+        return reward.unsqueeze(-1) + discount.unsqueeze(-1) * values[..., : self._num_samples]
+
+    def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:
+        returns, probabilities = q.split(self._num_samples, -1)
+        return quantile_loss(returns, probabilities, target, self._delta)
+
+
+def quantile_loss(q: torch.Tensor, probabilities: torch.Tensor, target: torch.Tensor, delta: float) -> ValueLoss:
+    """Returns the losses of quantiles, `[...]`; the formula is in `Quantiles`.
+
+    Args:
+      q: `[..., K]`.
+      probabilities: of the quantiles, `[..., K]` or `[K]`.
+      target: `[..., J]` returns of equal probability.
+      delta: error beyond which the loss is linear.
+    """
+    error = target.unsqueeze(-2) - q.unsqueeze(-1)  # [..., K, J]
+    weight = (probabilities.unsqueeze(-1) - (error < 0).to(error.dtype)).abs()
+    return ValueLoss((weight * losses.huber(error, delta)).mean(-1).sum(-1), error.abs().mean((-2, -1)))

@@ -13,7 +13,7 @@ from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, 
 from alfish.errors import UsageError
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
 from alfish.networks.images import is_image
-from alfish.networks.layers import Tanh
+from alfish.networks.layers import NoisyLinear, Tanh
 
 OBSERVATIONS = {
     "vector": spaces.Box(-1, 1, (4,), np.float32),
@@ -406,3 +406,31 @@ def test_images_of_every_size_have_an_encoder(shape, kind):
     assert features.shape == (5, 2, encoder.output_size) and torch.isfinite(features).all()
     own = Encoder(spaces.Box(0, 255, shape, np.uint8), image=Flat)
     assert isinstance(own.encoders[0], Flat)  # what is asked for is taken
+
+
+def test_a_noisy_layer_draws_anew_in_each_pass_and_not_in_evaluation():
+    torch.manual_seed(0)
+    layer, x = NoisyLinear(4, 3), torch.randn(200, 4)
+    first, second = layer(x), layer(x)
+    assert not torch.equal(first, second)
+    layer.eval()
+    assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_the_noise_of_a_layer_has_rank_1_and_the_size_that_was_learned():
+    torch.manual_seed(0)
+    layer = NoisyLinear(4, 3)
+    with torch.no_grad():
+        layer.weight.zero_(), layer.bias.zero_(), layer.bias_scale.zero_()
+        layer.weight_scale.fill_(2.0)
+        drawn = torch.stack([layer(torch.eye(4)) for _ in range(4000)])  # [.., in, out]
+    assert torch.linalg.matrix_rank(drawn[0]) == 1
+    torch.testing.assert_close(drawn.mean(0), torch.zeros(4, 3), atol=0.1, rtol=0)
+    # E[f(e)^2] = E|e| = sqrt(2 / pi) for each of the two factors.
+    torch.testing.assert_close(drawn.square().mean(0), torch.full((4, 3), 4 * 2 / torch.pi), atol=0.3, rtol=0)
+
+
+def test_a_noisy_network_learns_its_noise():
+    network = MLP(4, (8,), noisy=True)
+    network(torch.randn(5, 4)).sum().backward()
+    assert all(parameter.grad.count_nonzero() for parameter in network.parameters())
