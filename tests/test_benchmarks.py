@@ -17,6 +17,7 @@ import pytest
 
 from alfish.__main__ import main
 from alfish.errors import RunError, UsageError
+from alfish.training.evaluations.evaluation import Evaluation
 from benchmarks import (
     PROJECT,
     RESULTS,
@@ -26,6 +27,7 @@ from benchmarks import (
     plotting,
     processes,
     ray_costs,
+    shipped,
     tables,
     throughput,
     time_to_threshold,
@@ -34,6 +36,7 @@ from benchmarks import (
 from benchmarks.runs import alfish_run, alfish_threshold
 from benchmarks.runs import script as run_scripts
 from benchmarks.runs.script import NO_SUCH_RECIPE
+from benchmarks.runs.shipped import TASKS, evaluation_line
 
 RACE = ["ppo_cartpole", "0", "--max_env_steps=500"]
 PUBLISHED = sorted([*RESULTS.glob("*.csv"), *learning.RESULTS.glob("*.csv")])
@@ -89,7 +92,7 @@ def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_
 
 def test_benchmarks_of_other_processes_do_not_import_torch():
     """Of pages that it held as well, they would be told half."""
-    commands = ["data_sets", "learning", "offline", "replay", "throughput", "time_to_threshold"]
+    commands = ["data_sets", "learning", "offline", "replay", "shipped", "throughput", "time_to_threshold"]
     text = f"import sys; from benchmarks import {', '.join(commands)}; print('torch' in sys.modules)"
     assert subprocess.run(script(text), cwd=PROJECT, capture_output=True, text=True).stdout == "False\n"
 
@@ -390,6 +393,114 @@ def test_a_race_of_its_own_raw_data_replaces_them(command_line, capsys, monkeypa
     assert "ppo_cartpole alfish seed 0: reached" in capsys.readouterr().out
     assert path.read_bytes() == (RESULTS / path.name).read_bytes()
     assert path.with_suffix(".md").is_file()
+
+
+# Shipped commands.
+
+
+def evaluations(text="Evaluation at 10,000 steps: return 401.5 [380, 420] over 20 episodes"):
+    """A program that reports an evaluation and then needs a moment to end."""
+    return script(f"import sys, time; print({text!r}, file=sys.stderr, flush=True); time.sleep(0.3)")
+
+
+def test_seconds_are_read_when_a_line_arrives_and_when_the_program_has_ended():
+    first, end = shipped.timed(evaluations(), os.environ)
+    assert (first["event"], first["env_steps"], first["return"]) == ("evaluation", "10000", "401.5")
+    assert end["event"] == "end" and end["seconds"] >= first["seconds"] + 0.3
+
+
+def test_a_shipped_command_that_fails_says_why():
+    with pytest.raises(SystemExit, match="failed:\nno such luck"):
+        shipped.timed(script("raise SystemExit('no such luck')"), os.environ)
+
+
+@pytest.mark.parametrize("mean", [-1234.5, 0.004, 89.25, 500.0, 12345.6])
+def test_evaluations_of_alfish_and_of_peers_are_read_alike(mean):
+    ours = f"Evaluation at 20,000 steps: {Evaluation(20_000, 0, (mean,) * 20, (1,) * 20).words()}"
+    for line in (ours, evaluation_line(20_000, mean)):
+        env_steps, value = shipped.EVALUATION.search(line).groups()
+        assert env_steps == "20,000" and float(value.replace(",", "")) == pytest.approx(mean, rel=0.01, abs=0.01)
+
+
+def test_tasks_are_those_of_the_shipped_confs():
+    for task in TASKS.values():
+        text = (PROJECT / "confs" / f"{task.name}.gin").read_text()
+        assert f"env_id = '{task.env_id}'" in text
+        assert (f"Trainer.num_env_steps = {task.env_steps:_}\n" in text) == task.is_budget
+        period = re.search(r"Evaluate.period = ([\d_]+)", text)
+        assert task.period == (int(period[1]) if period else 10_000)
+
+
+@pytest.fixture
+def shipped_here(tmp_path, monkeypatch):
+    """Calls the benchmark with files of its own; programs report an evaluation, and their commands are returned."""
+    commands = []
+
+    def timed(command, environment):
+        commands.append((command, environment))
+        cache = Path(environment.get("XDG_CACHE_HOME", tmp_path))
+        seconds = 4.0 if (cache / "made").exists() else 10.0
+        if command[2].endswith("_shipped"):
+            seconds = 15.0 + 5.0 * int(environment["OMP_NUM_THREADS"])
+        (cache / "made").touch()
+        evaluation = {"event": "evaluation", "env_steps": "10000", "seconds": seconds / 2, "return": "480"}
+        return [evaluation, {"event": "end", "seconds": seconds}]
+
+    monkeypatch.setattr(shipped, "CSV", tmp_path / "shipped.csv")
+    monkeypatch.setattr(shipped, "PICTURE", tmp_path / "wall_seconds.png")
+    monkeypatch.setattr(shipped, "timed", timed)
+    monkeypatch.setattr(shipped, "PACKAGES", dict.fromkeys(shipped.PACKAGES, ("numpy",)))
+    monkeypatch.setattr(processes, "peer_python", lambda name: sys.executable)
+    monkeypatch.setattr(shipped.tempfile, "gettempdir", lambda: str(tmp_path / "caches"))
+    return commands
+
+
+def test_shipped_commands_run_with_an_empty_and_with_a_warm_cache_in_turns_with_peers(shipped_here, command_line):
+    options = "--tasks=ppo_cartpole,sac_halfcheetah", "--peers=sb3:1,sb3:2"
+    command_line(shipped, *options, "--seeds=0,1")
+    words = [" ".join(command[1:]) for command, _ in shipped_here]
+    ours = [text for text in words if " train " in text]
+    assert ["alfish" in text.split()[1] for text in words[:5]] == [True, True, False, False, True]
+    assert "--gin_param" not in ours[0], "the shipped command, without a flag"
+    assert ours[2].endswith("--gin_param=Trainer.seed=1")
+    assert ours[4].endswith("--gin_param=Trainer.num_env_steps=30000")
+    assert not any("OMP_NUM_THREADS" in environment for command, environment in shipped_here if "train" in command)
+    rows = tables.read_rows(shipped.CSV)
+    ends = [(row["library"], row["threads"], row["seconds"]) for row in rows if row["event"] == "end"][:4]
+    assert ends[0] == ("alfish, empty cache", "auto", "10.0") and ends[2] == ("alfish, warm cache", "auto", "4.0")
+    [line] = [line for line in shipped.table(rows).splitlines() if line.startswith("| ppo") and "x [" in line]
+    assert (
+        "| 1 | 2 | 20.0 " in line and "2.00x [2.00, 2.00] | 5.00x [5.00, 5.00]" in line and "| 10.0 (2 of 2) |" in line
+    )
+    assert shipped.PICTURE.stat().st_size > 10_000
+    command_line(shipped, *options, "--seeds=0,1")
+    assert len(shipped_here) == 16, "what is there is not run again"
+
+
+def test_an_interruption_loses_one_run(shipped_here, command_line, monkeypatch):
+    whole, count = shipped.timed, iter(range(9))
+
+    def interrupted(command, environment):
+        if next(count) == 1:
+            raise KeyboardInterrupt
+        return whole(command, environment)
+
+    monkeypatch.setattr(shipped, "timed", interrupted)
+    options = "--tasks=dqn_cartpole", "--peers=", "--seeds=0"
+    with pytest.raises(KeyboardInterrupt):
+        command_line(shipped, *options)
+    shutil.rmtree(Path(shipped.tempfile.gettempdir()))  # by a reboot
+    command_line(shipped, *options)
+    ends = [row["seconds"] for row in tables.read_rows(shipped.CSV) if row["event"] == "end"]
+    assert ends == ["10.0", "4.0"] and len(shipped_here) == 3, "the warm run made its cache again"
+
+
+def test_a_run_that_never_reaches_the_threshold_counts_as_endless():
+    events = {"task": "ppo_cartpole", "seed": "0", "versions": "x 1", "machine": "m"}
+    key = events | {"library": "alfish, empty cache", "threads": "auto"}
+    rows = [key | {"event": "evaluation", "env_steps": "1", "seconds": "1", "return": "9"}]
+    rows.append(key | {"event": "end", "env_steps": "", "seconds": "3", "return": ""})
+    assert "not reached (0 of 1)" in shipped.table(rows)
 
 
 # Offline data.
