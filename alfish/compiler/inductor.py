@@ -5,6 +5,8 @@ gradients and writes in place included. Python values are read at tracing only. 
 learner compares the graph with the plain update from time to time.
 """
 
+import dataclasses
+import hashlib
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 
 from alfish import nest
-from alfish.compiler import torch_internals
+from alfish.compiler import cache, torch_internals
 from alfish.compiler.matmul import PRECISIONS, rewrite_products
 from alfish.compiler.torch_internals import TorchChanged, storage_id
 from alfish.errors import UsageError, first_line
@@ -33,6 +35,24 @@ class NotCompilable(Exception):
     """The function does something that a graph cannot contain; the message names it and its line."""
 
 
+@dataclasses.dataclass(frozen=True)
+class TensorLayout:
+    """All of a tensor but its values."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "TensorLayout":
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    def stride(self) -> tuple[int, ...]:
+        """As of a tensor."""
+        return self.strides
+
+
 class CompiledFunction:
     """A compiled `function(arguments)` for arguments of one layout.
 
@@ -40,13 +60,19 @@ class CompiledFunction:
 
     Args:
       function: maps a nest of tensors to a nest of tensors.
-      arguments: examples with the structure, shapes, strides and dtypes of later calls; their values are not read.
+      arguments: examples with the structure, shapes, strides and dtypes of later calls, tensors or `TensorLayout`.
       precision: of large products on a CPU: 'float32', or 'bfloat16' with sums in float32.
+
+    Attributes:
+      structure: of the results.
 
     Raises:
       NotCompilable: the function reads a tensor's value, or calls something that cannot be traced.
       TorchChanged: a private name of torch is missing.
     """
+
+    structure: Any
+    _call: Callable[[list[torch.Tensor]], Any]
 
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, precision: str = "float32"):
         if precision not in PRECISIONS:
@@ -60,7 +86,7 @@ class CompiledFunction:
             leaves = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in leaves]
 
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
-            results, self._structure = nest.flatten(function(nest.unflatten(structure, leaves)))
+            results, self.structure = nest.flatten(function(nest.unflatten(structure, leaves)))
             return _without_aliases(results, leaves)
 
         make_fx = torch_internals.make_fx
@@ -71,9 +97,12 @@ class CompiledFunction:
             raise
         except Exception as error:
             raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
-        if all(leaf.device.type == "cpu" for leaf in leaves):
-            rewrite_products(graph, precision)
-        self._call = _compile(graph, leaves, fake)
+        name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
+        # Others that compile the same find it in the cache then.
+        with cache.in_use(), cache.lock(name[:2]):
+            if all(leaf.device.type == "cpu" for leaf in leaves):
+                rewrite_products(graph, precision)
+            self._call = _compile(graph, leaves, fake)
 
     def __call__(self, arguments: Nest) -> Nest:
         return self.call_flat(nest.leaves(arguments))
@@ -83,7 +112,26 @@ class CompiledFunction:
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.call_flat(leaves)
-        return nest.unflatten(self._structure, self._call(list(leaves)))
+        return nest.unflatten(self.structure, self._call(list(leaves)))
+
+    def library(self) -> str | None:
+        """Returns the file of the graph, from which `LoadedFunction` makes the function; None: it is not all of it."""
+        return torch_internals.library_of(self._call)
+
+
+class LoadedFunction(CompiledFunction):
+    """A function that another process has compiled.
+
+    Args:
+      library: file of the graph, see `CompiledFunction.library`.
+      structure: of the results.
+
+    Raises:
+      ImportError: the file cannot be loaded.
+    """
+
+    def __init__(self, library: str, structure: Any):
+        self.structure, self._call = structure, torch_internals.load_graph(library)
 
 
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -19,6 +19,7 @@ SOURCES = ("thread_pool.h", "matmul.cpp")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time in a period, or "max", and the period
 
 _wanted = (0, True)  # helpers, and whether they give way
+_file = ""  # of the library; empty: torch's compiler builds it
 
 
 class HelperCounts(NamedTuple):
@@ -49,9 +50,21 @@ def library() -> ctypes.CDLL:
       TorchChanged: this release of torch cannot build it.
     """
     source = "".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
-    loaded: ctypes.CDLL = torch_internals.CppCodeCache.load(source)
+    loaded: ctypes.CDLL = ctypes.CDLL(_file) if _file else torch_internals.CppCodeCache.load(source)
     loaded.alfish_configure_helpers(*_wanted)
     return loaded
+
+
+def library_file() -> str | None:
+    """Returns the file of the library; None: it is not loaded."""
+    return library()._name if library.cache_info().currsize else None
+
+
+def use_library(file: str) -> None:
+    """Loads a `library_file` of another process, unless the library is loaded."""
+    global _file
+    _file = _file or file
+    library()
 
 
 def use_helpers(number: int, adapts: bool = True) -> None:

@@ -5,6 +5,10 @@ updates and policies as they are written, products by torch's own kernels.
 """
 
 import importlib
+import importlib.util
+import inspect
+import os
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -72,3 +76,51 @@ def functional_overload(operation: Any) -> Any:
 def storage_id(tensor: torch.Tensor) -> int:
     """Returns one number for all tensors that share memory, those without values included."""
     return tensor.untyped_storage()._cdata
+
+
+# A graph's shared library is a Python module with this function, which takes and returns lists of tensors' addresses.
+GRAPH_ENTRY = "inductor_entry_cpp"
+
+
+def library_of(call: Callable[..., Any]) -> str | None:
+    """Returns the shared library of a compiled graph, if that is all of it: no Python, and no constants."""
+    if not inspect.isfunction(call):
+        return None
+    names = inspect.getclosurevars(call)
+    entry = names.nonlocals.get("f")
+    module = getattr(entry, "__self__", None)
+    is_all = set(names.nonlocals) == {"f"} and set(names.globals) == {"torch"}
+    if not is_all or getattr(entry, "__name__", "") != GRAPH_ENTRY or not isinstance(module, types.ModuleType):
+        return None
+    return module.__file__
+
+
+def load_graph(library: str) -> Callable[[list[torch.Tensor]], Any]:
+    """Returns a graph of a `library_of`, as a function of a list of tensors, which it empties.
+
+    Nothing of torch's compiler is imported.
+
+    Raises:
+      ImportError: the file cannot be loaded.
+    """
+    try:
+        to_addresses = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+        to_tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+        # The library reads it when it is loaded.
+        address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+    except AttributeError as error:
+        raise TorchChanged(f"torch {torch.__version__} cannot load graphs ({error})") from error
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+    name = f"{os.path.basename(library).partition('.')[0]}.{GRAPH_ENTRY}"
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    entry = getattr(module, GRAPH_ENTRY)
+
+    def call(leaves: list[torch.Tensor]) -> Any:
+        addresses = to_addresses(leaves)
+        leaves.clear()
+        return to_tensors(entry(addresses))
+
+    return call

@@ -10,6 +10,7 @@ from absl import logging
 from alfish import nest, replicas
 from alfish.batches import Minibatches, take
 from alfish.compiler import torch_internals
+from alfish.compiler.background import BackgroundCompiler, Compilation
 from alfish.compiler.cuda_graphs import RecordedFunction
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.data import Batch
@@ -45,6 +46,8 @@ class CompiledUpdates:
         self._records = records and not updates.on_cpu and not replicas.is_joined()
         self._tolerance = 1e-3 if precision == "float32" else 0.1
         self._made: dict[Hashable, _Graph] = {}
+        self._background = BackgroundCompiler()
+        self._requested: dict[Hashable, Compilation] = {}
         self._last: Any = None  # the last chunk's source
         self._source: Any = None  # that, or its copy in the memory that a recorded graph reads
         self._rows: list[torch.Tensor] = []  # leaves of `_source`
@@ -67,15 +70,8 @@ class CompiledUpdates:
           NotCompilable, TorchChanged: nothing has changed, and plain updates must be used.
         """
         plain = self._plain
-        if not chunk.is_steady:
-            chunk, index = Minibatches(take(chunk.source, index), None), None
-        if chunk.source is not self._last:
-            self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
-            self._rows = nest.leaves(self._source)
-            layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
-            self._layout = self._layouts.setdefault(layout, len(self._layouts))
-        source, at = self._source, nest.leaves(index)
-        key = (plain.algorithm.graph_key(), *[leaf.shape for leaf in at], self._layout)
+        chunk, index = steady(chunk, index)
+        source, at, key = self._located(chunk, index)
         graph = self._made.get(key)
         if graph is None:
             graph = self._made[key] = self._make_by_all(source, index)
@@ -94,10 +90,62 @@ class CompiledUpdates:
                     self._optimizers[part].count()
         return UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
 
+    def request(self, chunk: Minibatches, index: Nest) -> None:
+        """Begins to compile the graph of a minibatch in another process, unless it has begun.
+
+        Args:
+          chunk, index: as `steady` returns them.
+
+        Raises:
+          NotCompilable, NotSendable: the update cannot be compiled at all, or not in another process.
+        """
+        source, _, key = self._located(chunk, index)
+        if key not in self._requested:
+            self._update.check()
+            arguments = self._tensors, self._here(self._coefficients), index, source
+            self._requested[key] = self._background.request(self._update, arguments, self._precision)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `finish_requests` returns without waiting."""
+        return all(compilation.is_ready for compilation in self._requested.values())
+
+    def wait(self) -> None:
+        """Waits until `is_ready`."""
+        for compilation in self._requested.values():
+            compilation.wait()
+
+    def finish_requests(self) -> float:
+        """Loads all graphs that were requested; returns the seconds that the other process took for them.
+
+        Raises:
+          NotCompilable, TorchChanged: one could not be compiled.
+        """
+        seconds = 0.0
+        for key, compilation in self._requested.items():
+            made = compilation.result()
+            self._made[key] = _Graph(made.function, made.notes)
+            seconds += made.seconds
+        return seconds
+
+    def close(self) -> None:
+        """Ends the other process, if there is one."""
+        self._background.close()
+
     def forget_batch(self) -> None:
         """Releases the last chunk's rows, unless they belong to a replay ring."""
         if isinstance(self._source, Batch):
             self._last, self._source, self._rows = None, None, []
+
+    def _located(self, chunk: Minibatches, index: Nest) -> tuple[Batch | RingView, list[torch.Tensor], Hashable]:
+        """Returns the rows of a chunk, the index's leaves, and the key of the graph for them."""
+        if chunk.source is not self._last:
+            self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
+            self._rows = nest.leaves(self._source)
+            layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
+            self._layout = self._layouts.setdefault(layout, len(self._layouts))
+        at = nest.leaves(index)
+        return self._source, at, (self._plain.algorithm.graph_key(), *[leaf.shape for leaf in at], self._layout)
 
     def _hold(self, source: Nest) -> Nest:
         """Returns a copy of the rows, in the same memory for each layout."""
@@ -151,12 +199,12 @@ class CompiledUpdates:
 
     def _make(self, source: Batch | RingView, index: Nest) -> "_Graph":
         self._update.check()
-        began = time.perf_counter()
+        name, began = type(self._plain.algorithm).__name__, time.perf_counter()
+        self._log(f"Compiling the update of {name}; training waits")
         arguments = self._tensors, self._here(self._coefficients), index, source
         function = CompiledFunction(self._update, arguments, self._precision)
-        name = type(self._plain.algorithm).__name__
         self._log(f"Compiled the update of {name} in {time.perf_counter() - began:.1f} s")
-        return _Graph(function, self._update.trained)
+        return _Graph(function, self._update.notes)
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
         """Returns the graph's `total`; raises NotCompilable if its losses differ from those of the plain update.
@@ -193,6 +241,11 @@ class CompiledUpdates:
     def _here(self, numbers: torch.Tensor) -> torch.Tensor:
         # A copy of few numbers from pageable memory is complete when the call returns.
         return numbers if self._plain.on_cpu else numbers.to(self._plain.num_applied.device, non_blocking=True)
+
+
+def steady(chunk: Minibatches, index: Nest) -> tuple[Minibatches, Nest]:
+    """Returns a minibatch as a chunk of a size that does not vary, and an index."""
+    return (chunk, index) if chunk.is_steady else (Minibatches(take(chunk.source, index), None), None)
 
 
 class _Graph:

@@ -8,6 +8,7 @@ graph (`compiled_updates`).
 Numbers for summaries stay on the device until a summary is due.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -24,6 +25,8 @@ from alfish.compiler.inductor import NotCompilable
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.data import Batch
 from alfish.errors import RunError, UsageError
+from alfish.learner import compile_plan
+from alfish.learner.compiled_later import CompiledLater
 from alfish.learner.compiled_updates import CompiledUpdates
 from alfish.learner.optimizers import Adam, Optimizer
 from alfish.learner.parts import FrozenParts
@@ -33,10 +36,6 @@ from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, chec
 from alfish.runs import random_state
 from alfish.schedules import Schedule, as_schedule
 
-# A compiled update is about half a millisecond faster than a plain one, or a millisecond with ten million
-# multiplications. Compilation takes 15 to 20 seconds of processor time, and should save twice as much.
-COMPILE_FROM_UPDATES = 65_000
-LARGE_UPDATE = 10_000_000
 # A compiled update with fewer multiplications takes less than 2 ms on a CPU, and a sum over learners 0.25 to 0.7 ms.
 SMALL_UPDATE = 20_000_000
 # Updates after which records are added to the sums.
@@ -59,9 +58,10 @@ class Learner:
       max_grad_norm: the largest norm of a group's gradient, to which longer ones are scaled; None: no limit.
       max_nonfinite_updates: the run ends after this number of consecutive updates with a loss or gradient that is not
         finite; such updates are skipped.
-      compile: whether to compile the whole update as one graph at the first batch, which takes 15 to 20 seconds of
-        processor time, or 3 with torch's cache. 'auto': only in a run that is long enough to save time (with a budget
-        of seconds, from 300). Hooks that cannot be compiled run as plain updates, after a warning.
+      compile: whether to compile the whole update as one graph. 'auto': in another process beside plain updates, if the
+        run is long enough to save time (with a budget of seconds, from 300). The graph is used from an update on whose
+        number depends on the configuration only. True: at the first batch, while training waits, which takes 15 to 20
+        seconds, or 3 with a graph in the cache. Hooks that cannot be compiled run as plain updates, after a warning.
       cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows; it is not done
         with several learners.
       precision: of large products in a compiled update on a CPU: 'float32', or 'bfloat16' with float32 sums.
@@ -102,7 +102,7 @@ class Learner:
         self._compile = functools.partial(
             CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
         )
-        self._compiled = self._compile() if compile is True else None
+        self._compiled: CompiledUpdates | CompiledLater | None = self._compile() if compile is True else None
         self._decides = compile == "auto"
         self._learning_rates = self._schedules(learning_rate)
         self._max_nonfinite_updates = max_nonfinite_updates
@@ -126,9 +126,40 @@ class Learner:
         """
         num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
         self.is_small = num_rows * replicas.size() * num_parameters < SMALL_UPDATE
-        work = num_updates * (1 + num_rows * num_parameters / LARGE_UPDATE)
-        if self._decides and self._compiled is None and work >= COMPILE_FROM_UPDATES:
+        work = num_rows * num_parameters
+        if not self._decides or self._compiled is not None:
+            return
+        pays = compile_plan.pays_in_foreground(num_updates, work)
+        if self._plain.on_cpu and compile_plan.pays_beside(num_updates, work):
+            first = compile_plan.first_compiled_update(work)
+            self._compiled = CompiledLater(self._plain, self._compile(), first, pays, lambda line: self.log(line))
+        elif pays:
             self._compiled = self._compile()
+
+    @property
+    def is_switching(self) -> bool:
+        """Whether the next call of `train` begins to use the compiled update, for which it may wait."""
+        later = self._compiled
+        return type(later) is CompiledLater and self.updates >= later.first
+
+    def switch(self, waiting: contextlib.AbstractContextManager[None] | None = None) -> None:
+        """Waits for the compiled update and uses it from now on; only if `is_switching`.
+
+        Args:
+          waiting: context in which to wait, which a signal may end; None: nothing ends it.
+        """
+        assert isinstance(self._compiled, CompiledLater)
+        try:
+            with waiting or contextlib.nullcontext():
+                self._compiled.wait(self.updates)
+            self._compiled = self._compiled.finished(self.updates)
+        except (NotCompilable, TorchChanged) as error:
+            self._fall_back(error)
+
+    def close(self) -> None:
+        """Ends a compilation that is not in use yet."""
+        if self._compiled is not None:
+            self._compiled.close()
 
     def train(self, chunks: Iterable[Minibatches], summarize: bool = True) -> dict[str, float]:
         """Updates on every minibatch of the chunks.
@@ -149,6 +180,8 @@ class Learner:
         progress = float(self._progress)
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
         before = self.updates
+        if self.is_switching:
+            self.switch()
         with torch.no_grad():  # an update enables gradients itself
             self._records += self._updates(chunks, summarize)
         if self._compiled is not None:
@@ -229,10 +262,7 @@ class Learner:
             try:
                 record = self._compiled(chunk, index, self._learning_rate, summarize)
             except (NotCompilable, TorchChanged) as error:
-                logging.warning(
-                    "%s cannot be compiled, and its updates stay plain: %s", type(self._algorithm).__name__, error
-                )
-                self._compiled, self._fell_back = None, True
+                self._fall_back(error)
                 return self._update(chunk, index, summarize)
         else:
             record = self._plain(chunk, index, self._learning_rate, summarize)
@@ -240,6 +270,11 @@ class Learner:
             self.updates += 1
             self._algorithm.after_update()
         return record
+
+    def _fall_back(self, error: Exception) -> None:
+        logging.warning("%s cannot be compiled, and its updates stay plain: %s", type(self._algorithm).__name__, error)
+        self.close()
+        self._compiled, self._fell_back = None, True
 
     def _priority(self, record: UpdateStats) -> torch.Tensor:
         if record.priority is None:

@@ -24,7 +24,7 @@ class TracedUpdate:
       optimizers: those of the updates that can be part of a graph, by name.
       tensors: first argument, the tensors that an update reads and writes; they are never replaced.
       num_coefficients: length of the second argument, numbers of all optimizers.
-      trained: names of the groups with a loss, in order; known when the function was called.
+      notes: names of the groups with a loss, in order; known when the function was called.
     """
 
     def __init__(self, updates: Updates):
@@ -42,7 +42,7 @@ class TracedUpdate:
             "others": others | dict(algorithm.named_buffers()),
         }
         self.num_coefficients = sum(each.num_coefficients for each in self.optimizers.values())
-        self.trained: list[str] = []
+        self.notes: list[str] = []
 
     def check(self) -> None:
         """Raises NotCompilable if an optimizer cannot be part of a graph."""
@@ -63,7 +63,7 @@ class TracedUpdate:
         with torch_internals.reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
             means, loss_info = updates.means(batch)
             gradients = updates.gradients(means, parameters)
-        self.trained = list(means.losses)
+        self.notes = list(means.losses)
         num_applied, consecutive_skips = tensors["counters"]
         with torch.no_grad():
             is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)

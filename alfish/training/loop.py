@@ -82,6 +82,8 @@ class Loop:
     def iteration(self) -> Report:
         """Makes one iteration: collects rows, makes the updates that are due, and counts."""
         clock, timer = self._clock, self._timer
+        if self._parts.learner.is_switching:
+            self._parts.learner.switch(self._signals.breaking())
         began = timer.begin(COLLECT)
         self._agreement.begin(began)
         self._progress[...] = clock.progress
@@ -144,8 +146,7 @@ class Loop:
         """
         batches, clock = self._parts.batches, self._clock
         needs_rows = batches.stored() is not None
-        found = directory.load_newest(load, needs_rows)
-        if found is None:
+        if (found := directory.load_newest(load, needs_rows)) is None:
             return False
         checkpoints = directory.checkpoints
         if found != clock.value:
@@ -280,8 +281,7 @@ class Loop:
         chunks = batches.chunks(self._clock.value, not learner.is_plain)  # plain, too, once it has fallen back
         learned = learner.train(self._timer.each(SAMPLE, chunks), self._owes_summary)
         self._clock.updates = learner.updates
-        if learned:
-            self._owes_summary = False
+        self._owes_summary = self._owes_summary and not learned
         return learned
 
     def _observe(self, experience: Experience) -> None:

@@ -232,6 +232,7 @@ class Trainer:
         """Closes listeners, environments and files, each even if another raises; `train` calls this method."""
         with contextlib.ExitStack() as stack:  # runs in reverse order
             stack.callback(self.directory.close)
+            stack.callback(self.learner.close)
             parts: list[Listener | Batches | Unroller] = [self.batches, self.unroller]
             for part in parts + self._notifier.take_started()[::-1]:
                 stack.callback(self._close, part)

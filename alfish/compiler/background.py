@@ -1,0 +1,217 @@
+"""Functions of tensors that another process compiles while this one goes on.
+
+The other process is a new program, because a fork of a process with threads may hang. It receives the function without
+the values of the tensors in its arguments, traces and compiles it, and answers with the file of a shared library. To
+load that takes milliseconds and imports nothing of torch's compiler.
+"""
+
+import contextlib
+import io
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from alfish import nest
+from alfish.compiler import cache, kernels
+from alfish.compiler.compiling_process import Answer, Request
+from alfish.compiler.inductor import CompiledFunction, LoadedFunction, NotCompilable, TensorLayout
+from alfish.compiler.torch_internals import storage_id
+from alfish.errors import first_line
+from alfish.nest import Nest
+from alfish.processes.channel import Channel
+
+# `-c` puts the working directory first in sys.path; the process imports from this one's path only.
+PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from alfish.compiler.compiling_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+LONGEST_SECONDS = 1800.0  # of a wait; torch waits 600 for another process that compiles the same
+LOOK_SECONDS = 0.5  # between two looks at whether the process has ended
+
+
+class NotSendable(Exception):
+    """The function cannot be sent to another process; the message says why."""
+
+
+class Compiled(NamedTuple):
+    """A compiled function, and the `notes` of the function that it was made from.
+
+    Attributes:
+      seconds: time that the other process took.
+    """
+
+    function: CompiledFunction
+    notes: Any
+    seconds: float
+
+
+class Compilation:
+    """A function that is being compiled. Made by `BackgroundCompiler.request`."""
+
+    def __init__(self, compiler: "BackgroundCompiler", make: Callable[[], CompiledFunction], index: int):
+        self._compiler, self._make, self._index = compiler, make, index
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `result` returns without waiting for the other process."""
+        return self._compiler.answer(self._index, wait=False) is not None
+
+    def wait(self) -> None:
+        """Waits until `is_ready`."""
+        self._compiler.answer(self._index)
+
+    def result(self) -> Compiled:
+        """Returns the compiled function; waits for it.
+
+        Raises:
+          NotCompilable: it could not be compiled; the message says why.
+        """
+        answer = self._compiler.answer(self._index)
+        assert answer is not None
+        if answer.error:
+            raise NotCompilable(answer.error)
+        if answer.library is None:
+            return Compiled(self._make(), answer.notes, answer.seconds)
+        if answer.kernels is not None:
+            kernels.use_library(answer.kernels)
+        try:
+            return Compiled(LoadedFunction(answer.library, answer.structure), answer.notes, answer.seconds)
+        except (ImportError, OSError):  # another process has removed the file to keep the cache small
+            return Compiled(self._make(), answer.notes, answer.seconds)
+
+
+class BackgroundCompiler:
+    """A process that compiles functions, one after another, from the first request until `close`."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel
+        self._words: Any  # file with what the process prints
+        self._answers: list[Answer] = []
+        self._num_requests = 0
+        self.close: Callable[[], Any] = lambda: None
+
+    def request(self, function: Any, arguments: Nest, precision: str) -> Compilation:
+        """Begins to compile a function.
+
+        Args:
+          function: as of `CompiledFunction`, with an attribute `notes`: what it noted while it was traced.
+          arguments: examples; only their layout is used. Of tensors inside `function`, the values of those that are
+            also arguments are not sent.
+          precision: see `CompiledFunction`.
+
+        Raises:
+          NotSendable: another process could not read the function.
+        """
+        leaves = nest.leaves(arguments)
+        layouts = nest.map(TensorLayout.of, arguments)
+        settings = torch.get_num_threads(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+        request = Request(function, layouts, precision, *settings)
+        data = _to_bytes(request, {storage_id(leaf) for leaf in leaves})
+        if self._process is None:
+            self._start()
+        with contextlib.suppress(OSError):  # it has ended, which `answer` finds
+            self._channel.send((data,))
+        self._num_requests += 1
+        return Compilation(self, lambda: CompiledFunction(function, layouts, precision), self._num_requests - 1)
+
+    def answer(self, index: int, wait: bool = True) -> Answer | None:
+        """Returns the answer to request number `index`; None if it has not come and `wait` is False."""
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while len(self._answers) <= index:
+            messages, gone = self._channel.drain()
+            self._answers += messages
+            if len(self._answers) > index:
+                break
+            if gone or time.monotonic() > deadline:
+                return Answer(0.0, self._last_words() if gone else f"it took longer than {LONGEST_SECONDS:g} s")
+            if not wait:
+                return None
+            select.select([self._channel], [], [], LOOK_SECONDS)
+        return self._answers[index]
+
+    def _start(self) -> None:
+        end, theirs = socket.socketpair()
+        path = [entry or os.getcwd() for entry in sys.path]
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(os.getpid()), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path), cache.VARIABLE: str(cache.directory())},
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+                start_new_session=True,  # Ctrl-C is this process's to answer; and `_end` ends its compilers as well
+            )
+        self._channel = Channel(end)
+        # Also at the end of the program, if nobody calls it.
+        self.close = weakref.finalize(self, _end, self._process, self._channel, os.getpid())
+
+    def _last_words(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "the process that compiles closed its socket"
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        self._words.seek(0)
+        lines = self._words.read().decode(errors="replace").strip().splitlines()
+        return f"the process that compiles ended {how}" + (f" ({lines[-1]})" if lines else "")
+
+
+def _end(process: "subprocess.Popen[bytes]", channel: Channel, owner: int) -> None:
+    if os.getpid() != owner:  # a forked process, whose parent needs it
+        return
+    channel.close()
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _to_bytes(request: Request, storages: set[int]) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, storages).dump(request)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        raise NotSendable(first_line(error)) from error
+    return buffer.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors without their values where these are arguments of the function.
+
+    Args:
+      storages: memory of the arguments.
+    """
+
+    def __init__(self, file: Any, storages: set[int]):
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._storages = storages
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor) and storage_id(thing) in self._storages:
+            is_parameter = isinstance(thing, torch.nn.Parameter)
+            return _empty, (TensorLayout.of(thing), is_parameter, thing.requires_grad)
+        if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
+            raise pickle.PicklingError(
+                f"{thing.__qualname__} is defined in the program that was started; move it into a module"
+            )
+        return NotImplemented
+
+
+def _empty(layout: TensorLayout, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
+    tensor = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=layout.device)
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)

@@ -1,0 +1,114 @@
+"""The directory in which compiled graphs are kept from one run to the next.
+
+It lies in the user's cache directory, with a subdirectory for each version of torch and each kind of processor. A
+directory that the user set for torch (TORCHINDUCTOR_CACHE_DIR) is used as it is, and is never trimmed.
+"""
+
+import contextlib
+import fcntl
+import functools
+import getpass
+import hashlib
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from absl import logging
+
+from alfish.errors import first_line
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+LARGEST_BYTES = 2 << 30  # of the whole cache; a graph takes less than 1 MB, and torch's compiled headers 200
+
+
+def directory() -> Path:
+    """Returns the directory for this version of torch and this processor, which exists."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given)
+    return _own_directory(str(_root()))
+
+
+def _root() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "alfish"
+
+
+@functools.cache
+def _own_directory(root: str) -> Path:
+    path = Path(root, "graphs", versions())
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        user = hashlib.sha256(getpass.getuser().encode()).hexdigest()[:8]
+        path = Path(tempfile.gettempdir(), f"alfish-{user}", versions())
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logging.warning(
+            "Compiled graphs are kept in %s, because the cache in %s cannot be written (%s); set XDG_CACHE_HOME to a "
+            "directory that can",
+            path,
+            root,
+            first_line(error),
+        )
+        return path
+
+
+@functools.cache
+def versions() -> str:
+    """Returns a directory's name for the versions and the processor that compiled code depends on."""
+    described = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    with contextlib.suppress(OSError):  # only Linux has this file
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        described += " ".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    processor = hashlib.sha256(described.encode()).hexdigest()[:8]
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"torch-{torch.__version__}-python-{python}-{processor}"
+
+
+@contextlib.contextmanager
+def in_use() -> Iterator[Path]:
+    """Makes torch's compiler use the directory within the context, in the whole process."""
+    path = directory()
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(path)
+    try:
+        yield path
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+
+
+@contextlib.contextmanager
+def lock(name: str) -> Iterator[None]:
+    """Waits until no other process holds the lock of this name; a process that ends releases its locks."""
+    path = directory() / "alfish-locks"
+    path.mkdir(parents=True, exist_ok=True)
+    with open(path / name, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def trim(largest: int = LARGEST_BYTES) -> None:
+    """Removes files until the cache is small enough, those first that were used the longest time ago.
+
+    A process that misses a removed file makes it again. Directories of other versions and processors take part.
+    """
+    if VARIABLE in os.environ:
+        return
+    found = []
+    for path in directory().parent.rglob("*"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            if path.is_file():
+                status = path.stat()
+                found.append((max(status.st_mtime, status.st_atime), status.st_size, path))
+    excess = sum(size for _, size, _ in found) - largest
+    for _, size, path in sorted(found):
+        if excess <= 0:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+            excess -= size

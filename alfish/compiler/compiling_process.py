@@ -1,0 +1,102 @@
+"""The process that compiles functions for a training process, one after another.
+
+It ends with the training process, together with the C++ compilers that it has started.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any, NamedTuple
+
+from alfish.errors import first_line
+from alfish.processes.channel import Channel
+from alfish.processes.pickling import from_bytes
+
+LOOK_SECONDS = 0.2  # between two looks at the training process
+NICENESS = 5  # training goes first where cores are few
+
+
+class Request(NamedTuple):
+    """A function to compile, and torch's settings in the training process that a graph depends on."""
+
+    function: Any
+    arguments: Any  # a nest of `TensorLayout`
+    precision: str
+    num_threads: int
+    default_dtype: Any
+    is_deterministic: bool
+
+
+class Answer(NamedTuple):
+    """What became of a request.
+
+    Attributes:
+      seconds: time that it took.
+      error: why there is no graph; empty: there is one.
+      library: file of the graph; None: torch's compiler finds it in the cache, and only it can load it.
+      kernels: file of alfish's own kernels, if the graph may use them.
+      structure: of the function's results.
+      notes: the function's attribute of that name.
+    """
+
+    seconds: float
+    error: str = ""
+    library: str | None = None
+    kernels: str | None = None
+    structure: Any = None
+    notes: Any = None
+
+
+def main(parent: int, fd: int) -> None:
+    """Answers requests until there are no more.
+
+    Args:
+      parent: id of the training process.
+      fd: socket, whose messages are pickled requests.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    os.nice(NICENESS)
+    channel = Channel(socket.socket(fileno=fd))
+    while True:
+        try:
+            (request,) = channel.receive()
+        except EOFError:
+            return
+        began = time.monotonic()
+        try:
+            answer = _answer(request)
+        except Exception as error:
+            answer = Answer(0.0, _sentence(error))
+        channel.send(answer._replace(seconds=time.monotonic() - began))
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process and all that it started when the parent ends, however that ends."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os.killpg(0, signal.SIGKILL)  # it leads its process group
+
+
+def _answer(data: bytes) -> Answer:
+    import torch
+
+    from alfish.compiler import kernels
+    from alfish.compiler.inductor import CompiledFunction
+
+    request: Request = from_bytes(data)
+    torch.set_num_threads(request.num_threads)
+    torch.set_default_dtype(request.default_dtype)
+    torch.use_deterministic_algorithms(request.is_deterministic)
+    function = CompiledFunction(request.function, request.arguments, request.precision)
+    notes = request.function.notes
+    return Answer(0.0, "", function.library(), kernels.library_file(), function.structure, notes)
+
+
+def _sentence(error: Exception) -> str:
+    from alfish.compiler.inductor import NotCompilable
+
+    text = first_line(error)
+    return text if isinstance(error, NotCompilable) else f"the process that compiles failed: {text}"
