@@ -795,8 +795,9 @@ def test_each_graph_is_reported_with_the_seconds_that_it_took(interpreted):
     learner, lines = Learner(make("ppo"), compile=True), []
     learner.log = lines.append
     learner.train(chunks_of("ppo", 10))
-    [line] = lines
-    assert line.startswith("Compiled the update of PPO in ") and line.endswith(" s")
+    begun, done = lines
+    assert begun == "Compiling the update of PPO; training waits"
+    assert done.startswith("Compiled the update of PPO in ") and done.endswith(" s")
 
 
 def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):

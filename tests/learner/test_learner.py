@@ -470,13 +470,12 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("algorithm", "num_updates", "num_rows", "is_plain"),
         [
-            (_ActorCritic, 64_999, 1, True),
-            (_ActorCritic, 65_000, 1, False),
-            (_ActorCritic, 32_499, 2_500_000, True),  # rows x 4 parameters; the frozen ones cost nothing
-            (_ActorCritic, 32_500, 2_500_000, False),
-            (_Regression, 32_500, 2_500_000, True),
-            (_Regression, 32_500, 10_000_000, False),
-            (_Regression, 13_000, 40_000_000, False),
+            (_ActorCritic, 20_000, 1, True),
+            (_ActorCritic, 30_000, 1, False),
+            (_ActorCritic, 10_000, 2_500_000, True),  # rows x 4 parameters; the frozen ones cost nothing
+            (_ActorCritic, 11_000, 2_500_000, False),
+            (_Regression, 11_000, 2_500_000, True),
+            (_Regression, 11_000, 10_000_000, False),
             (_Regression, 0.0, 10**9, True),
             (_Regression, math.inf, 1, False),
         ],
