@@ -180,7 +180,7 @@ class Learner:
         progress = float(self._progress)
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
         before = self.updates
-        if self.is_switching:
+        if self._compiled is not None and self.is_switching:
             self.switch()
         with torch.no_grad():  # an update enables gradients itself
             self._records += self._updates(chunks, summarize)
