@@ -1,12 +1,21 @@
 """Threads of a process: torch's and helpers, and the cores that there are."""
 
+import csv
+import functools
 import os
 
 import pytest
 import torch
 
+from alfish.algorithms.dqn import DQN
+from alfish.batches import ReplayBatches
 from alfish.compiler import kernels, matmul
 from alfish.compiler.kernels import HelperCounts
+from alfish.environments import make_environment
+from alfish.learner.learner import Learner
+from alfish.networks import MLP, QNetwork, Torso
+from alfish.training.listeners import Summaries
+from alfish.training.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +94,37 @@ def test_helpers_are_set_before_the_library_is_loaded(monkeypatch):
     kernels.use_helpers(2)
     assert kernels.library().configured == (2, True)
     kernels.library.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not matmul.suits_products(), reason="there is no kernel for this processor or torch")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_run_has_the_same_bits_on_one_core_and_on_several(tmp_path):
+    def train(name, num_threads, num_helpers):
+        torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(256, 256)))
+        trainer = Trainer(
+            tmp_path / name,
+            algorithm=functools.partial(DQN, q_network=functools.partial(QNetwork, torso=torso)),
+            environment=functools.partial(make_environment, "CartPole-v1"),
+            batches=functools.partial(ReplayBatches, capacity=500, batch_size=256, warmup_env_steps=300),
+            learner=functools.partial(Learner, compile=True),
+            listeners=[Summaries()],
+            unroll_length=4,
+            num_env_steps=400,
+            summary_period=20,
+            device="cpu",
+            num_threads=num_threads,
+        )
+        kernels.use_helpers(num_helpers, adapts=False)
+        trainer.train()
+        assert not trainer.learner.is_plain
+        with open(tmp_path / name / "metrics.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert sum(bool(row["train/loss"]) for row in rows) > 3
+        times = ("wall_seconds", "time/")
+        return [{key: value for key, value in row.items() if not key.startswith(times)} for row in rows]
+
+    alone = train("alone", 1, 0)
+    before = kernels.helper_counts().helped
+    assert train("auto", "auto", 2) == alone
+    assert kernels.helper_counts().helped > before
