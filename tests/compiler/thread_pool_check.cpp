@@ -56,16 +56,18 @@ void write_stat(double busy) {
   std::rename(next.c_str(), stat_file);
 }
 
-// Makes calls of 8 tasks until the helpers that may work are so many.
+// Makes calls of 8 tasks until the helpers that may work are so many. Without `work`, calls are not compared.
 template <class Task>
-void run_until(int64_t allowed, double busy, const Task& task) {
+void run_until(int64_t allowed, double busy, int64_t work, const Task& task) {
   auto& pool = ThreadPool::instance();
-  for (int i = 0; counts().allowed != allowed; ++i) {
-    REQUIRE(i < 20000);
+  for (int64_t began = alfish::now(); counts().allowed != allowed;) {
+    REQUIRE(alfish::now() - began < 30 * alfish::SECOND);
     write_stat(busy);
-    for (int k = 0; k < 10; ++k) pool.run(8, 8, task);
+    for (int k = 0; k < 10; ++k) pool.run(8, work, task);
   }
 }
+
+constexpr auto nothing = [](int64_t) {};
 
 void every_task_is_done_once() {
   auto& pool = ThreadPool::instance();
@@ -87,19 +89,20 @@ void every_task_is_done_once() {
 
 void helpers_give_way() {
   ThreadPool::instance().configure(1, true);
-  auto task = [](int64_t) { spin(20 * MICROSECOND); };
   REQUIRE(counts().allowed == 0);
-  run_until(1, IDLE_CORES, task);
-  run_until(0, BUSY_CORE, task);
-  run_until(1, IDLE_CORES, task);
+  for (int k = 0; k < 3; ++k) {
+    run_until(1, IDLE_CORES, 0, nothing);
+    run_until(0, BUSY_CORE, 0, nothing);
+  }
+  REQUIRE(counts().pauses < 3);  // on a busy machine there may be one
 }
 
 void helpers_that_are_held_up_are_sent_away() {
   ThreadPool::instance().configure(1, true);
+  run_until(1, IDLE_CORES, 0, nothing);
   auto caller = std::this_thread::get_id();
-  run_until(1, IDLE_CORES, [](int64_t) { spin(20 * MICROSECOND); });
   auto before = counts();
-  run_until(0, IDLE_CORES, [caller](int64_t) {
+  run_until(0, IDLE_CORES, 0, [caller](int64_t) {
     if (std::this_thread::get_id() == caller) {
       spin(20 * MICROSECOND);
     } else {
@@ -113,13 +116,16 @@ void helpers_that_are_held_up_are_sent_away() {
 
 void helpers_that_slow_calls_are_sent_away() {
   ThreadPool::instance().configure(1, true);
-  auto task = [](int64_t) { spin(counts().allowed ? 90 * MICROSECOND : 20 * MICROSECOND); };
-  run_until(1, IDLE_CORES, [](int64_t) { spin(20 * MICROSECOND); });
+  // The caller takes task 0 and never waits for a helper.
+  auto task = [](int64_t i) {
+    if (i == 0) spin((counts().allowed ? 500 : 50) * MICROSECOND);
+  };
+  run_until(1, IDLE_CORES, 8, nothing);
   auto before = counts();
-  run_until(0, IDLE_CORES, task);
+  run_until(0, IDLE_CORES, 8, task);
   REQUIRE(counts().pauses == before.pauses + 1);
   int64_t began = alfish::now();
-  run_until(1, IDLE_CORES, task);
+  run_until(1, IDLE_CORES, 8, task);
   REQUIRE(alfish::now() - began > alfish::SHORTEST_PAUSE / 2);
 }
 
@@ -161,7 +167,7 @@ void helpers_without_work_sleep_and_end() {
   REQUIRE(num_threads() > before);
   double used = alfish::usage().own;
   usleep(alfish::IDLE / MICROSECOND / 2);
-  REQUIRE(alfish::usage().own - used < 0.02);
+  REQUIRE(alfish::usage().own - used < 0.003);
   for (int i = 0; num_threads() > before; ++i) {
     REQUIRE(i < 1000);
     usleep(10000);
