@@ -62,8 +62,12 @@ def test_helpers_change_no_bit_of_a_product(shape):
             kernels.use_helpers(number, adapts=False)
             for _ in range(30):
                 assert torch.equal(torch.ops.alfish.product(a, right), expected)
-        after = kernels.helper_counts()
-        assert after.calls == before.calls + 60 and after.helped > before.helped
+        assert kernels.helper_counts().calls == before.calls + 60
+        for _ in range(10_000):  # on a busy machine a helper may come late often
+            if kernels.helper_counts().helped > before.helped:
+                break
+            assert torch.equal(torch.ops.alfish.product(a, right), expected)
+        assert kernels.helper_counts().helped > before.helped
 
 
 @pytest.mark.skipif(not matmul.suits_products(), reason="there is no kernel for this processor or torch")
@@ -86,14 +90,13 @@ def test_helpers_are_set_before_the_library_is_loaded(monkeypatch):
         def alfish_configure_helpers(self, number, adapts):
             self.configured = number, adapts
 
-    kernels.library.cache_clear()
+    monkeypatch.setattr(kernels, "library", functools.cache(kernels.library.__wrapped__))
     kernels.use_helpers(5)
     assert kernels.helper_counts() == HelperCounts()
     monkeypatch.setattr(kernels.torch_internals, "CppCodeCache", type("Cache", (), {"load": lambda source: Library()}))
     assert kernels.library().configured == (5, True)
     kernels.use_helpers(2)
     assert kernels.library().configured == (2, True)
-    kernels.library.cache_clear()
 
 
 @pytest.mark.slow

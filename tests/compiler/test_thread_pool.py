@@ -58,7 +58,7 @@ def sanitized(tmp_path_factory):
 
 
 def run(program, name):
-    found = subprocess.run([program, name, program.with_suffix(".stat")], capture_output=True, text=True, timeout=120)
+    found = subprocess.run([program, name, program.with_suffix(".stat")], capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr
 
 
