@@ -138,6 +138,23 @@ def test_what_it_costs_stays_below_its_ceiling_and_not_far_below(tmp_path, recip
         assert 0.8 * ceiling <= count <= slack * ceiling, f"{recipe}, {what}: {found}"
 
 
+# Of a step of eight environments in an evaluation.
+EVALUATION_CEILINGS = {"ppo": (19, 8448, 503), "dqn": (18, 8352, 491), "sac": (21, 8320, 449)}
+
+
+@pytest.mark.parametrize("recipe", EVALUATION_CEILINGS)
+def test_a_step_of_an_evaluation_costs_no_more_than_its_ceiling(tmp_path, recipe):
+    trainer = make(tmp_path, recipe)
+    evaluator = trainer.evaluator(8)
+    with evaluator._acting(0):
+        rows = evaluator._rows(8, 0, False)
+        next(rows), next(rows)
+        found = counts(lambda: next(rows))
+    evaluator.close(), trainer.close()
+    for count, ceiling, slack in zip(found, EVALUATION_CEILINGS[recipe], (1.0, 1.02, 1.05), strict=True):
+        assert 0.8 * ceiling <= count <= slack * ceiling, f"{recipe}: {found}"
+
+
 # Of a compiled update with its batch: graphs, calls in Python, each kernel among them.
 COMPILED_CEILINGS = {"ppo": (1, 440), "dqn": (1, 127), "sac": (1, 168), "td3": (2, 179)}
 

@@ -112,21 +112,20 @@ class Evaluator:
         """
         self._check_number(num_episodes)
         names = reward_names(self.environment.reward_spec)
-        totals, lengths = np.zeros((num_episodes, max(1, len(names)))), [0] * num_episodes
+        totals, lengths = np.zeros((num_episodes, max(1, len(names)))), np.zeros(num_episodes, np.int64)
         self._under_way = None
         with self._acting(seed):
             for episode, time_step, stepped in self._rows(num_episodes, seed, sample):
                 reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(len(episode), -1)
                 if on_row:
                     on_row(self._row(episode, time_step, reward, values))
-                if not stepped:
-                    continue
-                for lane in np.flatnonzero(episode >= 0):
-                    totals[episode[lane]] += reward[lane]
-                    lengths[episode[lane]] += 1
+                if stepped:
+                    lanes = episode >= 0  # each with an episode of its own
+                    totals[episode[lanes]] += reward[lanes]
+                    lengths[episode[lanes]] += 1
         by_objective = {name: tuple(own.tolist()) for name, own in zip(names, totals.T)}
         returns = tuple(self.scalarized(totals).tolist())
-        return Evaluation(env_steps, seed, returns, tuple(lengths), self.num_cut, by_objective)
+        return Evaluation(env_steps, seed, returns, tuple(lengths.tolist()), self.num_cut, by_objective)
 
     def scalarized(self, rewards: np.ndarray) -> np.ndarray:
         """Returns rewards or returns as single numbers, `[N]` from `[N]` or `[N, R]`: the policy's weighted sum."""

@@ -64,8 +64,9 @@ class PaddedPolicy:
             step, after = self._act_block(part, before, episode[block].tolist())
             actions.append(step)
             states.append(after)
-        self._state = nest.map(lambda *parts: torch.cat(parts), *states)
-        return nest.map(lambda *parts: torch.cat(parts)[: self._num_envs], *actions)
+        self._state = _joined(states)
+        action = _joined(actions)
+        return action if self._num_rows == self._num_envs else nest.map(lambda leaf: leaf[: self._num_envs], action)
 
     def value(self, time_step: TimeStep) -> np.ndarray | None:
         """Returns the values `[num_envs]` of rows that `act` has not received yet; None: the algorithm has none."""
@@ -79,6 +80,9 @@ class PaddedPolicy:
 
     def _blocks(self, time_step: TimeStep) -> Iterator[tuple[slice, TimeStep, Nest]]:
         """Yields blocks of padded rows: their places, the rows, and the states before them."""
+        if self._num_envs == POLICY_BATCH_SIZE:  # one block without padding
+            yield slice(None), nest.to(time_step, self._device), (self._state, self._initial_state)
+            return
         padding = torch.arange(self._num_rows, device=time_step.step_type.device).clamp(max=self._num_envs - 1)
         padded = nest.to(nest.map(lambda leaf: leaf[padding], time_step), self._device)
         for start in range(0, self._num_rows, POLICY_BATCH_SIZE):
@@ -112,3 +116,8 @@ class PaddedPolicy:
         own += own[-1:] * (POLICY_BATCH_SIZE - len(own))
         output, state = nest.map(lambda *rows: torch.cat(rows), *own)
         return output, (state, transform_state)
+
+
+def _joined(parts: list[Nest]) -> Nest:
+    """Returns the rows of all blocks."""
+    return parts[0] if len(parts) == 1 else nest.map(lambda *leaves: torch.cat(leaves), *parts)
