@@ -31,13 +31,14 @@ from alfish import nest, replicas, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.bc import BC
+from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.iql import IQL
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
-from alfish.algorithms.td3 import DDPG, TD3
+from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.learner.learner import Learner

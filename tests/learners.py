@@ -23,10 +23,10 @@ from test_resume import TensorPointMass, make, stop_after, tensors_of
 from toys import SlowSecond
 
 from alfish import nest, replicas
+from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.algorithms.td3 import DDPG
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import inductor
 from alfish.composition import RND, Composed

@@ -31,6 +31,7 @@ BASES = tuple(
     for name in (
         "rl_algorithm",
         "actor_critic",
+        "ddpg",
         "delayed_actor",
         "hybrid_actor",
         "q_learning",

@@ -23,7 +23,8 @@ from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
-from alfish.algorithms.td3 import TD3, TD3BC
+from alfish.algorithms.td3 import TD3
+from alfish.algorithms.td3_bc import TD3BC
 from alfish.configuration import catalogue
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals

@@ -1,187 +1,20 @@
-"""Deterministic policy gradients, off-policy, for Box actions: DDPG, TD3, and TD3BC for recorded data.
+"""Twin delayed deterministic policy gradients: off-policy, for Box actions.
 
-DDPG: Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971. TD3: Fujimoto et al., 2018,
-https://arxiv.org/abs/1802.09477. TD3BC: Fujimoto & Gu, 2021, https://arxiv.org/abs/2106.06860.
-
-Differences from the papers: a truncated episode bootstraps from its true final observation; one number sets the
-correlation of exploration noise, which starts from zero in each episode.
+Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477. Differences from the paper: those of `ddpg`.
 """
 
-import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any
 
 import gin
 import torch
 from gymnasium import spaces
 
-from alfish import nest, replicas
+from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.delayed_actor import DelayedActor
-from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import ONE_CRITIC, CriticEnsemble, DeterministicActor, Features, TargetNetwork
-from alfish.parameters import NonNegativeFloat, PositiveInt, Range, Rate, checked
-from alfish.parameters.parts import build_network
-from alfish.schedules import Schedule, as_schedule
-from alfish.targets import NextValues
-from alfish.values import Discount, RewardWeights, values_of
-
-
-class DDPGTrain(NamedTuple):
-    """Outputs of the rows that train, T' of them: row 0, and with memory all but the last."""
-
-    q: torch.Tensor  # [E, T', N] or [E, T', N, R] of the taken action
-    next_value: torch.Tensor  # [L-1, N] or [L-1, N, R] of rows 1 to L-1
-    policy_q: torch.Tensor | None  # [T', N] of the actor's action; None: the actor does not train
-    policy_action: torch.Tensor | None  # [T', N, A], the actor's action; None: the actor does not train
-    action: torch.Tensor  # [T', N, A] taken
-
-
-@gin.configurable(module="alfish.algorithms")
-@checked
-class DDPG(RLAlgorithm):
-    """Deep deterministic policy gradients; the module's docstring has the papers and the differences from them.
-
-    Args:
-      actor: takes (observation_spec, action_size).
-      critic: takes (observation_spec, action_size); an ensemble of one or more. Its minimum is the target; its first
-        critic (`num_members=1`) trains the actor.
-      gamma: discount per environment step; a list: one for each entry of a vector reward.
-      target_rate: of the update of both target networks, after each update.
-      noise_std: of exploration noise, in units of half the action's range; number or schedule.
-      noise_correlation: between the noise of consecutive steps, in [0, 1); 0 is white noise. Noise is policy state.
-      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
-    """
-
-    on_policy = False
-    weighted_losses: tuple[str, ...] | None = ("critic",)
-    lambda_: ClassVar[float] = 1.0  # of the return within a window: 1 bootstraps at the last row, 0 is one step
-
-    def __init__(
-        self,
-        observation_spec: Nest,
-        action_spec: Nest,
-        reward_spec: spaces.Box,
-        *,
-        actor: Callable[..., Any] = DeterministicActor,
-        critic: Callable[..., Any] = ONE_CRITIC,
-        gamma: Discount = 0.99,
-        target_rate: Rate = 0.005,
-        noise_std: NonNegativeFloat | Schedule = 0.1,
-        noise_correlation: Annotated[float, Range(0, 1, below=True)] = 0.0,
-        reward_weights: RewardWeights | None = None,
-    ):
-        super().__init__(observation_spec, action_spec, reward_spec)
-        self._sizes = [leaf.shape[0] for leaf in nest.leaves(action_spec)]
-        self.values = values_of(self, reward_spec, gamma, reward_weights)
-        self.make_networks(actor, self.values.sized(critic), sum(self._sizes))
-        self.target_actor = TargetNetwork(self.actor, target_rate)
-        self.target_critic = TargetNetwork(self.critic, target_rate)
-        self._noise_std, self._noise_correlation = as_schedule(noise_std), noise_correlation
-
-    def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:
-        """Makes actor and critics; their order decides which weights a seed gives."""
-        self.actor = build_network(actor, f"{type(self).__name__}.actor", self.observation_spec, action_size, has=())
-        self.critic = build_network(
-            critic, f"{type(self).__name__}.critic", self.observation_spec, action_size, has=("features",)
-        )
-
-    @classmethod
-    def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
-        for name, leaf in nest.named_leaves(action_spec, "action"):
-            if not (isinstance(leaf, spaces.Box) and leaf.is_bounded("both")):
-                raise UsageError(f"{cls.__name__} takes bounded Box actions, and the {name} is {leaf}; train with PPO")
-
-    def parameter_groups(self) -> dict:
-        return {"critic": self.critic.parameters(), "actor": self.actor.parameters()}
-
-    def initial_state(self, batch_size: int) -> Nest:
-        return torch.zeros(batch_size, sum(self._sizes)) if self._noise_correlation else None
-
-    def actor_input(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
-        """Returns the actor's input, and the next state."""
-        return time_step.observation, state
-
-    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        seen, state = self.actor_input(time_step, state)
-        action = self.actor(seen)
-        noise = torch.randn_like(action)
-        if self._noise_correlation:
-            rho = self._noise_correlation
-            state = noise = rho * state + math.sqrt(1 - rho**2) * noise
-        return AlgStep(self._nested((action + self._noise_std(self.progress) * noise).clamp(-1, 1)), state)
-
-    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        seen, state = self.actor_input(time_step, state)
-        return AlgStep(self._nested(self.actor(seen)), state)
-
-    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns the values `[B]` of rows `[B]`: the critics' minimum for the actor's action."""
-        action = self.actor(self.actor_input(time_step, state)[0])
-        q = self.critic(self.critic.features(time_step, state)[0], action)
-        return self.values.scalarized(self.values.least(q))
-
-    def target_action(self, seen: Nest) -> torch.Tensor:
-        """Returns the action of the target policy for its input, `[..., A]`; TD3 adds noise to it."""
-        return self.target_actor(seen)
-
-    def trains_actor(self) -> bool:
-        """Returns True if the next update trains the actor, which TD3 delays."""
-        return True
-
-    def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """Returns the loss `[T', N]`; T' is the number of rows that train, 1 without memory.
-
-        Args:
-          policy_q: `[T', N]`, the critic's value of the actor's action.
-          policy_action: `[T', N, A]`, the actor's action.
-          action: `[T', N, A]`, the recorded action.
-        """
-        return -policy_q
-
-    def graph_key(self) -> bool:
-        return self.trains_actor()
-
-    def window_features(self, experience: Experience) -> Features:
-        """Returns the inputs of the networks for a window `[L, N]`; those of rows 1 to L-1 take no gradient."""
-        now, later = nest.split(experience.time_step, 1)
-        critic, _ = self.critic.features(now, None)
-        with torch.no_grad():
-            next_critic, _ = self.target_critic.network.features(later, None)
-        return Features(critic, now.observation, later.observation, next_critic)
-
-    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        features = self.window_features(experience)
-        action = torch.cat(nest.leaves(nest.at(experience.action, slice(0, len(features.critic)))), -1)
-        q = self.critic(features.critic, action)
-        with torch.no_grad():
-            next_q = self.target_critic(features.next_critic, self.target_action(features.next_actor))
-            next_value = self.values.least(next_q)
-        policy_q = policy_action = None
-        if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
-            policy_action = self.actor(features.actor)
-            policy_q = self.values.scalarized(self.critic(features.critic, policy_action, num_members=1)[0])
-        return AlgStep(info=DDPGTrain(q, next_value, policy_q, policy_action, action))
-
-    def calc_loss(self, experience: Experience, info: DDPGTrain) -> LossInfo:
-        target = self.values.target(experience, NextValues(info.next_value), self.lambda_)[: info.q.shape[1]]
-        critic_loss, error = self.values.loss(info.q, target)  # [E, T', N]
-        loss = {"critic": critic_loss.sum(0)}
-        if info.policy_q is not None and info.policy_action is not None:
-            loss["actor"] = self.actor_loss(info.policy_q, info.policy_action, info.action)
-        error = error.mean(0)
-        shown = {name: each.mean(0) for name, each in self.values.shown(info.q, target).items()}
-        return LossInfo(loss, extra=shown | {"td_error": error}, priority=error)
-
-    def after_update(self) -> None:
-        self.target_actor.update(self.actor)
-        self.target_critic.update(self.critic)
-
-    def _nested(self, action: torch.Tensor) -> Nest:
-        parts = iter(action.split(self._sizes, -1))
-        return nest.map(lambda _: next(parts), self.action_spec)
+from alfish.networks import CriticEnsemble
+from alfish.parameters import NonNegativeFloat, PositiveInt, checked
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -219,37 +52,3 @@ class TD3(DelayedActor, DDPG):
         if self.trains_actor():
             DDPG.after_update(self)
         DelayedActor.after_update(self)
-
-
-@gin.configurable(module="alfish.algorithms")
-@checked
-class TD3BC(TD3):
-    """TD3 whose actor stays close to the recorded actions, for data that are not added to.
-
-        loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
-
-    The mean of |Q| is over the minibatch of all learners, without gradient. The paper also normalizes observations: add
-    an `ObservationNormalizer` to the transforms.
-
-    Args:
-      alpha: weight of Q, which is divided by its mean magnitude; 0 is behavioural cloning.
-    """
-
-    weighted_losses = None  # also the actor's: it clones each action as often as it is drawn
-
-    def __init__(
-        self,
-        observation_spec: Nest,
-        action_spec: Nest,
-        reward_spec: spaces.Box,
-        *,
-        alpha: NonNegativeFloat = 2.5,
-        **td3_arguments,
-    ):
-        super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
-        self._alpha = alpha
-
-    def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        magnitude = policy_q.detach().abs()
-        scale = self._alpha / replicas.mean(magnitude.mean(), magnitude >= 0).clamp(min=1e-8)
-        return (policy_action - action).square().mean(-1) - scale * policy_q

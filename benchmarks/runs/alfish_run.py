@@ -11,13 +11,13 @@ from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.algorithms.td3 import TD3, DeterministicActor
+from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import matmul
 from alfish.environments import make_environment
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam
-from alfish.networks import MLP, ActorCritic, QNetwork, Torso
+from alfish.networks import MLP, ActorCritic, DeterministicActor, QNetwork, Torso
 from alfish.schedules import Linear
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.listeners import CheckpointSaver, Summaries

@@ -8,14 +8,15 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest
-from alfish.algorithms.td3 import DDPG, TD3, DeterministicActor
+from alfish.algorithms.ddpg import DDPG
+from alfish.algorithms.td3 import TD3
 from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
-from alfish.networks import MLP, CriticEnsemble
+from alfish.networks import MLP, CriticEnsemble, DeterministicActor
 from alfish.schedules import Linear
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller

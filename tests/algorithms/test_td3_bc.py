@@ -8,11 +8,13 @@ import torch
 from gymnasium import spaces
 
 from alfish.algorithms.bc import BC
-from alfish.algorithms.td3 import DDPG, TD3, TD3BC, DeterministicActor
+from alfish.algorithms.ddpg import DDPG
+from alfish.algorithms.td3 import TD3
+from alfish.algorithms.td3_bc import TD3BC
 from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.learner.learner import Learner
-from alfish.networks import MLP, CriticEnsemble, Torso
+from alfish.networks import MLP, CriticEnsemble, DeterministicActor, Torso
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)

@@ -23,6 +23,7 @@ from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.acting import reset_state
 from alfish.algorithms.appo import APPO
+from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.pqn import PQN
@@ -30,7 +31,7 @@ from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
-from alfish.algorithms.td3 import DDPG, TD3
+from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, Minibatches, ReplayBatches, take
 from alfish.compiler import cuda_graphs, matmul
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked

@@ -20,7 +20,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.algorithms.sac import SAC
-from alfish.algorithms.td3 import TD3, DeterministicActor
+from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.data import AlgStep, StepType
 from alfish.distributions import Categorical
@@ -28,7 +28,7 @@ from alfish.environments import TensorEnvironment, make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, QNetwork, Torso
+from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, DeterministicActor, QNetwork, Torso
 from alfish.replay import Prioritized, Uniform
 from alfish.runs.checkpoints import Checkpoints
 from alfish.schedules import Linear

@@ -17,12 +17,13 @@ from torch import nn
 
 from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
+from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
-from alfish.algorithms.td3 import DDPG, TD3
+from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, Minibatches, ReplayBatches
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment

@@ -1,0 +1,44 @@
+"""TD3 with behavioural cloning, for recorded data: Fujimoto & Gu, 2021, https://arxiv.org/abs/2106.06860."""
+
+import gin
+import torch
+from gymnasium import spaces
+
+from alfish import replicas
+from alfish.algorithms.td3 import TD3
+from alfish.nest import Nest
+from alfish.parameters import NonNegativeFloat, checked
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class TD3BC(TD3):
+    """TD3 whose actor stays close to the recorded actions, for data that are not added to.
+
+        loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
+
+    The mean of |Q| is over the minibatch of all learners, without gradient. The paper also normalizes observations: add
+    an `ObservationNormalizer` to the transforms.
+
+    Args:
+      alpha: weight of Q, which is divided by its mean magnitude; 0 is behavioural cloning.
+    """
+
+    weighted_losses = None  # also the actor's: it clones each action as often as it is drawn
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        alpha: NonNegativeFloat = 2.5,
+        **td3_arguments,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
+        self._alpha = alpha
+
+    def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        magnitude = policy_q.detach().abs()
+        scale = self._alpha / replicas.mean(magnitude.mean(), magnitude >= 0).clamp(min=1e-8)
+        return (policy_action - action).square().mean(-1) - scale * policy_q
