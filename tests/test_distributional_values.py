@@ -242,7 +242,9 @@ def test_iqn_draws_probabilities_in_training_and_none_in_evaluation():
     step = window([0.0], num_columns=4).time_step
     first, second = (dqn.q_network(step, None)[0] for _ in range(2))
     assert first.shape == (1, 4, 3, 64) and not torch.equal(first, second)
-    assert torch.equal(first[..., 0, 32:], first[..., 1, 32:]) and not torch.equal(first[0, 0, 0], first[0, 1, 0])
+    assert torch.equal(first[..., 0, 32:], first[..., 1, 32:]) and not torch.equal(
+        first[0, 0, 0, 32:], first[0, 1, 0, 32:]
+    )
     dqn.eval()
     first, second = (dqn.q_network(step, None)[0] for _ in range(2))
     assert torch.equal(first, second) and first[0, 0, 0, 32].item() == pytest.approx(1 / 64)
