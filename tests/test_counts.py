@@ -73,17 +73,17 @@ RECIPES = {
 # Of a vector step through numpy, through torch, and of a plain update with the batch it is made on: operations, bytes,
 # calls in Python.
 CEILINGS = {
-    ("ppo", "numpy step"): (1, 96, 324),
-    ("ppo", "torch step"): (22, 9_000, 449),
+    ("ppo", "numpy step"): (1, 96, 284),
+    ("ppo", "torch step"): (22, 9_000, 407),
     ("ppo", "update"): (403, 1_950_000, 797),
-    ("dqn", "numpy step"): (2, 12, 114),
+    ("dqn", "numpy step"): (2, 12, 109),
     ("dqn", "torch step"): (21, 1_080, 187),
     ("dqn", "update"): (208, 321_000, 629),
-    ("sac", "numpy step"): (1, 4, 114),
+    ("sac", "numpy step"): (1, 4, 110),
     ("sac", "torch step"): (24, 1_060, 197),
     ("sac", "update"): (443, 7_800_000, 1137),
-    ("td3", "numpy step"): (1, 4, 105),
-    ("td3", "torch step"): (22, 1_060, 190),
+    ("td3", "numpy step"): (1, 4, 101),
+    ("td3", "torch step"): (22, 1_060, 184),
     ("td3", "update"): (269, 7_230_000, 824),
 }
 

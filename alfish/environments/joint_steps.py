@@ -6,7 +6,7 @@ at any time.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -33,7 +33,7 @@ class JointCartPoles:
         self._envs = list(envs)
         self._cores = [env.unwrapped for env in envs]
 
-    def step(self, actions: Array, begins: Sequence[bool]) -> tuple[list[Any], list[float], list[bool], list[bool]]:
+    def step(self, actions: Array, begins: Sequence[bool]) -> Iterator[tuple[Any, ...]]:
         """Steps all environments, and resets those of `begins` instead.
 
         Args:
@@ -51,7 +51,7 @@ class JointCartPoles:
         states = [core.state if type(core.state) is tuple else core.state.tolist() for core in self._cores]
         angles = np.array([state[2] for state in states])
         trigonometry = zip(np.cos(angles).tolist(), np.sin(angles).tolist())
-        observations, rewards, terminations, truncations = [], [], [], []
+        rows = []
         for env, core, state, (cos, sin), action, begin in zip(
             self._envs, self._cores, states, trigonometry, actions.tolist(), begins
         ):
@@ -68,18 +68,16 @@ class JointCartPoles:
                 acceleration = push - core.polemass_length * angular_acceleration * cos / total_mass
                 x, speed = x + tau * speed, speed + tau * acceleration
                 angle, angular_speed = angle + tau * angular_speed, angular_speed + tau * angular_acceleration
-                terminated = abs(x) > core.x_threshold or abs(angle) > core.theta_threshold_radians
+                edge, limit = core.x_threshold, core.theta_threshold_radians
+                terminated = x < -edge or x > edge or angle < -limit or angle > limit
                 reward = 1.0
                 core.state = x, speed, angle, angular_speed
                 if terminated:
                     core.steps_beyond_terminated = 0
                 env._elapsed_steps += 1
                 truncated = env._elapsed_steps >= env._max_episode_steps
-            observations.append((x, speed, angle, angular_speed))
-            rewards.append(reward)
-            terminations.append(terminated)
-            truncations.append(truncated)
-        return observations, rewards, terminations, truncations
+            rows.append(((x, speed, angle, angular_speed), reward, terminated, truncated))
+        return zip(*rows)
 
 
 def joint_steps(envs: Sequence[gymnasium.Env]) -> JointCartPoles | None:

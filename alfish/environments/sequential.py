@@ -109,7 +109,7 @@ class SequentialVectorEnv(VectorEnv):
             batch, rewards, terminations, truncations, infos = self._step_each(actions, all_begins)
         else:
             assert self.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP or True not in all_begins, NO_RESET
-            observations, rewards, terminations, truncations = self.joint.step(actions, all_begins)
+            observations, rewards, terminations, truncations = map(list, self.joint.step(actions, all_begins))
             batch, infos = self._batch(observations), []
             self._observations = list(batch)
         self.something_ended = any(terminations) or any(truncations)
@@ -127,8 +127,7 @@ class SequentialVectorEnv(VectorEnv):
         Returns:
           A batch of observations; rewards, terminations, truncations and infos, `[B]` each.
         """
-        observations: list[Any] = []
-        rewards, terminations, truncations, infos = [], [], [], []
+        rows: list[tuple[Any, ...]] = []
         reward: Any = 0.0
         no_reward = reward if self.reward_space is None else np.zeros(self.reward_space.shape, np.float32)
         # The array is last: the end of its iterator is a slow exception, which zip then never reaches.
@@ -140,19 +139,16 @@ class SequentialVectorEnv(VectorEnv):
                     reward, terminated, truncated = no_reward, False, False
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
-                if self.reward_space is None:
+                if type(reward) is not float and self.reward_space is None:
                     reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
             except (Exception, SystemExit) as error:
                 refuse_vector(reward, self.reward_space)
                 if self.report is None:
                     raise
-                observation, info = self._replace(len(observations), error)
+                observation, info = self._replace(len(rows), error)
                 reward, terminated, truncated = no_reward, False, False
-            observations.append(observation)
-            rewards.append(reward)
-            terminations.append(terminated)
-            truncations.append(truncated)
-            infos.append(info)
+            rows.append((observation, reward, terminated, truncated, info))
+        observations, rewards, terminations, truncations, infos = map(list, zip(*rows))
         try:
             batch = self._batch(observations)
         except Exception:  # observations of any kind may fail in gymnasium's and numpy's code
@@ -276,7 +272,7 @@ def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
     """Raises UsageError if a flag is not a bool: text would count as true, and None would never end an episode."""
     for name, ends in (("terminated", terminations), ("truncated", truncations)):
         for end in ends:
-            if np.shape(end) != () or end not in (False, True):
+            if type(end) is not bool and (np.shape(end) != () or end not in (False, True)):
                 raise UsageError(f"the environment's step returned {name} = {end!r}; it must be True or False")
 
 
