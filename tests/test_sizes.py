@@ -79,6 +79,12 @@ def test_sac_is_read_in_1400_lines_and_a_newcomer_reads_600():
     assert count(NEWCOMER) < 600
 
 
+def test_the_off_policy_algorithms_are_short():
+    assert count(["algorithms/sac.py"]) <= 180
+    assert count(["algorithms/dqn.py"]) <= 180
+    assert count(["algorithms/td3.py"]) <= 160
+
+
 def test_a_large_class_would_be_found():
     lines = "\n".join(f"        self.a{k} = {k}" for k in range(CLASS_ATTRIBUTES + 1))
     assert list(too_large("x.py", f"class A:\n    def __init__(self):\n{lines}\n")) == ["x.py: A has 21 attributes"]

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 
-from alfish import specs
+from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, TimeStep
+from alfish.data import AlgStep, Experience, TimeStep
 from alfish.nest import Nest
+from alfish.networks import Features, TargetNetwork
 from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace
 from alfish.parameters.parts import build_network
 from alfish.values import Scalar
@@ -27,11 +28,13 @@ class HybridActor(RLAlgorithm):
 
     Attributes:
       action_space: the parts of the action.
+      target_critic: of the `critic` that `make_networks` makes.
       values: the kind of values that the critics predict.
       records_probability: whether `rollout_step` returns a DrawnAction as its info.
     """
 
     action_space: HybridSpace
+    target_critic: TargetNetwork
     values: Scalar
     records_probability: bool
 
@@ -61,6 +64,15 @@ class HybridActor(RLAlgorithm):
         """Returns the allowed Discrete choices `[..., n]` bool; None: all."""
         masks = () if self.action_masks is None else self.action_masks(time_step.observation)
         return next((mask for mask in masks if mask is not None), None)
+
+    def window_features(self, experience: Experience) -> Features:
+        """Returns the inputs of the networks for a window `[L, N]`; those of rows 1 to L-1 take no gradient."""
+        now, later = nest.split(experience.time_step, 1)
+        critic, actor = self.critic.features(now, None)[0], self.actor_encoder(now.observation)
+        with torch.no_grad():
+            next_actor = self.actor_encoder(later.observation)
+            next_critic = self.target_critic.network.features(later, None)[0]
+        return Features(critic, actor, next_actor, next_critic)
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         features, state = self.actor_features(time_step, state)

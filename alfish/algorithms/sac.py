@@ -123,15 +123,6 @@ class SAC(DelayedActor, HybridActor):
         groups = {"critic": self.critic, "actor": actor, "alpha": self.temperatures}
         return {name: module.parameters() for name, module in groups.items()}
 
-    def window_features(self, experience: Experience) -> Features:
-        """Returns the inputs of the networks for a window `[L, N]`; those of rows 1 to L-1 take no gradient."""
-        now, later = nest.split(experience.time_step, 1)
-        critic, actor = self.critic.features(now, None)[0], self.actor_encoder(now.observation)
-        with torch.no_grad():
-            next_actor = self.actor_encoder(later.observation)
-            next_critic = self.target_critic.network.features(later, None)[0]
-        return Features(critic, actor, next_actor, next_critic)
-
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         features = self.window_features(experience)
         taken = self.action_space.split(nest.at(experience.action, slice(0, features.critic.shape[0])))
