@@ -36,8 +36,7 @@ check: .venv/installed-dev
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-docs: .venv/installed
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
 results: .venv/installed-dev
@@ -62,4 +61,8 @@ clean:
 
 .venv/installed-dev: .venv/installed
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
