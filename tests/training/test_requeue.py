@@ -39,20 +39,29 @@ def block(language):
     return found
 
 
+def starter(directory):
+    """Returns a function that starts a command; its working directory is the given one."""
+    (directory / "toy.gin").write_text(TOY)
+    (directory / "job.sh").write_text(block("bash"))
+    for name, text in (("scontrol", SCONTROL), ("alfish", ALFISH.format(python=sys.executable))):
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    environment |= {"PYTHONPATH": str(DOCUMENT.parents[1]), "OMP_NUM_THREADS": "1"}
+
+    def start(command):
+        with open(directory / "output.txt", "ab") as output:
+            return subprocess.Popen(
+                command, cwd=directory, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+
+    return start
+
+
 @pytest.fixture
 def start(tmp_path):
     """Function that starts a command; its working directory is `tmp_path`."""
-    (tmp_path / "toy.gin").write_text(TOY)
-    (tmp_path / "job.sh").write_text(block("bash"))
-    for name, text in (("scontrol", SCONTROL), ("alfish", ALFISH.format(python=sys.executable))):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-    environment |= {"PYTHONPATH": str(DOCUMENT.parents[1]), "OMP_NUM_THREADS": "1"}
-    with open(tmp_path / "output.txt", "ab") as output:
-        yield lambda command: subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
+    return starter(tmp_path)
 
 
 @pytest.fixture
@@ -91,13 +100,14 @@ def newest(directory):
     return max(Checkpoints(directory / "checkpoints").steps(), default=0)
 
 
-def whole(tmp_path, job):
-    """Weights of the run that is not interrupted."""
-    process = job()
-    assert process.wait(600) == 0, (tmp_path / "output.txt").read_text()
-    (tmp_path / "run").rename(tmp_path / "whole")
-    assert not (tmp_path / "requeued").exists()
-    return weights(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """Weights of a job that is not interrupted."""
+    directory = tmp_path_factory.mktemp("whole")
+    process = starter(directory)(["bash", "job.sh"])
+    assert process.wait(600) == 0, (directory / "output.txt").read_text()
+    assert not (directory / "requeued").exists()
+    return weights(directory / "run")
 
 
 def weights(directory):
@@ -132,14 +142,13 @@ def requeued(tmp_path, job, num_signals):
 @pytest.mark.parametrize(
     "num_signals", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.long)]
 )
-def test_a_job_that_is_queued_again_ends_with_the_bits_of_one_that_is_not(tmp_path, job, num_signals):
-    expected, found = whole(tmp_path, job), requeued(tmp_path, job, num_signals)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+def test_a_job_that_is_queued_again_ends_with_the_bits_of_one_that_is_not(tmp_path, job, expected, num_signals):
+    torch.testing.assert_close(requeued(tmp_path, job, num_signals), expected, rtol=0, atol=0)
 
 
 @pytest.mark.slow
-def test_a_pod_that_is_taken_away_saves_in_time_and_the_next_ones_end_with_the_bits_of_one(tmp_path, job, start):
-    kubernetes, expected = Kubernetes(), whole(tmp_path, job)
+def test_a_pod_that_is_taken_away_saves_in_time_and_the_next_ones_end_with_the_bits_of_one(tmp_path, start, expected):
+    kubernetes = Kubernetes()
     for point in (3000, 9000):
         process = start(kubernetes.container["command"])
         while newest(tmp_path / "run") < point:
