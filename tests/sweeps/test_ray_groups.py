@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import toy_confs
 
 sys.path.append(str(Path(__file__).parents[1] / "unrollers"))
 from kills import run, start  # noqa: E402
@@ -29,8 +30,19 @@ def parent(pid):
     return int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The table of the sweep on one machine."""
+    directory = tmp_path_factory.mktemp("expected")
+    toy = directory / "toy.gin"
+    toy.write_text(toy_confs.PPO)
+    return whole(toy, directory / "one", *FLAGS)
+
+
 @pytest.mark.parametrize("victim", ["task", "machine"])
-def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_killed(toy, tmp_path, request, victim):
+def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_killed(
+    toy, tmp_path, expected, request, victim
+):
     directory = tmp_path / "ray"
     process = sweep(toy, directory, "--ray", *FLAGS)
     until(lambda: list(directory.glob("00*/checkpoints/*.pt")) and members(directory), process, directory)
@@ -42,7 +54,7 @@ def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_kille
         (node,) = [node for node in cluster.nodes if node.all_processes["raylet"][0].process.pid == parent(worker)]
         cluster.kill(node)
     assert process.wait(400) == 0, directory.with_suffix(".log").read_text()
-    assert (directory / "trials.csv").read_text() == whole(toy, tmp_path / "one", *FLAGS)
+    assert (directory / "trials.csv").read_text() == expected
     assert_nothing_is_left(directory)
 
 
