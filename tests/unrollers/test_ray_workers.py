@@ -217,8 +217,12 @@ def test_every_row_is_right_while_hosts_die(nodes):  # noqa: F811
         nodes,
         SECONDS or 200.0,
         num_workers=4,
-        # By default, until new rows have come after each kind of death.
-        enough=lambda breaking: not SECONDS and {kind for kind, _ in breaking.waits} == set(KINDS),
+        # By default, until new rows have come after each kind of death, and a stopped host has been given up.
+        enough=lambda breaking: (
+            not SECONDS
+            and {kind for kind, _ in breaking.waits} == set(KINDS)
+            and any("silent for" in line for line in lines)
+        ),
         log=lambda line: (lines.append(line), memory.append(resident_bytes())),
         kinds=KINDS,
         pause=(2.0, 3.0),
