@@ -61,7 +61,7 @@ class CompiledFunction:
     Args:
       function: maps a nest of tensors to a nest of tensors.
       arguments: examples with the structure, shapes, strides and dtypes of later calls, tensors or `TensorLayout`.
-      precision: of large products on a CPU: 'float32', or 'bfloat16' with sums in float32.
+      precision: of large products and convolutions on a CPU: 'float32', or 'bfloat16' with sums in float32.
 
     Attributes:
       structure: of the results.

@@ -4,6 +4,7 @@
 - Other products in float32 use `matmul.cpp`, which needs no preparation and no copies of transposes.
 - Large products in bfloat16, on request, use the same kernel. They use oneDNN on a processor that does not multiply
   pairs of bfloat16 (AVX512-BF16), or that has tiles for them (AMX).
+- Large convolutions in bfloat16, on request, use oneDNN (`convolutions.py`).
 
 `matmul.cpp` stays because an update takes up to twice the time with torch's own products. A rule that takes the faster
 of torch's two libraries for each shape saves a part of that only (docs/performance.md).
@@ -16,7 +17,7 @@ import torch
 from absl import logging
 from torch.fx import GraphModule, Node
 
-from alfish.compiler import kernels, torch_internals
+from alfish.compiler import convolutions, kernels, torch_internals
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.errors import first_line
 
@@ -45,7 +46,7 @@ def rewrite_products(graph: GraphModule, precision: str) -> None:
 
     Args:
       graph: nodes have example values (`meta["val"]`).
-      precision: of large products: 'float32', or 'bfloat16' with sums in float32.
+      precision: of large products and convolutions: 'float32', or 'bfloat16' with sums in float32.
     """
     call = graph.graph.call_function
     low: dict[Node, Node] = {}  # from a node to its one cast to bfloat16
@@ -82,6 +83,8 @@ def rewrite_products(graph: GraphModule, precision: str) -> None:
             low.clear()
         if node.target in PRODUCTS and not node.kwargs:
             _replace(graph, node, product)
+        elif precision == "bfloat16" and node.target in (convolutions.FORWARD, convolutions.BACKWARD):
+            convolutions.rewrite_convolution(graph.graph, node, LARGE_PRODUCT, in_bfloat16)
     graph.recompile()
 
 
