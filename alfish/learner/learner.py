@@ -64,8 +64,7 @@ class Learner:
         seconds, or 3 with a graph in the cache. Hooks that cannot be compiled run as plain updates, after a warning.
       cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows; it is not done
         with several learners.
-      precision: of large products and convolutions in a compiled update on a CPU: 'float32', or 'bfloat16' with
-        sums in float32.
+      precision: of large products and convolutions in a compiled update on a CPU, 'float32' or 'bfloat16'.
 
     Attributes:
       frozen: parts that do not train.

@@ -15,7 +15,7 @@ from torch import nn
 
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
-from alfish.algorithms.td3 import TD3, DeterministicActor
+from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import background, inductor
 from alfish.compiler.background import Compiled, NotSendable
@@ -25,7 +25,7 @@ from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner import compile_plan, compiled_updates
 from alfish.learner.learner import Learner
-from alfish.networks import MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
+from alfish.networks import MLP, ActorCritic, CriticEnsemble, DeterministicActor, QNetwork, Torso
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.summaries import Summaries
 from alfish.training.trainer import Trainer
