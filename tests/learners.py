@@ -354,7 +354,7 @@ def graphs(directory):
     own = columns.chunk(replicas.size())[replicas.rank()]
     found = {}
     for name in benchmark.ALGORITHMS:
-        case = benchmark.Case(name, is_compiled=True, num_updates=12)
+        case = benchmark.Case(name, is_compiled=True, num_updates=6)
         together = in_graphs(lambda case=case: benchmark.trained(case, own))
         with replicas.apart():
             alone = in_graphs(lambda case=case: benchmark.trained(case, columns))

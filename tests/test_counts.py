@@ -162,7 +162,10 @@ COMPILED_CEILINGS = {"ppo": (1, 440), "dqn": (1, 127), "sac": (1, 168), "td3": (
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "recipe",
-    [pytest.param(name, marks=pytest.mark.long if name == "td3" else pytest.mark.slow) for name in COMPILED_CEILINGS],
+    [
+        pytest.param(name, marks=pytest.mark.long if name in ("sac", "td3") else pytest.mark.slow)
+        for name in COMPILED_CEILINGS
+    ],
 )
 def test_compiled_updates_make_no_more_graphs_nor_calls(tmp_path, recipe):
     trainer = make(tmp_path, recipe, compile=True)

@@ -161,7 +161,9 @@ def test_the_distributions_of_sac_learn_the_value_of_the_only_action(values):
         optimizer.zero_grad()
         loss.loss["critic"].mean().backward()
         optimizer.step()
-    q = sac.values.scalarized(sac.train_step(experience, None).info.q)
+    info = sac.train_step(experience, None).info
+    assert all(value.shape in ((1, 8), ()) for value in sac.calc_loss(experience, info).extra.values())
+    q = sac.values.scalarized(info.q)
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.05, rtol=0)
 
 

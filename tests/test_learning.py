@@ -30,7 +30,7 @@ def test_ppo_solves_cartpole(tmp_path, capsys, seed):
     assert trained_return(tmp_path, capsys, "ppo_cartpole.gin", seed) >= 475
 
 
-@slow
+@long
 def test_a2c_solves_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "a2c_cartpole.gin", 0) >= 475
 
@@ -70,7 +70,7 @@ WITHOUT_MEMORY = {
 
 
 @pytest.mark.parametrize(("gin_file", "seed"), [
-    pytest.param(gin_file, seed, marks=long if seed or gin_file == "appo_recall.gin" else slow)
+    pytest.param(gin_file, seed, marks=long if seed or gin_file in ("appo_recall.gin", "sac_recall.gin") else slow)
     for gin_file in WITHOUT_MEMORY
     for seed in (0, 1, 2)
 ])  # fmt: skip

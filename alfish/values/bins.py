@@ -72,4 +72,5 @@ class Bins(Distribution):
     def shown(self, q: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
         mean = self.scalarized(q)
         variance = (q.softmax(-1) * (self.returns - mean.unsqueeze(-1)).square()).sum(-1)
-        return {"q": mean, "q_std": variance.sqrt(), "outside": target[..., 0] + target[..., -1]}
+        outside = (target[..., 0] + target[..., -1]).expand_as(mean)
+        return {"q": mean, "q_std": variance.sqrt(), "outside": outside}

@@ -146,7 +146,7 @@ def test_a_job_that_is_queued_again_ends_with_the_bits_of_one_that_is_not(tmp_pa
     torch.testing.assert_close(requeued(tmp_path, job, num_signals), expected, rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pod_that_is_taken_away_saves_in_time_and_the_next_ones_end_with_the_bits_of_one(tmp_path, start, expected):
     kubernetes = Kubernetes()
     for point in (3000, 9000):
