@@ -64,7 +64,7 @@ class Compilation:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `result` returns without waiting for the other process."""
+        """True if `result` returns without waiting for the other process."""
         return self._compiler.answer(self._index, wait=False) is not None
 
     def wait(self) -> None:
@@ -107,8 +107,8 @@ class BackgroundCompiler:
 
         Args:
           function: as of `CompiledFunction`, with an attribute `notes`: what it noted while it was traced.
-          arguments: examples; only their layout is used. Of tensors inside `function`, the values of those that are
-            also arguments are not sent.
+          arguments: examples; only their layout is used. Tensors inside `function` that are also arguments are sent
+            without their values.
           precision: see `CompiledFunction`.
 
         Raises:

@@ -30,7 +30,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a request.
+    """The result of a request.
 
     Attributes:
       seconds: time that it took.

@@ -1,4 +1,4 @@
-"""Whether `Learner.compile = 'auto'` compiles, and from which update on, by the configuration only.
+"""Decides whether `Learner.compile = 'auto'` compiles, and from which update on, from the configuration only.
 
 Times are those of one core of a server processor of 2024 (`python -m benchmarks.growth`). They need not be right for
 another machine, because they decide nothing but the number of an update, and which budgets are long. No clock, no cache

@@ -107,7 +107,7 @@ class CompiledUpdates:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `finish_requests` returns without waiting."""
+        """True if `finish_requests` returns without waiting."""
         return all(compilation.is_ready for compilation in self._requested.values())
 
     def wait(self) -> None:
