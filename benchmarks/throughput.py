@@ -5,10 +5,10 @@
   python -m benchmarks.throughput --recipes=appo_cartpole,appo_slow --variants=sync,async --peers=sample-factory
 
 Libraries take turns (A B A B ...). Each run is a process of its own; its start-up is not measured. alfish runs plain,
-compiled (`Learner.compile`) and, on request, with products in bfloat16. Each peer has its own virtual environment, made
-from `benchmarks/peers/PEER.txt` on first use. NAME:N gives a peer N threads; with several values of N, ratios use the
-peer's fastest one. The cell of a recipe that a peer does not have stays blank. --busy=N runs N busy processes at the
-same time.
+compiled (`Learner.compile`) and, on request, with products in bfloat16 or with `Trainer.num_threads = 'auto'`. Each
+peer has its own virtual environment, made from `benchmarks/peers/PEER.txt` on first use. NAME:N gives a peer N threads;
+with several values of N, ratios use the peer's fastest one. The cell of a recipe that a peer does not have stays blank.
+--busy=N runs N busy processes at the same time.
 
 Writes the raw runs and a table to `benchmarks/results/throughput.{csv,md}` after each recipe, and keeps the rows of
 recipes that were not run; with --busy=N it writes `throughput-busyN.{csv,md}`.
@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument(
         "--variants",
         default="plain,compiled",
-        help="of alfish, each VARIANT or VARIANT:THREADS: plain, compiled, bfloat16; of APPO: sync, async",
+        help="of alfish, each VARIANT or VARIANT:THREADS: plain, compiled, bfloat16, auto, auto_bfloat16; of APPO: "
+        "sync, async",
     )
     parser.add_argument("--peers", default="sb3", help="each PEER or PEER:THREADS; empty: none")
     parser.add_argument("--repeats", type=int, default=5)

@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "auto": {"compile": True},  # with `Trainer.num_threads = 'auto'`
     "mkl": {"compile": True},
     "bfloat16": {"compile": True, "precision": "bfloat16"},
+    "auto_bfloat16": {"compile": True, "precision": "bfloat16"},
     "sync": {"compile": True},
     "async": {"compile": True},
 }
@@ -67,7 +68,7 @@ def train(
             listeners=[CheckpointSaver(), Summaries(), clock],
             seed=seed,
             device="cpu",
-            num_threads="auto" if variant == "auto" else torch.get_num_threads(),
+            num_threads="auto" if variant.startswith("auto") else torch.get_num_threads(),
             **options,
         ).train()
     versions = f"alfish {alfish.__version__}, torch {torch.__version__}"
