@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import losses, nest, returns, specs
+from alfish import losses, nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
@@ -27,6 +27,8 @@ from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encod
 from alfish.networks.encoders import Flat, OneHot
 from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
 from alfish.parameters.parts import build_network
+from alfish.targets import NextValues
+from alfish.values import Scalar
 
 
 class IQLTrain(NamedTuple):
@@ -90,7 +92,7 @@ class IQL(RLAlgorithm):
         self.critic: Any = build_network(critic, "IQL.critic", observation_spec, action_size, has=("features",))
         self.value: Any = build_network(value, "IQL.value", observation_spec, 0, has=("features",))
         self.target_critic = TargetNetwork(self.critic, target_rate)
-        self._gamma, self._lambda = gamma, lambda_
+        self.values, self._lambda = Scalar(gamma), lambda_
         self._expectile, self._beta, self._max_weight = expectile, beta, max_weight
 
     @classmethod
@@ -128,26 +130,24 @@ class IQL(RLAlgorithm):
         q = self.critic(self.critic.features(now, None)[0], codes)
         with torch.no_grad():
             target = self.target_critic.network
-            target_q = target(target.features(now, None)[0], codes).amin(0)
+            target_q = self.values.least(target(target.features(now, None)[0], codes))
             next_value = self._value(later)
         log_prob = self._policy(now.observation).log_prob(action)
         return AlgStep(info=IQLTrain(q, target_q, self._value(now), next_value, log_prob))
 
     def calc_loss(self, experience: Experience, info: IQLTrain) -> LossInfo:
-        step = experience.time_step  # [L, N]
-        discount = self._gamma * step.discount
-        target = returns.lambda_return(step.reward, discount, info.next_value, step.step_type, self._lambda)[:1]
-        error = target - info.q  # [E, 1, N]
+        target = self.values.target(experience, NextValues(info.next_value), self._lambda)[:1]
+        critic_loss, error = self.values.loss(info.q, target)  # [E, 1, N]
         advantage = info.target_q - info.value
         weight = (self._beta * advantage.detach()).exp().clamp(max=self._max_weight)
         loss = {
-            "critic": losses.squared(error).sum(0),
+            "critic": critic_loss.sum(0),
             "value": expectile_loss(advantage, self._expectile),
             "actor": -weight * info.log_prob,
         }
         extra = {
             "q": info.q.mean(0),
-            "td_error": error.abs().mean(0),
+            "td_error": error.mean(0),
             "value": info.value,
             "advantage": advantage,
             "weight": weight,

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from alfish.errors import UsageError
 from alfish.parameters import FiniteFloat, PositiveInt, UnitInterval, checked
 from alfish.values.distribution import Distribution
-from alfish.values.scalar import ValueLoss
+from alfish.values.scalar import ValueLoss, of_least_critic
 
 
 @gin.configurable(module="alfish.values", denylist=["gamma"])
@@ -47,8 +47,7 @@ class Bins(Distribution):
 
     def least(self, q: torch.Tensor) -> torch.Tensor:
         """Returns the distribution with the least mean, for each row, `[..., K]` from `[E, ..., K]`."""
-        critic = self.scalarized(q).argmin(0)[None, ..., None]
-        return q.gather(0, critic.expand(1, *q.shape[1:])).squeeze(0)
+        return of_least_critic(q, self.scalarized(q))
 
     def with_bonus(self, value: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
         if value.shape[-1] > self.num_values:

@@ -104,3 +104,14 @@ def of_choice(q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
     """Returns the values `[..., K]` of choices `[...]`, from those of all choices, `[..., A, K]`."""
     index = choice[..., None, None].expand(*choice.shape, 1, q.shape[-1])
     return q.gather(-2, index).squeeze(-2)
+
+
+def of_least_critic(q: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    """Returns all numbers of the critic with the least mean, for each row: `[..., K]` from `[E, ..., K]`.
+
+    Args:
+      q: values of E critics.
+      means: what the policy maximizes of them, `[E, ...]`.
+    """
+    critic = means.argmin(0)[None, ..., None]
+    return q.gather(0, critic.expand(1, *q.shape[1:])).squeeze(0)

@@ -13,7 +13,7 @@ from torch import nn
 
 from alfish.data import TimeStep
 from alfish.errors import UsageError
-from alfish.values.scalar import Scalar, of_choice
+from alfish.values.scalar import Scalar, of_choice, of_least_critic
 
 
 class Vector(nn.Module, Scalar):
@@ -82,8 +82,7 @@ class Vector(nn.Module, Scalar):
 
         A minimum of each entry would join values of different critics.
         """
-        critic = self.scalarized(q).argmin(0)[None, ..., None]
-        return q.gather(0, critic.expand(1, *q.shape[1:])).squeeze(0)
+        return of_least_critic(q, self.scalarized(q))
 
     def each(self, function: Callable[..., torch.Tensor], values: torch.Tensor, *others: Any) -> torch.Tensor:
         """Returns `function(entry, *others)` of each entry of values, as the last dimension again."""
