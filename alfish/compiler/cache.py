@@ -22,13 +22,14 @@ from absl import logging
 from alfish.errors import first_line
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+GIVEN = os.environ.get(VARIABLE)  # by the user, before torch's compiler writes its own default there
 LARGEST_BYTES = 2 << 30  # of the whole cache; a graph takes less than 1 MB, and torch's compiled headers 200
 
 
 def directory() -> Path:
     """Returns the directory for this version of torch and this processor, which exists."""
-    if given := os.environ.get(VARIABLE):
-        return Path(given)
+    if GIVEN:
+        return Path(GIVEN)
     return _own_directory(str(_root()))
 
 
@@ -97,7 +98,7 @@ def trim(largest: int = LARGEST_BYTES) -> None:
 
     A process that misses a removed file makes it again. Directories of other versions and processors take part.
     """
-    if VARIABLE in os.environ:
+    if GIVEN:
         return
     found = []
     for path in directory().parent.rglob("*"):

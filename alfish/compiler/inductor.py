@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from alfish import nest
-from alfish.compiler import cache, torch_internals
-from alfish.compiler.matmul import PRECISIONS, rewrite_products
+from alfish.compiler import cache, matmul, torch_internals
 from alfish.compiler.torch_internals import TorchChanged, storage_id
 from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
@@ -75,8 +74,8 @@ class CompiledFunction:
     _call: Callable[[list[torch.Tensor]], Any]
 
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, precision: str = "float32"):
-        if precision not in PRECISIONS:
-            raise UsageError(f"the precision is {precision!r}; it must be one of {PRECISIONS}")
+        if precision not in matmul.PRECISIONS:
+            raise UsageError(f"the precision is {precision!r}; it must be one of {matmul.PRECISIONS}")
         leaves, structure = nest.flatten(arguments)
         # Torch's cache on disk requires a ShapeEnv, although the graph has no symbolic shapes.
         symbols = torch_internals.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
@@ -89,20 +88,11 @@ class CompiledFunction:
             results, self.structure = nest.flatten(function(nest.unflatten(structure, leaves)))
             return _without_aliases(results, leaves)
 
-        make_fx = torch_internals.make_fx
-        try:
-            with fake:
-                graph = make_fx(flat)(*leaves)
-        except TorchChanged:
-            raise
-        except Exception as error:
-            raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
-        name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
-        # Others that compile the same find it in the cache then.
-        with cache.in_use(), cache.lock(name[:2]):
-            if all(leaf.device.type == "cpu" for leaf in leaves):
-                rewrite_products(graph, precision)
-            self._call = _compile(graph, leaves, fake)
+        on_cpu = all(leaf.device.type == "cpu" for leaf in leaves)
+        has_kernel = on_cpu and matmul.expects_products()  # it is built while the graph is
+        self._call = _built(flat, leaves, fake, precision if on_cpu else None, has_kernel)
+        if has_kernel and not matmul.has_products():
+            self._call = _built(flat, leaves, fake, precision, has_kernel=False)
 
     def __call__(self, arguments: Nest) -> Nest:
         return self.call_flat(nest.leaves(arguments))
@@ -134,6 +124,37 @@ class LoadedFunction(CompiledFunction):
         self.structure, self._call = structure, torch_internals.load_graph(library)
 
 
+def _built(
+    function: Callable[..., list[torch.Tensor]],
+    leaves: list[torch.Tensor],
+    fake: Any,
+    precision: str | None,
+    has_kernel: bool,
+) -> Callable[[list[torch.Tensor]], Any]:
+    """Returns the compiled graph of a function; see `_compile`.
+
+    Args:
+      function: maps leaves to results; no result may share memory with another tensor.
+      leaves: tensors of the mode `fake`.
+      precision: of products on a CPU; None: products are left as they are.
+      has_kernel: see `rewrite_products`.
+    """
+    make_fx = torch_internals.make_fx
+    try:
+        with fake:
+            graph = make_fx(function)(*leaves)
+    except TorchChanged:
+        raise
+    except Exception as error:
+        raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
+    name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
+    # Others that compile the same find it in the cache then.
+    with cache.in_use(), cache.lock(name[:2]):
+        if precision is not None:
+            matmul.rewrite_products(graph, precision, has_kernel)
+        return _compile(graph, leaves, fake)
+
+
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns the results; one that shares memory with an input or an earlier result is copied."""
     taken = {storage_id(leaf) for leaf in leaves}
@@ -154,7 +175,7 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
         slower loops.
     """
     compile_fx, compile_fx_inner = torch_internals.compile_fx, torch_internals.compile_fx_inner
-    config, autograd_config = torch_internals.compiler_config, torch_internals.autograd_config
+    autograd_config = torch_internals.autograd_config
     # A small update's kernels take less time than calls of them from Python.
     wrapped = torch.__version__ >= WRAPPER_FROM_TORCH and all(leaf.device.type == "cpu" for leaf in leaves)
     # Intermediate tensors share one pool, because an allocation takes as long as a small loop.
@@ -162,6 +183,7 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
     context = torch_internals.tracing(torch_internals.TracingContext(fake))
     outer = autograd_config.patch(enable_autograd_cache=False)  # that cache hides the innermost callable
+    settings = torch_internals.build_settings(**options)
 
     def compile_inner(inner_graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         compiled = compile_fx_inner(inner_graph, inputs, **options)
@@ -170,7 +192,7 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
         return compiled
 
     try:
-        with torch.no_grad(), context, outer, config.patch(options):
+        with torch.no_grad(), context, outer, settings:
             outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {first_line(error)}") from error

@@ -7,12 +7,14 @@ result. They are used with one thread of torch only, because torch's own threads
 import ctypes
 import functools
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
-from alfish.compiler import torch_internals
+from alfish.compiler import cache, torch_internals
 
 # One library, so that its kernels share one pool of threads. Each file needs those before it.
 SOURCES = ("thread_pool.h", "matmul.cpp")
@@ -49,10 +51,26 @@ def library() -> ctypes.CDLL:
       RuntimeError, OSError: it cannot be built.
       TorchChanged: this release of torch cannot build it.
     """
-    source = "".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
-    loaded: ctypes.CDLL = ctypes.CDLL(_file) if _file else torch_internals.CppCodeCache.load(source)
+    loaded: ctypes.CDLL = ctypes.CDLL(_file) if _file else _being_built()()
     loaded.alfish_configure_helpers(*_wanted)
     return loaded
+
+
+def begin_to_build() -> None:
+    """Builds the library in a thread, if it has to be built; raises what `library` raises."""
+    if not _file:
+        _being_built()
+
+
+@functools.cache
+def _being_built() -> Callable[[], ctypes.CDLL]:
+    """Returns a function that waits for the library and loads it."""
+    source = "".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
+    thread = ThreadPoolExecutor(1)
+    with cache.in_use(), torch_internals.build_settings():
+        load: Callable[[], ctypes.CDLL] = torch_internals.CppCodeCache.load_async(source, submit_fn=thread.submit)
+    thread.shutdown(wait=False)
+    return load
 
 
 def library_file() -> str | None:

@@ -29,6 +29,8 @@ LARGE_PRODUCT = 1 << 23
 MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
 OLDEST_TORCH = "2.10"  # the first with the stable C++ interface that `matmul.cpp` uses
 
+CANNOT_BUILD = (RuntimeError, OSError, TorchChanged)
+
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 # Operations that return the same numbers in another order.
@@ -41,12 +43,13 @@ _LIBRARY.define("product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 _LIBRARY.define("bfloat16_product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 
 
-def rewrite_products(graph: GraphModule, precision: str) -> None:
+def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> None:
     """Rewrites a graph's products in place; results differ by rounding only.
 
     Args:
       graph: nodes have example values (`meta["val"]`).
       precision: of large products and convolutions: 'float32', or 'bfloat16' with sums in float32.
+      has_kernel: whether `matmul.cpp` will be there when the graph is called.
     """
     call = graph.graph.call_function
     low: dict[Node, Node] = {}  # from a node to its one cast to bfloat16
@@ -70,8 +73,8 @@ def rewrite_products(graph: GraphModule, precision: str) -> None:
         if left.dtype != torch.float32:
             return None
         if precision == "float32" or num_rows * inner * num_columns < LARGE_PRODUCT:
-            return call(torch.ops.alfish.product.default, (a, b)) if has_products() else None
-        if has_bfloat16_products():
+            return call(torch.ops.alfish.product.default, (a, b)) if has_kernel else None
+        if has_kernel and has_bfloat16_products():
             return call(torch.ops.alfish.bfloat16_product.default, (in_bfloat16(a), in_bfloat16(b)))
         multiply = aten.bmm.default if left.ndim == 3 else aten.mm.default
         result = call(multiply, (in_bfloat16(a), in_bfloat16(b)))
@@ -107,6 +110,19 @@ def suits_products() -> bool:
     return torch.backends.cpu.get_cpu_capability() in MEASURED and torch.__version__ >= OLDEST_TORCH
 
 
+def expects_products() -> bool:
+    """Begins to build `matmul.cpp`; returns False if it is known that `has_products` will be."""
+    if not suits_products():
+        return False
+    if has_products.cache_info().currsize:
+        return has_products()
+    try:
+        kernels.begin_to_build()
+    except CANNOT_BUILD:
+        return has_products()
+    return True
+
+
 @functools.cache
 def has_products() -> bool:
     """Returns whether `matmul.cpp` can be used here, was compiled, and gives the right result of a small product.
@@ -118,7 +134,7 @@ def has_products() -> bool:
     try:
         kernels.library()
         return _is_right(torch.ops.alfish.product, torch.float32)
-    except (RuntimeError, OSError, TorchChanged) as error:
+    except CANNOT_BUILD as error:
         logging.warning("products use torch's kernels, because matmul.cpp could not be compiled: %s", first_line(error))
         return False
 

@@ -31,6 +31,12 @@ HOMES = {
 }
 
 
+# Settings for all that torch's compiler builds, of those that a release has. It would compile its headers first, which
+# takes longer than the one or two graphs that use them, and compile a program to see which vector instructions the C++
+# compiler knows, although the flags of the processor say which to use.
+BUILD_SETTINGS = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
+
+
 class TorchChanged(ImportError):
     """This release of torch lacks a private name."""
 
@@ -45,6 +51,12 @@ def __getattr__(name: str) -> Any:
         return getattr(found, there) if there else found
     except (ImportError, AttributeError) as error:
         raise TorchChanged(f"torch {torch.__version__} has no {home.replace(':', '.')}") from error
+
+
+def build_settings(**settings: Any) -> Any:
+    """Returns a context with settings of torch's compiler, and `BUILD_SETTINGS`."""
+    config = __getattr__("compiler_config")
+    return config.patch({name: value for name, value in BUILD_SETTINGS.items() if hasattr(config, name)} | settings)
 
 
 def dispatch_mode(receive: Callable[[Any, Any, Any], Any]) -> Any:

@@ -60,7 +60,7 @@ class Learner:
         finite; such updates are skipped.
       compile: whether to compile the whole update as one graph. 'auto': in another process beside plain updates, if the
         run is long enough to save time (with a budget of seconds, from 300). The graph is used from an update on whose
-        number depends on the configuration only. True: at the first batch, while training waits, which takes 15 to 20
+        number depends on the configuration only. True: at the first batch, while training waits, which takes 10 to 15
         seconds, or 3 with a graph in the cache. Hooks that cannot be compiled run as plain updates, after a warning.
       cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows; it is not done
         with several learners.

@@ -93,7 +93,7 @@ def test_helpers_are_set_before_the_library_is_loaded(monkeypatch):
     monkeypatch.setattr(kernels, "library", functools.cache(kernels.library.__wrapped__))
     kernels.use_helpers(5)
     assert kernels.helper_counts() == HelperCounts()
-    monkeypatch.setattr(kernels.torch_internals, "CppCodeCache", type("Cache", (), {"load": lambda source: Library()}))
+    monkeypatch.setattr(kernels, "_being_built", lambda: Library)
     assert kernels.library().configured == (5, True)
     kernels.use_helpers(2)
     assert kernels.library().configured == (2, True)

@@ -275,6 +275,7 @@ def test_products_with_factors_and_of_float64_are_not_rewritten():
 def forgotten():
     def forget():
         kernels.library.cache_clear()
+        kernels._being_built.cache_clear()
         matmul.has_products.cache_clear()
         matmul.has_bfloat16_products.cache_clear()
 
@@ -297,13 +298,14 @@ def test_a_kernel_without_bfloat16_leaves_it_to_torch(monkeypatch, forgotten):
 
 
 @kernel
-def test_without_a_compiler_products_are_torchs(monkeypatch, caplog, forgotten):
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_without_a_compiler_products_are_torchs(monkeypatch, caplog, forgotten, when):
     from torch._inductor.codecache import CppCodeCache
 
-    def refuse(source):
+    def refuse():
         raise RuntimeError("no C++ compiler\nand a long report")
 
-    monkeypatch.setattr(CppCodeCache, "load", refuse)
+    monkeypatch.setattr(CppCodeCache, "load_async", lambda source, submit_fn: refuse if when == "later" else refuse())
     a, b, _ = square(64)
     targets, function = graph_of(lambda given: given[0] @ given[1], (a, b))
     assert count(targets, "aten.mm") == 1 and torch.equal(function((a, b)), a @ b)

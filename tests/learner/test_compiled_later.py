@@ -269,14 +269,14 @@ class TestPlan:
     def rule(self, other_process, monkeypatch):
         monkeypatch.undo()
 
-    def test_small_updates_are_compiled_from_about_twenty_thousand_on(self):
-        assert not compile_plan.pays_beside(20_000, 10_000)
-        assert compile_plan.pays_beside(30_000, 10_000)
+    def test_small_updates_are_compiled_in_runs_of_some_sixteen_thousand(self):
+        assert not compile_plan.pays_beside(15_000, 10_000)
+        assert compile_plan.pays_beside(20_000, 10_000)
 
     def test_larger_updates_are_compiled_earlier_and_in_shorter_runs(self):
         firsts = [compile_plan.first_compiled_update(work) for work in (0, 10**6, 10**7, 10**8)]
-        assert firsts == sorted(firsts, reverse=True) and 12_000 < firsts[0] < 20_000 and firsts[-1] < 1000
-        assert compile_plan.pays_beside(4000, 56_000_000) and not compile_plan.pays_beside(1000, 56_000_000)
+        assert firsts == sorted(firsts, reverse=True) and 4000 < firsts[0] < 8000 and firsts[-1] < 500
+        assert compile_plan.pays_beside(2000, 56_000_000) and not compile_plan.pays_beside(1000, 56_000_000)
 
     def test_a_run_that_waits_for_it_must_be_longer(self):
         for work in (0, 10**6, 10**8):
