@@ -1,6 +1,7 @@
 """Commands that train groups of runs, and kills of their controllers and members at random moments."""
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -53,12 +54,12 @@ def kill(subcommand, toy, directory, num_kills, total, *flags):
     """
     draw, victims = random.Random(num_kills), []
     process = start(subcommand, toy, directory, *flags)
-    for point in sorted(draw.uniform(0, 0.7 * total) for _ in range(num_kills)):
+    points = sorted(draw.uniform(0, 0.7 * total) for _ in range(num_kills))
+    for point, who in zip(points, itertools.cycle(["both", "members", "controller"])):
         while progress(directory) < point:
             assert process.poll() is None, directory.with_suffix(".log").read_text()
             time.sleep(0.01)
         time.sleep(draw.choice([0, draw.uniform(0, 4)]))
-        who = draw.choice(["controller", "members", "both"])
         pids = members(directory) if who != "controller" else []
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # it has just ended

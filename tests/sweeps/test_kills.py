@@ -29,10 +29,10 @@ def whole(toy, directory, *flags):
 
 @pytest.mark.slow
 def test_a_killed_sweep_equals_an_uninterrupted_one(toy, tmp_path):
-    flags = "--sampler=random", "--trials=3", "--jobs=2", RATE, ACTIVATION
-    victims = kill("sweep", toy, tmp_path / "killed", 3, 3 * 2000, *flags)
+    flags = "--sampler=random", "--trials=2", "--jobs=2", RATE, ACTIVATION
+    victims = kill("sweep", toy, tmp_path / "killed", 2, 2 * 2000, *flags)
     assert table_of(tmp_path / "killed") == whole(toy, tmp_path / "whole", *flags)
-    assert len(victims) == 3
+    assert len(victims) == 2
     assert_nothing_is_left(tmp_path / "killed")
 
 

@@ -16,7 +16,7 @@ from test_kills import ACTIVATION, RATE, assert_nothing_is_left, members, sweep,
 from test_population_kills import assert_equal  # noqa: E402
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("nodes")]
-FLAGS = ("--sampler=random", "--trials=3", "--jobs=2", RATE, ACTIVATION)
+FLAGS = ("--sampler=random", "--trials=2", "--jobs=2", RATE, ACTIVATION)
 
 
 def until(condition, process, directory):
@@ -60,7 +60,7 @@ def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_kille
 
 def test_a_population_on_ray_equals_that_of_one_machine_although_a_task_is_killed(toy, tmp_path):
     """Copies continue from files that another task of the cluster has written."""
-    flags = "--members=3", "--share=0.34", "--generations=2", "--jobs=2", "--perturb=Learner.learning_rate=1e-4..1e-1"
+    flags = "--members=2", "--share=0.5", "--generations=2", "--jobs=2", "--perturb=Learner.learning_rate=1e-4..1e-1"
     directory = tmp_path / "ray"
     process = start("population", toy, directory, "--ray", *flags)
     until(lambda: list(directory.glob("g00*/m*/checkpoints/*.pt")) and members(directory), process, directory)
