@@ -18,7 +18,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -97,10 +97,10 @@ class BackgroundCompiler:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel
-        self._words: Any  # file with what the process prints
+        self._words: IO[bytes]  # file with what the process prints
         self._answers: list[Answer] = []
         self._num_requests = 0
-        self.close: Callable[[], Any] = lambda: None
+        self._end: Callable[[], Any]
 
     def request(self, function: Any, arguments: Nest, precision: str) -> Compilation:
         """Begins to compile a function.
@@ -149,15 +149,21 @@ class BackgroundCompiler:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(os.getpid()), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path), cache.VARIABLE: str(cache.directory())},
+                env=cache.environment() | {"PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
                 stderr=self._words,
                 start_new_session=True,  # Ctrl-C is this process's to answer; and `_end` ends its compilers as well
             )
         self._channel = Channel(end)
-        # Also at the end of the program, if nobody calls it.
-        self.close = weakref.finalize(self, _end, self._process, self._channel, os.getpid())
+        # Also at the end of the program, if nobody calls `close`.
+        self._end = weakref.finalize(self, _end, self._process, self._channel, self._words, os.getpid())
+
+    def close(self) -> None:
+        """Ends the process; its compilations are lost. The next request starts another."""
+        if self._process is not None:
+            self._end()
+            self._process, self._answers, self._num_requests = None, [], 0
 
     def _last_words(self) -> str:
         assert self._process is not None
@@ -171,10 +177,11 @@ class BackgroundCompiler:
         return f"the process that compiles ended {how}" + (f" ({lines[-1]})" if lines else "")
 
 
-def _end(process: "subprocess.Popen[bytes]", channel: Channel, owner: int) -> None:
+def _end(process: "subprocess.Popen[bytes]", channel: Channel, words: IO[bytes], owner: int) -> None:
     if os.getpid() != owner:  # a forked process, whose parent needs it
         return
     channel.close()
+    words.close()
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -23,7 +23,8 @@ from alfish.errors import first_line
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 GIVEN = os.environ.get(VARIABLE)  # by the user, before torch's compiler writes its own default there
-LARGEST_BYTES = 2 << 30  # of the whole cache; a graph takes less than 1 MB, and torch's compiled headers 200
+LOCKS = "alfish-locks"
+LARGEST_BYTES = 1 << 30  # of the whole cache; a graph takes less than 1 MB
 
 
 def directory() -> Path:
@@ -70,6 +71,12 @@ def versions() -> str:
     return f"torch-{torch.__version__}-python-{python}-{processor}"
 
 
+def environment() -> dict[str, str]:
+    """Returns the environment variables of another process that shall use the same cache."""
+    own = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return own | {VARIABLE: GIVEN} if GIVEN else own
+
+
 @contextlib.contextmanager
 def in_use() -> Iterator[Path]:
     """Makes torch's compiler use the directory within the context, in the whole process."""
@@ -86,7 +93,7 @@ def in_use() -> Iterator[Path]:
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
     """Waits until no other process holds the lock of this name; a process that ends releases its locks."""
-    path = directory() / "alfish-locks"
+    path = directory() / LOCKS
     path.mkdir(parents=True, exist_ok=True)
     with open(path / name, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -96,14 +103,15 @@ def lock(name: str) -> Iterator[None]:
 def trim(largest: int = LARGEST_BYTES) -> None:
     """Removes files until the cache is small enough, those first that were used the longest time ago.
 
-    A process that misses a removed file makes it again. Directories of other versions and processors take part.
+    A process that misses a removed file makes it again. Directories of other versions and processors take part. Locks
+    stay, because another process may hold them.
     """
     if GIVEN:
         return
     found = []
     for path in directory().parent.rglob("*"):
         with contextlib.suppress(OSError):  # another process has removed it
-            if path.is_file():
+            if path.is_file() and path.parent.name != LOCKS:
                 status = path.stat()
                 found.append((max(status.st_mtime, status.st_atime), status.st_size, path))
     excess = sum(size for _, size, _ in found) - largest

@@ -6,6 +6,7 @@ learner compares the graph with the plain update from time to time.
 """
 
 import dataclasses
+import functools
 import hashlib
 import traceback
 from collections.abc import Callable, Sequence
@@ -152,7 +153,15 @@ def _built(
     with cache.in_use(), cache.lock(name[:2]):
         if precision is not None:
             matmul.rewrite_products(graph, precision, has_kernel)
-        return _compile(graph, leaves, fake)
+        compiled = _compile(graph, leaves, fake)
+    _trim_cache()
+    return compiled
+
+
+@functools.cache
+def _trim_cache() -> None:
+    """Trims the cache once in a process, after it has used what it needs."""
+    cache.trim()
 
 
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -129,8 +129,9 @@ class CompiledUpdates:
         return seconds
 
     def close(self) -> None:
-        """Ends the other process, if there is one."""
+        """Ends the other process, if there is one, and forgets what was requested from it."""
         self._background.close()
+        self._requested.clear()
 
     def forget_batch(self) -> None:
         """Releases the last chunk's rows, unless they belong to a replay ring."""

@@ -244,6 +244,18 @@ def test_a_run_that_ends_before_the_switch_ends_the_other_process(tmp_path, monk
     assert (InThisProcess.num_requests, InThisProcess.num_closed) == (1, 1)
 
 
+def test_a_learner_that_was_closed_before_the_switch_requests_its_graph_again(tmp_path):
+    trainer = Trainer(tmp_path, **RECIPES["dqn"], learner=Learner, listeners=[], num_env_steps=200)
+    trainer.start()
+    iterations = trainer.iterate()
+    while next(iterations).updates < FIRST // 2:
+        pass
+    trainer.learner.close()
+    *_, report = iterations
+    trainer.close()
+    assert report.updates > FIRST and not trainer.learner.is_plain and InThisProcess.num_requests == 2
+
+
 def test_values_that_are_no_arguments_of_the_function_are_sent():
     constant, argument = torch.arange(3.0), torch.ones(4)
     data = background._to_bytes((constant, argument[:2], nn.Parameter(argument)), {background.storage_id(argument)})

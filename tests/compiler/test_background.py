@@ -1,0 +1,205 @@
+"""The process that compiles beside training: it answers, it dies alone, and it never outlives the run."""
+
+import csv
+import functools
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.compiler import background, cache, inductor
+from alfish.compiler.background import PROGRAM, BackgroundCompiler, NotSendable
+from alfish.compiler.inductor import NotCompilable
+from alfish.environments import make_environment
+from alfish.learner import compile_plan
+from alfish.learner.learner import Learner
+from alfish.networks import MLP, ActorCritic, Torso
+from alfish.training.summaries import Summaries
+from alfish.training.trainer import Trainer
+
+ARGUMENT = torch.ones(3)
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
+
+
+class Waiting(nn.Module):
+    """Another process would take a minute to trace it."""
+
+    notes = None
+
+    def forward(self, given):
+        time.sleep(60)
+        return given
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for_the_end_of(pid):
+    deadline = time.monotonic() + 60
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+@pytest.fixture
+def compiler():
+    compiler = BackgroundCompiler()
+    yield compiler
+    compiler.close()
+
+
+def test_a_process_that_is_killed_is_reported(compiler):
+    compilation = compiler.request(Waiting(), ARGUMENT, "float32")
+    assert not compilation.is_ready
+    os.kill(compiler._process.pid, signal.SIGKILL)
+    compilation.wait()
+    assert compilation.is_ready
+    with pytest.raises(NotCompilable, match="^the process that compiles ended by SIGKILL$"):
+        compilation.result()
+    compiler.request(Waiting(), ARGUMENT, "float32").wait()  # neither waits, nor starts another
+
+
+def test_what_the_process_printed_last_is_in_the_message(compiler, monkeypatch):
+    monkeypatch.setattr(background, "PROGRAM", "raise SystemExit('no room')")
+    with pytest.raises(NotCompilable, match=r"^the process that compiles ended with exit code 1 \(no room\)$"):
+        compiler.request(Waiting(), ARGUMENT, "float32").result()
+
+
+def test_a_process_that_takes_too_long_is_given_up(compiler, monkeypatch):
+    monkeypatch.setattr(background, "LONGEST_SECONDS", 0.0)
+    with pytest.raises(NotCompilable, match="it took longer than 0 s"):
+        compiler.request(Waiting(), ARGUMENT, "float32").result()
+
+
+def test_closing_ends_the_process_at_once(compiler):
+    compiler.request(Waiting(), ARGUMENT, "float32")
+    pid = compiler._process.pid
+    assert is_running(pid) and os.getpgid(pid) == pid
+    compiler.close()
+    compiler.close()
+    assert not is_running(pid)
+    compiler.request(Waiting(), ARGUMENT, "float32")  # as of a run that is continued
+    assert is_running(compiler._process.pid)
+
+
+def test_a_forked_process_does_not_end_the_process_of_its_parent(compiler):
+    compiler.request(Waiting(), ARGUMENT, "float32")
+    child = os.fork()
+    if child == 0:
+        compiler.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert is_running(compiler._process.pid)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_the_process_ends_with_a_killed_parent_although_its_socket_stays_open():
+    """Processes that the parent has forked may hold copies of the socket."""
+    ours, theirs = socket.socketpair()
+    script = (
+        "import os, subprocess, sys, time; "
+        "command = [sys.executable, '-c', sys.argv[1], str(os.getpid()), sys.argv[2]]; "
+        "process = subprocess.Popen(command, pass_fds=[int(sys.argv[2])], start_new_session=True); "
+        "print(process.pid, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", script, PROGRAM, str(theirs.fileno())]
+    with ours, theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE) as parent:
+        pid = int(parent.stdout.readline())
+        assert is_running(pid)
+        parent.kill()
+        wait_for_the_end_of(pid)
+
+
+def test_a_function_of_the_program_itself_starts_no_process(compiler):
+    class Local(Waiting):
+        pass
+
+    with pytest.raises(NotSendable, match="Local"):
+        compiler.request(Local(), ARGUMENT, "float32")
+    assert compiler._process is None
+
+
+def _run(root):
+    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
+    trainer = Trainer(
+        root,
+        algorithm=functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)),
+        environment=functools.partial(make_environment, "CartPole-v1", num_envs=2),
+        batches=functools.partial(EpochBatches, 2, 8),
+        learner=Learner,
+        listeners=[Summaries([])],
+        unroll_length=8,
+        num_env_steps=400,
+        summary_period=40,
+    )
+    trainer.train()
+    with open(root / "metrics.csv") as file:
+        rows = [
+            {k: v for k, v in row.items() if "time" not in k and k != "wall_seconds"} for row in csv.DictReader(file)
+        ]
+    return trainer, rows, (root / "log.txt").read_text()
+
+
+class Product(nn.Module):
+    """A product plus 1, and random numbers."""
+
+    notes = None
+
+    def forward(self, given):
+        self.notes = ["traced"]
+        return {"result": given[0] * given[1] + 1, "noise": torch.randn(3)}
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_another_process_compiles_a_function_with_the_results_and_random_numbers_of_the_plain_one(compiler):
+    function, given = Product(), (ARGUMENT, torch.full((3,), 2.0))
+    compiled = compiler.request(function, given, "float32").result()
+    assert compiled.notes == ["traced"] and function.notes is None and compiled.seconds > 0
+    torch.manual_seed(0)
+    found = compiled.function(given)
+    torch.manual_seed(0)
+    expected = function(given)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    if torch.__version__ >= inductor.WRAPPER_FROM_TORCH:
+        assert isinstance(compiled.function, inductor.LoadedFunction)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_an_empty_cache_with_a_slow_compiler_and_a_full_cache_give_the_same_bits(tmp_path, monkeypatch):
+    """With the real process; the C++ compiler sleeps first, so that training has to wait."""
+    monkeypatch.setattr(compile_plan, "first_compiled_update", lambda work: 50)
+    monkeypatch.setattr(compile_plan, "pays_beside", lambda num_updates, work: True)
+    script = tmp_path / "slow-g++"
+    script.write_text('#!/bin/sh\nsleep 0.5\nexec g++ "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(cache, "GIVEN", None)
+    for name, value in {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": str(script)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # without vectors it compiles less
+    runs = []
+    for name in ("empty", "full"):
+        trainer, rows, log = _run(tmp_path / name)
+        assert "Using the compiled update of PPO" in log and not trainer.learner.is_plain
+        assert ("Waiting at update" in log) or name == "full"
+        runs.append((rows, [*trainer.algorithm.parameters()]))
+    (rows, parameters), (others, same) = runs
+    assert rows == others and len(rows) > 5
+    assert all(torch.equal(one, other) for one, other in zip(parameters, same))
