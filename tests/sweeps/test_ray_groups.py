@@ -58,6 +58,7 @@ def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_kille
     assert_nothing_is_left(directory)
 
 
+@pytest.mark.long
 def test_a_population_on_ray_equals_that_of_one_machine_although_a_task_is_killed(toy, tmp_path):
     """Copies continue from files that another task of the cluster has written."""
     flags = "--members=2", "--share=0.5", "--generations=2", "--jobs=2", "--perturb=Learner.learning_rate=1e-4..1e-1"
