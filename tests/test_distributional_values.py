@@ -67,6 +67,39 @@ def test_a_bonus_shifts_all_returns_and_is_discounted():
     assert target.tolist() == pytest.approx([0, 0, 0, 1, 0], abs=1e-6)  # 0.5 (0 + 2)
 
 
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        # Intervals of width 1 around -1, 0 and 1, and a deviation of 0.5: from Phi(1) = 0.84134, Phi(3) = 0.99865.
+        (0.0, (0.15731 / 0.99730, 0.68269 / 0.99730, 0.15731 / 0.99730)),
+        (1.0, (0.00135 / 0.84134, 0.15731 / 0.84134, 0.68269 / 0.84134)),
+        (7.0, (0.00135 / 0.84134, 0.15731 / 0.84134, 0.68269 / 0.84134)),  # cut off at 1
+        (-7.0, (0.68269 / 0.84134, 0.15731 / 0.84134, 0.00135 / 0.84134)),
+    ],
+)
+def test_a_smoothed_return_has_the_probabilities_of_a_normal_in_the_bins_intervals(value, expected):
+    values = Bins(1.0, num_bins=3, low=-1.0, high=1.0, smoothing=0.5)
+    assert values.certain(torch.tensor(value)).tolist() == pytest.approx(expected, abs=1e-4)
+    shifted = values.shifted(logits(0.0, 1.0, 0.0), torch.tensor(value), torch.tensor(1.0))
+    torch.testing.assert_close(shifted, values.certain(torch.tensor(value)))
+
+
+def test_smoothed_probabilities_add_up_to_1_and_keep_the_mean_away_from_the_ends():
+    values = Bins(0.9, num_bins=151, low=-5.0, high=5.0, smoothing=0.75)
+    returns = torch.linspace(-5, 5, 1001)
+    target = values.certain(returns)
+    torch.testing.assert_close(target.sum(-1), torch.ones(1001))
+    mean, inner = (target * values.returns).sum(-1), returns.abs() < 4.7
+    torch.testing.assert_close(mean[inner], returns[inner], atol=1e-4, rtol=0)
+    assert (mean - returns).abs().max() < 10 / 150, "less than the distance of two bins at the ends"
+    assert values.clipped(torch.tensor([-5.1, -5.0, 0.0, 5.0, 5.1])).tolist() == [1, 0, 0, 0, 1]
+
+
+def test_certain_returns_without_smoothing_are_divided_between_two_bins():
+    values = Bins(1.0, num_bins=3, low=-1.0, high=1.0)
+    assert values.certain(torch.tensor([0.25, 9.0])).tolist() == [[0, 0.75, 0.25], [0, 0, 1]]
+
+
 def test_the_loss_of_bins_is_the_cross_entropy_and_least_where_they_agree():
     values = Bins(1.0, num_bins=3)
     target, raw = torch.tensor([0.0, 0.75, 0.25]), logits(0.5, 0.25, 0.25)

@@ -223,6 +223,18 @@ def test_a_squashed_normals_density_of_an_action_is_that_of_its_sample():
         torch.testing.assert_close(found.double(), squashed.log_prob(action.double())[:, 0], atol=0.05, rtol=1e-3)
 
 
+def test_the_divergence_of_squashed_normals_is_the_mean_of_their_log_ratio():
+    torch.manual_seed(0)
+    policy, other = (
+        SquashedNormal(torch.tensor([0.3, -0.5]), torch.tensor([-0.5, 0.1])),
+        SquashedNormal(torch.tensor([0.1, -0.2]), torch.tensor([-0.2, 0.0])),
+    )
+    many = SquashedNormal(*(leaf.expand(100_000, 2) for leaf in policy))
+    action, log_prob = many.sample_with_log_prob()
+    assert policy.kl(other).item() == pytest.approx((log_prob - other.log_prob(action)).mean().item(), abs=0.01)
+    assert policy.kl(policy).item() == 0 and policy.kl(other) > 0.05
+
+
 def test_at_its_bounds_a_squashed_normals_density_is_finite_and_so_is_a_ratio_of_two():
     action = torch.tensor([[1.0, -1.0], [1.0, 0.2]])
     policy, other = (SquashedNormal(torch.full((2, 2), mean), torch.full((2, 2), -1.0)) for mean in (0.3, 0.4))

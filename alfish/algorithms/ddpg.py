@@ -14,10 +14,9 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import nest
+from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import ONE_CRITIC, DeterministicActor, Features, TargetNetwork
 from alfish.parameters import NonNegativeFloat, Range, Rate, checked
@@ -88,9 +87,7 @@ class DDPG(RLAlgorithm):
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
-        for name, leaf in nest.named_leaves(action_spec, "action"):
-            if not (isinstance(leaf, spaces.Box) and leaf.is_bounded("both")):
-                raise UsageError(f"{cls.__name__} takes bounded Box actions, and the {name} is {leaf}; train with PPO")
+        specs.check_box_action(cls.__name__, action_spec)
 
     def parameter_groups(self) -> dict:
         return {"critic": self.critic.parameters(), "actor": self.actor.parameters()}

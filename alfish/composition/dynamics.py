@@ -51,7 +51,7 @@ class DynamicsModel(nn.Module):
         )
         self._action_code = Encoder(action_spec, image=None, vector=None, discrete=None, leaves=None, sees_mask=False)
         self.forward_model = _mlp(num_features + self._action_code.output_size, layers, num_features)
-        inverse = MLP(2 * num_features, layers=layers, activation="relu", layer_norm=False)
+        inverse = MLP(2 * num_features, layers=layers, activation="relu", norm=None)
         # The density of a Box entry has deviation 1, so that its negative log is half the squared error.
         head = PolicyHead(
             inverse.output_size, action_spec, gain=0.01, initial_log_std=0.0, min_log_std=None, learn_std=False
@@ -163,5 +163,5 @@ class DynamicsFeatures(Representation):
 
 
 def _mlp(input_size: int, layers: Sequence[int], output_size: int) -> nn.Sequential:
-    mlp = MLP(input_size, layers=layers, activation="relu", layer_norm=False)
+    mlp = MLP(input_size, layers=layers, activation="relu", norm=None)
     return nn.Sequential(mlp, orthogonal(nn.Linear(mlp.output_size, output_size), 1.0))

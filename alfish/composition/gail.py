@@ -84,7 +84,7 @@ class GAIL(RewardPart):
             sees = self.normalizer.observation_spec
         self.scale = RewardNormalizer(sees, scalar, gamma=gamma, clip=clip, epsilon=1e-8) if normalize_reward else None
         self.encoder: Any = encoder(sees)
-        mlp = MLP(self.encoder.output_size, layers=layers, activation="relu", layer_norm=False)
+        mlp = MLP(self.encoder.output_size, layers=layers, activation="relu", norm=None)
         self.discriminator = nn.Sequential(mlp, orthogonal(nn.Linear(mlp.output_size, 1), 1.0))
         if self.demonstrations.lengths:
             self._begin(reward)

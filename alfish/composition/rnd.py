@@ -110,5 +110,5 @@ def _float_spec(spec: spaces.Space) -> spaces.Space:
 
 
 def _network(encoder: Any, layers: Sequence[int], output_size: int) -> nn.Sequential:
-    mlp = MLP(encoder.output_size, layers=layers, activation="relu", layer_norm=False)
+    mlp = MLP(encoder.output_size, layers=layers, activation="relu", norm=None)
     return nn.Sequential(encoder, mlp, orthogonal(nn.Linear(mlp.output_size, output_size)))

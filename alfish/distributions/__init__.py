@@ -2,7 +2,7 @@
 
 Each is a NamedTuple of tensors `[..., A]`. Unrolls, replay and minibatches store it like any other record, so training
 has the exact distribution that drew an action. All have `sample`, `mode`, `log_prob(action)`, `entropy` and
-`kl(other)`; only `SquashedNormal` lacks the last two, because its entropy has no formula. `log_prob`, `entropy` and
+`kl(other)`; only `SquashedNormal` lacks `entropy`, for which there is no formula. `log_prob`, `entropy` and
 `kl` are sums over the action's entries, and have the shape `[...]`.
 
 Arguments are not validated, because these methods run in every vector step.

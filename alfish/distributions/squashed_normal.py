@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from alfish.distributions.normal import LOG_SQRT_2PI
+from alfish.distributions.normal import LOG_SQRT_2PI, DiagonalNormal
 
 BOUND = 1 - 1e-6  # actions are clamped to this magnitude before the density is computed
 
@@ -40,6 +40,10 @@ class SquashedNormal(NamedTuple):
         log_slope = 2 * (math.log(2) - before - F.softplus(-2 * before))
         log_prob = -(0.5 * noise.square() + self.log_std + LOG_SQRT_2PI + log_slope).sum(-1)
         return torch.tanh(before), log_prob
+
+    def kl(self, other: "SquashedNormal") -> torch.Tensor:
+        """Returns KL(self, other), `[...]`: that of the normals before tanh, because tanh is invertible."""
+        return DiagonalNormal(*self).kl(DiagonalNormal(*other))
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
         """Returns the log-density `[...]` of an action `[..., A]`, clamped to +-(1 - 1e-6).

@@ -65,6 +65,22 @@ class Tanh(nn.Module):
         return (2 * torch.sigmoid(x + x)).sub_(1)
 
 
+class RMSNorm(nn.Module):
+    """Divides features by the root of their mean square, and scales each by a learned weight.
+
+    Written out, because acting in numpy follows these operations. Source: Zhang & Sennrich, 2019.
+    """
+
+    def __init__(self, size: int, epsilon: float = 1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self._epsilon = epsilon
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / ((x * x).mean(-1, keepdim=True) + self._epsilon).sqrt() * self.weight
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
 ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
@@ -77,7 +93,7 @@ class MLP(nn.Sequential):
       input_size: features in.
       layers: features of each layer; empty for none.
       activation: a name of `ACTIVATIONS`, or a module class.
-      layer_norm: normalize before each activation.
+      norm: before each activation: 'layer' (features of mean 0 and deviation 1), 'rms' (of mean square 1) or None.
       noisy: layers are `NoisyLinear`, which explore by noise on their weights.
     """
 
@@ -86,14 +102,14 @@ class MLP(nn.Sequential):
         input_size: PositiveInt,
         layers: Sequence[LayerSize] = (64, 64),
         activation: Literal["tanh", "relu", "elu", "silu", "gelu"] | Callable[[], nn.Module] = "tanh",
-        layer_norm: bool = False,
+        norm: Literal["layer", "rms"] | None = None,
         noisy: bool = False,
     ):
         make_activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         modules: list[nn.Module] = []
         for size in layers:
             modules.append(linear(input_size, size, noisy=noisy))
-            modules += [nn.LayerNorm(size)] if layer_norm else []
+            modules += [] if norm is None else [NORMS[norm](size)]
             modules.append(make_activation())
             input_size = size
         super().__init__(*modules)

@@ -10,7 +10,14 @@ differs from the environment's own space as the stream does:
 An observation may have an action mask (`alfish.specs.masks`), a leaf of the space `ActionMask`.
 """
 
-from alfish.specs.checks import check_finite_choice, check_hybrid_action, check_learnable, check_scalar_reward, outside
+from alfish.specs.checks import (
+    check_box_action,
+    check_finite_choice,
+    check_hybrid_action,
+    check_learnable,
+    check_scalar_reward,
+    outside,
+)
 from alfish.specs.leaves import action_spec, describe, observation_spec, sample, zeros
 from alfish.specs.masks import ActionMask, MaskLayout, MaskReader, mask_path, mask_reader, num_choices, uniform_choice
 from alfish.specs.rewards import VectorReward, reward_names, reward_spec
@@ -26,6 +33,7 @@ __all__ = [
     "VectorReward",
     "action_spec",
     "batch_of_one",
+    "check_box_action",
     "check_finite_choice",
     "check_hybrid_action",
     "check_learnable",

@@ -60,6 +60,13 @@ def check_finite_choice(name: str, action_spec: Nest) -> None:
             )
 
 
+def check_box_action(name: str, action_spec: Nest) -> None:
+    """Raises UsageError for an action with another leaf than a bounded Box; `name` is the algorithm's."""
+    for path, leaf in nest.named_leaves(action_spec, "action"):
+        if not (isinstance(leaf, spaces.Box) and leaf.is_bounded("both")):
+            raise UsageError(f"{name} takes bounded Box actions, and the {path} is {leaf}; train with PPO")
+
+
 def check_hybrid_action(name: str, action_spec: Nest) -> None:
     """Raises UsageError for an action other than bounded Box leaves and at most one Discrete leaf of several choices.
 

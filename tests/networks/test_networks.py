@@ -13,7 +13,7 @@ from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, 
 from alfish.errors import UsageError
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
 from alfish.networks.images import is_image
-from alfish.networks.layers import NoisyLinear, Tanh
+from alfish.networks.layers import NoisyLinear, RMSNorm, Tanh
 
 OBSERVATIONS = {
     "vector": spaces.Box(-1, 1, (4,), np.float32),
@@ -307,7 +307,8 @@ def test_the_last_layers_are_small_for_the_policy_and_one_for_the_value():
     ("settings", "kinds"),
     [
         ({"layers": (5, 6)}, [nn.Linear, Tanh, nn.Linear, Tanh]),
-        ({"layers": (5,), "activation": "relu", "layer_norm": True}, [nn.Linear, nn.LayerNorm, nn.ReLU]),
+        ({"layers": (5,), "activation": "relu", "norm": "layer"}, [nn.Linear, nn.LayerNorm, nn.ReLU]),
+        ({"layers": (5,), "activation": "silu", "norm": "rms"}, [nn.Linear, RMSNorm, nn.SiLU]),
         ({"layers": (5,), "activation": nn.Hardtanh}, [nn.Linear, nn.Hardtanh]),
         ({"layers": ()}, []),
     ],
@@ -318,6 +319,15 @@ def test_an_mlp_has_the_layers_of_its_arguments(settings, kinds):
     size = settings["layers"][-1] if settings["layers"] else 3
     assert mlp.output_size == size
     assert mlp(torch.zeros(2, 1, 3)).shape == (2, 1, size)
+
+
+def test_an_rms_norm_gives_a_mean_square_of_1_and_has_a_weight_for_each_feature():
+    norm, x = RMSNorm(4), 5 + 3 * torch.randn(6, 4)
+    torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(6))
+    torch.testing.assert_close(norm(x), nn.RMSNorm(4, eps=1e-6)(x))
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, 2.0, 0.0, 1.0]))
+    assert (norm(x)[:, 2] == 0).all()
 
 
 def test_an_unknown_activation_is_named():
