@@ -106,6 +106,8 @@ GOALS = [
     Goal("qrdqn_acrobot", (0, 1, 2, 3, 4), -80, False),
     Goal("pqn_cartpole", (0, 1, 2, 3, 4), 490, False),
     Goal("pqn_acrobot", (0, 1, 2, 3, 4), -96, False),
+    Goal("reppo_pendulum", (0, 1, 2), -200, True),
+    Goal("reppo_halfcheetah", (0, 1, 2, 3, 4), 4284, False),  # the mean of PPO after 300 k steps
     Goal("munchausen_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("iqn_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("rainbow_lunarlander", (0, 1, 2, 3, 4), 200, False),

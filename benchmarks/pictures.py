@@ -2,7 +2,8 @@
 
   python -m benchmarks.pictures
 
-Writes `docs/pictures/learning_curves.png`, for the README, and a picture for each page in `docs/algorithms/`.
+Writes `docs/pictures/learning_curves.png`, for the README, a picture for each page in `docs/algorithms/`, and one of
+the targets of bins.
 """
 
 import argparse
@@ -12,8 +13,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
 
+from alfish.values import Bins
 from benchmarks import PROJECT, tables
 
 DOCS = PROJECT / "docs"
@@ -105,6 +108,25 @@ def main() -> None:
         axes[0, 0].set_ylabel("mean return of 20 episodes")
         figure.savefig(PICTURES / f"{name}.png", dpi=110)
         plt.close(figure)
+    _draw_targets()
+
+
+def _draw_targets() -> None:
+    """Draws the target of a return of 0.7 and of one beyond the last bin, with and without smoothing."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 2.6), layout="constrained", sharey=True)
+    for axis, value in zip(axes, (0.7, 6.0)):
+        for smoothing, shift in ((None, -0.2), (0.75, 0.2)):
+            values = Bins(0.99, num_bins=11, low=-5.0, high=5.0, smoothing=smoothing)
+            words = "divided between two bins" if smoothing is None else f"Bins.smoothing = {smoothing}"
+            axis.bar(values.returns + shift, values.certain(torch.tensor(value)), 0.4, label=words)
+        axis.axvline(value, color="grey", linewidth=0.8, linestyle="--")
+        axis.set_title(f"a return of {value}", fontsize=11)
+        axis.set_xlabel("return")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("probability")
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.savefig(PICTURES / "bins.png", dpi=110)
+    plt.close(figure)
 
 
 def _draw(axis: Axes, panel: Panel) -> None:

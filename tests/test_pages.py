@@ -21,6 +21,7 @@ from alfish.algorithms.iql import IQL
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.recurrent_td3 import RecurrentTD3
+from alfish.algorithms.reppo import REPPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
@@ -79,7 +80,7 @@ TAKEN = {  # by words of the row `actions`
 }
 OF_PAGE = {
     "ppo": PPO, "a2c": A2C, "appo": APPO, "dqn": DQN, "sac": SAC, "recurrent_sac": RecurrentSAC, "td3": TD3,
-    "recurrent_td3": RecurrentTD3, "td3_bc": TD3BC, "bc": BC, "iql": IQL,
+    "reppo": REPPO, "recurrent_td3": RecurrentTD3, "td3_bc": TD3BC, "bc": BC, "iql": IQL,
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, Squash
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.layers import MLP
 from alfish.networks.memory import GRU, LSTM
+from alfish.networks.predictive_critic import PredictiveCritic
 from alfish.networks.q_network import ImplicitQNetwork, QNetwork
 from alfish.networks.target import TargetNetwork
 from alfish.networks.torsos import Torso
@@ -37,6 +38,7 @@ __all__ = [
     "NatureCNN",
     "OneHot",
     "PolicyHead",
+    "PredictiveCritic",
     "QNetwork",
     "SmallCNN",
     "SquashedNormalHead",

@@ -59,14 +59,18 @@ SPACES = {
 }
 
 
-def _takes(name, kind):
+def _takes(name, kind, num_rewards=None):
     try:
         observation, action = SPACES[kind]
-        spec = specs.observation_spec(observation), specs.action_spec(action), specs.reward_spec()
+        spec = specs.observation_spec(observation), specs.action_spec(action), specs.reward_spec(num_rewards)
         ALGORITHMS[name].check_specs(*spec)
     except UsageError:
         return False
     return True
+
+
+def _takes_reward(name, num_rewards):
+    return _takes(name, KINDS[name][0], num_rewards)
 
 
 KINDS = {name: [kind for kind in SPACES if _takes(name, kind)] for name in ALGORITHMS}
@@ -100,7 +104,7 @@ def _of(algorithms):
 
 
 anywhere, everywhere, from_replay = _of(ALGORITHMS), _of(ON_POLICY), _of(OFF_POLICY)
-with_rewards = _for_each("num_rewards", lambda name: REWARDS)
+with_rewards = _for_each("num_rewards", lambda name: [number for number in REWARDS if _takes_reward(name, number)])
 
 
 def _make(name, kind=None, num_rewards=None, seed=0):
@@ -148,6 +152,7 @@ def _unroll(algorithm, length=T, num_envs=B, seed=0):
 
 
 def _prepared(algorithm, experience):
+    torch.manual_seed(0)
     with torch.no_grad():
         return algorithm.preprocess_experience(experience)
 
@@ -197,7 +202,7 @@ def _assert_actions(action, algorithm, leading):
 
 
 def test_the_shipped_algorithms_are_found_and_take_something():
-    assert {"PPO", "A2C", "APPO"} <= set(ON_POLICY)
+    assert {"PPO", "A2C", "APPO", "PQN", "REPPO"} <= set(ON_POLICY)
     assert {"DQN", "SAC", "RecurrentSAC", "DDPG", "TD3", "TD3BC", "BC", "IQL"} <= set(OFF_POLICY)
     assert KINDS["BC"] == KINDS["IQL"] == list(SPACES)
     assert all(KINDS.values())

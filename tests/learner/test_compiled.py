@@ -29,6 +29,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.pqn import PQN
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.recurrent_td3 import RecurrentTD3
+from alfish.algorithms.reppo import REPPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
@@ -43,7 +44,7 @@ from alfish.errors import RunError, UsageError
 from alfish.learner.compiled_updates import CALLS_BEFORE_RECORDING
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, PredictiveCritic, QNetwork, Torso
 from alfish.replay import Prioritized, RingView, Uniform
 from alfish.schedules import Linear, Steps
 from alfish.training.trainer import Trainer
@@ -57,6 +58,7 @@ pytestmark = [
 ]
 slow, long = pytest.mark.slow, pytest.mark.long
 SMALL = functools.partial(MLP, layers=(8,))
+NORMALISED = functools.partial(SMALL, norm="rms", activation="silu")
 TORSO = functools.partial(Torso, mlp=SMALL)
 NETWORK = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
 CRITIC = functools.partial(CriticEnsemble, layers=(8,))
@@ -73,6 +75,8 @@ ON_POLICY = {
                   DISCRETE),
     "impala": (functools.partial(APPO, network=NETWORK, loss="impala"), BOX),
     "pqn": (functools.partial(PQN, q_network=functools.partial(QNetwork, torso=TORSO)), DISCRETE),
+    "reppo": (functools.partial(REPPO, actor_mlp=NORMALISED, critic=functools.partial(PredictiveCritic, mlp=NORMALISED),
+                                target_kl=1e-3), BOX),
 }  # fmt: skip
 _SAC = functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, dropout=0.1, ensemble_size=3),
                          target_subset=2)  # fmt: skip
@@ -113,7 +117,7 @@ PARTS = {
 }
 SPECIAL = {
     "stopping ppo": (functools.partial(PPO, network=NETWORK, target_kl=0.01), DISCRETE),
-    "layer norm": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, layer_norm=True), critic=NORMED,
+    "layer norm": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, norm="layer"), critic=NORMED,
                                      target_period=3, actor_uses_mean=True), BOTH),
     "silent td3": (functools.partial(SilentTD3, critic=CRITIC, actor_period=3), BOX),
     "wide dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=WIDE)), DISCRETE),

@@ -18,13 +18,14 @@ import alfish
 from alfish import nest
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.reppo import REPPO
 from alfish.batches import EpochBatches
 from alfish.compiler import kernels
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, Torso
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, PredictiveCritic, Torso
 from alfish.runs.checkpoints import Checkpoints, Origin, run_id
 from alfish.schedules import Linear
 from alfish.training.listener import Listener
@@ -75,6 +76,21 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     assert resumed.train().iterations == 8
     assert_same(tensors_of(whole), tensors_of(resumed))
     assert json.loads((tmp_path / "cut" / "done").read_text()) == json.loads((tmp_path / "whole" / "done").read_text())
+
+
+def test_a_resumed_run_of_an_actor_and_a_critic_has_the_bits_of_one_that_never_stopped(tmp_path):
+    """Two optimizers, learned weights, and an old policy that is made from the unroll."""
+    mlp = functools.partial(MLP, layers=(8,), norm="rms", activation="silu")
+    algorithm = functools.partial(REPPO, actor_mlp=mlp, critic=functools.partial(PredictiveCritic, mlp=mlp))
+    make_reppo = functools.partial(make, env_id=TensorPointMass, env_kwargs={"length": 6}, unroll_length=8,
+                                   algorithm=algorithm)  # fmt: skip
+    whole = make_reppo(tmp_path / "whole")
+    whole.train()
+    stop_after(make_reppo(tmp_path / "cut"), 3)
+    torch.manual_seed(99)
+    resumed = make_reppo(tmp_path / "cut")
+    assert resumed.train().iterations == 8
+    assert_same(tensors_of(whole), tensors_of(resumed))
 
 
 # Pauses (`Trainer.stop_at`).
