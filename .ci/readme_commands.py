@@ -34,7 +34,7 @@ APPENDED = {
     "torchrun": SHORT,
     "alfish sweep": f"{SHORT} --trials=2",
     "alfish population": (
-        "--gin_param=Trainer.num_env_steps=8192 --gin_param=Evaluate.period=4096 "
+        "--gin_param=Trainer.num_env_steps=4096 --gin_param=Evaluate.period=2048 --gin_param=Evaluate.num_episodes=2 "
         "--members=2 --share=0.5 --generations=2"
     ),
     "alfish record": "--num_episodes=2",
