@@ -348,12 +348,15 @@ def moments(directory):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-def graphs(directory):
-    """Differences of interpreted graphs of both from those of one learner, for each algorithm."""
+FEW = ("ppo", "dqn", "recurrent_sac")  # both kinds of batches, several losses, and memory
+
+
+def graphs(directory, algorithms=FEW):
+    """Differences of interpreted graphs of both from those of one learner, for each of the algorithms."""
     columns = torch.arange(benchmark.NUM_COLUMNS)
     own = columns.chunk(replicas.size())[replicas.rank()]
     found = {}
-    for name in benchmark.ALGORITHMS:
+    for name in algorithms:
         case = benchmark.Case(name, is_compiled=True, num_updates=6)
         together = in_graphs(lambda case=case: benchmark.trained(case, own))
         with replicas.apart():
@@ -579,6 +582,7 @@ SCENARIOS = {
     "seconds": seconds,
     "moments": moments,
     "graphs": graphs,
+    "other graphs": functools.partial(graphs, algorithms=[name for name in benchmark.ALGORITHMS if name not in FEW]),
     "failing graph": failing_graph,
     "priorities": priorities,
     "stragglers": stragglers,
