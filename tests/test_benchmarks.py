@@ -506,7 +506,7 @@ def test_a_run_that_never_reaches_the_threshold_counts_as_endless():
 # Offline data.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux tells")
 def test_a_step_of_offline_data_is_reported_with_its_own_memory(command_line, capsys, monkeypatch, tmp_path):
     pytest.importorskip("minari")

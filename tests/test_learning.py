@@ -1,6 +1,6 @@
 """Shipped confs reach what they promise, by the shipped command.
 
-One seed of six short confs is `slow`; the rest is `long`, and `make results` trains all seeds.
+One seed of three short confs is `slow`; the rest is `long`, and `make results` trains all seeds.
 """
 
 import json
@@ -35,7 +35,7 @@ def test_a2c_solves_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "a2c_cartpole.gin", 0) >= 475
 
 
-@slow
+@long
 def test_appo_solves_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "appo_cartpole.gin", 0) >= 475
 

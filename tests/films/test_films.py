@@ -130,7 +130,7 @@ def test_a_film_of_evaluate_has_each_frame_and_the_true_final_one(run, capsys):
     assert true < 1 and true < earlier
 
 
-@pytest.mark.parametrize("num_envs", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 8))])
+@pytest.mark.parametrize("num_envs", [1, 4, 8])
 def test_results_are_the_same_with_and_without_a_film(run, capsys, num_envs):
     results = []
     for films in ([], ["--video", "--video_episodes=4", "--captions"]):

@@ -140,7 +140,7 @@ def requeued(tmp_path, job, num_signals):
 
 
 @pytest.mark.parametrize(
-    "num_signals", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.long)]
+    "num_signals", [pytest.param(2, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.long)]
 )
 def test_a_job_that_is_queued_again_ends_with_the_bits_of_one_that_is_not(tmp_path, job, expected, num_signals):
     torch.testing.assert_close(requeued(tmp_path, job, num_signals), expected, rtol=0, atol=0)
