@@ -23,6 +23,7 @@ pytestmark = [
 
 CONFS = sorted(confs_directory().glob("*.gin"))
 TASKS = [path for path in CONFS if describe(path)]
+EXAMPLES = sorted((confs_directory().parent / "examples" / "confs").glob("*.gin"))  # never trained, so not shipped
 ADDITIONS = [confs_directory() / "async.gin"]  # put after the conf of a task
 ON_A_CLUSTER = [confs_directory() / "ray.gin"]  # the same; tests/unrollers/test_ray_workers.py trains with it
 NEEDS = {
@@ -100,6 +101,11 @@ def names(paths):
     return [path.stem for path in paths]
 
 
+def named(path):
+    """The name by which a user trains it: a shipped conf from any directory, an example by its path."""
+    return path.name if path in TASKS else path
+
+
 def tiny(path, tmp_path):
     """What makes a run of this conf short."""
     text = "".join(one.read_text() for one in with_included(path))
@@ -112,11 +118,11 @@ def tiny(path, tmp_path):
     return [f"--gin_param={one}" for one in TINY + chosen]
 
 
-@pytest.mark.parametrize("path", TASKS, ids=names(TASKS))
+@pytest.mark.parametrize("path", TASKS + EXAMPLES, ids=names(TASKS + EXAMPLES))
 def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path, capsys):
     skip_where_an_extra_is_missing(path)
     # Also: whatever it binds is read, or the command would refuse.
-    assert main(["train", f"--gin_file={path.name}", f"--root_dir={tmp_path / 'run'}", *tiny(path, tmp_path)]) == 0
+    assert main(["train", f"--gin_file={named(path)}", f"--root_dir={tmp_path / 'run'}", *tiny(path, tmp_path)]) == 0
     done = json.loads((tmp_path / "run" / "done").read_text())
     assert done["iterations"] == 2
     assert done["updates"] > 0
@@ -149,7 +155,7 @@ def test_an_addition_changes_a_conf_and_it_trains_still(tmp_path, addition, name
 
 
 def test_each_task_opens_with_its_task_algorithm_and_result_as_it_configures_them():
-    for path in TASKS:
+    for path in TASKS + EXAMPLES:
         lines = path.read_text().splitlines()
         assert [line.partition(":")[0] for line in lines[:3]] == ["# Task", "# Algorithm", "# Result"], path.name
         assert all(line.partition(":")[2].strip() for line in lines[:3]), path.name
@@ -167,8 +173,15 @@ def test_each_opens_with_a_comment_names_its_source_and_is_used():
     for path in CONFS:
         assert path.read_text().startswith("# "), path.name
         assert any("arxiv.org" in one.read_text() for one in with_included(path)), path.name
-        is_included = any(f"include '{path.name}'" in other.read_text() for other in CONFS)
+        is_included = any(f"include '{path.name}'" in other.read_text() for other in CONFS + EXAMPLES)
         assert path in TASKS + ADDITIONS + ON_A_CLUSTER or is_included, path.name
+
+
+def test_examples_say_that_they_were_never_trained_and_are_not_shipped():
+    assert {"ppo_breakout", "dqn_pong", "dqn_breakout"} <= set(names(EXAMPLES))
+    for path in EXAMPLES:
+        assert describe(path).result.endswith("never trained"), path.name
+        assert path.name not in {conf.name for conf in CONFS}, f"`alfish confs` lists {path.name}"
 
 
 def test_the_shipped_tasks_are_found():
