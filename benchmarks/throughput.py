@@ -2,6 +2,7 @@
 
   python -m benchmarks.throughput --recipes=ppo_cartpole,dqn_cartpole --peers=sb3,sbx:2,sample-factory:2 --repeats=5
   python -m benchmarks.throughput --recipes=td3_halfcheetah --variants=bfloat16,bfloat16:2 --peers=sb3,sb3:2
+  python -m benchmarks.throughput --recipes=ppo_pong,dqn_pong --variants=plain,compiled,auto_bfloat16 --peers=sb3,sb3:2
   python -m benchmarks.throughput --recipes=appo_cartpole,appo_slow --variants=sync,async --peers=sample-factory
 
 Libraries take turns (A B A B ...). Each run is a process of its own; its start-up is not measured. alfish runs plain,

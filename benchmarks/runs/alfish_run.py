@@ -15,6 +15,7 @@ from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import matmul
 from alfish.environments import make_environment
+from alfish.environments.atari import EpisodicLife, FireOnReset, preprocess_atari
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam
 from alfish.networks import MLP, ActorCritic, DeterministicActor, QNetwork, Torso
@@ -22,6 +23,7 @@ from alfish.schedules import Linear
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.listeners import CheckpointSaver, Summaries
 from alfish.training.trainer import Trainer
+from alfish.transforms import FrameStack, RewardClip
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 from benchmarks.delayed import Delayed
 from benchmarks.runs import script
@@ -54,7 +56,7 @@ class Clock(Listener):
 
 
 def train(
-    env_id: str, num_envs: int, seed: int, variant: str, learner: Any, wrappers: Any = (), **options: Any
+    env_id: str, num_envs: int, seed: int, variant: str, learner: Any, environment: Any = None, **options: Any
 ) -> None:
     if variant == "mkl":  # torch's own kernel in place of alfish's, as on a processor where nobody measured
         matmul.MEASURED = ()
@@ -62,7 +64,7 @@ def train(
     with tempfile.TemporaryDirectory() as root_dir:
         Trainer(
             root_dir,
-            environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs, wrappers=wrappers),
+            environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs, **environment or {}),
             unroller=AsyncUnroller if variant == "async" else SyncUnroller,
             learner=functools.partial(learner, **VARIANTS[variant]),
             listeners=[CheckpointSaver(), Summaries(), clock],
@@ -120,7 +122,7 @@ def appo_slow(num_env_steps: int, seed: int, variant: str = "sync") -> None:
         4,
         seed,
         variant,
-        wrappers=[functools.partial(Delayed, mean=0.002)],
+        environment={"wrappers": [functools.partial(Delayed, mean=0.002)]},
         algorithm=functools.partial(APPO, network=network),
         batches=functools.partial(EpochBatches, num_epochs=12, minibatch_size=64),
         learner=functools.partial(Learner, learning_rate=3e-4, max_grad_norm=0.5),
@@ -165,12 +167,68 @@ def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, var
     )
 
 
+GAME: dict[str, Any] = {
+    "env_kwargs": script.ATARI,
+    "wrappers": [preprocess_atari, FireOnReset],
+    "training_wrappers": [EpisodicLife],
+}
+IMAGES = functools.partial(Torso, mlp=functools.partial(MLP, layers=()))  # nothing between Nature's network and heads
+
+
+def ppo_pong(num_env_steps: int, seed: int, variant: str = "plain") -> None:
+    """Trains the recipe of confs/ppo_pong.gin, with constant rates, and games one after another."""
+    train(
+        "ALE/Pong-v5",
+        8,
+        seed,
+        variant,
+        environment=GAME,
+        transforms=[FrameStack, RewardClip],
+        algorithm=functools.partial(
+            PPO,
+            network=functools.partial(ActorCritic, actor_torso=IMAGES, shared_torso=True),
+            clip_range=0.1,
+            value_coef=1.0,  # times half the squared error
+            entropy_coef=0.01,
+        ),
+        batches=functools.partial(EpochBatches, num_epochs=4, minibatch_size=256),
+        learner=functools.partial(
+            Learner, optimizer=functools.partial(Adam, eps=1e-5), learning_rate=2.5e-4, max_grad_norm=0.5
+        ),
+        unroll_length=128,
+        num_env_steps=num_env_steps,
+    )
+
+
+def dqn_pong(num_env_steps: int, seed: int, variant: str = "plain") -> None:
+    q_network = functools.partial(QNetwork, torso=IMAGES)
+    train(
+        "ALE/Pong-v5",
+        1,
+        seed,
+        variant,
+        environment=GAME,
+        transforms=[FrameStack, RewardClip],
+        algorithm=functools.partial(
+            DQN, q_network=q_network, epsilon=Linear(1.0, 0.05, finish=0.2), double=False, target_period=250
+        ),
+        batches=functools.partial(
+            ReplayBatches, capacity=10_000, batch_size=32, updates_per_env_step=0.25, warmup_env_steps=1000
+        ),
+        learner=functools.partial(Learner, learning_rate=1e-4, max_grad_norm=10.0),
+        unroll_length=4,
+        num_env_steps=num_env_steps,
+    )
+
+
 RECIPES = {
     "ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000),
     "ppo_halfcheetah": functools.partial(ppo, "HalfCheetah-v5", 100_000),
     "appo_cartpole": functools.partial(appo, 200_000),
     "appo_slow": functools.partial(appo_slow, 4_000),
     "dqn_cartpole": functools.partial(dqn, "CartPole-v1", 30_000),
+    "ppo_pong": functools.partial(ppo_pong, 8_192),
+    "dqn_pong": functools.partial(dqn_pong, 4_000),
     "sac_halfcheetah": functools.partial(actor_critic, SAC, "HalfCheetah-v5", 3_000),
     "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 3_000),
 }

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 NO_SUCH_RECIPE = 3  # exit status
+# Of a game whose wrapper skips frames: sticky actions, and episodes of 250 steps, so that some end in a short run.
+ATARI = {"frameskip": 1, "repeat_action_probability": 0.25, "max_num_frames_per_episode": 1000}
 
 
 class Reading(NamedTuple):
