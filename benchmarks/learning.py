@@ -3,6 +3,7 @@
   python -m benchmarks.learning                                     every conf of the table below
   python -m benchmarks.learning --confs=ppo_cartpole --seeds=0,1    some confs and seeds
   python -m benchmarks.learning --table                             only the table, from existing runs
+  python -m benchmarks.learning --confs=ppo_pong --unfinished       what runs have reached, without training
 
 Offline confs, confs that imitate and variants (`--confs=dqn_lunarlander-prioritized`) run only if they are named.
 Offline confs read `data/`, which `python -m benchmarks.data_sets` records. Confs that imitate read an expert's run or
@@ -112,6 +113,7 @@ GOALS = [
     Goal("iqn_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("rainbow_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
+    Goal("ppo_pong", (0,), 18, True, 10, ("Learner.compile = True", "Learner.precision = 'bfloat16'")),
 ]
 OFFLINE = [
     _offline("bc_pendulum", "expert", -140),
@@ -198,27 +200,43 @@ def main() -> None:
     parser.add_argument("--seeds", help="instead of the goal's own")
     parser.add_argument("--root", default="runs/learning")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--unfinished", action="store_true", help="publish existing runs as far as they are trained")
     arguments = parser.parse_args()
     goals = [goal for goal in GOALS + OFFLINE + IMITATION + ABLATIONS if goal.name in arguments.confs.split(",")]
     if not arguments.table:
         for goal in goals:
             seeds = [int(seed) for seed in arguments.seeds.split(",")] if arguments.seeds else goal.seeds
             for seed in seeds:
-                run(goal, seed, PROJECT / arguments.root / goal.name / f"seed{seed}")
+                root_dir = PROJECT / arguments.root / goal.name / f"seed{seed}"
+                seconds = None if arguments.unfinished else train(goal, seed, root_dir)
+                record(goal, seed, root_dir, seconds)
     print(table(goals))
 
 
-def run(goal: Goal, seed: int, root_dir: Path) -> None:
-    """Trains a seed if needed, evaluates it, and writes its row and curve into the CSV files."""
+def train(goal: Goal, seed: int, root_dir: Path) -> float:
+    """Trains a seed if needed; returns the seconds that the command took."""
     settings = [f"--gin_param={one}" for one in (f"Trainer.seed={seed}", *goal.settings)]
     began = time.perf_counter()
     processes.alfish("train", f"--gin_file={goal.conf}.gin", f"--root_dir={root_dir}", *settings)
-    seconds = time.perf_counter() - began
+    return time.perf_counter() - began
+
+
+def record(goal: Goal, seed: int, root_dir: Path, seconds: float | None) -> None:
+    """Evaluates a run's last checkpoint, and writes its row and curve into the CSV files.
+
+    Args:
+      goal: the conf and its evaluation.
+      seed: of training.
+      root_dir: of the run, which may still train.
+      seconds: that training took; None if it has not ended.
+    """
     evaluate = ["evaluate", f"--root_dir={root_dir}", f"--num_episodes={goal.num_episodes}", "--json"]
     evaluate += [f"--allow_import={goal.imports}"] if goal.imports else []
     result = processes.run_script([sys.executable, "-m", "alfish", *evaluate], processes.with_threads(1))
     row = {"seed": seed} | {name: result[name] for name in ("env_steps", "num_episodes", "mean", "ci_low", "ci_high")}
-    row |= {name: result[name] for name in ("std", "min", "max")} | {"command_seconds": round(seconds, 1)}
+    row |= {name: result[name] for name in ("std", "min", "max")} | {
+        "command_seconds": "" if seconds is None else round(seconds, 1)
+    }
     print(f"{goal.name} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
     publish(RESULTS / f"{goal.name}.csv", [row])
     curve = []

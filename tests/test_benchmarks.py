@@ -537,6 +537,32 @@ def test_a_seeds_results_replace_its_old_ones(tmp_path):
     assert len(tables.read_rows(path)) == len(tables.read_rows(learning.RESULTS / path.name)) - len(own) + 1
 
 
+def test_a_run_that_still_trains_is_published_as_far_as_it_is(monkeypatch, tmp_path):
+    numbers = {
+        "env_steps": 500,
+        "num_episodes": 10,
+        "mean": 2.0,
+        "ci_low": 1,
+        "ci_high": 3,
+        "std": 1,
+        "min": 1,
+        "max": 3,
+    }
+    monkeypatch.setattr(learning, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(learning.processes, "run_script", lambda command, environment: numbers)
+    monkeypatch.setattr(learning, "train", lambda *_: pytest.fail("it trains"))
+    evaluations = tmp_path / "ppo_pong" / "seed0" / "eval"
+    evaluations.mkdir(parents=True)
+    (tmp_path / "results").mkdir()
+    (evaluations / "evaluation-000000000250.csv").write_text("episode,seed,return,length\n0,0,-21.0,9\n1,1,-19.0,9\n")
+    monkeypatch.setattr("sys.argv", ["learning", "--confs=ppo_pong", f"--root={tmp_path}", "--unfinished"])
+    learning.main()
+    (row,) = tables.read_rows(tmp_path / "results" / "ppo_pong.csv")
+    assert (row["env_steps"], row["mean"], row["command_seconds"]) == ("500", "2.0", "")
+    (point,) = tables.read_rows(tmp_path / "results" / "ppo_pong-curve.csv")
+    assert (point["env_steps"], point["mean"], point["episodes"]) == ("250", "-20.0", "2")
+
+
 def test_learning_results_are_printed_as_a_table(monkeypatch, tmp_path):
     goals = [goal for goal in learning.GOALS if goal.name in ("ppo_cartpole", "a2c_cartpole")]
     monkeypatch.setattr(learning, "RESULTS", tmp_path)
