@@ -75,7 +75,8 @@ WITHOUT_MEMORY = {
     for seed in (0, 1, 2)
 ])  # fmt: skip
 def test_policies_with_memory_recall_what_they_saw(tmp_path, capsys, gin_file, seed):
-    assert trained_return(tmp_path, capsys, gin_file, seed, num_episodes=100) >= 0.95
+    changes = ["Trainer.num_env_steps=8000"] if (gin_file, seed) == ("dqn_recall.gin", 0) else []  # half, in CI
+    assert trained_return(tmp_path, capsys, gin_file, seed, 100, changes) >= 0.95
 
 
 @long
