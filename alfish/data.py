@@ -81,6 +81,7 @@ class LossInfo(NamedTuple):
     priority: torch.Tensor | None = None  # [T', N], priority of drawing a row again: |TD error|
     # [T', N]: skip this update and the rest of the iteration, if the mean over the rows that train is positive
     stop: torch.Tensor | None = None
+    buffers: dict[torch.Tensor, torch.Tensor] | None = None  # new values, written unless the update is skipped
 
 
 def trainable(step_type: Any) -> Any:

@@ -112,6 +112,8 @@ GOALS = [
     Goal("munchausen_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("iqn_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("rainbow_lunarlander", (0, 1, 2, 3, 4), 200, False),
+    Goal("crossq_pendulum", (0, 1, 2, 3, 4), -155, True),
+    Goal("xqc_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("ppo_pong", (0,), 18, True, 10, ("Learner.compile = True", "Learner.precision = 'bfloat16'")),
 ]

@@ -37,6 +37,8 @@ BASES = tuple(
         "q_learning",
         "ppo",
         "sac",
+        "soft_critics",
+        "joint_pass",
         "td3",
         "bc",
     )

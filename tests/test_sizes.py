@@ -14,7 +14,8 @@ PACKAGE_FILES = 15
 
 # What is opened to understand SAC whole: the algorithm, its hooks, the mathematics, and the networks it is built from.
 SAC = [
-    *("algorithms/sac.py", "algorithms/rl_algorithm.py", "data.py", "returns.py", "targets.py", "losses.py"),
+    *("algorithms/sac.py", "algorithms/soft_critics.py", "algorithms/rl_algorithm.py", "data.py", "returns.py"),
+    *("targets.py", "losses.py"),
     *("networks/hybrid/policy.py", "networks/critics.py", "networks/target.py", "networks/encoders.py"),
     *("networks/layers.py", "distributions/categorical.py", "distributions/squashed_normal.py"),
 ]
@@ -22,7 +23,7 @@ SAC = [
 # Networks, distributions and the recursion of returns are known by their names.
 SAC_UPDATE = [
     *("algorithms/sac.py", "algorithms/hybrid_actor.py", "algorithms/delayed_actor.py", "values/scalar.py"),
-    *("targets.py", "networks/hybrid/temperatures.py", "networks/target.py"),
+    *("algorithms/soft_critics.py", "targets.py", "networks/hybrid/temperatures.py", "networks/target.py"),
 ]
 # What is opened before a first algorithm of one's own is written.
 NEWCOMER = ["data.py", "algorithms/rl_algorithm.py", "algorithms/actor_critic.py", "algorithms/ppo.py", "returns.py"]

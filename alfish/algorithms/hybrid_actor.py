@@ -1,5 +1,6 @@
 """The base of SAC: a policy over Box leaves and at most one Discrete leaf, whose Box part is the input of critics."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,9 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, TimeStep
 from alfish.nest import Nest
 from alfish.networks import Features, TargetNetwork
+from alfish.networks.bodies.batch_norm import Moments, has_batch_norm
 from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace
+from alfish.networks.no_target import NoTarget
 from alfish.parameters.parts import build_network
 from alfish.values import Scalar
 
@@ -34,7 +37,7 @@ class HybridActor(RLAlgorithm):
     """
 
     action_space: HybridSpace
-    target_critic: TargetNetwork
+    target_critic: TargetNetwork | NoTarget
     values: Scalar
     records_probability: bool
 
@@ -56,9 +59,14 @@ class HybridActor(RLAlgorithm):
         """Returns the actor's input, and the next state."""
         return self.actor_encoder(time_step.observation), state
 
-    def policy(self, features: torch.Tensor, mask: torch.Tensor | None) -> HybridPolicy:
-        """Returns the policy from the actor's input, and the mask of the Discrete leaf."""
-        return self.policy_head(self.actor_mlp(features), mask)
+    def policy(self, features: torch.Tensor, mask: torch.Tensor | None, moments: Moments | None = None) -> HybridPolicy:
+        """Returns the policy from the actor's input, and the mask of the Discrete leaf; `moments`: see `BatchNorm`."""
+        with_moments = (moments,) if moments is not None and self._has_batch_norm else ()
+        return self.policy_head(self.actor_mlp(features, *with_moments), mask)
+
+    @functools.cached_property
+    def _has_batch_norm(self) -> bool:
+        return has_batch_norm(self.actor_mlp)
 
     def discrete_mask(self, time_step: TimeStep) -> torch.Tensor | None:
         """Returns the allowed Discrete choices `[..., n]` bool; None: all."""

@@ -36,6 +36,7 @@ class RecurrentSAC(SAC):
     """
 
     default_lambda: ClassVar[float] = 0.0
+    updates_batch_norms = False
 
     def __init__(
         self,

@@ -23,13 +23,15 @@ from torch import nn
 from alfish import nest
 from alfish.algorithms.delayed_actor import DelayedActor
 from alfish.algorithms.hybrid_actor import DrawnAction, HybridActor
+from alfish.algorithms.joint_pass import critic_passes
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.corrections import behaviour_trace
 from alfish.data import AlgStep, Experience, LossInfo
-from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, Features, HybridSpace, TargetNetwork
+from alfish.networks import MLP, CriticEnsemble, Encoder, HybridSpace
+from alfish.networks.bodies.batch_norm import Moments
 from alfish.networks.hybrid import Temperatures
+from alfish.networks.no_target import target_of
 from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
 from alfish.targets import NextValues
 from alfish.values import Discount, RewardWeights, values_of
@@ -42,6 +44,7 @@ class SACTrain(NamedTuple):
     following: NextValues  # soft values of rows 1 to L-1, by the target critics
     value: torch.Tensor | None  # [T', N] soft value of the present policy; None: the actor does not train
     entropies: dict[str, torch.Tensor]  # [T', N] of the present policy; empty: the actor does not train
+    moments: Moments  # of batch norms
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -55,7 +58,7 @@ class SAC(DelayedActor, HybridActor):
       critic: takes (observation_spec, action_size, num_outputs); has an `ensemble_size`.
       gamma: discount per environment step; a list: one for each entry of a vector reward.
       lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return. None: 1.
-      target_rate, target_period: of the target critics' updates.
+      target_rate, target_period: of the target critics' updates. A rate of None: the critics are their own targets.
       target_subset: number of critics, drawn at random for each update, whose minimum is the target; None: all.
       actor_uses_mean: the actor maximizes the critics' mean (REDQ) instead of their minimum.
       initial_alpha: temperature at the start.
@@ -71,10 +74,12 @@ class SAC(DelayedActor, HybridActor):
       values: a distribution of the return as the value (`@Bins`, `@Quantiles`), for a scalar reward and Box actions;
         takes gamma. None: the expected return.
       actor_period: updates of the critics for each update of the actor and the temperatures.
+      joint_pass: one pass of the critics over both rows of a transition, as batch norm needs; see `JointPass`.
     """
 
     on_policy = False
     weighted_losses = ("critic",)
+    updates_batch_norms = True
     default_lambda: ClassVar[float] = 1.0  # without Retrace
 
     def __init__(
@@ -88,7 +93,7 @@ class SAC(DelayedActor, HybridActor):
         critic: Callable[..., Any] = CriticEnsemble,
         gamma: Discount = 0.99,
         lambda_: UnitInterval | None = None,
-        target_rate: Rate = 0.005,
+        target_rate: Rate | None = 0.005,
         target_period: PositiveInt = 1,
         target_subset: PositiveInt | None = None,
         actor_uses_mean: bool = False,
@@ -101,22 +106,21 @@ class SAC(DelayedActor, HybridActor):
         reward_weights: RewardWeights | None = None,
         values: Callable[..., Any] | None = None,
         actor_period: PositiveInt = 1,
+        joint_pass: bool = False,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
         self.action_space = HybridSpace(action_spec)
         self.values = values_of(self, reward_spec, gamma, reward_weights, has_bonus=True, distribution=values)
         self.make_networks(actor_encoder, actor_mlp, self.values.sized(critic))
-        size = self.critic.ensemble_size
-        if target_subset is not None and target_subset > size:
-            raise UsageError(f"SAC.target_subset is {target_subset}; it must be at most {size}, the number of critics")
-        self.target_critic = TargetNetwork(self.critic, target_rate, target_period)
+        self.target_critic = target_of(self.critic, target_rate, target_period)
         target_entropies = box_target_entropy, discrete_entropy_fraction
         self.temperatures = Temperatures(self.action_space, initial_alpha, learn_alpha, *target_entropies)
         self.replay_needs = ReplayNeeds(DrawnAction._fields if retrace else (), self.values.return_gamma(lower_bound))
         self._lambda = (1.0 if retrace else self.default_lambda) if lambda_ is None else lambda_
         self.values.check(self, self._lambda, retrace=retrace, discrete_actions=self.action_space.num_choices > 0)
-        self._target_subset, self._actor_uses_mean = target_subset, actor_uses_mean
-        self.records_probability, self._lower_bound, self.actor_period = retrace, lower_bound, actor_period
+        self._passes = critic_passes(self, target_subset, joint_pass, retrace)
+        self._actor_uses_mean, self._lower_bound = actor_uses_mean, lower_bound
+        self.records_probability, self.actor_period = retrace, actor_period
 
     def parameter_groups(self) -> dict:
         actor = nn.ModuleList([self.actor_encoder, self.actor_mlp, self.policy_head])
@@ -124,20 +128,32 @@ class SAC(DelayedActor, HybridActor):
         return {name: module.parameters() for name, module in groups.items()}
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        features = self.window_features(experience)
-        taken = self.action_space.split(nest.at(experience.action, slice(0, features.critic.shape[0])))
-        q = self.values.each(taken.value, self.critic(features.critic, taken.box))  # [E, T', N] or [E, T', N, K]
-        mask = self.discrete_mask(experience.time_step)
+        features, mask, moments = self.window_features(experience), self.discrete_mask(experience.time_step), Moments()
+        num_rows = features.critic.shape[0]
+        taken = self.action_space.split(nest.at(experience.action, slice(0, num_rows)))
+        later = (
+            self.action_space.split(nest.at(experience.action, slice(1, None))) if self.records_probability else None
+        )
         with torch.no_grad():
-            following = self._next_values(experience, features, None if mask is None else mask[1:])
+            policy = self.policy(features.next_actor, None if mask is None else mask[1:])
+            drawn = policy.choose()
+        raw_q, next_q = self._passes.online(experience, features, taken.box, drawn.box, moments)
+        q = self.values.each(taken.value, raw_q)  # [E, T', N] or [E, T', N, K]
+        # Neither the target critics nor the policy's next actions take a gradient.
+        boxes = [drawn.box] if later is None else [drawn.box, later.box]
+        least, *later_q = self._passes.following(experience, features, taken.box, boxes, next_q)
+        value = self.values.each(drawn.expectation, least)
+        following = NextValues(self.temperatures.soft(self.values, value, drawn.entropies()))
+        if later is not None:
+            trace = behaviour_trace(experience, policy.log_prob(later))
+            following = following._replace(q=self.values.each(later.value, *later_q), trace=trace)
         if not self.trains_actor():
-            return AlgStep(info=SACTrain(q, following, None, {}))
-        choice = self.policy(features.actor, None if mask is None else mask[: features.actor.shape[0]]).choose()
+            return AlgStep(info=SACTrain(q, following, None, {}, moments))
+        choice = self.policy(features.actor, None if mask is None else mask[:num_rows], moments).choose()
         own_q = self.critic(features.critic.detach(), choice.box)  # the actor's loss does not train the encoder
-        joined_q = own_q.mean(0) if self._actor_uses_mean else self.values.least(own_q)
-        entropies = choice.entropies()
+        joined_q, entropies = own_q.mean(0) if self._actor_uses_mean else self.values.least(own_q), choice.entropies()
         value = self.temperatures.soft(self.values, self.values.each(choice.expectation, joined_q), entropies)
-        return AlgStep(info=SACTrain(q, following, self.values.scalarized(value), entropies))
+        return AlgStep(info=SACTrain(q, following, self.values.scalarized(value), entropies, moments))
 
     def calc_loss(self, experience: Experience, info: SACTrain) -> LossInfo:
         num_rows = info.q.shape[1]
@@ -150,31 +166,9 @@ class SAC(DelayedActor, HybridActor):
                 mask = self.discrete_mask(experience.time_step)
                 loss["alpha"] = self.temperatures.loss(info.entropies, None if mask is None else mask[:num_rows])
         extra = {name: each.mean(0) for name, each in self.values.shown(info.q, target).items()} | {"td_error": error}
-        return LossInfo(loss, extra=extra | self.temperatures.shown(info.entropies), priority=error)
+        extra |= self.temperatures.shown(info.entropies)
+        return LossInfo(loss, extra=extra, priority=error, buffers=info.moments)
 
     def after_update(self) -> None:
         super().after_update()
         self.target_critic.update(self.critic)
-
-    def _next_values(self, experience: Experience, features: Features, mask: torch.Tensor | None) -> NextValues:
-        """Returns soft values of rows 1 to L-1; for Retrace, also values and traces of the actions taken there."""
-        policy = self.policy(features.next_actor, mask)
-        choice = policy.choose()
-        taken_q = trace = None
-        if self.records_probability:
-            taken = self.action_space.split(nest.at(experience.action, slice(1, None)))
-            q, taken_q = self._target_q(features.next_critic, choice.box, taken.box)
-            taken_q = self.values.each(taken.value, taken_q)
-            trace = behaviour_trace(experience, policy.log_prob(taken))
-        else:
-            (q,) = self._target_q(features.next_critic, choice.box)
-        value = self.temperatures.soft(self.values, self.values.each(choice.expectation, q), choice.entropies())
-        return NextValues(value, taken_q, trace)
-
-    def _target_q(self, features: torch.Tensor, *boxes: torch.Tensor | None) -> list[torch.Tensor]:
-        """Returns the target critics' minimum for each Box action; of one random subset of critics for all."""
-        each_q = [self.target_critic(features, box) for box in boxes]
-        if self._target_subset is not None:
-            members = torch.randperm(len(each_q[0]), device=features.device)[: self._target_subset]
-            each_q = [q[members] for q in each_q]
-        return [self.values.least(q) for q in each_q]

@@ -88,6 +88,7 @@ class CompiledUpdates:
             for name in graph.trained:
                 for part, _ in plain.groups[name].parts:
                     self._optimizers[part].count()
+        plain.project(graph.trained)
         return UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
 
     def request(self, chunk: Minibatches, index: Nest) -> None:

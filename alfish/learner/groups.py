@@ -10,6 +10,7 @@ from alfish.algorithms.contract import return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.errors import UsageError
 from alfish.networks import flat_parameters
+from alfish.networks.bodies.unit_rows import UnitRows
 
 
 class Group:
@@ -78,3 +79,13 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
             "parameter_groups, or set requires_grad to False"
         )
     return {group: parameters for group, parameters in groups.items() if parameters}
+
+
+def unit_rows_of(algorithm: nn.Module, groups: Mapping[str, Group]) -> dict[str, list[UnitRows]]:
+    """Returns the layers of each group whose weights are to be projected after its updates."""
+    group_of = {id(parameter): name for name, group in groups.items() for parameter in group.parameters}
+    found: dict[str, list[UnitRows]] = {}
+    for layer in algorithm.modules():
+        if isinstance(layer, UnitRows) and id(layer.weight) in group_of:
+            found.setdefault(group_of[id(layer.weight)], []).append(layer)
+    return found

@@ -8,7 +8,7 @@ from alfish.batches import take
 from alfish.compiler import torch_internals
 from alfish.compiler.inductor import NotCompilable
 from alfish.learner.optimizers import CompilableOptimizer
-from alfish.learner.updates import Updates, extra_sums
+from alfish.learner.updates import Updates, extra_sums, write_buffers
 from alfish.nest import Nest
 
 
@@ -80,6 +80,8 @@ class TracedUpdate:
                     if name in means.losses:
                         both = tensors["parameters"][name][vectors], gradients.by_group[name][vectors]
                         optimizer.apply(*both, tensors["moments"][part], own, is_applied)
+            if loss_info.buffers:
+                write_buffers(loss_info.buffers, is_applied)
             extra = extra_sums(loss_info, batch)
             priority = updates.priority(loss_info, batch)
         return {"total": gradients.total, "stop": gradients.stops, "extra": extra, "priority": priority}

@@ -7,7 +7,7 @@ With several learners, means are over the rows of all of them. Means and gradien
 rows, added up over all learners in one sum, and divided by the sum of these numbers.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +18,12 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import UsageError
-from alfish.learner.groups import Group, claimed_parameters
+from alfish.learner.groups import Group, claimed_parameters, unit_rows_of
 from alfish.learner.optimizers import Optimizer
 from alfish.learner.parts import split
 from alfish.losses import masked_mean
 from alfish.nest import Nest
+from alfish.networks.bodies.batch_norm import check_batch_norms
 
 # A window's priority mixes the largest priority of its rows with their mean; this is the weight of the largest
 # (Kapturowski et al., 2019, section 2.3).
@@ -84,6 +85,8 @@ class Updates:
         self.optimizers = {
             name: optimizer(group.flat[vectors]) for group in self.groups.values() for name, vectors in group.parts
         }
+        check_batch_norms(algorithm)
+        self._unit_rows = unit_rows_of(algorithm, self.groups)
         self._max_grad_norm = max_grad_norm
         device = algorithm.progress.device
         self.on_cpu = device.type == "cpu"
@@ -129,8 +132,18 @@ class Updates:
                     self.optimizers[part].step(learning_rate[part], is_finite)
                 elif is_finite:
                     self.optimizers[part].step(learning_rate[part])
+        self.project(means.losses)
+        if loss_info.buffers and (not self.on_cpu or is_finite):
+            write_buffers(loss_info.buffers, None if self.on_cpu else is_finite)
         extra = extra_sums(loss_info, batch) if summarize else {}
         return UpdateStats(list(means.losses), gradients.total, extra, self.priority(loss_info, batch))
+
+    def project(self, names: Iterable[str]) -> None:
+        """Scales the weights of unit norm in the named groups, which were trained, to norm 1; see `UnitRows`."""
+        if self._unit_rows:
+            for name in names:
+                for layer in self._unit_rows.get(name, ()):
+                    layer.project()
 
     def num_consecutive_skips(self) -> int:
         """Returns `consecutive_skips` as a number; waits for the device."""
@@ -260,6 +273,30 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
         else:
             sums[name] = torch.stack([value, torch.ones_like(value)])
     return sums
+
+
+@torch.no_grad()
+def write_buffers(buffers: Mapping[torch.Tensor, torch.Tensor], is_applied: torch.Tensor | None) -> None:
+    """Writes the new values of buffers; with several learners, the means of their values.
+
+    Args:
+      buffers: `LossInfo.buffers`.
+      is_applied: 0-d; nothing changes if it is 0. None: the values are written.
+    """
+    found, new = list(buffers), [value.detach() for value in buffers.values()]
+    for buffer, value in buffers.items():
+        if buffer.shape != value.shape:
+            raise UsageError(
+                f"LossInfo.buffers has a value of shape {list(value.shape)} for a buffer of {list(buffer.shape)}; they "
+                "must be the same"
+            )
+    if replicas.is_joined():
+        mean = replicas.total(torch.cat([value.reshape(-1).double() for value in new])) / replicas.size()
+        parts = mean.split([value.numel() for value in new])
+        new = [part.view(value.shape).to(value.dtype) for part, value in zip(parts, new)]
+    if is_applied is not None:
+        new = [torch.where(is_applied > 0, value, buffer) for buffer, value in zip(found, new)]
+    torch._foreach_copy_(found, new)
 
 
 def over_learners(means: Means, by_group: dict[str, list[torch.Tensor]]) -> tuple[Means, dict[str, list[torch.Tensor]]]:

@@ -7,46 +7,18 @@ from typing import Annotated, Any, Literal
 
 import gin
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from alfish.data import TimeStep
 from alfish.nest import Nest
+from alfish.networks.bodies.batch_norm import BatchNorm, Moments
+from alfish.networks.bodies.ensembles import EnsembleLayerNorm, EnsembleLinear, UnitEnsembleLinear
 from alfish.networks.encoders import Encoder
-from alfish.networks.layers import ACTIVATIONS, orthogonal
+from alfish.networks.layers import ACTIVATIONS
 from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, Range, checked
 from alfish.parameters.parts import build_memory, build_network
 
-
-class EnsembleLinear(nn.Module):
-    """Maps `[E, N, in]`, or `[N, in]` for all, to `[E, N, out]` by E linear layers in one product."""
-
-    def __init__(self, ensemble_size: int, input_size: int, output_size: int, gain: float = 2**0.5):
-        super().__init__()
-        layers: list[Any] = [orthogonal(nn.Linear(input_size, output_size), gain) for _ in range(ensemble_size)]
-        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]))  # [E, in, out]
-        self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, output_size))
-
-    def forward(self, x: torch.Tensor, num_members: int | None = None) -> torch.Tensor:
-        """Returns the outputs of the first `num_members` layers; None: of all."""
-        weight, bias = self.weight[:num_members], self.bias[:num_members]
-        if x.ndim == 2:
-            x = x.expand(len(weight), *x.shape)
-        if weight.shape[-1] == 1:  # a batched product with a vector takes five times as long
-            return (x * weight.mT).sum(-1, keepdim=True) + bias
-        return torch.baddbmm(bias, x, weight)
-
-
-class EnsembleLayerNorm(nn.Module):
-    """E layer norms of `[E, N, size]`, each with a scale and an offset of its own."""
-
-    def __init__(self, ensemble_size: int, size: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(ensemble_size, 1, size))
-        self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, size))
-
-    def forward(self, x: torch.Tensor, num_members: int | None = None) -> torch.Tensor:
-        return torch.addcmul(self.bias[:num_members], F.layer_norm(x, x.shape[-1:]), self.weight[:num_members])
+_OF_MEMBERS = EnsembleLinear, EnsembleLayerNorm, BatchNorm
 
 
 @gin.configurable(module="alfish.networks", denylist=["memory", "num_values"])
@@ -63,7 +35,11 @@ class CriticEnsemble(nn.Module):
       ensemble_size: E.
       layers: features of each hidden layer.
       activation: a name of `ACTIVATIONS`.
-      layer_norm: normalize before each activation (as RLPD and DroQ do).
+      norm: normalize at each activation, by the 'layer' (as RLPD and DroQ do) or by the 'batch', see `MLP`; each critic
+        has statistics of its own.
+      norm_after: normalize after each activation, not before.
+      bias: whether hidden linear layers have one.
+      unit_rows: the weights of each output, those of the last layer too, have norm 1, see `UnitRows`.
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
       encoder: takes the observation spec.
       memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `RecurrentSAC.memory`.
@@ -78,7 +54,10 @@ class CriticEnsemble(nn.Module):
         ensemble_size: PositiveInt = 2,
         layers: Sequence[LayerSize] = (256, 256),
         activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = "relu",
-        layer_norm: bool = False,
+        norm: Literal["layer", "batch"] | None = None,
+        norm_after: bool = False,
+        bias: bool = True,
+        unit_rows: bool = False,
         dropout: Annotated[float, Range(0, 1, below=True)] = 0.0,
         encoder: Callable[[Nest], Any] = Encoder,
         memory: Callable[[int], Any] | None = None,
@@ -91,14 +70,17 @@ class CriticEnsemble(nn.Module):
         self.ensemble_size = ensemble_size
         self._outputs = [num_outputs] * (num_outputs > 1) + ([] if num_values is None else [num_values])
         size = self.feature_size + action_size
-        modules: list[nn.Module] = []
+        modules: list[nn.Module] = [BatchNorm(size, ensemble_size)] if norm == "batch" else []
+        make_norm = {"layer": EnsembleLayerNorm, "batch": BatchNorm}.get(norm or "")
+        linear = UnitEnsembleLinear if unit_rows else EnsembleLinear
         for width in layers:
-            modules.append(EnsembleLinear(ensemble_size, size, width))
+            modules.append(linear(ensemble_size, size, width, has_bias=bias))
             modules += [nn.Dropout(dropout)] if dropout else []
-            modules += [EnsembleLayerNorm(ensemble_size, width)] if layer_norm else []
-            modules.append(ACTIVATIONS[activation]())
+            norms = [] if make_norm is None else [make_norm(width, ensemble_size)]
+            active = ACTIVATIONS[activation]()
+            modules += [active, *norms] if norm_after else [*norms, active]
             size = width
-        self.body = nn.Sequential(*modules, EnsembleLinear(ensemble_size, size, math.prod(self._outputs), 1.0))
+        self.body = nn.Sequential(*modules, linear(ensemble_size, size, math.prod(self._outputs), 1.0))
 
     def initial_state(self, batch_size: int) -> Nest:
         """Returns the memory's initial state; None without memory."""
@@ -110,7 +92,11 @@ class CriticEnsemble(nn.Module):
         return (features, state) if self.memory is None else self.memory(features, state, time_step.step_type)
 
     def forward(
-        self, features: torch.Tensor, action: torch.Tensor | None = None, num_members: int | None = None
+        self,
+        features: torch.Tensor,
+        action: torch.Tensor | None = None,
+        num_members: int | None = None,
+        moments: Moments | None = None,
     ) -> torch.Tensor:
         """Returns action values `[E, ..., num_outputs, K]`, without num_outputs if it is 1, and K if it is None.
 
@@ -118,12 +104,15 @@ class CriticEnsemble(nn.Module):
           features: `[..., feature_size]`.
           action: `[..., action_size]`.
           num_members: number of critics to evaluate, from the first; None: all E.
+          moments: batch norms use the statistics of this batch; None: their running ones.
         """
         x = features if action is None else torch.cat([features, action], -1)
         leading, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         for module in self.body:
-            per_member = isinstance(module, (EnsembleLinear, EnsembleLayerNorm))
-            x = module(x, num_members) if per_member else module(x)
+            if moments is not None and isinstance(module, BatchNorm):
+                x = module(x, moments)
+            else:
+                x = module(x, num_members=num_members) if isinstance(module, _OF_MEMBERS) else module(x)
         return x.reshape(len(x), *leading, *self._outputs)
 
 

@@ -1,13 +1,15 @@
-"""Layers: orthogonal and noisy weights, activations, and multilayer perceptrons."""
+"""Layers: initial weights, activations, and multilayer perceptrons."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import gin
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from alfish.networks.bodies.batch_norm import BatchNorm, Moments
+from alfish.networks.bodies.noisy import NoisyLinear
+from alfish.networks.bodies.unit_rows import UnitLinear
 from alfish.parameters import LayerSize, PositiveInt, checked
 
 
@@ -20,40 +22,18 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = 2**0.5) -> nn.Module:
     return layer
 
 
-class NoisyLinear(nn.Module):
-    """A linear layer with learned noise on its weights, drawn anew in each pass; without noise in evaluation.
-
-        y = (w + s_w (f(e_out) f(e_in)^T)) x + b + s_b f(e_out),   f(e) = sign(e) sqrt(|e|),   e ~ N(0, 1)
-
-    Args:
-      input_size: features in.
-      output_size: features out.
-
-    Source: Fortunato et al., 2018, section 3, with factorised noise, https://arxiv.org/abs/1706.10295.
-    """
-
-    def __init__(self, input_size: int, output_size: int):
-        super().__init__()
-        bound = input_size**-0.5
-        self.weight = nn.Parameter(torch.empty(output_size, input_size).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(output_size).uniform_(-bound, bound))
-        self.weight_scale = nn.Parameter(torch.full((output_size, input_size), 0.5 * bound))
-        self.bias_scale = nn.Parameter(torch.full((output_size,), 0.5 * bound))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.training:
-            return F.linear(x, self.weight, self.bias)
-        noise = torch.randn(sum(self.weight.shape), device=x.device)
-        rows, columns = (noise.sign() * noise.abs().sqrt()).split(self.weight.shape)
-        weight = self.weight + self.weight_scale * torch.outer(rows, columns)
-        return F.linear(x, weight, self.bias + self.bias_scale * rows)
-
-
-def linear(input_size: int, output_size: int, gain: float = 2**0.5, noisy: bool = False) -> nn.Module:
+def linear(
+    input_size: int, output_size: int, gain: float = 2**0.5, noisy: bool = False, bias: bool = True, unit: bool = False
+) -> nn.Module:
     """Returns a linear layer with orthogonal weights, or a noisy one, which has an initialization of its own."""
     if noisy:
         return NoisyLinear(input_size, output_size)
-    return orthogonal(nn.Linear(input_size, output_size), gain)
+    if not unit:
+        return orthogonal(nn.Linear(input_size, output_size, bias), gain)
+    layer = UnitLinear(input_size, output_size, bias)
+    orthogonal(layer, gain)
+    layer.project()
+    return layer
 
 
 class Tanh(nn.Module):
@@ -80,7 +60,7 @@ class RMSNorm(nn.Module):
         return x / ((x * x).mean(-1, keepdim=True) + self._epsilon).sqrt() * self.weight
 
 
-NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
 ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
@@ -93,8 +73,12 @@ class MLP(nn.Sequential):
       input_size: features in.
       layers: features of each layer; empty for none.
       activation: a name of `ACTIVATIONS`, or a module class.
-      norm: before each activation: 'layer' (features of mean 0 and deviation 1), 'rms' (of mean square 1) or None.
+      norm: at each activation: 'layer' (features of mean 0 and deviation 1), 'rms' (of mean square 1), 'batch' (see
+        `BatchNorm`; also of the input; only SAC trains it) or None.
+      norm_after: normalize after each activation, not before.
       noisy: layers are `NoisyLinear`, which explore by noise on their weights.
+      bias: whether linear layers have one.
+      unit_rows: the weights of each output have norm 1, see `UnitRows`.
     """
 
     def __init__(
@@ -102,15 +86,24 @@ class MLP(nn.Sequential):
         input_size: PositiveInt,
         layers: Sequence[LayerSize] = (64, 64),
         activation: Literal["tanh", "relu", "elu", "silu", "gelu"] | Callable[[], nn.Module] = "tanh",
-        norm: Literal["layer", "rms"] | None = None,
+        norm: Literal["layer", "rms", "batch"] | None = None,
+        norm_after: bool = False,
         noisy: bool = False,
+        bias: bool = True,
+        unit_rows: bool = False,
     ):
         make_activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
-        modules: list[nn.Module] = []
+        modules: list[nn.Module] = [BatchNorm(input_size)] if norm == "batch" else []
         for size in layers:
-            modules.append(linear(input_size, size, noisy=noisy))
-            modules += [] if norm is None else [NORMS[norm](size)]
-            modules.append(make_activation())
+            modules.append(linear(input_size, size, noisy=noisy, bias=bias, unit=unit_rows))
+            norms = [] if norm is None else [NORMS[norm](size)]
+            modules += [make_activation(), *norms] if norm_after else [*norms, make_activation()]
             input_size = size
         super().__init__(*modules)
         self.output_size = input_size
+
+    def forward(self, x: torch.Tensor, moments: Moments | None = None) -> torch.Tensor:
+        """Returns features `[..., output_size]`; with `moments`, by the statistics of this batch."""
+        for module in self:
+            x = module(x) if moments is None or not isinstance(module, BatchNorm) else module(x, moments)
+        return x

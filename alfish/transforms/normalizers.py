@@ -129,25 +129,32 @@ class RewardNormalizer(Transform):
     Args:
       observation_spec, reward_spec: specs of the input rows.
       gamma: discount per environment step, the algorithm's.
-      clip: largest absolute output.
+      clip: largest absolute output; None: rewards are not clipped.
       epsilon: added to the variance.
+      largest_return: the divisor is at least the largest absolute return-so-far, divided by this, so that returns stay
+        within +-`largest_return`, for values with a fixed range (`Bins`). None: no such bound.
 
-    Source: Engstrom et al., 2020, section 3 (reward scaling).
+    Source: Engstrom et al., 2020, section 3 (reward scaling); the bound: Lee et al., 2025, section 4.3,
+    https://arxiv.org/abs/2502.15280.
     """
 
     changes_rewards = True
+    largest: torch.Tensor
 
     def __init__(
         self,
         observation_spec: Nest,
         reward_spec: spaces.Box,
         gamma: UnitInterval = 0.99,
-        clip: PositiveFloat = 10.0,
+        clip: PositiveFloat | None = 10.0,
         epsilon: PositiveFloat = 1e-8,
+        largest_return: PositiveFloat | None = None,
     ):
         super().__init__(observation_spec, reward_spec)
-        self._gamma, self._clip, self._epsilon = gamma, clip, epsilon
+        self._gamma, self._clip, self._epsilon, self._largest_return = gamma, clip, epsilon, largest_return
         self._moments = RunningMoments(reward_spec.shape)
+        if largest_return is not None:
+            self.register_buffer("largest", torch.zeros(reward_spec.shape, dtype=torch.float64))
         # Return-so-far by `env_id`. Its length grows with new environments, so it is not a buffer.
         self._return: torch.Tensor | None = None
 
@@ -156,7 +163,8 @@ class RewardNormalizer(Transform):
 
     def normalize(self, reward: torch.Tensor) -> torch.Tensor:
         """Returns the reward divided by the standard deviation, and clipped."""
-        return (reward * self._moments.scale).clamp(-self._clip, self._clip)
+        scaled = reward * self._moments.scale
+        return scaled if self._clip is None else scaled.clamp(-self._clip, self._clip)
 
     def observe(self, time_step: TimeStep) -> None:
         step_type, reward = time_step.step_type, time_step.reward.double()
@@ -173,6 +181,12 @@ class RewardNormalizer(Transform):
             returns[env_id[columns]] = so_far[-1, columns]
         self._return = returns
         self._moments.update(so_far.flatten(0, 1), arrives.reshape(-1), self._epsilon)
+        if self._largest_return is not None:
+            found = torch.where(nest.widened(arrives, so_far), so_far.abs(), 0).amax((0, 1))
+            found = torch.tensor(replicas.gather(*found.reshape(-1).tolist())).amax(0).reshape(found.shape)
+            self.largest.copy_(torch.maximum(self.largest, found.to(self.largest)))
+            bound = self._largest_return / self.largest  # infinite before the first reward
+            self._moments.scale.copy_(torch.minimum(self._moments.scale.double(), bound))
 
     def get_extra_state(self) -> dict[str, torch.Tensor | None]:
         return {"return": self._return}

@@ -41,8 +41,9 @@ def make(action=BOX, ensemble_size=2, seed=0, **settings):
         for parameter in sac.policy_head.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(100)
-        for parameter in sac.target_critic.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, parameter in sac.named_parameters():
+            if name.startswith("target_critic."):
+                parameter.add_(0.1 * torch.randn_like(parameter))
     return sac
 
 

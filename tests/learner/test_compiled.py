@@ -98,6 +98,12 @@ OFF_POLICY = {
                               values=functools.partial(Quantiles, num_quantiles=5, num_dropped=2)), BOX),
     "sac, bins": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC,
                                     values=functools.partial(Bins, num_bins=11)), BOX),
+    "crossq": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, norm="batch"), joint_pass=True,
+                                 critic=functools.partial(CRITIC, norm="batch", norm_after=True), actor_period=2,
+                                 target_rate=None), BOX),
+    "xqc": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, norm="batch", unit_rows=True), joint_pass=True,
+                              critic=functools.partial(CRITIC, norm="batch", unit_rows=True, bias=False),
+                              values=functools.partial(Bins, num_bins=11)), BOX),
 }  # fmt: skip
 
 
@@ -109,7 +115,7 @@ class SilentTD3(TD3):
 
 
 WIDE = functools.partial(Torso, mlp=functools.partial(MLP, layers=(128, 128), activation="relu"))
-NORMED = functools.partial(CRITIC, layer_norm=True)
+NORMED = functools.partial(CRITIC, norm="layer")
 SMALL_RND = functools.partial(RND, layers=(8,), output_size=4, coef=Linear(1.0))
 PARTS = {
     "rewards": [SMALL_RND, functools.partial(ICM, layers=(8,), num_features=4)],
@@ -314,11 +320,11 @@ def check_updates(name, settings, num_iterations, caplog):
     assert_alike(plain, made)
     assert made[1].updates == num_iterations * count
     assert all(key.startswith("temperatures") and "fixed" in name for key in unmoved(name, made[0]))
-    assert len(made[1]._compiled._made) == (2 if name == "td3" else 1)
+    assert len(made[1]._compiled._made) == (2 if name in ("td3", "crossq") else 1)
     assert warnings_in(caplog) == []
 
 
-FAST = ("a2c", "dqn", "sac discrete")  # others in fast tests are PPO, SAC and TD3, recorded
+FAST = ("a2c", "dqn", "sac discrete", "crossq")  # others in fast tests are PPO, SAC and TD3, recorded
 
 
 @pytest.mark.parametrize(

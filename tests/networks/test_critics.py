@@ -39,7 +39,9 @@ def test_each_critic_is_a_network_of_its_own_weights():
     assert len({round(float(row[0].detach()), 6) for row in q}) == 4  # initialised differently
 
 
-@pytest.mark.parametrize("settings", [{}, {"layer_norm": True}, {"num_outputs": 3}, {"activation": "elu"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"norm": "layer"}, {"norm": "batch"}, {"num_outputs": 3}, {"activation": "elu"}]
+)
 def test_one_critics_loss_moves_no_other_critic(settings):
     critic = make(**settings)
     observation, action = inputs(7)
@@ -83,15 +85,15 @@ def test_the_action_is_an_input_with_a_gradient():
 def test_layer_norm_normalises_the_features_of_every_hidden_layer():
     """Scaling a hidden layer's weights changes nothing behind the norm."""
     observation, action = inputs(5)
-    for layer_norm in (True, False):
-        critic = make(layer_norm=layer_norm)
+    for norm in ("layer", None):
+        critic = make(norm=norm)
         before = critic(observation, action)
         with torch.no_grad():
             for layer in [layer for layer in critic.body if isinstance(layer, EnsembleLinear)][:-1]:
                 layer.weight *= 50
                 layer.bias *= 50
         unchanged = torch.allclose(critic(observation, action), before, atol=0.05)
-        assert unchanged == layer_norm
+        assert unchanged == (norm is not None)
 
 
 def test_dropout_is_active_only_in_training_and_independent_for_each_critic():

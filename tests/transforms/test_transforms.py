@@ -251,6 +251,28 @@ class TestRewardNormalizer:
         assert out.tolist() == [[0, 3, -3]]
         assert normalizer.transform(_rows(reward=torch.ones(1, 1)), None).reward.item() > 0
 
+    @pytest.mark.parametrize("num_rewards", [None, 2])
+    def test_with_a_largest_return_returns_stay_within_it_and_small_ones_are_as_without(self, num_rewards):
+        spec = specs.reward_spec(num_rewards)
+        bounded = RewardNormalizer(VECTOR, spec, gamma=0.0, clip=None, largest_return=5.0)
+        plain = RewardNormalizer(VECTOR, spec, gamma=0.0, clip=None)
+        reward = torch.ones((50, 2) if num_rewards is None else (50, 2, num_rewards))
+        reward[::2] = -1
+        for each in (bounded, plain):
+            each.observe(_rows(reward=reward))
+        assert torch.equal(bounded.normalize(reward), plain.normalize(reward))
+        rare = reward.clone()
+        rare[3, 1] = -50
+        for each in (bounded, plain):
+            each.observe(_rows(reward=rare))
+        assert float(bounded.normalize(rare).min()) == pytest.approx(-5) and float(plain.normalize(rare).min()) < -6
+        restored = RewardNormalizer(VECTOR, spec, gamma=0.0, clip=None, largest_return=5.0)
+        restored.load_state_dict(copy.deepcopy(bounded.state_dict()))
+        for each in (bounded, restored):
+            each.observe(_rows(reward=reward))
+        assert torch.equal(bounded.normalize(rare), restored.normalize(rare))
+        assert float(bounded.normalize(rare).min()) == pytest.approx(-5)
+
     def test_state_goes_on_after_a_restore(self):
         rows = [_rows(reward=torch.randn(7, 2)) for _ in range(3)]
         straight = RewardNormalizer(VECTOR, SCALAR)

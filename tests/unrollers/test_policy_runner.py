@@ -74,6 +74,7 @@ CASES = {  # algorithm, observation, action, transforms
         ActorCritic, actor_torso=RECURRENT, critic_torso=functools.partial(Torso, memory=LSTM))), VECTOR, BOX, [STACK]),
     "dqn with an LSTM": (functools.partial(DQN, q_network=functools.partial(
         QNetwork, torso=functools.partial(Torso, memory=LSTM))), NESTED, DISCRETE, [ObservationNormalizer]),
+    "sac with batch norm": (functools.partial(SAC, actor_mlp=functools.partial(MLP, norm="batch")), VECTOR, BOX, []),
     "sac with a GRU": (RecurrentSAC, VECTOR, BOTH, []),
     "ddpg": (DDPG, NESTED, BOX, []),
     "td3": (TD3, VECTOR, BOX, []),

@@ -5,7 +5,7 @@ Discrete part, so that expectations over the choices are exact.
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import gin
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from alfish import nest
 from alfish.distributions import Categorical, SquashedNormal, sum_of
 from alfish.nest import Nest
-from alfish.networks.layers import orthogonal
+from alfish.networks.layers import linear, orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
 
 
@@ -125,6 +125,9 @@ class SquashedNormalHead(nn.Module):
       size: entries of the action.
       gain: of the linear layer's orthogonal weights.
       min_log_std, max_log_std: bounds of the log standard deviation before tanh.
+      log_std: 'clamp' cuts the log standard deviation off at its bounds, without a gradient beyond them; 'tanh' maps
+        all numbers between them: low + (high - low) (1 + tanh x) / 2.
+      unit_rows: the weights of each output have norm 1, see `UnitRows`.
     """
 
     def __init__(
@@ -134,14 +137,20 @@ class SquashedNormalHead(nn.Module):
         gain: NonNegativeFloat = 0.01,
         min_log_std: FiniteFloat = -20.0,
         max_log_std: FiniteFloat = 2.0,
+        log_std: Literal["clamp", "tanh"] = "clamp",
+        unit_rows: bool = False,
     ):
         super().__init__()
-        self.linear = orthogonal(nn.Linear(input_size, 2 * size), gain)
+        self.linear = linear(input_size, 2 * size, gain, unit=unit_rows)
         self._min_log_std, self._max_log_std = min_log_std, max_log_std
+        self._is_smooth = log_std == "tanh"
 
     def forward(self, features: torch.Tensor) -> SquashedNormal:
         mean, log_std = self.linear(features).chunk(2, -1)
-        return SquashedNormal(mean, log_std.clamp(self._min_log_std, self._max_log_std))
+        low, high = self._min_log_std, self._max_log_std
+        if self._is_smooth:
+            return SquashedNormal(mean, low + 0.5 * (high - low) * (1 + torch.tanh(log_std)))
+        return SquashedNormal(mean, log_std.clamp(low, high))
 
 
 class HybridHead(nn.Module):

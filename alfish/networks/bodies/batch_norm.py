@@ -1,0 +1,105 @@
+"""Batch norm under pure hooks: a pass writes no running statistic.
+
+Which statistics a pass uses is an argument of the call, never `Module.training`, because one update uses both kinds.
+Without `Moments` a pass uses the running statistics. With `Moments` it uses those of its batch, with the gradient
+through them, and the moments collect the new running statistics, which `calc_loss` returns as `LossInfo.buffers`.
+"""
+
+from typing import Annotated
+
+import gin
+import torch
+from torch import nn
+
+from alfish.errors import UsageError
+from alfish.parameters import PositiveFloat, PositiveInt, Range, checked
+
+
+class Moments(dict[torch.Tensor, torch.Tensor]):
+    """Makes the passes to which it is given use the statistics of their batch, and collects the new running ones.
+
+    It maps the buffers of the layers to their new values. A layer's last pass counts.
+    """
+
+
+@gin.configurable(module="alfish.networks", denylist=["size", "ensemble_size"])
+@checked
+class BatchNorm(nn.Module):
+    """Normalizes each feature over the rows of a batch, or by running statistics.
+
+        y = weight (x - mean) / sqrt(variance + eps) + bias
+        running <- running + rate (batch - running)                     see `Moments`
+
+    The variance is the biased one, in the pass and in the running statistics.
+
+    Args:
+      size: features.
+      ensemble_size: E networks with statistics of their own, for inputs `[E, N, size]`, or `[N, size]` for all; None:
+        one network, for inputs `[..., size]`.
+      rate: of the running statistics.
+      eps: added to the variance.
+
+    Source: Ioffe & Szegedy, 2015, https://arxiv.org/abs/1502.03167.
+    """
+
+    mean: torch.Tensor
+    variance: torch.Tensor
+
+    def __init__(
+        self,
+        size: PositiveInt,
+        ensemble_size: PositiveInt | None = None,
+        rate: Annotated[float, Range(0, 1, above=True)] = 0.01,
+        eps: PositiveFloat = 1e-3,
+    ):
+        super().__init__()
+        shape = (size,) if ensemble_size is None else (ensemble_size, 1, size)
+        self.weight = nn.Parameter(torch.ones(shape))
+        self.bias = nn.Parameter(torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+        self._is_ensemble = ensemble_size is not None
+        self._rate, self._eps = rate, eps
+
+    def forward(self, x: torch.Tensor, moments: Moments | None = None, num_members: int | None = None) -> torch.Tensor:
+        """Returns the normalized features.
+
+        Args:
+          x: as the class says.
+          moments: collects statistics of this batch, which the pass uses; None: the pass uses the running ones.
+          num_members: number of networks, from the first; None: all E.
+        """
+        members = slice(num_members)
+        weight, bias = self.weight[members], self.bias[members]
+        if moments is None:
+            mean, variance = self.mean[members], self.variance[members]
+            return (x - mean) * (weight * torch.rsqrt(variance + self._eps)) + bias
+        rows = -2 if self._is_ensemble else tuple(range(x.ndim - 1))
+        mean = x.mean(rows, keepdim=True)
+        centered = x - mean
+        variance = centered.square().mean(rows, keepdim=True)
+        for running, batch in ((self.mean, mean), (self.variance, variance)):
+            new = running.detach() + self._rate * (batch.detach() - running.detach())
+            moments[running] = new.reshape(running.shape)
+        return centered * (weight * torch.rsqrt(variance + self._eps)) + bias
+
+
+def check_batch_norms(owner: nn.Module) -> None:
+    """Raises UsageError if a batch norm of `owner` is in no module whose `updates_batch_norms` is true."""
+    users = [f"{name}." if name else "" for name, each in owner.named_modules() if updates_batch_norms(each)]
+    for name, module in owner.named_modules():
+        if isinstance(module, BatchNorm) and not name.startswith(tuple(users)):
+            raise UsageError(
+                f"{name} of {type(owner).__name__} is a batch norm, whose running statistics it does not update; set "
+                "norm to 'layer' or None, or train with SAC"
+            )
+
+
+def updates_batch_norms(module: nn.Module) -> bool:
+    """Returns the attribute `updates_batch_norms`, by default False: whether its losses return new statistics."""
+    return getattr(module, "updates_batch_norms", False)
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Returns whether a layer of the module is a batch norm."""
+    return any(isinstance(each, BatchNorm) for each in module.modules())
