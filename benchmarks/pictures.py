@@ -65,6 +65,7 @@ DRAWN = {
         of_conf("Acrobot-v1", "dqn_acrobot", -100),
         of_conf("LunarLander-v3", "dqn_lunarlander", 150),
     ],
+    "pqn": [of_conf("CartPole-v1", "pqn_cartpole", 490)],
     "sac": [
         of_conf("Pendulum-v1", "sac_pendulum", -155),
         of_conf("MountainCarContinuous-v0", "sac_mountaincar_continuous", 90),
