@@ -18,7 +18,9 @@ PAGE = Path(alfish.__file__).parent.parent / "docs" / "offline.md"
 LIBRARIES = {"minari": "minari", "h5py": "h5py", "stable_baselines3": "stable_baselines3", "d3rlpy": "d3rlpy",
              "pyarrow": "pyarrow"}  # fmt: skip
 
-SMALL = ("MLP.layers = (8,)", "CriticEnsemble.layers = (8,)", "Evaluate.num_episodes = 1")  # of what the page trains
+# Of what the page trains: the number of updates does not change the rows that are collected.
+SMALL = ("MLP.layers = (8,)", "CriticEnsemble.layers = (8,)", "Evaluate.num_episodes = 1")
+FEW_UPDATES = "--gin_param=ReplayBatches.updates_per_env_step = 0.1"
 
 
 def blocks():
@@ -65,6 +67,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
                 continue
             if arguments[0] == "train":
                 arguments += [f"--gin_param={small}" for small in SMALL]
+                arguments += [FEW_UPDATES] if "num_env_steps" in line else []
             assert main(arguments) == 0, capsys.readouterr().err
             imported += [argument.partition("=")[2] for argument in arguments if argument.startswith("--output=")]
         skipping = False
