@@ -1,5 +1,6 @@
 """Provenance of a run: command, versions, revision and machine."""
 
+import functools
 import importlib.metadata
 import json
 import platform
@@ -48,8 +49,12 @@ def append(path: Path, entry: dict[str, Any]) -> None:
     write_atomically(path, json.dumps([*entries, entry], indent=2) + "\n")
 
 
+@functools.cache
 def git_revision(directory: Path) -> dict[str, Any] | None:
-    """Returns revision and dirty flag of the git checkout around `directory`; None if there is none."""
+    """Returns revision and dirty flag of the git checkout around `directory`; None if there is none.
+
+    They are read once, because a process goes on with the code that it has imported.
+    """
     try:
         revision, status = (
             subprocess.run(
@@ -62,6 +67,7 @@ def git_revision(directory: Path) -> dict[str, Any] | None:
     return {"revision": revision.strip(), "dirty": bool(status.strip())}
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
