@@ -168,7 +168,7 @@ def actor_critic(algorithm: Any, env_id: str, num_env_steps: int, seed: int, var
 
 
 GAME: dict[str, Any] = {
-    "env_kwargs": script.ATARI,
+    "env_kwargs": script.ATARI | {"obs_type": "grayscale"},  # as in the shipped confs
     "wrappers": [preprocess_atari, FireOnReset],
     "training_wrappers": [EpisodicLife],
 }
