@@ -1,5 +1,6 @@
 """Encoders of images: convolutions and a linear layer. The smaller of the first and last dimension is the channels."""
 
+import math
 from collections.abc import Sequence
 
 import gin
@@ -11,6 +12,10 @@ from torch import nn
 from alfish.errors import UsageError
 from alfish.networks.layers import orthogonal
 from alfish.parameters import PositiveInt, checked
+
+# Numbers in images that are encoded at a time without gradient on a CPU, 297 stacks of Atari's frames: larger
+# intermediate tensors leave the processor's caches, and a row takes three quarters more time.
+BLOCK = 1 << 23
 
 
 def is_image(spec: spaces.Space) -> bool:
@@ -51,13 +56,21 @@ class _ImageEncoder(nn.Module):
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         images = leaf.reshape(-1, *leaf.shape[-3:])
+        rows = max(1, BLOCK // math.prod(self.image_shape))
+        if len(images) > rows and images.device.type == "cpu" and not torch.is_grad_enabled():
+            features = torch.cat([self._encode(block) for block in images.split(rows)])
+        else:
+            features = self._encode(images)
+        return features.reshape(*leaf.shape[:-3], self.output_size)
+
+    def _encode(self, images: torch.Tensor) -> torch.Tensor:
         if self._channels_last:
             images = images.movedim(-1, -3)
         # Convolutions on a CPU take a third less time where a pixel's channels are neighbours in memory. The layout is
         # changed first, because bytes move faster than floats.
         if images.device.type == "cpu":
             images = images.contiguous(memory_format=torch.channels_last)
-        return self.body(images.to(torch.float32) * self._scale).reshape(*leaf.shape[:-3], self.output_size)
+        return self.body(images.to(torch.float32) * self._scale)
 
 
 @gin.configurable(module="alfish.networks")

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from alfish.networks import NatureCNN
+from alfish.networks import images as module
 
 aten = torch.ops.aten
 ROWS, CHANNELS, SIZE = 8, 4, 84
@@ -50,3 +51,16 @@ def test_images_change_their_layout_once_as_bytes_and_keep_it_through_the_convol
     assert layouts == [True] * 6
     # One copy of bytes, if any; then floats, scaled.
     assert written.operations == [*copies, ("aten._to_copy.default", 4 * NUM_BYTES), ("aten.mul.Tensor", 4 * NUM_BYTES)]
+
+
+def test_many_images_are_encoded_in_blocks_without_gradient(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 3 * NUM_BYTES // ROWS)
+    network = NatureCNN(spaces.Box(0, 255, CHANNELS_FIRST, np.uint8))
+    images = torch.randint(256, (2, 5, *CHANNELS_FIRST), dtype=torch.uint8)
+    sizes = []
+    network.body.register_forward_hook(lambda layer, given, result: sizes.append(len(result)))
+    with torch.no_grad():
+        found = network(images)
+    assert sizes == [3, 3, 3, 1]
+    torch.testing.assert_close(found, network(images))
+    assert sizes[4:] == [10], "a gradient keeps the intermediate tensors anyway"
