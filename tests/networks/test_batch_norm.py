@@ -13,6 +13,7 @@ from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.sac import SAC
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
+from alfish.learner.updates import write_buffers
 from alfish.networks import MLP, CriticEnsemble, QNetwork, SquashedNormalHead, Torso
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
 
@@ -114,3 +115,9 @@ def test_a_smooth_log_deviation_lies_between_its_bounds_with_a_gradient_everywhe
     torch.testing.assert_close(log_std, -4 + 6 * torch.tanh(x))
     (gradient,) = torch.autograd.grad(log_std.sum(), head.linear.bias)
     assert (gradient[2:] > 0).all() and float(log_std.detach().min()) > -10 and float(log_std.detach().max()) < 2
+
+
+def test_a_new_value_of_another_shape_than_its_buffer_is_refused():
+    layer = BatchNorm(3)
+    with pytest.raises(UsageError, match=r"LossInfo.buffers has a value of shape \[\] for a buffer of \[3\]"):
+        write_buffers({layer.mean: torch.zeros(())}, None)
