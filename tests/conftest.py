@@ -6,16 +6,20 @@ import gin
 import pytest
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Collects without garbage collection, which takes a third of the time and finds nothing."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()  # also in the process that collects no tests, because others run them
 
 
 def pytest_collection_finish():
     """Excludes imported modules and collected tests from garbage collection, which else visits them each time."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(autouse=True)
