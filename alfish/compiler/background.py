@@ -38,6 +38,7 @@ PROGRAM = (
 )
 LONGEST_SECONDS = 1800.0  # of a wait; torch waits 600 for another process that compiles the same
 LOOK_SECONDS = 0.5  # between two looks at whether the process has ended
+END_SECONDS = 5.0  # until a process that was asked to end is killed
 
 
 class NotSendable(Exception):
@@ -83,11 +84,11 @@ class Compilation:
             raise NotCompilable(answer.error)
         if answer.library is None:
             return Compiled(self._make(), answer.notes, answer.seconds)
-        if answer.kernels is not None:
-            kernels.use_library(answer.kernels)
         try:
+            if answer.kernels is not None:
+                kernels.use_library(answer.kernels)
             return Compiled(LoadedFunction(answer.library, answer.structure), answer.notes, answer.seconds)
-        except (ImportError, OSError):  # another process has removed the file to keep the cache small
+        except (ImportError, OSError):  # another process has removed a file to keep the cache small
             return Compiled(self._make(), answer.notes, answer.seconds)
 
 
@@ -183,9 +184,14 @@ def _end(process: "subprocess.Popen[bytes]", channel: Channel, words: IO[bytes],
     channel.close()
     words.close()
     if process.poll() is None:
+        # C++ compilers remove what they have half written, which the cache would keep, at this signal only.
         with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            process.wait()
 
 
 def _to_bytes(request: Request, storages: set[int]) -> bytes:

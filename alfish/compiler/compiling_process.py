@@ -57,6 +57,7 @@ def main(parent: int, fd: int) -> None:
       fd: socket, whose messages are pickled requests.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(NICENESS)
     channel = Channel(socket.socket(fileno=fd))
@@ -77,7 +78,7 @@ def _end_with(parent: int) -> None:
     """Ends this process and all that it started when the parent ends, however that ends."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
-    os.killpg(0, signal.SIGKILL)  # it leads its process group
+    os.killpg(0, signal.SIGTERM)  # it leads its process group; compilers remove what they have half written
 
 
 def _answer(data: bytes) -> Answer:

@@ -79,10 +79,16 @@ def library_file() -> str | None:
 
 
 def use_library(file: str) -> None:
-    """Loads a `library_file` of another process, unless the library is loaded."""
+    """Loads a `library_file` of another process, unless the library is loaded.
+
+    Raises:
+      OSError: the file cannot be loaded.
+    """
     global _file
-    _file = _file or file
-    library()
+    if not library.cache_info().currsize:
+        ctypes.CDLL(file)  # if it fails, the library is still to be built
+        _file = file
+        library()
 
 
 def use_helpers(number: int, adapts: bool = True) -> None:

@@ -18,8 +18,9 @@ from torch import nn
 
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches
-from alfish.compiler import background, cache, inductor
-from alfish.compiler.background import PROGRAM, BackgroundCompiler, NotSendable
+from alfish.compiler import background, cache, inductor, kernels
+from alfish.compiler.background import PROGRAM, BackgroundCompiler, Compilation, NotSendable
+from alfish.compiler.compiling_process import Answer
 from alfish.compiler.inductor import NotCompilable
 from alfish.environments import make_environment
 from alfish.learner import compile_plan
@@ -50,11 +51,15 @@ def is_running(pid):
     return state != "Z"
 
 
-def wait_for_the_end_of(pid):
+def wait_until(holds):
     deadline = time.monotonic() + 60
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(pid)
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert holds()
+
+
+def wait_for_the_end_of(pid):
+    wait_until(lambda: not is_running(pid))
 
 
 @pytest.fixture
@@ -96,6 +101,59 @@ def test_closing_ends_the_process_at_once(compiler):
     assert not is_running(pid)
     compiler.request(Waiting(), ARGUMENT, "float32")  # as of a run that is continued
     assert is_running(compiler._process.pid)
+
+
+def _program_with_compiler(file, then):
+    """Returns a program that starts a C++ compiler, or what behaves like one: at SIGTERM it removes its file."""
+    shell = f"trap 'rm {file}; exit' TERM; touch {file}; sleep 60 & wait"
+    return f"import subprocess; subprocess.Popen(['sh', '-c', {shell!r}]); {then}"
+
+
+def test_compilers_that_are_ended_remove_what_they_have_half_written(compiler, monkeypatch, tmp_path):
+    file = tmp_path / "half"
+    monkeypatch.setattr(background, "PROGRAM", _program_with_compiler(file, "import time; time.sleep(60)"))
+    compiler.request(Waiting(), ARGUMENT, "float32")
+    wait_until(file.exists)
+    compiler.close()
+    wait_until(lambda: not file.exists())
+
+
+def test_so_do_those_of_a_killed_parent(tmp_path):
+    file = tmp_path / "half"
+    program = _program_with_compiler(
+        file, "import sys; from alfish.compiler.compiling_process import _end_with; _end_with(int(sys.argv[1]))"
+    )
+    script = (
+        "import os, subprocess, sys, time; "
+        "subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid())], start_new_session=True); "
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, program]) as parent:
+        wait_until(file.exists)
+        parent.kill()
+        wait_until(lambda: not file.exists())
+
+
+def test_a_process_that_does_not_end_is_killed(compiler, monkeypatch, tmp_path):
+    monkeypatch.setattr(background, "END_SECONDS", 0.1)
+    file = tmp_path / "begun"
+    program = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(file)!r}, 'w'); "
+    monkeypatch.setattr(background, "PROGRAM", program + "time.sleep(60)")
+    compiler.request(Waiting(), ARGUMENT, "float32")
+    wait_until(file.exists)
+    pid = compiler._process.pid
+    compiler.close()
+    assert not is_running(pid)
+
+
+@pytest.mark.parametrize("name", ["library", "kernels"])
+def test_a_file_that_another_run_has_removed_is_made_again(compiler, monkeypatch, name):
+    missing = {"library": "/nowhere/graph.so", "kernels": None} | {name: "/nowhere/one.so"}
+    monkeypatch.setattr(compiler, "answer", lambda index: Answer(1.0, structure=None, notes=["noted"], **missing))
+    monkeypatch.setattr(kernels, "_file", "")
+    monkeypatch.setattr(kernels, "library", functools.cache(kernels.library.__wrapped__))
+    made = Compilation(compiler, lambda: "made here", 0).result()
+    assert made == ("made here", ["noted"], 1.0) and not kernels._file
 
 
 def test_a_forked_process_does_not_end_the_process_of_its_parent(compiler):
