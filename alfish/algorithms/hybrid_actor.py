@@ -1,6 +1,5 @@
 """The base of SAC: a policy over Box leaves and at most one Discrete leaf, whose Box part is the input of critics."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,6 +39,7 @@ class HybridActor(RLAlgorithm):
     target_critic: TargetNetwork | NoTarget
     values: Scalar
     records_probability: bool
+    _actor_has_batch_norm = False
 
     def make_networks(
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
@@ -47,6 +47,7 @@ class HybridActor(RLAlgorithm):
         """Makes actor and critics; their order decides which weights a seed gives."""
         self.actor_encoder: Any = build_network(actor_encoder, "SAC.actor_encoder", self.observation_spec)
         self.actor_mlp = build_network(actor_mlp, "SAC.actor_mlp", self.actor_encoder.output_size)
+        self._actor_has_batch_norm = has_batch_norm(self.actor_mlp)
         self.policy_head = HybridHead(self.actor_mlp.output_size, self.action_space)
         sizes, has = self.action_space.critic_sizes, ("features", "ensemble_size")
         self.critic: Any = build_network(critic, "SAC.critic", self.observation_spec, *sizes, has=has)
@@ -61,12 +62,8 @@ class HybridActor(RLAlgorithm):
 
     def policy(self, features: torch.Tensor, mask: torch.Tensor | None, moments: Moments | None = None) -> HybridPolicy:
         """Returns the policy from the actor's input, and the mask of the Discrete leaf; `moments`: see `BatchNorm`."""
-        with_moments = (moments,) if moments is not None and self._has_batch_norm else ()
+        with_moments = (moments,) if moments is not None and self._actor_has_batch_norm else ()
         return self.policy_head(self.actor_mlp(features, *with_moments), mask)
-
-    @functools.cached_property
-    def _has_batch_norm(self) -> bool:
-        return has_batch_norm(self.actor_mlp)
 
     def discrete_mask(self, time_step: TimeStep) -> torch.Tensor | None:
         """Returns the allowed Discrete choices `[..., n]` bool; None: all."""

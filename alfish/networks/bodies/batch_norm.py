@@ -73,7 +73,7 @@ class BatchNorm(nn.Module):
         weight, bias = self.weight[members], self.bias[members]
         if moments is None:
             mean, variance = self.mean[members], self.variance[members]
-            return (x - mean) * (weight * torch.rsqrt(variance + self._eps)) + bias
+            return (x - mean) * (weight / (variance + self._eps).sqrt()) + bias
         rows = -2 if self._is_ensemble else tuple(range(x.ndim - 1))
         mean = x.mean(rows, keepdim=True)
         centered = x - mean
@@ -81,7 +81,7 @@ class BatchNorm(nn.Module):
         for running, batch in ((self.mean, mean), (self.variance, variance)):
             new = running.detach() + self._rate * (batch.detach() - running.detach())
             moments[running] = new.reshape(running.shape)
-        return centered * (weight * torch.rsqrt(variance + self._eps)) + bias
+        return centered * (weight / (variance + self._eps).sqrt()) + bias
 
 
 def check_batch_norms(owner: nn.Module) -> None:
