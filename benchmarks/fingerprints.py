@@ -6,9 +6,9 @@
 
 A row holds two SHA-256 sums of a shipped conf, seed 0: of the algorithm's parameters and buffers before training, and
 after it. Training takes `NUM_STEPS` environment steps after warm-up, or as many updates where a conf trains on recorded
-data (`recorded` makes these, and `trained` an expert). Names and order of tensors do not enter the sums, so that code
-may be moved and renamed. Float operations give other bits on other processors and versions, so rows of another machine
-are not compared.
+data (`recorded` makes these, and `trained` an expert), by plain updates. Names and order of tensors do not enter the
+sums, so that code may be moved and renamed. Float operations give other bits on other processors and versions, so rows
+of another machine are not compared.
 """
 
 import argparse
@@ -104,6 +104,7 @@ def settings(path: Path, directory: Path) -> dict[str, Any]:
     """Returns settings with which a conf trains early and for a short time."""
     text = _with_included(path)
     chosen: dict[str, Any] = {"seed": 0, "max_evaluation_length": EPISODE_LENGTH, "Evaluate.num_episodes": 1}
+    chosen["Learner.compile"] = False
     env_id = next(iter(re.findall(r"make_environment.env_id = '([^']+)'", text)[::-1]), "")
     if "@OfflineBuffer" in text:
         chosen["OfflineBuffer.sources"] = [recorded(env_id, directory / "data")]
