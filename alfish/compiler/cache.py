@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 from absl import logging
 
-from alfish.errors import first_line
+from alfish.errors import UsageError, first_line
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 GIVEN = os.environ.get(VARIABLE)  # by the user, before torch's compiler writes its own default there
 LOCKS = "alfish-locks"
+ROOM = 1 << 20  # bytes that must fit; more than a graph takes
 LARGEST_BYTES = 1 << 30  # of the whole cache; a graph takes less than 1 MB
 
 
@@ -43,12 +44,20 @@ def _own_directory(root: str) -> Path:
     path = Path(root, "graphs", versions())
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            return path
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(bytes(ROOM))  # an empty file can be made on a full disk
+        return path
     except OSError as error:
         user = hashlib.sha256(getpass.getuser().encode()).hexdigest()[:8]
-        path = Path(tempfile.gettempdir(), f"alfish-{user}", versions())
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = Path(tempfile.gettempdir(), f"alfish-{user}")
+        own.mkdir(mode=0o700, exist_ok=True)
+        if own.lstat().st_uid != os.getuid():  # whose code would be loaded
+            raise UsageError(
+                f"compiled graphs can be kept neither in {root} ({first_line(error)}) nor in {own}, which belongs to "
+                "another user; set XDG_CACHE_HOME to a directory that can be written"
+            ) from error
+        path = own / versions()
+        path.mkdir(exist_ok=True)
         logging.warning(
             "Compiled graphs are kept in %s, because the cache in %s cannot be written (%s); set XDG_CACHE_HOME to a "
             "directory that can",

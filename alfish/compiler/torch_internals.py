@@ -4,10 +4,12 @@ Any release of torch may move them. `TorchChanged` is raised where one is missin
 updates and policies as they are written, products by torch's own kernels.
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
 import os
+import shlex
 import types
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +27,7 @@ HOMES = {
     "compile_fx": "torch._inductor.compile_fx:compile_fx",
     "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
     "compiler_config": "torch._inductor.config",
+    "cpp_builder": "torch._inductor.cpp_builder",
     "make_fx": "torch.fx.experimental.proxy_tensor:make_fx",
     "reparametrize_module": "torch.nn.utils.stateless:_reparametrize_module",
     "tracing": "torch._guards:tracing",
@@ -54,9 +57,36 @@ def __getattr__(name: str) -> Any:
 
 
 def build_settings(**settings: Any) -> Any:
-    """Returns a context with settings of torch's compiler, and `BUILD_SETTINGS`."""
+    """Returns a context with settings of torch's compiler, and `BUILD_SETTINGS`.
+
+    From the first call on, C++ compilers write as `_build_under_other_name` says.
+    """
+    _build_under_other_name(__getattr__("cpp_builder"))
     config = __getattr__("compiler_config")
     return config.patch({name: value for name, value in BUILD_SETTINGS.items() if hasattr(config, name)} | settings)
+
+
+@functools.cache
+def _build_under_other_name(builder: Any) -> None:
+    """Makes each C++ compiler that torch starts give its output the final name only when it is complete.
+
+    A compiler that is killed leaves the beginning of its output in the cache, which torch would take for the whole.
+    """
+    run = getattr(builder, "run_compile_cmd", None)  # since torch 2.5
+    if run is not None:
+        builder.run_compile_cmd = functools.partial(_run_and_rename, run)
+
+
+def _run_and_rename(run: Callable[[str, str], Any], command: str, cwd: str) -> Any:
+    words = shlex.split(command)
+    if "-o" not in words:
+        return run(command, cwd)
+    at = words.index("-o") + 1
+    output = os.path.join(cwd, words[at])
+    words[at] = f"{output}.{os.getpid()}.half"
+    result = run(shlex.join(words), cwd)
+    os.replace(words[at], output)
+    return result
 
 
 def dispatch_mode(receive: Callable[[Any, Any, Any], Any]) -> Any:

@@ -1,12 +1,10 @@
 """The process that compiles beside training: it answers, it dies alone, and it never outlives the run."""
 
-import csv
 import functools
 import os
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -16,18 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
-from alfish.compiler import background, cache, inductor, kernels
+from alfish.compiler import background, inductor, kernels
 from alfish.compiler.background import PROGRAM, BackgroundCompiler, Compilation, NotSendable
 from alfish.compiler.compiling_process import Answer
 from alfish.compiler.inductor import NotCompilable
-from alfish.environments import make_environment
-from alfish.learner import compile_plan
-from alfish.learner.learner import Learner
-from alfish.networks import MLP, ActorCritic, Torso
-from alfish.training.summaries import Summaries
-from alfish.training.trainer import Trainer
 
 ARGUMENT = torch.ones(3)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
@@ -193,27 +183,6 @@ def test_a_function_of_the_program_itself_starts_no_process(compiler):
     assert compiler._process is None
 
 
-def _run(root):
-    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
-    trainer = Trainer(
-        root,
-        algorithm=functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)),
-        environment=functools.partial(make_environment, "CartPole-v1", num_envs=2),
-        batches=functools.partial(EpochBatches, 2, 8),
-        learner=Learner,
-        listeners=[Summaries([])],
-        unroll_length=8,
-        num_env_steps=400,
-        summary_period=40,
-    )
-    trainer.train()
-    with open(root / "metrics.csv") as file:
-        rows = [
-            {k: v for k, v in row.items() if "time" not in k and k != "wall_seconds"} for row in csv.DictReader(file)
-        ]
-    return trainer, rows, (root / "log.txt").read_text()
-
-
 class Product(nn.Module):
     """A product plus 1, and random numbers."""
 
@@ -237,27 +206,3 @@ def test_another_process_compiles_a_function_with_the_results_and_random_numbers
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     if torch.__version__ >= inductor.WRAPPER_FROM_TORCH:
         assert isinstance(compiled.function, inductor.LoadedFunction)
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_an_empty_cache_with_a_slow_compiler_and_a_full_cache_give_the_same_bits(tmp_path, monkeypatch):
-    """With the real process; the C++ compiler sleeps first, so that training has to wait."""
-    monkeypatch.setattr(compile_plan, "first_compiled_update", lambda work: 50)
-    monkeypatch.setattr(compile_plan, "pays_beside", lambda num_updates, work: True)
-    script = tmp_path / "slow-g++"
-    script.write_text('#!/bin/sh\nsleep 0.5\nexec g++ "$@"\n')
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(cache, "GIVEN", None)
-    for name, value in {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": str(script)}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # without vectors it compiles less
-    runs = []
-    for name in ("empty", "full"):
-        trainer, rows, log = _run(tmp_path / name)
-        assert "Using the compiled update of PPO" in log and not trainer.learner.is_plain
-        assert ("Waiting at update" in log) or name == "full"
-        runs.append((rows, [*trainer.algorithm.parameters()]))
-    (rows, parameters), (others, same) = runs
-    assert rows == others and len(rows) > 5
-    assert all(torch.equal(one, other) for one, other in zip(parameters, same))

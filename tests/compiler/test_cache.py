@@ -1,5 +1,7 @@
 """The cache of graphs: its place, its size, and several processes at once."""
 
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import torch
 
 from alfish.compiler import cache, inductor
 from alfish.compiler.inductor import CompiledFunction
+from alfish.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +61,36 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_replaced(monkeypatc
     assert cache.directory().is_dir() and cache.directory().parent.name.startswith("alfish-")
     [record] = caplog.records
     assert "cannot be written" in record.getMessage() and "set XDG_CACHE_HOME" in record.getMessage()
+
+
+def test_a_full_disk_is_said_before_the_compiler_finds_it(monkeypatch, tmp_path, caplog):
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache.tempfile, "TemporaryFile", lambda dir: Full())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    assert cache.directory().parent.name.startswith("alfish-")
+    assert "cannot be written ([Errno 28] No space left on device); set XDG_CACHE_HOME" in caplog.text
+
+
+def test_code_that_another_user_may_have_put_there_is_not_loaded(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cache.os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    with pytest.raises(UsageError, match="which belongs to another user; set XDG_CACHE_HOME to a directory"):
+        cache.directory()
+
+
+def test_each_version_of_torch_and_kind_of_processor_has_a_directory_of_its_own(monkeypatch):
+    names = {cache.versions.__wrapped__()}
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    names.add(cache.versions.__wrapped__())
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    names.add(cache.versions.__wrapped__())
+    assert len(names) == 3
 
 
 def test_files_that_were_used_the_longest_time_ago_go_first(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """Private names of torch are read in one module, and a missing one is reported with its place."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def test_each_name_is_where_it_should_be_and_a_missing_one_is_reported(monkeypat
         place = hide(monkeypatch, name)
         with pytest.raises(TorchChanged, match=rf"^torch {re.escape(torch.__version__)} has no {re.escape(place)}$"):
             getattr(torch_internals, name)
+
+
+def test_a_file_has_its_name_only_when_the_compiler_has_written_all_of_it(tmp_path):
+    def build(command, cwd, fails):
+        output = Path(command.split()[-1])
+        output.write_text("half")
+        assert not (tmp_path / "graph.so").exists() and cwd == str(tmp_path)
+        if fails:
+            raise OSError("killed")
+        output.write_text("whole")
+
+    command = "g++ x.cpp -o graph.so"
+    with pytest.raises(OSError, match="killed"):
+        torch_internals._run_and_rename(functools.partial(build, fails=True), command, str(tmp_path))
+    assert not (tmp_path / "graph.so").exists()
+    torch_internals._run_and_rename(functools.partial(build, fails=False), command, str(tmp_path))
+    assert (tmp_path / "graph.so").read_text() == "whole"
 
 
 def test_another_name_is_no_attribute():
