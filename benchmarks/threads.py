@@ -1,6 +1,10 @@
 """Speed with one thread, with `Trainer.num_threads = 'auto'` and with two threads, on an idle machine and a busy one.
 
-  python -m benchmarks.threads --recipes=ppo_cartpole,sac_halfcheetah,td3_halfcheetah --repeats=5
+  python -m benchmarks.threads --threads=auto
+  python -m benchmarks.threads --recipes=sac_halfcheetah,td3_halfcheetah --threads=1,auto,2
+
+The first command takes a quarter of an hour on two cores: five runs of each recipe of `throughput` alone and five
+beside a busy process. At the end it names the recipes that keep less than `KEPT` of their idle speed.
 
 Compiled runs of alfish with the recipes of `throughput` take turns: each number of threads alone, then each beside
 `--busy` processes that only count. Each run is a process of its own; its start-up is not measured.
@@ -18,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks import PROJECT, RESULTS, processes, tables
+from benchmarks.throughput import RECIPES
 
 NUMBERS = ("seconds", "cpu_seconds", "env_steps", "updates", "return")
 FIELDS = ("recipe", "threads", "busy", "seed", *NUMBERS, "versions", "machine", "date")
 # Variant of `alfish_run` and torch's threads.
 THREADS = {"1": ("compiled", 1), "auto": ("auto", 1), "2": ("compiled", 2)}
+KEPT = 0.4  # of the idle speed, beside one busy process on two cores
 HEADINGS = (
     "recipe", "threads", "busy", "updates/s", "of one thread", "of its idle speed", "processor ms/update",
 )  # fmt: skip
@@ -30,8 +36,8 @@ HEADINGS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", default="ppo_cartpole,sac_halfcheetah,td3_halfcheetah")
-    parser.add_argument("--threads", default=",".join(THREADS), help=f"of {', '.join(THREADS)}")
+    parser.add_argument("--recipes", default=",".join(RECIPES))
+    parser.add_argument("--threads", default="1,auto", help=f"of {', '.join(THREADS)}")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--busy", type=int, default=1, help="processes that compete for the processor")
     arguments = parser.parse_args()
@@ -49,6 +55,27 @@ def main() -> None:
                     print(f"{recipe} {threads} threads beside {busy}: {rate:,.0f} updates/s", flush=True)
         publish(path, runs)
     print(path.with_suffix(".md").read_text())
+    slow = [f"{recipe} with {threads} threads" for recipe, threads in below(tables.read_rows(path), KEPT)]
+    print(f"Below {KEPT} of the idle speed: {', '.join(slow) or 'none'}")
+
+
+def below(rows: list[dict[str, str]], kept: float) -> list[tuple[str, str]]:
+    """Returns recipes and threads whose median speed beside busy processes is less than `kept` of the idle one."""
+    speeds = _speeds(rows)
+    return [
+        (recipe, threads)
+        for (recipe, threads, busy), speed in speeds.items()
+        if busy != "0" and np.median(speed) < kept * np.median(speeds[recipe, threads, "0"])
+    ]
+
+
+def _speeds(rows: list[dict[str, str]]) -> dict[tuple[str, str, str], np.ndarray]:
+    """Returns updates a second of the runs of each recipe, threads and number of busy processes."""
+    speeds: dict[tuple[str, str, str], np.ndarray] = {}
+    for row in rows:
+        key = row["recipe"], row["threads"], row["busy"]
+        speeds[key] = np.append(speeds.get(key, []), float(row["updates"]) / float(row["seconds"]))
+    return speeds
 
 
 def publish(path: Path, runs: list[dict[str, Any]]) -> None:
@@ -66,10 +93,7 @@ def _run(recipe: str, seed: int, threads: str) -> dict[str, Any]:
 def table(rows: list[dict[str, str]]) -> str:
     """Returns the Markdown table of all recipes from the rows of the CSV."""
     lines = [tables.header(HEADINGS)]
-    speeds: dict[tuple[str, str, str], np.ndarray] = {}
-    for row in rows:
-        key = row["recipe"], row["threads"], row["busy"]
-        speeds[key] = np.append(speeds.get(key, []), float(row["updates"]) / float(row["seconds"]))
+    speeds = _speeds(rows)
     for (recipe, threads, busy), speed in speeds.items():
         own = [row for row in rows if (row["recipe"], row["threads"], row["busy"]) == (recipe, threads, busy)]
         processor = np.median([1000 * float(row["cpu_seconds"]) / float(row["updates"]) for row in own])

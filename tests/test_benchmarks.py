@@ -1,5 +1,6 @@
 """The benchmarks run, with tiny budgets, and their files say what was measured; no test asks how fast it was."""
 
+import contextlib
 import csv
 import importlib
 import io
@@ -29,6 +30,7 @@ from benchmarks import (
     ray_costs,
     shipped,
     tables,
+    threads,
     throughput,
     time_to_threshold,
     timing,
@@ -92,7 +94,7 @@ def test_every_module_that_needs_no_peer_is_imported_and_every_command_explains_
 
 def test_benchmarks_of_other_processes_do_not_import_torch():
     """Of pages that it held as well, they would be told half."""
-    commands = ["data_sets", "learning", "offline", "replay", "shipped", "throughput", "time_to_threshold"]
+    commands = ["data_sets", "learning", "offline", "replay", "shipped", "threads", "throughput", "time_to_threshold"]
     text = f"import sys; from benchmarks import {', '.join(commands)}; print('torch' in sys.modules)"
     assert subprocess.run(script(text), cwd=PROJECT, capture_output=True, text=True).stdout == "False\n"
 
@@ -307,6 +309,34 @@ def test_the_cost_model_reaches_both_of_its_limits_and_exceeds_none():
     assert 0.9 * of_trainer < cost_model.rows_per_second(case, 1000, iterations=15) < of_trainer
     slow = case._replace(call_ms=1000 * case.call_ms)
     assert cost_model.rows_per_second(slow, 1000, iterations=15) < 0.5 * of_trainer
+
+
+def test_a_recipe_that_other_work_slows_too_much_is_named(command_line, capsys, monkeypatch, tmp_path):
+    runs, busy = [], [0]
+
+    @contextlib.contextmanager
+    def busy_processes(count):
+        busy[0] = count
+        yield
+
+    def run_script(command, environment):
+        _, _, recipe, seed, variant = command
+        runs.append((recipe, seed, variant, busy[0]))
+        slower = busy[0] and {"ppo_cartpole": 2.4, "dqn_cartpole": 2.6}[recipe]
+        own = RUN | {"seconds": 2.0 * (slower or 1)}
+        return {name: own[name] for name in ("env_steps", "seconds", "cpu_seconds", "updates", "return", "versions")}
+
+    monkeypatch.setattr(threads, "RESULTS", tmp_path)
+    monkeypatch.setattr(processes, "busy_processes", busy_processes)
+    monkeypatch.setattr(processes, "run_script", run_script)
+    command_line(threads, "--recipes=ppo_cartpole,dqn_cartpole", "--threads=auto", "--repeats=2")
+    assert runs == [
+        (recipe, seed, "auto", count)
+        for recipe in ("ppo_cartpole", "dqn_cartpole")
+        for seed in "01"
+        for count in (0, 1)
+    ]
+    assert "Below 0.4 of the idle speed: dqn_cartpole with auto threads\n" in capsys.readouterr().out
 
 
 def test_libraries_take_turns_and_one_without_a_recipe_is_left_out(command_line, capsys, monkeypatch, tmp_path):
