@@ -1,6 +1,7 @@
 """The learner, driven by algorithms made for the purpose: a loss per row, a few parameters, nothing else."""
 
 import copy
+import gc
 import math
 import pickle
 from functools import partial
@@ -556,6 +557,16 @@ def test_it_trains_every_row_of_an_unroll_in_the_first_iteration():
     source.add(experience)
     Learner(algorithm, optimizer=SGD, learning_rate=1.0).train(source.chunks(3))
     assert algorithm.weight.item() == pytest.approx(3)
+
+
+def test_few_tensors_are_kept_however_long_no_summary_is_asked_for():
+    learner = Learner(_Regression(lambda self, experience, info: LossInfo(info)), optimizer=SGD, learning_rate=0.0)
+    num_tensors = []
+    for _ in range(3):
+        for _ in range(100):
+            learner.train([_chunk([1.0])], summarize=False)
+        num_tensors.append(sum(isinstance(found, torch.Tensor) for found in gc.get_objects()))
+    assert max(num_tensors) - min(num_tensors) < 100
 
 
 @pytest.mark.parametrize("max_records", [1000, 2])
