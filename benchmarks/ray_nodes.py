@@ -33,13 +33,13 @@ class Nodes:
     Args:
       cpus: processor cores of each node, as Ray counts them.
       paths: directories of modules that nodes can import, besides alfish.
-      health: Ray's settings of health checks; default: Ray's own.
+      settings: internal settings of Ray, such as those of health checks; default: Ray's own.
 
     Attributes:
       nodes: number of processor cores of each node that runs, without the head.
     """
 
-    def __init__(self, cpus: Sequence[int], paths: Sequence[Path] = (), health: dict[str, int] | None = None):
+    def __init__(self, cpus: Sequence[int], paths: Sequence[Path] = (), settings: dict[str, int] | None = None):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         from ray.cluster_utils import Cluster
 
@@ -49,7 +49,8 @@ class Nodes:
         os.environ |= {TAG: self._tag, "PYTHONPATH": os.pathsep.join(map(str, directories))}
         self._directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
         head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        head |= {"temp_dir": self._directory, "_system_config": health or {}}
+        head |= {"temp_dir": self._directory, "_system_config": settings or {}}
+        head |= {"no_monitor": True, "include_log_monitor": False}  # nobody scales the cluster or prints its logs
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         os.environ["RAY_ADDRESS"] = self._cluster.address
         self.nodes: dict[Any, int] = {}

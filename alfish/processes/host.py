@@ -133,15 +133,21 @@ class Host:
     def _publish(self) -> None:
         published, self._published = self._published, []
         for (number, version), words in published:
-            if number > self._weights.newest:  # Ray may deliver two calls in another order
+            if number > self._weights.held(number % 2):  # else newer ones have overtaken it
                 self._weights.publish(words, number, version)
 
     def _grant(self) -> None:
+        """Grants what is ordered, except for orders whose weights have not arrived yet.
+
+        Ray may deliver two calls in another order: one with large weights waits until they are on this machine.
+        """
         orders, self._orders = self._orders, []
-        for index, generation, grant in orders:
-            worker = self._pool.all[index]
-            if worker.generation == generation:  # else the trainer has not received `Died` yet, and grants again
-                self._pool.grant(worker, grant)
+        for order in orders:
+            worker, number = self._pool.all[order.worker_index], order.grant.publication
+            if number is not None and number > self._weights.held(number % 2):
+                self._orders.append(order)
+            elif worker.generation == order.generation:  # else the trainer has not received `Died`, and grants again
+                self._pool.grant(worker, order.grant)
 
     def _receive(self) -> None:
         for worker, message in self._pool.wait(0):

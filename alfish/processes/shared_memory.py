@@ -91,13 +91,18 @@ class Publications:
         """Publishes what was written into `copies[number % 2]`.
 
         Args:
-          number: of the publication, above `newest`.
+          number: of the publication, above that of the copy that it replaces. It may be `newest - 1`, where two
+            publications are written in another order.
           version: `policy_version` of the weights.
         """
         whole = self._whole[number % 2]
         whole[-3:] = number, version, 0
         whole[-1:] = -whole.sum(keepdims=True)  # an array wraps around
-        self._newest[0] = number
+        self._newest[0] = max(number, self.newest)
+
+    def held(self, parity: int) -> int:
+        """Returns the number of the publication in `copies[parity]`; 0: none. For the process that publishes."""
+        return int(self._whole[parity][-3])
 
     def read(self, number: int | None = None) -> int:
         """Copies a publication into `own` and returns its version.

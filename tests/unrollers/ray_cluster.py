@@ -23,8 +23,10 @@ ON_RAY = functools.partial(RayWorkers, workers=QUICK, per_host=2, cpus_per_worke
 def nodes():
     """A head and three nodes, on which the tests' modules can be imported. A dead node is noticed in 2 s, not in 15."""
     pytest.importorskip("ray")
-    health = {"health_check_period_ms": 500, "health_check_failure_threshold": 4, "health_check_timeout_ms": 500}
-    made = Nodes((4, 4, 4), [Path(__file__).parent], health)
+    health = {"health_check_period_ms": 500, "health_check_failure_threshold": 4, "health_check_timeout_ms": 5000}
+    # Else each node starts a process for each of its cores, most of which no test uses.
+    idle = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
+    made = Nodes((4, 4, 4), [Path(__file__).parent], health | idle)
     try:
         yield made
     finally:
@@ -32,7 +34,7 @@ def nodes():
     assert made.processes() == []
 
 
-def wait_until_no_worker_is_left(nodes, seconds=20):
+def wait_until_no_worker_is_left(nodes, seconds=60):
     """Ray kills actors in the background, and hosts that it cannot reach end themselves."""
     deadline = time.monotonic() + seconds
     while left := nodes.processes("alfish.processes.server"):

@@ -179,11 +179,25 @@ def test_a_host_drops_grants_for_a_process_that_has_died(host):
 
 def test_a_host_drops_weights_that_newer_ones_have_overtaken(host):
     read = []
-    for number in (4, 6, 5):
+    for number in (4, 6, 5, 4):
         host._published = [(Publication(number, 10 * number), np.full(2, number))]
         host._publish()
-        read.append((host._weights.read(), host._weights.own.tolist()))
-    assert read == [(40, [4, 4]), (60, [6, 6]), (60, [6, 6])] and host._weights.newest == 6
+        read.append((host._weights.read(host._weights.newest), host._weights.own.tolist()))
+    assert read == [(40, [4, 4]), *[(60, [6, 6])] * 3] and host._weights.newest == 6
+
+
+def test_a_grant_waits_for_the_weights_that_it_names(host):
+    """Ray may deliver a call with large weights after calls that were made later."""
+    host._orders = [Order(0, 1, Grant(slot, False, number)) for slot, number in [(5, 4), (6, 5), (7, None)]]
+    granted = []
+    for published in ([], [5], [4]):
+        host._published = [(Publication(number, 10 * number), np.full(2, number)) for number in published]
+        host._publish()
+        host._grant()
+        granted.append(list(host._pool.granted))
+    assert granted == [[7], [7, 6], [7, 6, 5]] and host._orders == []
+    assert (host._weights.read(4), host._weights.own.tolist()) == (40, [4, 4])
+    assert (host._weights.read(), host._weights.own.tolist()) == (50, [5, 5]) and host._weights.newest == 5
 
 
 def test_a_host_that_nobody_calls_ends_itself(host, monkeypatch):
