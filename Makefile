@@ -59,9 +59,9 @@ clean:
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[mujoco,box2d,plot,video]'
 	touch $@
 
-.venv/installed-dev: .venv/installed
+.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	touch .venv/installed $@
 
 .venv/installed-docs: .venv/installed
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

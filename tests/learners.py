@@ -348,7 +348,7 @@ def moments(directory):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-FEW = ("ppo", "dqn", "recurrent_sac")  # both kinds of batches, several losses, and memory
+FEW = ("ppo", "dqn", "sac")  # both kinds of batches, and several losses; tracing a memory's graph takes longest
 
 
 def graphs(directory, algorithms=FEW):

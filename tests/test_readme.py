@@ -89,6 +89,13 @@ def test_readme_has_the_commands_of_a_first_hour(readme_commands):
             assert any(readme_commands.first({pattern: ""}, command) is not None for command in found), pattern
 
 
+def test_commands_of_alfish_without_operators_and_patterns_need_no_shell(readme_commands):
+    plain = "alfish plot 'runs/*' --output=a.png", 'alfish train --search="x=log(1, 2)"', "alfish confs ppo"
+    assert not any(map(readme_commands.needs_shell, plain))
+    others = "alfish plot runs/*", "alfish confs > a", "alfish confs | head", "torchrun -m alfish", "alfish play $RUN"
+    assert all(map(readme_commands.needs_shell, others))
+
+
 def test_a_command_that_fails_is_found(readme_commands, tmp_path, monkeypatch, capsys):
     (tmp_path / "page").mkdir(), (tmp_path / "page" / "examples").mkdir(), (tmp_path / "run").mkdir()
     page = tmp_path / "page" / "README.md"

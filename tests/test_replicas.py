@@ -339,6 +339,7 @@ def torchrun(directory, restarts=0, num_env_steps=16_000):
     params = (
         f"Trainer.num_env_steps={num_env_steps}",
         "CheckpointSaver.period=1000",
+        "EpochBatches.num_epochs=5",
         "Evaluate.period=0",
         "Evaluate.num_episodes=2",
     )

@@ -10,17 +10,23 @@ import sys
 import time
 from pathlib import Path
 
+from alfish.__main__ import main
+
+
+def arguments(subcommand, toy, directory, *flags):
+    return [subcommand, f"--gin_file={toy}", f"--root_dir={directory}", *flags]
+
 
 def start(subcommand, toy, directory, *flags):
-    """The process of `alfish SUBCOMMAND`."""
-    command = [sys.executable, "-m", "alfish", subcommand, f"--gin_file={toy}", f"--root_dir={directory}", *flags]
+    """The process of a command."""
+    words = [sys.executable, "-m", "alfish", *arguments(subcommand, toy, directory, *flags)]
     with open(directory.with_suffix(".log"), "ab") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        return subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True)
 
 
-def run(subcommand, toy, directory, *flags):
-    """Runs a command to its end."""
-    assert start(subcommand, toy, directory, *flags).wait(600) == 0, directory.with_suffix(".log").read_text()
+def run(*command):
+    """Runs a command to its end; its controller is this process, which has imported what it needs."""
+    assert main(arguments(*command)) == 0
 
 
 def members(directory):

@@ -120,10 +120,14 @@ def test_masked_policies_act_through_numpy_as_through_torch(tmp_path, name, kind
     assert torch.allclose(*found, atol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("name", ["PPO", *(pytest.param(name, marks=pytest.mark.long) for name in ("DQN", "SAC"))])
-def test_compiled_updates_with_masks_are_the_plain_ones(tmp_path, name):
+@pytest.mark.parametrize(
+    "way", [pytest.param("interpreted", marks=pytest.mark.slow), pytest.param("compiled", marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("name", ["PPO", "DQN", "SAC"])
+def test_updates_with_masks_in_graphs_are_the_plain_ones(tmp_path, name, way, request):
+    if way == "interpreted":
+        request.getfixturevalue("interpreted")
     found = []
     for compile in (False, True):
         learner = functools.partial(Learner, compile=compile, max_grad_norm=0.5)

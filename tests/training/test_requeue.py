@@ -15,13 +15,14 @@ import toy_confs
 import yaml
 
 import alfish
+from alfish.__main__ import main
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.stop_signals import SIGNALS, exit_status
 
 DOCUMENT = Path(alfish.__file__).parents[1] / "docs" / "scale.md"
 TOY = f"""
 {toy_confs.PPO}
-Trainer.num_env_steps = 20_000
+Trainer.num_env_steps = 12_000
 Trainer.transforms = [@ObservationNormalizer, @RewardNormalizer]
 EpochBatches.num_epochs = 3
 Learner.learning_rate = @Linear()
@@ -102,11 +103,10 @@ def newest(directory):
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """Weights of a job that is not interrupted."""
+    """Weights of a run that is not interrupted."""
     directory = tmp_path_factory.mktemp("whole")
-    process = starter(directory)(["bash", "job.sh"])
-    assert process.wait(600) == 0, (directory / "output.txt").read_text()
-    assert not (directory / "requeued").exists()
+    (directory / "toy.gin").write_text(TOY)
+    assert main(["train", f"--gin_file={directory / 'toy.gin'}", f"--root_dir={directory / 'run'}"]) == 0
     return weights(directory / "run")
 
 
@@ -118,7 +118,7 @@ def weights(directory):
 def requeued(tmp_path, job, num_signals):
     """Weights of a run whose job gets SIGUSR1 so many times: one at once, others at random points of its progress."""
     draw = random.Random(num_signals)
-    points = [None, *sorted(draw.uniform(0, 14_000) for _ in range(num_signals - 1))]
+    points = [None, *sorted(draw.uniform(0, 8000) for _ in range(num_signals - 1))]
     statuses = []
     for point in points:
         before, process = newest(tmp_path / "run"), job()
@@ -149,7 +149,7 @@ def test_a_job_that_is_queued_again_ends_with_the_bits_of_one_that_is_not(tmp_pa
 @pytest.mark.long
 def test_a_pod_that_is_taken_away_saves_in_time_and_the_next_ones_end_with_the_bits_of_one(tmp_path, start, expected):
     kubernetes = Kubernetes()
-    for point in (3000, 9000):
+    for point in (2000, 6000):
         process = start(kubernetes.container["command"])
         while newest(tmp_path / "run") < point:
             assert process.poll() is None, (tmp_path / "output.txt").read_text()

@@ -197,9 +197,9 @@ def test_weights_of_1_and_0_train_as_the_first_entry_alone_bit_for_bit(tmp_path,
     assert sum(leaf.numel() for leaf in of_first.values()) > parameters(scalar).numel()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("name", ["PPO", *(pytest.param(name, marks=pytest.mark.long) for name in RECIPES)])
+@pytest.mark.parametrize("name", RECIPES)
 def test_compiled_updates_with_two_entries_are_the_plain_ones(tmp_path, name):
     plain, made = (trained(tmp_path / str(compile), name, compile=compile) for compile in (False, True))
     assert torch.allclose(parameters(plain), parameters(made), atol=1e-4)
@@ -221,9 +221,16 @@ LEARNS = {
 }
 
 
-@pytest.mark.parametrize("weights", [(0.75, 0.25), (0.25, 0.75)])
+FIRST, SECOND = (0.75, 0.25), (0.25, 0.75)
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name != "DQN" else ()) for name in LEARNS]
+    ("name", "weights"),
+    [
+        *(("DQN", weights) for weights in (FIRST, SECOND)),
+        *(pytest.param(name, FIRST, marks=pytest.mark.slow) for name in LEARNS if name != "DQN"),
+        *(pytest.param(name, SECOND, marks=pytest.mark.long) for name in LEARNS if name != "DQN"),
+    ],
 )
 def test_the_best_action_is_that_of_the_weights(tmp_path, name, weights):
     settings = dict(LEARNS[name])
