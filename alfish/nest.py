@@ -20,6 +20,17 @@ flatten: Callable[..., tuple[list[Any], Any]] = optree.tree_flatten
 unflatten: Callable[..., Nest] = optree.tree_unflatten
 
 
+def add_kind(kind: type, flatten: Callable[[Any], tuple[Any, Any]], unflatten: Callable[[Any, Any], Any]) -> None:
+    """Makes the objects of a class nests.
+
+    Args:
+      kind: the class.
+      flatten: takes an object; returns its children, and what else it holds.
+      unflatten: takes these in reverse order; returns the object.
+    """
+    optree.register_pytree_node(kind, flatten, unflatten, namespace=optree.registry.__GLOBAL_NAMESPACE)
+
+
 def leaves(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """Returns the leaves from left to right; those of a dict in the order of its sorted keys."""
     if type(nest) is torch.Tensor or type(nest) is np.ndarray:

@@ -84,7 +84,7 @@ def reverse_scan(decay: torch.Tensor, increment: torch.Tensor) -> torch.Tensor:
     """
     decay = decay.expand_as(increment)
     x, reach = increment, 1
-    while reach < len(x):
+    while reach < x.shape[0]:
         # After each round x_t is the sum of its first `2 * reach` terms, and decay_t the product of as many factors.
         x = torch.cat([x[:-reach] + decay[:-reach] * x[reach:], x[-reach:]])
         decay = torch.cat([decay[:-reach] * decay[reach:], torch.zeros_like(decay[-reach:])])

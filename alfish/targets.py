@@ -11,7 +11,7 @@ from alfish.returns import lambda_return
 
 
 class NextValues(NamedTuple):
-    """Values of rows 1 to L-1, `[L-1, N]`, or `[L-1, N, R]` for vector rewards."""
+    """Values of rows 1 to L-1, `[L-1, N]`, or `[L-1, N, R]` for vector rewards; of row 1 of `transitions`, `[1, N]`."""
 
     value: torch.Tensor  # of the row, under the policy in training
     q: torch.Tensor | None = None  # of the action taken at the row; None: no Retrace
@@ -33,17 +33,19 @@ def td_target(
       experience: `[L, N]`, with `return_to_go` for a lower bound.
       reward: `[L, N]`; for vector rewards `[L, N, R]`, with targets `[L-1, N, R]`.
       discount: like `reward`, including gamma.
-      following: values of rows 1 to L-1.
+      following: values of rows 1 to L-1; those of `transitions` give the target of row 0 only.
       lambda_: in [0, 1].
       lower_bound: whether targets are at least `return_to_go`; see `bounded_below`.
     """
     step_type = experience.time_step.step_type
+    # The return of row 0 reads the one value of `transitions` where it ends, and no other.
+    value = following.value.expand(reward.shape[0] - 1, *following.value.shape[1:])
     if following.bonus is not None:
         reward = torch.cat([reward[:1], reward[1:] + following.bonus])
     if following.q is None or following.trace is None:
-        target = lambda_return(reward, discount, following.value, step_type, lambda_)
+        target = lambda_return(reward, discount, value, step_type, lambda_)
     else:
-        target = retrace(reward, discount, following.q, following.value, step_type, following.trace, lambda_)
+        target = retrace(reward, discount, following.q, value, step_type, following.trace, lambda_)
     return bounded_below(target, experience.return_to_go) if lower_bound else target
 
 

@@ -9,7 +9,7 @@ from alfish.algorithms.dqn import DQN
 from alfish.algorithms.sac import SAC
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError
-from alfish.networks import ImplicitQNetwork
+from alfish.networks import ImplicitQNetwork, transitions
 from alfish.targets import NextValues
 from alfish.values import Bins, ImplicitQuantiles, Quantiles, Scalar
 
@@ -144,7 +144,7 @@ def test_the_mean_of_a_target_is_the_target_of_the_mean(rewards):
     experience = window(rewards, num_columns=5)
     quantiles = torch.randn(len(rewards) - 1, 5, 4)
     expected = Scalar(0.9).target(experience, NextValues(quantiles.mean(-1)), 1.0)[:1]
-    target = Quantiles(0.9, num_quantiles=4).target(experience, NextValues(quantiles), 1.0)
+    target = Quantiles(0.9, num_quantiles=4).target(experience, NextValues(quantiles[-1:]), 1.0)
     torch.testing.assert_close(target.mean(-1), expected)
 
 
@@ -153,7 +153,9 @@ def test_a_return_takes_the_distribution_of_the_row_where_it_stops(lambda_, reac
     types = [StepType.FIRST, StepType.MID, StepType.LAST, StepType.FIRST]
     experience = window([0.0, 1.0, 2.0, 4.0], step_types=types)  # the third row ends the episode, by its time limit
     following = torch.arange(6.0).reshape(3, 1, 2)
-    target = Quantiles(0.5, num_quantiles=2).target(experience, NextValues(following), lambda_)
+    action = torch.cat([torch.zeros(1, 1, 2), following])  # stands for the values of all rows
+    end = transitions(experience._replace(action=action), lambda_).action[1:]
+    target = Quantiles(0.5, num_quantiles=2).target(experience, NextValues(end), lambda_)
     torch.testing.assert_close(target, total + discount * following[reached][None])
 
 

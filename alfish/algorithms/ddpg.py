@@ -18,7 +18,7 @@ from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.nest import Nest
-from alfish.networks import ONE_CRITIC, DeterministicActor, Features, TargetNetwork
+from alfish.networks import ONE_CRITIC, DeterministicActor, Features, TargetNetwork, transitions
 from alfish.parameters import NonNegativeFloat, Range, Rate, checked
 from alfish.parameters.parts import build_network
 from alfish.schedules import Schedule, as_schedule
@@ -30,7 +30,7 @@ class DDPGTrain(NamedTuple):
     """Outputs of the rows that train, T' of them: row 0, and with memory all but the last."""
 
     q: torch.Tensor  # [E, T', N] or [E, T', N, R] of the taken action
-    next_value: torch.Tensor  # [L-1, N] or [L-1, N, R] of rows 1 to L-1
+    next_value: torch.Tensor  # [L-1, N] or [L-1, N, R] of rows 1 to L-1, or of `transitions`
     policy_q: torch.Tensor | None  # [T', N] of the actor's action; None: the actor does not train
     policy_action: torch.Tensor | None  # [T', N, A], the actor's action; None: the actor does not train
     action: torch.Tensor  # [T', N, A] taken
@@ -148,6 +148,8 @@ class DDPG(RLAlgorithm):
         return Features(critic, now.observation, later.observation, next_critic)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        if not self.replay_needs.recurrent_state:
+            experience = transitions(experience, self.lambda_)
         features = self.window_features(experience)
         action = torch.cat(nest.leaves(nest.at(experience.action, slice(0, len(features.critic)))), -1)
         q = self.critic(features.critic, action)

@@ -26,7 +26,7 @@ from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.data import AlgStep, Experience, LossInfo
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import QNetwork, TargetNetwork, Window
+from alfish.networks import QNetwork, TargetNetwork, Window, transitions
 from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Rate, UnitInterval, checked
 from alfish.schedules import Schedule
 from alfish.targets import NextValues
@@ -35,7 +35,7 @@ from alfish.values import Discount, RewardWeights, values_of
 
 class DQNTrain(NamedTuple):
     q: torch.Tensor  # [T', N] or [T', N, K] of the taken action; T' is 1, or L - 1 with memory
-    following: NextValues  # [L-1, N] or [L-1, N, K] of rows 1 to L-1, by the target network
+    following: NextValues  # of rows 1 to L-1 or of `transitions`, [L-1, N] or [L-1, N, K], by the target network
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -111,6 +111,8 @@ class DQN(QLearning):
             )
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        if not (self._retrace or self._munchausen or self.replay_needs.recurrent_state):
+            experience = transitions(experience, self._lambda)
         window = Window(experience, self.replay_needs.recurrent_state)
         (taken,) = nest.leaves(experience.action)
         mask = self.mask(experience.time_step)

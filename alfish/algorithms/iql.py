@@ -23,7 +23,16 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks import FLOORED_HEAD, MLP, ONE_CRITIC, CriticEnsemble, Encoder, TargetNetwork, head_masks
+from alfish.networks import (
+    FLOORED_HEAD,
+    MLP,
+    ONE_CRITIC,
+    CriticEnsemble,
+    Encoder,
+    TargetNetwork,
+    head_masks,
+    transitions,
+)
 from alfish.networks.encoders import Flat, OneHot
 from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
 from alfish.parameters.parts import build_network
@@ -37,7 +46,7 @@ class IQLTrain(NamedTuple):
     q: torch.Tensor  # [E, 1, N] of the taken action
     target_q: torch.Tensor  # [1, N] of the taken action, minimum of the target critics
     value: torch.Tensor  # [1, N]
-    next_value: torch.Tensor  # [L-1, N] of rows 1 to L-1
+    next_value: torch.Tensor  # [L-1, N] of rows 1 to L-1, or of `transitions`
     log_prob: torch.Tensor  # [1, N] of the taken action
 
 
@@ -124,6 +133,7 @@ class IQL(RLAlgorithm):
         return self._value(time_step)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        experience = transitions(experience, self._lambda)
         now, later = nest.split(experience.time_step, 1)
         action = nest.at(experience.action, slice(0, 1))
         codes = torch.cat([code(leaf) for code, leaf in zip(self.action_codes, nest.leaves(action))], -1)

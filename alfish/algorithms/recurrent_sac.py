@@ -50,10 +50,13 @@ class RecurrentSAC(SAC):
         self._memory = memory  # set first, because the base class calls `make_networks`
         super().__init__(observation_spec, action_spec, reward_spec, **sac_arguments)
         self.replay_needs = self.replay_needs._replace(recurrent_state=True)
+        self.values.check(self, self._lambda, memory=True)
 
     def make_networks(
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
     ) -> None:
+        if self.noise is not None:
+            raise UsageError("RecurrentSAC.noise is set, and its state is that of the memory alone; set it to None")
         if actor_encoder is not Encoder:
             raise UsageError(
                 "RecurrentSAC.actor_encoder is set, and its actor has no encoder: it stands on the critics' features, "

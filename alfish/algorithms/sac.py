@@ -28,7 +28,7 @@ from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.corrections import behaviour_trace
 from alfish.data import AlgStep, Experience, LossInfo
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, HybridSpace
+from alfish.networks import MLP, CriticEnsemble, Encoder, HybridSpace, transitions
 from alfish.networks.bodies.batch_norm import Moments
 from alfish.networks.hybrid import Temperatures
 from alfish.networks.no_target import target_of
@@ -41,7 +41,7 @@ class SACTrain(NamedTuple):
     """Outputs of the rows that train."""
 
     q: torch.Tensor  # [E, T', N] or [E, T', N, K] of the taken action
-    following: NextValues  # soft values of rows 1 to L-1, by the target critics
+    following: NextValues  # soft values of rows 1 to L-1 or of `transitions`, by the target critics
     value: torch.Tensor | None  # [T', N] soft value of the present policy; None: the actor does not train
     entropies: dict[str, torch.Tensor]  # [T', N] of the present policy; empty: the actor does not train
     moments: Moments  # of batch norms
@@ -128,6 +128,8 @@ class SAC(DelayedActor, HybridActor):
         return {name: module.parameters() for name, module in groups.items()}
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        if not (self.records_probability or self.replay_needs.recurrent_state):
+            experience = transitions(experience, self._lambda)
         features, mask, moments = self.window_features(experience), self.discrete_mask(experience.time_step), Moments()
         num_rows = features.critic.shape[0]
         taken = self.action_space.split(nest.at(experience.action, slice(0, num_rows)))

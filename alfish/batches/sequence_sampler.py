@@ -14,7 +14,7 @@ from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, Spaces
 from alfish.replay import HindsightReplay, RingBuffer, RingView, Sampler, SequenceIndex
-from alfish.transforms import Transforms
+from alfish.transforms import Transforms, TransformsInGraph
 
 OBSERVED_ROWS = 1024  # of each column at a time
 
@@ -69,12 +69,15 @@ class SequenceSampler:
         return self.sampler.draw(num_windows, float(self._progress), num_batches)
 
     def in_place(self) -> RingView | None:
-        """Returns the stored rows if the learner trains on them unchanged, else None. It is always the same object."""
+        """Returns the stored rows if a graph can make batches of them, else None. It is always the same object."""
         if self._stored is None:
             has_state = self._algorithm.replay_needs.recurrent_state
-            is_raw = self._hindsight is None and not self._transforms and not has_state
-            if is_raw and self.buffer.device == self._device:
+            can_gather = self._hindsight is None and self._transforms.in_graphs and not has_state
+            if can_gather and self.buffer.device == self._device:
                 self._stored = self.buffer.in_place(self._num_rows)
+                if self._stored is not None and self._transforms:
+                    transforms = TransformsInGraph(self._transforms, list(self._transforms.buffers()))
+                    self._stored = self._stored._replace(transforms=transforms)
         return self._stored
 
     def at(self, start: SequenceIndex) -> Batch:

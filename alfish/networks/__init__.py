@@ -19,7 +19,7 @@ from alfish.networks.predictive_critic import PredictiveCritic
 from alfish.networks.q_network import ImplicitQNetwork, QNetwork
 from alfish.networks.target import TargetNetwork
 from alfish.networks.torsos import Torso
-from alfish.networks.windows import Features, Window, burn_in_state
+from alfish.networks.windows import Features, Window, burn_in_state, transitions
 
 __all__ = [
     "GRU",
@@ -47,6 +47,7 @@ __all__ = [
     "Window",
     "burn_in_state",
     "head_masks",
+    "transitions",
     "ONE_CRITIC",
     "FLOORED_HEAD",
     "PolicyValue",

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from alfish import nest
-from alfish.data import Experience, TimeStep
+from alfish.data import Experience, TimeStep, trainable
 from alfish.nest import Nest
 
 Network: TypeAlias = Callable[[TimeStep, Nest], tuple[Any, Nest]]  # (time step, state) to (output, state)
@@ -75,3 +75,25 @@ class Window:
 
     def _run(self, network: Network, rows: TimeStep) -> Any:
         return network(rows, burn_in_state(network, self._experience.burn_in, self._experience.state))[0]
+
+
+def transitions(experience: Experience, lambda_: float) -> Experience:
+    """Returns windows `[L, N]` as row 0 and the row from which its return bootstraps, `[2, N]`.
+
+    That is row 1 if `lambda_` is 0. If it is 1, that is the end of the episode, or of rows that train for another
+    reason, or else the last row. For other `lambda_` the return reads all rows, and windows are returned as they are.
+    """
+    step_type = experience.time_step.step_type
+    length = step_type.shape[0]
+    if length == 2 or 0 < lambda_ < 1:
+        return experience
+    rows = experience.time_step, experience.action, experience.info, experience.return_to_go
+    if lambda_ == 0:
+        kept = nest.at(rows, slice(0, 2))
+    else:
+        row = torch.arange(1, length - 1, device=step_type.device).unsqueeze(1)
+        end = torch.where(trainable(step_type)[1:], length - 1, row).amin(0)  # [N]
+        column = torch.arange(end.shape[0], device=end.device)
+        kept = nest.at(rows, (torch.stack([torch.zeros_like(end), end]), column))
+    time_step, action, info, return_to_go = kept
+    return experience._replace(time_step=time_step, action=action, info=info, return_to_go=return_to_go)

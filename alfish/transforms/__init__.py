@@ -2,6 +2,7 @@
 
 from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.frozen_encoder import FrozenEncoder
+from alfish.transforms.in_graph import TransformsInGraph
 from alfish.transforms.normalizers import ObservationNormalizer, RewardNormalizer
 from alfish.transforms.previous_step import PreviousStep
 from alfish.transforms.rewards import RewardClip, RewardScale
@@ -17,4 +18,5 @@ __all__ = [
     "RewardScale",
     "Transform",
     "Transforms",
+    "TransformsInGraph",
 ]

@@ -50,8 +50,9 @@ class RunningMoments(nn.Module):
         squares = replicas.total(torch.where(mask, rows - mean, 0).square().sum(0))
         total = self.count + number
         delta = mean - self.mean
-        self.squares += squares + delta.square() * self.count * number / total.clamp(min=1)
-        self.mean += delta * number / total.clamp(min=1)
+        # `+=` would assign attributes, which takes a module longer than the sums.
+        self.squares.add_(squares + delta.square() * self.count * number / total.clamp(min=1))
+        self.mean.add_(delta * number / total.clamp(min=1))
         self.count.copy_(total)
         self.shift.copy_(self.mean)
         self.scale.copy_((self.squares / total.clamp(min=1) + epsilon).rsqrt())
@@ -68,6 +69,8 @@ class ObservationNormalizer(Transform):
       clip: largest absolute output.
       epsilon: added to the variance.
     """
+
+    in_graphs = True
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class RewardNormalizer(Transform):
     https://arxiv.org/abs/2502.15280.
     """
 
-    changes_rewards = True
+    changes_rewards = in_graphs = True
     largest: torch.Tensor
 
     def __init__(

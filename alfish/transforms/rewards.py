@@ -15,7 +15,7 @@ from alfish.transforms.transform import Transform
 class RewardClip(Transform):
     """Clips rewards to [low, high], in reward units."""
 
-    changes_rewards = True
+    changes_rewards = in_graphs = True
 
     def __init__(
         self, observation_spec: Nest, reward_spec: spaces.Box, low: FiniteFloat = -1.0, high: FiniteFloat = 1.0
@@ -34,7 +34,7 @@ class RewardClip(Transform):
 class RewardScale(Transform):
     """Multiplies rewards by `scale`."""
 
-    changes_rewards = True
+    changes_rewards = in_graphs = True
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, scale: FiniteFloat = gin.REQUIRED):
         super().__init__(observation_spec, reward_spec)

@@ -39,12 +39,15 @@ class Transform(nn.Module):
       observation_spec, reward_spec: specs of the output rows; a subclass replaces the specs that it changes.
       look_back: number of rows before a row that its output depends on.
       changes_rewards: True if rewards change.
+      in_graphs: True if a compiled update can compute it: each row from that row alone, by operations of torch, and
+        from no tensors but its buffers.
       encodes: True if it defines `encode`, and nothing else: observations change once, when their row arrives.
       source: part of another run that its `encoder` is read from when a run is new; None: there is none.
     """
 
     look_back = 0
     changes_rewards = False
+    in_graphs = False
     encodes = False
     source: str | None = None
 
@@ -177,6 +180,10 @@ class Transforms(nn.Module):
     @property
     def look_back(self) -> int:
         return max((transform.look_back for transform in self.others), default=0)
+
+    @property
+    def in_graphs(self) -> bool:
+        return all(transform.in_graphs for transform in self.others)
 
     @property
     def changes_rewards(self) -> bool:

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from alfish.data import Experience, StepType, TimeStep
+from alfish.data import Experience
 from alfish.errors import UsageError
-from alfish.returns import discounted_return
+from alfish.returns import lambda_return
 from alfish.targets import NextValues
 from alfish.values.scalar import Scalar, of_choice
 
@@ -41,18 +41,16 @@ class Distribution(nn.Module, Scalar):
     def target(
         self, experience: Experience, following: NextValues, lambda_: float, lower_bound: bool = False
     ) -> torch.Tensor:
-        """Returns the target of row 0, `[1, N, J]`; `lambda_` is 1, or 0 for one step."""
-        step: TimeStep = experience.time_step
-        length = 2 if lambda_ == 0 else len(step.step_type)
-        step_type, values = step.step_type[:length], following.value[: length - 1]
-        reward, discount = (each[:length] for each in self.rows(step))
+        """Returns the target of row 0, `[1, N, J]`; `lambda_` is 1, or 0 for one step.
+
+        Values are those of `targets.transitions`, `[1, N, K]`.
+        """
+        step_type = experience.time_step.step_type
+        reward, discount = self.rows(experience.time_step)
         zero = torch.zeros_like(reward)
-        total = discounted_return(reward, discount, zero[1:], step_type)
-        remaining = discounted_return(zero, discount, zero[1:] + 1, step_type)
-        reached = values[-1]
-        for row in range(length - 3, -1, -1):  # values[row] is of row + 1
-            reached = torch.where((step_type[row + 1] == StepType.LAST).unsqueeze(-1), values[row], reached)
-        return self.shifted(reached.unsqueeze(0), total[:1], remaining[:1])
+        total = lambda_return(reward, discount, zero[1:], step_type, lambda_)
+        remaining = lambda_return(zero, discount, zero[1:] + 1, step_type, lambda_)
+        return self.shifted(following.value, total[:1], remaining[:1])
 
     def return_gamma(self, lower_bound: bool) -> None:
         """Returns None: replay stores no returns.

@@ -395,7 +395,7 @@ def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(
         q = sac.target_critic(step.observation, box).amin(0)
     q = q if choice is None else q.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(info.following.q, q[1:])
-    plain = make(ACTIONS[name], ensemble_size=3)
+    plain = make(ACTIONS[name], ensemble_size=3, lambda_=0.5)  # values each row too
     torch.testing.assert_close(info.following.value, learn(plain, experience)[0].following.value)
     rows_of = step.reward, 0.5 * step.discount, q[1:], info.following.value, step.step_type, ratio[1:].clamp(max=1)
     torch.testing.assert_close(targets(sac, experience), corrections.retrace(*rows_of, 1.0)[0], atol=5e-3, rtol=1e-3)

@@ -48,7 +48,7 @@ from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, Predict
 from alfish.replay import Prioritized, RingView, Uniform
 from alfish.schedules import Linear, Steps
 from alfish.training.trainer import Trainer
-from alfish.transforms import Transforms
+from alfish.transforms import ObservationNormalizer, Transforms
 from alfish.values import Bins, Quantiles
 
 pytestmark = [
@@ -910,10 +910,11 @@ def test_a_chunk_is_let_go_of_after_training(interpreted, is_compiled):
     assert learner.updates == 9
 
 
-def runs_from_replay(root, sampler=Uniform, device="cpu", **settings):
+def runs_from_replay(root, sampler=Uniform, device="cpu", transforms=(), window_length=2, **settings):
     """Updates and state, plain and with the learner's settings; and the latter's trainer."""
     networks = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,))))
     replay = {"capacity": 200, "batch_size": 8, "warmup_env_steps": 20, "updates_per_env_step": 0.5}
+    replay["window_length"] = window_length
     runs = []
     for is_compiled in (False, True):
         trainer = Trainer(
@@ -922,6 +923,7 @@ def runs_from_replay(root, sampler=Uniform, device="cpu", **settings):
             environment=functools.partial(make_environment, "CartPole-v1", num_envs=2),
             batches=functools.partial(ReplayBatches, sampler=sampler, **replay),
             learner=functools.partial(Learner, compile=is_compiled, **settings if is_compiled else {}),
+            transforms=transforms,
             listeners=[],
             unroll_length=4,
             num_env_steps=300,
@@ -932,9 +934,16 @@ def runs_from_replay(root, sampler=Uniform, device="cpu", **settings):
     return runs, trainer
 
 
-@pytest.mark.parametrize("sampler", [Uniform, Prioritized])
-def test_a_run_from_replay_trains_alike_by_one_graph_that_gathers_its_windows(tmp_path, interpreted, sampler):
-    runs, trainer = runs_from_replay(tmp_path, sampler)
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [
+        (Uniform, {}),
+        (Prioritized, {}),
+        (Prioritized, {"transforms": [ObservationNormalizer], "window_length": 4}),
+    ],
+)
+def test_a_run_from_replay_trains_alike_by_one_graph_that_gathers_its_windows(tmp_path, interpreted, sampler, options):
+    runs, trainer = runs_from_replay(tmp_path, sampler, **options)
     assert_close(*runs)
     assert runs[0][0] > 120 and not trainer.learner.is_plain
     made = trainer.learner._compiled
@@ -1048,6 +1057,9 @@ def test_a_function_that_cannot_be_traced_is_reported_with_its_line():
         CompiledFunction(function, torch.ones(2))
 
 
+ONES = torch.ones(2)
+
+
 def aliasing(given):
     """Results that are arguments, parts of them, one another, and parts of one another; `x` is written."""
     x, y, z = given["x"], given["y"], given["z"]
@@ -1057,9 +1069,6 @@ def aliasing(given):
         "written": x, "argument": y, "part": y[1:], "again": y, "transposed": y.T, "flat": y.view(-1), "made": made,
         "row": made[0], "twice": made, "column": made[:, 1], "wide": z.expand(4, 3), "late": x.sum(),
     }  # fmt: skip
-ONES = torch.ones(2)
-
-
 
 
 @pytest.fixture(params=[
