@@ -5,8 +5,9 @@
     python -m benchmarks.fingerprints --check ppo_cartpole  # one conf only
 
 A row holds two SHA-256 sums of a shipped conf, seed 0: of the algorithm's parameters and buffers before training, and
-after it. Training takes `NUM_STEPS` environment steps after warm-up, or as many updates where a conf trains on recorded
-data (`recorded` makes these, and `trained` an expert), by plain updates. Names and order of tensors do not enter the
+after it. Training takes `NUM_STEPS` environment steps after warm-up, fewer where these are more than `MOST_UPDATES`
+updates, or `NUM_STEPS` updates where a conf trains on recorded data (`recorded` makes these, and `trained` an expert).
+Updates are plain. Names and order of tensors do not enter the
 sums, so that code may be moved and renamed. Float operations give other bits on other processors and versions, so rows
 of another machine are not compared.
 """
@@ -40,6 +41,7 @@ TABLE = Path(__file__).parents[1] / "docs" / "results" / "fingerprints.csv"
 FIELDS = ["conf", "clock", "updates", "initial", "trained", "machine"]
 SUMS = "fingerprint.json"
 NUM_STEPS = 2000
+MOST_UPDATES = 4000  # from replay
 WARMUP = 200
 NUM_EPISODES = 20  # of a data set
 EPISODE_LENGTH = 50
@@ -115,7 +117,8 @@ def settings(path: Path, directory: Path) -> dict[str, Any]:
     if "@ReplayBatches" not in text:
         return chosen | {"num_env_steps": NUM_STEPS}
     replay = {"ReplayBatches.warmup_env_steps": WARMUP, "ReplayBatches.capacity": 10_000}
-    return chosen | replay | {"num_env_steps": WARMUP + NUM_STEPS}
+    rate = float(*(re.findall(r"ReplayBatches.updates_per_env_step = ([\d.]+)", text)[-1:] or ["1"]))
+    return chosen | replay | {"num_env_steps": WARMUP + min(NUM_STEPS, int(MOST_UPDATES / rate))}
 
 
 def _with_included(path: Path) -> str:

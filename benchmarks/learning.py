@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks import PROJECT, processes, tables
 
 RESULTS = PROJECT / "docs" / "results"
+IN_BFLOAT16 = ("Learner.compile = True", "Learner.precision = 'bfloat16'")
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ def _imitation(
 
 
 def _bfloat16(conf: str, bar: float) -> Goal:
-    settings = ("Learner.compile = True", "Learner.precision = 'bfloat16'")
-    return Goal(conf, (0, 1, 2, 3, 4), bar, False, settings=settings, variant="bfloat16")
+    return Goal(conf, (0, 1, 2, 3, 4), bar, False, settings=IN_BFLOAT16, variant="bfloat16")
 
 
 GOALS = [
@@ -115,8 +115,9 @@ GOALS = [
     Goal("crossq_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("crossq_halfcheetah", (0, 1, 2), 7130, False),
     Goal("xqc_pendulum", (0, 1, 2, 3, 4), -155, True),
+    Goal("flashsac_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
-    Goal("ppo_pong", (0,), 18, True, 10, ("Learner.compile = True", "Learner.precision = 'bfloat16'")),
+    Goal("ppo_pong", (0,), 18, True, 10, IN_BFLOAT16),
 ]
 OFFLINE = [
     _offline("bc_pendulum", "expert", -140),

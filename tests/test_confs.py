@@ -65,6 +65,7 @@ TINY_WHERE = {
         "ReplayBatches.updates_per_env_step=0.5",
     ],
     "ReplayBatches.window_length": ["ReplayBatches.window_length=3"],
+    "ReplayBatches.updates_per_env_step = 20": ["ReplayBatches.updates_per_env_step=2", "SAC.actor_period=4"],
     "Learner.compile": ["Learner.compile=False"],  # takes seconds, and has tests of its own
     "CriticEnsemble.layers": ["CriticEnsemble.layers=(8,)"],
     # Games run for thousands of frames, and nothing stands between their CNN and the heads.
@@ -115,7 +116,12 @@ def tiny(path, tmp_path):
         chosen.append(f"saved_policy.root_dir='{trained(env_id, tmp_path / 'expert')}'")
     if "@OfflineBuffer" in text:
         chosen.append(f"OfflineBuffer.sources=['{recorded(env_id, tmp_path / 'data')}']")
-    return [f"--gin_param={one}" for one in TINY + chosen]
+    if "@actor/Residual" in text:  # in place of every MLP
+        sizes = ["critic/Residual.width=8", "actor/Residual.width=8"]
+        chosen += [*sizes, *(one for one in TINY if not one.startswith("MLP"))]
+    else:
+        chosen += TINY
+    return [f"--gin_param={one}" for one in chosen]
 
 
 @pytest.mark.parametrize("path", TASKS + EXAMPLES, ids=names(TASKS + EXAMPLES))

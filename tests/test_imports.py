@@ -33,6 +33,7 @@ BASES = tuple(
         "actor_critic",
         "ddpg",
         "delayed_actor",
+        "hybrid_acting",
         "hybrid_actor",
         "q_learning",
         "ppo",

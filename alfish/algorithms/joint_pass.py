@@ -10,8 +10,6 @@ from alfish.data import Experience
 from alfish.errors import UsageError
 from alfish.networks import Features, TargetNetwork
 from alfish.networks.bodies.batch_norm import Moments, has_batch_norm
-from alfish.networks.no_target import NoTarget
-from alfish.values import Scalar
 
 
 class JointPass(SeparatePasses):
@@ -20,12 +18,16 @@ class JointPass(SeparatePasses):
     Row 0 has the action that was taken, and later rows have the policy's. A batch norm then has one mean and one
     variance for both. Without batch norm the values are those of separate passes.
 
+    Args:
+      passes: arguments of `SeparatePasses`.
+      with_actor: see `SeparatePasses`; FlashSAC has it.
+
     Source: Bhatt et al., 2024, section 3, https://arxiv.org/abs/1902.05605.
     """
 
-    def __init__(self, critic: Any, target: TargetNetwork | NoTarget, values: Scalar, subset: int | None):
-        super().__init__(critic, target, values, subset)
-        self._has_batch_norm = has_batch_norm(critic)
+    def __init__(self, *passes: Any, with_actor: bool = False):
+        super().__init__(*passes)
+        self.with_actor, self._has_batch_norm = with_actor, has_batch_norm(self._critic)
 
     def online(
         self, experience: Experience, features: Features, box: Box, next_box: Box, moments: Moments
@@ -48,7 +50,7 @@ class JointPass(SeparatePasses):
         return critic(features, boxes, moments=moments) if self._has_batch_norm else critic(features, boxes)
 
 
-def critic_passes(owner: Any, target_subset: int | None, joint_pass: bool, retrace: bool) -> SeparatePasses:
+def critic_passes(owner: Any, target_subset: int | None, joint_pass: bool | str, retrace: bool) -> SeparatePasses:
     """Returns the passes of the critics of an algorithm.
 
     Args:
@@ -61,7 +63,7 @@ def critic_passes(owner: Any, target_subset: int | None, joint_pass: bool, retra
     name, size = type(owner).__name__, owner.critic.ensemble_size
     if target_subset is not None and target_subset > size:
         raise UsageError(f"{name}.target_subset is {target_subset}; it must be at most {size}, the number of critics")
-    if joint_pass and (retrace or owner.has_state):
+    if joint_pass and (retrace or getattr(owner.critic, "memory", None) is not None):
         raise UsageError(
             f"{name}.joint_pass takes neither Retrace nor memory, whose rows need more than one value each; set "
             "joint_pass to False"
@@ -71,4 +73,5 @@ def critic_passes(owner: Any, target_subset: int | None, joint_pass: bool, retra
             f"{name}.critic has batch norm, and values of one batch need one mean and variance; set "
             f"{name}.joint_pass to True"
         )
-    return (JointPass if joint_pass else SeparatePasses)(owner.critic, owner.target_critic, owner.values, target_subset)
+    passes = owner.critic, owner.target_critic, owner.values, target_subset
+    return JointPass(*passes, with_actor=joint_pass == "with_actor") if joint_pass else SeparatePasses(*passes)

@@ -13,7 +13,7 @@ linear in log alpha; n-step returns without Retrace leave out the entropies of t
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import gin
 import torch
@@ -22,13 +22,14 @@ from torch import nn
 
 from alfish import nest
 from alfish.algorithms.delayed_actor import DelayedActor
-from alfish.algorithms.hybrid_actor import DrawnAction, HybridActor
+from alfish.algorithms.hybrid_acting import DrawnAction
+from alfish.algorithms.hybrid_actor import HybridActor
 from alfish.algorithms.joint_pass import critic_passes
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.corrections import behaviour_trace
 from alfish.data import AlgStep, Experience, LossInfo
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, HybridSpace, transitions
+from alfish.networks import MLP, CriticEnsemble, Encoder, transitions
 from alfish.networks.bodies.batch_norm import Moments
 from alfish.networks.hybrid import Temperatures
 from alfish.networks.no_target import target_of
@@ -74,7 +75,8 @@ class SAC(DelayedActor, HybridActor):
       values: a distribution of the return as the value (`@Bins`, `@Quantiles`), for a scalar reward and Box actions;
         takes gamma. None: the expected return.
       actor_period: updates of the critics for each update of the actor and the temperatures.
-      joint_pass: one pass of the critics over both rows of a transition, as batch norm needs; see `JointPass`.
+      joint_pass: critics take both rows of a transition in one pass, see `JointPass`; 'with_actor': the actor too.
+      noise: of exploration, takes the number of Box entries (`@HeldNoise`); None: new noise at each step.
     """
 
     on_policy = False
@@ -106,10 +108,10 @@ class SAC(DelayedActor, HybridActor):
         reward_weights: RewardWeights | None = None,
         values: Callable[..., Any] | None = None,
         actor_period: PositiveInt = 1,
-        joint_pass: bool = False,
+        joint_pass: bool | Literal["with_actor"] = False,
+        noise: Callable[[int], Any] | None = None,
     ):
-        super().__init__(observation_spec, action_spec, reward_spec)
-        self.action_space = HybridSpace(action_spec)
+        super().__init__(observation_spec, action_spec, reward_spec, noise, records_probability=retrace)
         self.values = values_of(self, reward_spec, gamma, reward_weights, has_bonus=True, distribution=values)
         self.make_networks(actor_encoder, actor_mlp, self.values.sized(critic))
         self.target_critic = target_of(self.critic, target_rate, target_period)
@@ -119,8 +121,7 @@ class SAC(DelayedActor, HybridActor):
         self._lambda = (1.0 if retrace else self.default_lambda) if lambda_ is None else lambda_
         self.values.check(self, self._lambda, retrace=retrace, discrete_actions=self.action_space.num_choices > 0)
         self._passes = critic_passes(self, target_subset, joint_pass, retrace)
-        self._actor_uses_mean, self._lower_bound = actor_uses_mean, lower_bound
-        self.records_probability, self.actor_period = retrace, actor_period
+        self._actor_uses_mean, self._lower_bound, self.actor_period = actor_uses_mean, lower_bound, actor_period
 
     def parameter_groups(self) -> dict:
         actor = nn.ModuleList([self.actor_encoder, self.actor_mlp, self.policy_head])
@@ -151,7 +152,7 @@ class SAC(DelayedActor, HybridActor):
             following = following._replace(q=self.values.each(later.value, *later_q), trace=trace)
         if not self.trains_actor():
             return AlgStep(info=SACTrain(q, following, None, {}, moments))
-        choice = self.policy(features.actor, None if mask is None else mask[:num_rows], moments).choose()
+        choice = self.trained_policy(features, mask, moments).choose()
         own_q = self.critic(features.critic.detach(), choice.box)  # the actor's loss does not train the encoder
         joined_q, entropies = own_q.mean(0) if self._actor_uses_mean else self.values.least(own_q), choice.entropies()
         value = self.temperatures.soft(self.values, self.values.each(choice.expectation, joined_q), entropies)

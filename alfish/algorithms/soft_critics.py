@@ -22,7 +22,12 @@ class SeparatePasses:
       critic, target: `CriticEnsemble` or another network with its interface, and its target.
       values: the kind of their values.
       subset: number of critics, drawn at random in each call, of whose values the least are taken; None: all.
+
+    Attributes:
+      with_actor: whether the actor, too, runs over all rows of a window in one pass when it trains.
     """
+
+    with_actor = False
 
     def __init__(self, critic: Any, target: TargetNetwork | NoTarget, values: Scalar, subset: int | None):
         self._critic, self._target, self._values, self._subset = critic, target, values, subset

@@ -10,7 +10,7 @@ from alfish.algorithms.contract import return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.errors import UsageError
 from alfish.networks import flat_parameters
-from alfish.networks.bodies.unit_rows import UnitRows
+from alfish.networks.bodies.unit_rows import Projected
 
 
 class Group:
@@ -81,11 +81,11 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
     return {group: parameters for group, parameters in groups.items() if parameters}
 
 
-def unit_rows_of(algorithm: nn.Module, groups: Mapping[str, Group]) -> dict[str, list[UnitRows]]:
+def unit_rows_of(algorithm: nn.Module, groups: Mapping[str, Group]) -> dict[str, list[Projected]]:
     """Returns the layers of each group whose weights are to be projected after its updates."""
     group_of = {id(parameter): name for name, group in groups.items() for parameter in group.parameters}
-    found: dict[str, list[UnitRows]] = {}
+    found: dict[str, list[Projected]] = {}
     for layer in algorithm.modules():
-        if isinstance(layer, UnitRows) and id(layer.weight) in group_of:
+        if isinstance(layer, Projected) and id(layer.weight) in group_of:
             found.setdefault(group_of[id(layer.weight)], []).append(layer)
     return found

@@ -139,7 +139,7 @@ class Updates:
         return UpdateStats(list(means.losses), gradients.total, extra, self.priority(loss_info, batch))
 
     def project(self, names: Iterable[str]) -> None:
-        """Scales the weights of unit norm in the named groups, which were trained, to norm 1; see `UnitRows`."""
+        """Scales weights of fixed norm in the named groups, which were trained; see `Projected`."""
         if self._unit_rows:
             for name in names:
                 for layer in self._unit_rows.get(name, ()):

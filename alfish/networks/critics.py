@@ -13,12 +13,11 @@ from alfish.data import TimeStep
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
 from alfish.networks.bodies.ensembles import EnsembleLayerNorm, EnsembleLinear, UnitEnsembleLinear
+from alfish.networks.bodies.residual import OF_MEMBERS, WITH_MOMENTS, made_body
 from alfish.networks.encoders import Encoder
 from alfish.networks.layers import ACTIVATIONS
 from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, Range, checked
 from alfish.parameters.parts import build_memory, build_network
-
-_OF_MEMBERS = EnsembleLinear, EnsembleLayerNorm, BatchNorm
 
 
 @gin.configurable(module="alfish.networks", denylist=["memory", "num_values"])
@@ -40,6 +39,7 @@ class CriticEnsemble(nn.Module):
       norm_after: normalize after each activation, not before.
       bias: whether hidden linear layers have one.
       unit_rows: the weights of each output, those of the last layer too, have norm 1, see `UnitRows`.
+      body: takes its input size and E (`@Residual`), in place of `layers` and all that is said of them; None: none.
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
       encoder: takes the observation spec.
       memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `RecurrentSAC.memory`.
@@ -58,6 +58,7 @@ class CriticEnsemble(nn.Module):
         norm_after: bool = False,
         bias: bool = True,
         unit_rows: bool = False,
+        body: Callable[[int, int], Any] | None = None,
         dropout: Annotated[float, Range(0, 1, below=True)] = 0.0,
         encoder: Callable[[Nest], Any] = Encoder,
         memory: Callable[[int], Any] | None = None,
@@ -73,6 +74,8 @@ class CriticEnsemble(nn.Module):
         modules: list[nn.Module] = [BatchNorm(size, ensemble_size)] if norm == "batch" else []
         make_norm = {"layer": EnsembleLayerNorm, "batch": BatchNorm}.get(norm or "")
         linear = UnitEnsembleLinear if unit_rows else EnsembleLinear
+        if body is not None:
+            modules, size, layers = *made_body(body, size, ensemble_size), ()
         for width in layers:
             modules.append(linear(ensemble_size, size, width, has_bias=bias))
             modules += [nn.Dropout(dropout)] if dropout else []
@@ -109,10 +112,10 @@ class CriticEnsemble(nn.Module):
         x = features if action is None else torch.cat([features, action], -1)
         leading, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         for module in self.body:
-            if moments is not None and isinstance(module, BatchNorm):
+            if moments is not None and isinstance(module, WITH_MOMENTS):
                 x = module(x, moments)
             else:
-                x = module(x, num_members=num_members) if isinstance(module, _OF_MEMBERS) else module(x)
+                x = module(x, num_members=num_members) if isinstance(module, OF_MEMBERS) else module(x)
         return x.reshape(len(x), *leading, *self._outputs)
 
 

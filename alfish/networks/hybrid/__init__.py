@@ -1,5 +1,6 @@
 """Policies over actions in two parts, Box and Discrete, and the temperatures of their entropies."""
 
+from alfish.networks.hybrid.held_noise import HeldNoise
 from alfish.networks.hybrid.policy import (
     Choice,
     HybridAction,
@@ -12,6 +13,7 @@ from alfish.networks.hybrid.temperatures import Temperatures
 
 __all__ = [
     "Choice",
+    "HeldNoise",
     "HybridAction",
     "HybridHead",
     "HybridPolicy",

@@ -1,0 +1,108 @@
+"""Residual bodies: blocks with inverted bottlenecks and batch norm, whose outputs are added to their inputs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from torch import nn
+
+from alfish.networks.bodies.batch_norm import BatchNorm, Moments
+from alfish.networks.bodies.ensembles import EnsembleLayerNorm, EnsembleLinear, UnitEnsembleLinear
+from alfish.networks.bodies.unit_rows import UnitScale
+from alfish.networks.layers import RMSNorm, linear
+from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, checked
+
+
+class UnitBatchNorm(UnitScale, BatchNorm):
+    """`BatchNorm` whose scales and offsets have norm sqrt(d) together."""
+
+
+class EnsembleRMSNorm(RMSNorm):
+    """E norms of `[E, N, size]`, each with scales of its own; None: one, of `[..., size]`."""
+
+    def __init__(self, size: int, ensemble_size: int | None):
+        super().__init__(size)
+        if ensemble_size is not None:
+            self.weight = nn.Parameter(torch.ones(ensemble_size, 1, size))
+
+    def forward(self, x: torch.Tensor, num_members: int | None = None) -> torch.Tensor:
+        root = ((x * x).mean(-1, keepdim=True) + self._epsilon).sqrt()
+        return x / root * (self.weight if num_members is None else self.weight[:num_members])
+
+
+class UnitRMSNorm(UnitScale, EnsembleRMSNorm):
+    """`EnsembleRMSNorm` whose scales have norm sqrt(d)."""
+
+
+@gin.configurable(module="alfish.networks", denylist=["input_size", "ensemble_size"])
+@checked
+class Residual(nn.Module):
+    """Maps features by blocks that are added to their input, with batch norm.
+
+        x = W0 BN(x)
+        x = x + relu(BN(W2 relu(BN(W1 x))))                             for each block
+        y = weight x / root mean square of x
+
+    Linear layers have no bias. Only SAC trains it.
+
+    Args:
+      input_size: features in.
+      ensemble_size: E networks, for inputs `[N, size]` of all or `[E, N, size]`; None: one network, for `[..., size]`.
+      width: features between the blocks, d, and out.
+      blocks: number of blocks.
+      expansion: features within a block, in units of the width.
+      unit_rows: the weights of each output have norm 1, see `UnitRows`, and those of each norm layer sqrt(d), see
+        `UnitScale`.
+
+    Source: Kim et al., 2026, https://arxiv.org/abs/2604.04539.
+    """
+
+    def __init__(
+        self,
+        input_size: PositiveInt,
+        ensemble_size: PositiveInt | None = None,
+        width: LayerSize = 256,
+        blocks: NonNegativeInt = 2,
+        expansion: PositiveInt = 4,
+        unit_rows: bool = True,
+    ):
+        super().__init__()
+        norm = UnitBatchNorm if unit_rows else BatchNorm
+
+        def layers_of(input_size: int, output_size: int) -> list[nn.Module]:
+            made: Any
+            if ensemble_size is None:
+                made = linear(input_size, output_size, 1.0, bias=False, unit=unit_rows)
+            else:
+                of_members = UnitEnsembleLinear if unit_rows else EnsembleLinear
+                made = of_members(ensemble_size, input_size, output_size, 1.0, has_bias=False)
+            return [made, norm(output_size, ensemble_size), nn.ReLU()]
+
+        self.input_norm = norm(input_size, ensemble_size)
+        self.embedding = layers_of(input_size, width)[0]
+        inner = expansion * width
+        made = [layers_of(width, inner) + layers_of(inner, width) for _ in range(blocks)]
+        self.blocks: Any = nn.ModuleList(nn.ModuleList(layers) for layers in made)
+        self.output_norm = (UnitRMSNorm if unit_rows else EnsembleRMSNorm)(width, ensemble_size)
+        self.output_size = width
+        self._is_ensemble = ensemble_size is not None
+
+    def forward(self, x: torch.Tensor, moments: Moments | None = None, num_members: int | None = None) -> torch.Tensor:
+        """Returns features `[..., width]`; `moments` and `num_members` as in `BatchNorm`."""
+        members = (num_members,) if self._is_ensemble else ()
+        x = self.embedding(self.input_norm(x, moments, num_members), *members)
+        for first, first_norm, active, second, second_norm, second_active in self.blocks:
+            inner = active(first_norm(first(x, *members), moments, num_members))
+            x = x + second_active(second_norm(second(inner, *members), moments, num_members))
+        return self.output_norm(x, *members)
+
+
+def made_body(body: Callable[[int, int], Any], input_size: int, ensemble_size: int) -> tuple[list[nn.Module], int]:
+    """Returns a body of E networks as a list of layers, and its output size."""
+    made = body(input_size, ensemble_size)
+    return [made], made.output_size
+
+
+WITH_MOMENTS = BatchNorm, Residual  # take `moments`
+OF_MEMBERS = EnsembleLinear, EnsembleLayerNorm, *WITH_MOMENTS  # take `num_members`
