@@ -6,6 +6,6 @@ gradient steps between the end of the iteration with the eighth gradient step an
 without start-up and warm-up; the mean return of the last training episodes. Threads are as many as OMP_NUM_THREADS
 says. A recipe that a library has none of ends with the status `script.NO_SUCH_RECIPE`. PYTHONPATH is the project.
 
-`LIBRARY_threshold.py` is of `benchmarks.time_to_threshold`, see `threshold`. `replay` and `offline` are of the
-benchmarks of those names.
+`LIBRARY_threshold.py` is of `benchmarks.time_to_threshold`, see `threshold`. `alfish_costs` is of
+`benchmarks.frontier`. `replay` and `offline` are of the benchmarks of those names.
 """
