@@ -7,9 +7,8 @@
 A row holds two SHA-256 sums of a shipped conf, seed 0: of the algorithm's parameters and buffers before training, and
 after it. Training takes `NUM_STEPS` environment steps after warm-up, fewer where these are more than `MOST_UPDATES`
 updates, or `NUM_STEPS` updates where a conf trains on recorded data (`recorded` makes these, and `trained` an expert).
-Updates are plain. Names and order of tensors do not enter the
-sums, so that code may be moved and renamed. Float operations give other bits on other processors and versions, so rows
-of another machine are not compared.
+Updates are plain. Names and order of tensors do not enter the sums, so that code may be moved and renamed. Float
+operations give other bits on other processors and versions, so rows of another machine are not compared.
 """
 
 import argparse
@@ -71,9 +70,16 @@ def _bits(tensor: torch.Tensor) -> str:
 
 
 def machine() -> str:
-    """Returns what bits depend on besides the code: processor and versions."""
+    """Returns what bits depend on besides the code: processor and versions.
+
+    Libraries choose products by the processor's model, also among those with the same instructions.
+    """
+    info = Path("/proc/cpuinfo")
+    lines = (line.partition(":")[::2] for line in info.read_text().splitlines()) if info.is_file() else ()
+    about = {name.strip(): value.strip() for name, value in lines}
+    model = " ".join(about.get(name, "") for name in ("vendor_id", "cpu family", "model")).strip()
     versions = f"torch {torch.__version__}, numpy {np.__version__}"
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {versions}"
+    return f"{model or platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {versions}"
 
 
 def recorded(env_id: str, directory: Path) -> str:
@@ -155,6 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
         old = before.get(name)
         if not options.check:
             before[name] = row
+            write_rows(TABLE, [before[one] for one in sorted(before) if one in paths], FIELDS)
             answer = "written"
         elif old is None or old["machine"] != row["machine"]:
             answer = f"not compared: the table has {old['machine'] if old else 'no row'}, and this is {row['machine']}"
@@ -166,8 +173,6 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{key} {old[key]} -> {row[key]}" for key in FIELDS if old[key] != row[key]
             )
         print(f"{name:<28} {time.monotonic() - began:6.1f} s  {answer}", flush=True)
-    if not options.check:
-        write_rows(TABLE, [before[name] for name in sorted(before) if name in paths], FIELDS)
     return 1 if differing else 0
 
 

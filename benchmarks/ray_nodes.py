@@ -51,6 +51,7 @@ class Nodes:
         head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
         head |= {"temp_dir": self._directory, "_system_config": settings or {}}
         head |= {"no_monitor": True, "include_log_monitor": False}  # nobody scales the cluster or prints its logs
+        Path("/tmp/ray").mkdir(exist_ok=True)  # where the head writes its address; only the monitor would make it
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         os.environ["RAY_ADDRESS"] = self._cluster.address
         self.nodes: dict[Any, int] = {}

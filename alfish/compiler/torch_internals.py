@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import shlex
+import subprocess
 import types
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ HOMES = {
     "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
     "compiler_config": "torch._inductor.config",
     "cpp_builder": "torch._inductor.cpp_builder",
+    "cpu_vec_isa": "torch._inductor.cpu_vec_isa",
     "make_fx": "torch.fx.experimental.proxy_tensor:make_fx",
     "reparametrize_module": "torch.nn.utils.stateless:_reparametrize_module",
     "tracing": "torch._guards:tracing",
@@ -35,9 +37,13 @@ HOMES = {
 
 
 # Settings for all that torch's compiler builds, of those that a release has. It would compile its headers first, which
-# takes longer than the one or two graphs that use them, and compile a program to see which vector instructions the C++
-# compiler knows, although the flags of the processor say which to use.
-BUILD_SETTINGS = {"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": True}
+# takes longer than the one or two graphs that use them, compile a program to see which vector instructions the C++
+# compiler knows, although the flags of the processor say which to use, and add line numbers for debuggers.
+BUILD_SETTINGS = {
+    "cpp_cache_precompile_headers": False,
+    "cpp.vec_isa_ok": True,
+    "aot_inductor.enable_line_tables": False,
+}
 
 
 class TorchChanged(ImportError):
@@ -59,9 +65,11 @@ def __getattr__(name: str) -> Any:
 def build_settings(**settings: Any) -> Any:
     """Returns a context with settings of torch's compiler, and `BUILD_SETTINGS`.
 
-    From the first call on, C++ compilers write as `_build_under_other_name` says.
+    From the first call on, C++ compilers write as `_build_under_other_name` says, and are asked what they know as
+    `_ask_for_flags` says.
     """
     _build_under_other_name(__getattr__("cpp_builder"))
+    _ask_for_flags(__getattr__("cpu_vec_isa"))
     config = __getattr__("compiler_config")
     return config.patch({name: value for name, value in BUILD_SETTINGS.items() if hasattr(config, name)} | settings)
 
@@ -87,6 +95,22 @@ def _run_and_rename(run: Callable[[str, str], Any], command: str, cwd: str) -> A
     result = run(shlex.join(words), cwd)
     os.replace(words[at], output)
     return result
+
+
+@functools.cache
+def _ask_for_flags(instructions: Any) -> None:
+    """Makes torch ask the C++ compiler whether it knows the flags of further vector instructions.
+
+    Else it compiles a program for each of them, and has another process load it, even where its cache has the program.
+    """
+    if hasattr(instructions.VecISA, "check_build"):  # since torch 2.6
+        instructions.VecISA.check_build = _knows_flags
+
+
+def _knows_flags(instructions: Any, code: str = "") -> bool:
+    compiler = __getattr__("cpp_builder").get_cpp_compiler()
+    command = [compiler, *instructions.build_arch_flags().split(), "-fsyntax-only", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def dispatch_mode(receive: Callable[[Any, Any, Any], Any]) -> Any:

@@ -56,6 +56,15 @@ def test_a_file_has_its_name_only_when_the_compiler_has_written_all_of_it(tmp_pa
     assert (tmp_path / "graph.so").read_text() == "whole"
 
 
+@pytest.mark.parametrize(("flags", "is_known"), [("-O1 -std=c++17", True), ("-O1 -mno-such-instructions", False)])
+def test_the_compiler_is_asked_for_flags_only(monkeypatch, flags, is_known):
+    with torch_internals.build_settings():
+        instructions = torch_internals.cpu_vec_isa.VecAVX2()
+    monkeypatch.setattr(type(instructions), "build_arch_flags", lambda self: flags)
+    monkeypatch.setattr(torch_internals.cpu_vec_isa.VecISA, "_probe_load", lambda *arguments: pytest.fail("was built"))
+    assert instructions.check_build("this is no C++") == is_known
+
+
 def test_another_name_is_no_attribute():
     with pytest.raises(AttributeError, match="'alfish.compiler.torch_internals' has no attribute 'anything'"):
         torch_internals.anything  # noqa: B018
