@@ -19,6 +19,7 @@ from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.nest import Nest
 from alfish.parameters.parts import build
+from alfish.processes import heap
 from alfish.specs import describe, reward_names
 from alfish.training.clock import Budget
 from alfish.training.evaluator import Evaluator, make_evaluator
@@ -189,11 +190,12 @@ def start_external(algorithm: RLAlgorithm, environment: Environment) -> None:
 
 
 def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
-    """Sets the number of threads; returns the device of `Trainer.device`.
+    """Sets the heap and the number of threads; returns the device of `Trainer.device`.
 
     Raises:
       UsageError: there is no such device.
     """
+    heap.keep_freed_memory()
     kernels.set_num_threads(num_threads)
     device = device_named(name)
     if device.type != "cuda" or not replicas.is_joined():

@@ -1,0 +1,31 @@
+"""How the C library keeps memory that was freed, in place of returning it to the system after each update.
+
+By default, glibc returns free memory at the end of its heap, and each array above a limit that it raises by itself, as
+soon as they are freed. An update allocates and frees the same arrays each time. The system then takes a page fault for
+each 4 KiB of them, and fills the page with zeros, which can take longer than the update.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+
+# Parameters of mallopt in glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 1 << 28  # of free memory at the end of the heap: more than an update of wide networks frees
+MAPPED_BYTES = 1 << 25  # arrays from here on return to the system when freed; glibc's own largest limit
+VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Sets both limits of glibc's heap for this process; returns whether it did.
+
+    It does nothing with other C libraries, and where an environment variable of glibc's has set the heap.
+    """
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in VARIABLES):
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):
+        return False
+    return bool(library.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES) and library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES))
