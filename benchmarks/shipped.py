@@ -42,6 +42,13 @@ EMPTY, WARM = "alfish, empty cache", "alfish, warm cache"
 KEY = ("task", "library", "threads", "seed")
 FIELDS = (*KEY, "event", "env_steps", "seconds", "return", "versions", "machine", "date")
 PACKAGES = {"alfish": ("alfish", "torch"), "sb3": ("stable-baselines3", "torch"), "sbx": ("sbx-rl", "jax")}
+PANELS_IN_A_ROW = 3
+COLORS = {
+    EMPTY: ("C0", EMPTY),
+    WARM: ("C1", WARM),
+    "sb3": ("C2", "stable-baselines3"),
+    "sbx": ("C3", "SBX"),
+}
 EVALUATION = re.compile(r"Evaluation at ([\d,]+) steps: return (-?[\d,.]+)")
 
 
@@ -229,42 +236,44 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Draws return against seconds, a panel for each task and a line for each run, with each library's best threads."""
+    """Draws return against seconds, a panel for each task, with each library's best threads.
+
+    A point is the mean over seeds of one evaluation's returns, at the median of its seconds; a band has the smallest
+    and the largest return.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(row["task"] for row in rows))
-    figure, axes = plt.subplots(1, len(names), figsize=(4.2 * len(names), 3.4), layout="constrained", squeeze=False)
-    colors = {library: f"C{i}" for i, library in enumerate((EMPTY, WARM, "sb3", "sbx"))}
-    for axis, name in zip(axes[0], names):
+    height = math.ceil((len(names) + 1) / PANELS_IN_A_ROW)  # the legend has a panel
+    size = (4 * PANELS_IN_A_ROW, 3.1 * height)
+    figure, grid = plt.subplots(height, PANELS_IN_A_ROW, figsize=size, layout="constrained", squeeze=False)
+    lines: dict[str, Any] = {}
+    for axis, name in zip(grid.flat, names):
         runs = _runs(rows, name)
         for library, threads in _best(runs).items():
-            for number, run in enumerate(runs[library, threads]):
-                seconds = [float(event["seconds"]) for event in run[:-1]]
-                values = [float(event["return"]) for event in run[:-1]]
-                label = (
-                    library if library.startswith("alfish") else f"{run[0]['versions'].split()[0]}, {threads} thread"
-                )
-                plural = "s" if threads not in ("1", "auto") else ""
-                axis.plot(
-                    seconds,
-                    values,
-                    marker=".",
-                    linewidth=1.2,
-                    alpha=0.8,
-                    color=colors.get(library),
-                    label=label + plural if number == 0 else None,
-                )
+            own = runs[library, threads]
+            seconds, values = (
+                np.array([[float(e[of]) for e in run[:-1]] for run in own]) for of in ("seconds", "return")
+            )
+            at = np.median(seconds, 0)
+            color, label = COLORS.get(library, ("grey", library))
+            (lines[label],) = axis.plot(at, values.mean(0), marker=".", linewidth=1.5, color=color)
+            axis.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
         axis.axhline(TASKS[name].threshold, color="grey", linewidth=0.8, linestyle="--")
         axis.set_xlim(left=0)
-        axis.set_title(f"{name}, {TASKS[name].env_steps:,} steps", fontsize=11)
+        num_seeds = max(map(len, runs.values()))
+        seeds = f"{num_seeds} seeds" if num_seeds > 1 else "1 seed"
+        axis.set_title(f"{name}, {TASKS[name].env_steps:,} steps, {seeds}", fontsize=10)
         axis.set_xlabel("seconds from pressing return")
+        axis.set_ylabel("mean return of 20 episodes")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    axes[0, 0].set_ylabel("mean return of 20 episodes")
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    for axis in grid.flat[len(names) :]:
+        axis.axis("off")
+    grid.flat[len(names)].legend(lines.values(), lines, loc="center", frameon=False, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
