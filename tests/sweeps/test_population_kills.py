@@ -36,7 +36,7 @@ def assert_equal(one, other):
     assert os.readlink(one / BEST) == os.readlink(other / BEST)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_population_equals_an_uninterrupted_one(toy, tmp_path):
     flags = "--members=2", "--share=0.5", "--generations=2", "--jobs=2", RATE, COEF
     victims = kill("population", toy, tmp_path / "killed", 2, 6 * 1000, *flags)
