@@ -42,7 +42,7 @@ def entries() -> list[Entry]:
     parts = gin_internals.configurables().items()
     own = {selector: part for selector, part in parts if not selector.startswith("gin.") and selector not in HIDDEN}
     names = sorted(own, key=lambda selector: selector.rpartition(".")[2].lower())
-    return [entry for selector in names for entry in _of(selector.rpartition(".")[2], own[selector])]
+    return [entry for selector in names for entry in _of(selector, own[selector])]
 
 
 def in_force(operative: str) -> Iterator[tuple[str, Entry | None]]:
@@ -52,9 +52,10 @@ def in_force(operative: str) -> Iterator[tuple[str, Entry | None]]:
         yield f"{name} = {value}", known.get(name.rpartition("/")[2])
 
 
-def _of(name: str, part: Any) -> Iterator[Entry]:
+def _of(selector: str, part: Any) -> Iterator[Entry]:
     """Yields the parameters of a class or function; what a class passes to its base belongs to the class, too."""
-    seen = set()
+    name = selector.rpartition(".")[2]
+    seen = gin_internals.unbindable(selector)
     about = (inspect.getdoc(part) or "").partition("\n")[0].rstrip(".")
     for function, text in _signatures(part):
         helps = _helps(text)

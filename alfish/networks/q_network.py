@@ -9,10 +9,10 @@ from torch import nn
 
 from alfish.data import TimeStep
 from alfish.nest import Nest
-from alfish.networks.layers import linear
+from alfish.networks.layers import MLP, linear
 from alfish.networks.torsos import Torso
 from alfish.parameters import PositiveInt, checked
-from alfish.parameters.parts import build_torso
+from alfish.parameters.parts import build_network, build_torso
 
 
 @gin.configurable(module="alfish.networks", denylist=["num_values"])
@@ -67,12 +67,13 @@ class ImplicitQNetwork(nn.Module):
     """Maps time steps and probabilities that it draws to quantiles of the return, `[..., A, 2 N]`.
 
     See `ImplicitQuantiles`: N returns, and then their probabilities, which are the same for all actions. A probability
-    enters as cosines of its multiples, whose embedding multiplies the features.
+    enters as cosines of its multiples, whose embedding multiplies the features. An MLP takes the products.
 
     Args:
       observation_spec: nest of spaces.
       num_actions: A.
       torso: takes the observation spec.
+      mlp: takes the torso's output size.
       num_cosines: of the embedding.
       num_samples: N. It is set by the algorithm.
 
@@ -86,6 +87,7 @@ class ImplicitQNetwork(nn.Module):
         observation_spec: Nest,
         num_actions: PositiveInt,
         torso: Callable[[Nest], Any] = Torso,
+        mlp: Callable[[int], Any] = MLP,
         num_cosines: PositiveInt = 64,
         num_samples: PositiveInt = 32,
     ):
@@ -93,7 +95,8 @@ class ImplicitQNetwork(nn.Module):
         self._num_actions, self._num_samples = num_actions, num_samples
         self.torso: Any = build_torso(torso, "ImplicitQNetwork.torso", observation_spec)
         self.embedding = linear(num_cosines, self.torso.output_size)
-        self.quantiles = linear(self.torso.output_size, num_actions, 1.0)
+        self.mlp: Any = build_network(mlp, "ImplicitQNetwork.mlp", self.torso.output_size)
+        self.quantiles = linear(self.mlp.output_size, num_actions, 1.0)
         self.register_buffer("multiples", torch.pi * torch.arange(1, num_cosines + 1), persistent=False)
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -109,5 +112,5 @@ class ImplicitQNetwork(nn.Module):
             probability = ((torch.arange(count, device=features.device) + 0.5) / count).unsqueeze(-1)
             probability = probability.expand(*leading, count, 1)
         embedded = self.embedding((probability * self.multiples).cos()).relu()
-        quantiles = self.quantiles(features.unsqueeze(-2) * embedded).mT  # [..., A, N]
+        quantiles = self.quantiles(self.mlp(features.unsqueeze(-2) * embedded)).mT  # [..., A, N]
         return torch.cat([quantiles, probability.mT.expand_as(quantiles)], -1), state

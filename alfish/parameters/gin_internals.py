@@ -50,6 +50,11 @@ def configurable(selector: str) -> Any:
     return _name_of("_REGISTRY")[selector].wrapped
 
 
+def unbindable(selector: str) -> set[str]:
+    """Returns the parameters that a complete selector was registered without: the `denylist`."""
+    return set(_name_of("_REGISTRY")[selector].denylist or ())
+
+
 def is_registered_dynamically(selector: str) -> bool:
     """Returns True if a configuration, and no module, registered the selector."""
     return _name_of("_REGISTRY")[selector].import_source is not None

@@ -40,6 +40,11 @@ def test_arguments_that_the_trainer_passes_are_no_parameters(entries):
     assert not {"PPO.observation_spec", "MLP.input_size", "Learner.algorithm", "Trainer.root_dir"} & set(entries)
 
 
+def test_parameters_that_no_configuration_can_bind_are_left_out(entries):
+    assert not {"Quantiles.gamma", "QNetwork.num_values", "BatchNorm.ensemble_size"} & set(entries)
+    assert {"Quantiles.num_quantiles", "QNetwork.dueling", "BatchNorm.rate"} <= set(entries)
+
+
 def test_each_bound_parameter_of_each_conf_is_in_the_catalogue(entries):
     for path in sorted(locating.confs_directory().glob("*.gin")):
         bound = [one for one in reading.read([str(path)], []).last() if one.key[1] != MACRO]
