@@ -2,7 +2,7 @@
 
   python -m benchmarks.frontier                              measures the costs that are missing, and draws
   python -m benchmarks.frontier --again                      measures all costs again; on an idle machine
-  python -m benchmarks.frontier --confs=redq_halfcheetah     measures one conf
+  python -m benchmarks.frontier --confs=sac_halfcheetah      measures one conf
   python -m benchmarks.frontier --draw                       draws from what is there
 
 The returns are those of `docs/results/CONF-curve.csv`, which `benchmarks.learning` writes; confs without a curve are

@@ -118,9 +118,8 @@ GOALS = [
     Goal("flashsac_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("tqc_halfcheetah", (0, 1, 2), 6617, False),  # the mean of SAC
-    Goal("tqc_bipedalwalker", (0,), 300, False),
-    Goal("droq_halfcheetah", (0, 1), 5330, False, settings=IN_BFLOAT16),
-    Goal("redq_halfcheetah", (0,), 5650, False, settings=IN_BFLOAT16),
+    Goal("droq_pendulum", (0, 1, 2, 3, 4), -200, True),
+    Goal("redq_pendulum", (0, 1, 2, 3, 4), -200, True),
     Goal("ppo_pong", (0,), 18, True, 10, IN_BFLOAT16),
 ]
 OFFLINE = [

@@ -119,7 +119,7 @@ def copy_to(tree: Path) -> Path:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__", ".venv*"))
         else:
             shutil.copy(source, tree / name)
     return tree

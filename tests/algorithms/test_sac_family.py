@@ -25,7 +25,7 @@ HIDDEN = {
 
 def configured(name, *bindings):
     """The algorithm of a conf on small spaces."""
-    reading.read([f"{name}_halfcheetah.gin"], bindings)
+    reading.read([f"{name}_pendulum.gin"], bindings)
     torch.manual_seed(0)
     return SAC(OBSERVATION, BOX, REWARD)
 
@@ -57,7 +57,7 @@ def test_a_conf_makes_the_critics_of_its_paper(name):
     assert sac.critic.ensemble_size == (10 if name == "redq" else 2)
     assert {layer.p for layer in sac.critic.body if isinstance(layer, nn.Dropout)} <= {0.01}
     widths = [layer.weight.shape[-1] for layer in sac.critic.body if isinstance(layer, EnsembleLinear)]
-    assert widths == [256, 256, 25 if name == "tqc" else 1]
+    assert widths == ([256, 256, 25] if name == "tqc" else [64, 64, 1])
     assert isinstance(sac.values, Quantiles) == (name == "tqc")
 
 
