@@ -65,7 +65,12 @@ DRAWN = {
         of_conf("Acrobot-v1", "dqn_acrobot", -100),
         of_conf("LunarLander-v3", "dqn_lunarlander", 150),
     ],
-    "pqn": [of_conf("CartPole-v1", "pqn_cartpole", 490)],
+    "distributional": [
+        of_conf("CartPole-v1, QR-DQN", "qrdqn_cartpole", 490),
+        of_conf("LunarLander-v3, Rainbow", "rainbow_lunarlander", 200),
+        of_conf("Pendulum-v1, TQC", "tqc_pendulum", -155),
+    ],
+    "pqn": [of_conf("CartPole-v1", "pqn_cartpole", 490), of_conf("Acrobot-v1", "pqn_acrobot", -96)],
     "sac": [
         of_conf("Pendulum-v1", "sac_pendulum", -155),
         of_conf("MountainCarContinuous-v0", "sac_mountaincar_continuous", 90),
