@@ -71,7 +71,7 @@ MEMBERS = (
     Member("crossq_halfcheetah", "CrossQ", "#0072B2", "P"),
     Member("xqc_halfcheetah", "XQC", "#009E73", "X"),
     Member("flashsac_halfcheetah", "FlashSAC", "#CC79A7", "*"),
-    Member("flashsac_small", "FlashSAC, small", "#882255", "p"),
+    Member("flashsac_small_halfcheetah", "FlashSAC, small", "#882255", "p"),
     Member("reppo_halfcheetah", "REPPO", "#999933", "<", on_policy=True),
     Member("ppo_halfcheetah", "PPO", "#332288", ">", on_policy=True),
 )
