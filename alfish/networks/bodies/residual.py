@@ -70,17 +70,17 @@ class Residual(nn.Module):
         super().__init__()
         norm = UnitBatchNorm if unit_rows else BatchNorm
 
-        def layers_of(input_size: int, output_size: int) -> list[nn.Module]:
-            made: Any
+        def linear_of(input_size: int, output_size: int) -> nn.Module:
             if ensemble_size is None:
-                made = linear(input_size, output_size, 1.0, bias=False, unit=unit_rows)
-            else:
-                of_members = UnitEnsembleLinear if unit_rows else EnsembleLinear
-                made = of_members(ensemble_size, input_size, output_size, 1.0, has_bias=False)
-            return [made, norm(output_size, ensemble_size), nn.ReLU()]
+                return linear(input_size, output_size, 1.0, bias=False, unit=unit_rows)
+            of_members = UnitEnsembleLinear if unit_rows else EnsembleLinear
+            return of_members(ensemble_size, input_size, output_size, 1.0, has_bias=False)
+
+        def layers_of(input_size: int, output_size: int) -> list[nn.Module]:
+            return [linear_of(input_size, output_size), norm(output_size, ensemble_size), nn.ReLU()]
 
         self.input_norm = norm(input_size, ensemble_size)
-        self.embedding = layers_of(input_size, width)[0]
+        self.embedding = linear_of(input_size, width)
         inner = expansion * width
         made = [layers_of(width, inner) + layers_of(inner, width) for _ in range(blocks)]
         self.blocks: Any = nn.ModuleList(nn.ModuleList(layers) for layers in made)
