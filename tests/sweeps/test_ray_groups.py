@@ -39,7 +39,7 @@ def expected(tmp_path_factory):
     return whole(toy, directory / "one", *FLAGS)
 
 
-@pytest.mark.parametrize("victim", [pytest.param("task", marks=pytest.mark.long), "machine"])
+@pytest.mark.parametrize("victim", ["task", pytest.param("machine", marks=pytest.mark.long)])
 def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_killed(
     toy, tmp_path, expected, request, victim
 ):
