@@ -9,7 +9,7 @@ from alfish.algorithms.dqn import DQN
 from alfish.algorithms.sac import SAC
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError
-from alfish.networks import ImplicitQNetwork, transitions
+from alfish.networks import ImplicitQNetwork, QNetwork, transitions
 from alfish.targets import NextValues
 from alfish.values import Bins, ImplicitQuantiles, Quantiles, Scalar
 
@@ -271,6 +271,20 @@ def test_implicit_quantiles_carry_their_probabilities():
     assert values.scalarized(raw).item() == 0.5
     assert values.loss(raw, torch.tensor([0.0, 2.0])).loss.item() == pytest.approx(0.4375)
     assert values.shifted(raw, torch.tensor(1.0), torch.tensor(0.5)).tolist() == [1.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    "network, values, words",
+    [
+        (QNetwork, ImplicitQuantiles, "QNetwork takes no num_samples, so it cannot predict ImplicitQuantiles"),
+        (ImplicitQNetwork, Quantiles, "ImplicitQNetwork takes no num_values, so it cannot predict Quantiles"),
+        (ImplicitQNetwork, None, "ImplicitQNetwork predicts @ImplicitQuantiles and no other values"),
+        (lambda *specs: QNetwork(*specs), Quantiles, "DQN.q_network cannot be called .*'num_values'"),
+    ],
+)
+def test_a_network_that_does_not_predict_the_values_is_refused(network, values, words):
+    with pytest.raises(UsageError, match=words):
+        DQN(OBSERVATION, CHOICE, REWARD, q_network=network, values=values)
 
 
 def test_iqn_draws_probabilities_in_training_and_none_in_evaluation():

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from alfish.data import TimeStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.layers import MLP, linear
 from alfish.networks.torsos import Torso
@@ -77,6 +78,9 @@ class ImplicitQNetwork(nn.Module):
       num_cosines: of the embedding.
       num_samples: N. It is set by the algorithm.
 
+    Raises:
+      UsageError: the algorithm sets no `num_samples`, because its values are of another kind.
+
     Source: Dabney et al., 2018, eq. 4, https://arxiv.org/abs/1806.06923.
     """
 
@@ -89,9 +93,14 @@ class ImplicitQNetwork(nn.Module):
         torso: Callable[[Nest], Any] = Torso,
         mlp: Callable[[int], Any] = MLP,
         num_cosines: PositiveInt = 64,
-        num_samples: PositiveInt = 32,
+        num_samples: PositiveInt | None = None,
     ):
         super().__init__()
+        if num_samples is None:
+            raise UsageError(
+                "ImplicitQNetwork predicts @ImplicitQuantiles and no other values; set the algorithm's values to it, "
+                "or its network to @QNetwork"
+            )
         self._num_actions, self._num_samples = num_actions, num_samples
         self.torso: Any = build_torso(torso, "ImplicitQNetwork.torso", observation_spec)
         self.embedding = linear(num_cosines, self.torso.output_size)

@@ -84,13 +84,33 @@ def parameter_names(factory: Callable[..., Any]) -> set[str]:
     return found | set(inspect.signature(made.__init__).parameters) if inspect.isclass(made) else found
 
 
+def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[..., Any]:
+    """Returns the factory of a network with the size of its values bound.
+
+    Args:
+      network: class or function.
+      values: name of their kind.
+      size: the parameter that takes it.
+
+    Raises:
+      UsageError: the network is a class without this parameter.
+    """
+    (name,) = size
+    if inspect.isclass(network) and name not in parameter_names(network):
+        raise UsageError(
+            f"{network.__name__} takes no {name}, so it cannot predict {values}; set another network, or other values"
+        )
+    return functools.partial(network, **size)
+
+
 def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords: Any) -> Any:
     """Calls a factory. A TypeError about the call becomes a UsageError that begins with `refusal`."""
     try:
         return factory(*arguments, **keywords)
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        is_bound = unexpected is not None and unexpected[1] not in keywords  # by gin: `messages.complete`
+        given = {*getattr(factory, "keywords", ()), *keywords}  # of a partial too
+        is_bound = unexpected is not None and unexpected[1] not in given  # by gin: `messages.complete`
         if is_bound or not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
             raise
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))

@@ -1,6 +1,5 @@
 """Values that are returns of fixed probabilities."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from alfish import losses
 from alfish.errors import UsageError
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, checked
+from alfish.parameters.parts import bound
 from alfish.values.distribution import Distribution
 from alfish.values.scalar import ValueLoss
 
@@ -81,7 +81,8 @@ class Quantiles(Distribution):
 class ImplicitQuantiles(Distribution):
     """A value is N returns of random probabilities, and then these probabilities, `[..., 2 N]`; of IQN.
 
-    The network draws the probabilities and has them as an input (`QNetwork`). In evaluation they are (k + 0.5) / N.
+    The network draws the probabilities and has them as an input (`ImplicitQNetwork`). In evaluation they are
+    (k + 0.5) / N.
 
     Args:
       gamma: discount per environment step; the algorithm gives it.
@@ -96,7 +97,7 @@ class ImplicitQuantiles(Distribution):
         self._num_samples, self._delta = num_samples, huber_delta
 
     def sized(self, network: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.partial(network, num_samples=self._num_samples)
+        return bound(network, "ImplicitQuantiles", num_samples=self._num_samples)
 
     def scalarized(self, values: torch.Tensor) -> torch.Tensor:
         return values[..., : self._num_samples].mean(-1)

@@ -1,6 +1,5 @@
 """Values of one number, and the interface of all kinds of values."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ import torch
 
 from alfish import losses
 from alfish.data import Experience, TimeStep
+from alfish.parameters.parts import bound
 from alfish.targets import NextValues, td_target
 
 
@@ -84,7 +84,7 @@ class Scalar:
 
     def sized(self, network: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the factory of a network of action values with K outputs for each."""
-        return network if self.num_values is None else functools.partial(network, num_values=self.num_values)
+        return network if self.num_values is None else bound(network, type(self).__name__, num_values=self.num_values)
 
     def return_gamma(self, lower_bound: bool) -> float | None:
         """Returns the discount of the returns that replay stores for lower bounds; None: it stores none."""
