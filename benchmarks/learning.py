@@ -113,6 +113,7 @@ GOALS = [
     Goal("iqn_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("rainbow_lunarlander", (0, 1, 2, 3, 4), 200, False),
     Goal("crossq_pendulum", (0, 1, 2, 3, 4), -155, True),
+    Goal("crossq_halfcheetah", (0, 1, 2), 7130, False),
     Goal("xqc_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("flashsac_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
