@@ -12,6 +12,14 @@ from alfish.formatting import significant
 
 
 class _Moment(NamedTuple):
+    """A state of the run.
+
+    Attributes:
+      seconds: of its iterations, without what is between them.
+      done: spent part of the budget.
+      steps: its clock.
+    """
+
     seconds: float
     done: float
     steps: int
@@ -20,16 +28,17 @@ class _Moment(NamedTuple):
 class ConsoleProgress:
     """Shows progress as a bar on a terminal, and as plain lines elsewhere.
 
-    Rates are averages over a recent window. The first `update` only sets the beginning, so that the steps of an earlier
-    process do not count; call it once before the first iteration.
+    Rates are averages over a recent window of iterations, without evaluations and other work between them. The time
+    left contains such work in proportion to that so far. The first `update` only sets the beginning, so that the steps
+    of an earlier process do not count; call it once before the first iteration.
 
     Args:
       budget: value of `done` at the end, positive.
       unit: of `budget` and `done`, such as 'env steps', 'iterations' or 'seconds'.
       stream: sys.stderr when None.
       period_seconds: time between two lines.
-      window_seconds: length of the window of rates.
-      clock: in seconds.
+      window_seconds: length of the window of rates, in seconds of iterations.
+      clock: real time, in seconds.
     """
 
     REDRAW_SECONDS = 0.1  # on a terminal; drawing costs more than a small network's step
@@ -50,6 +59,7 @@ class ConsoleProgress:
         self._clock = clock
         self._moments: deque[_Moment] = deque()  # the first is about a window old
         self._last_shown = clock()
+        self._began: tuple[float, float] | None = None  # real time, and seconds of iterations
         self._unshown: tuple[_Moment, dict[str, float]] | None = None
         self._bar = None
         self._period_seconds = period_seconds
@@ -58,21 +68,24 @@ class ConsoleProgress:
             bar_format = "{percentage:3.0f}%|{bar}| {desc}"
             self._bar = _Bar(total=budget, file=self._stream, bar_format=bar_format, dynamic_ncols=True)
 
-    def update(self, done: float, steps: int, values: dict[str, float]) -> None:
+    def update(self, done: float, steps: int, seconds: float, values: dict[str, float]) -> None:
         """Shows the state, if a period has passed.
 
         Args:
           done: the spent part of the budget, earlier processes included.
           steps: the run's clock.
+          seconds: of the run's iterations.
           values: keyed by short names, such as 'return' and 'loss'; shown in their order.
         """
-        moment = _Moment(self._clock(), done, steps)
+        moment, now = _Moment(seconds, done, steps), self._clock()
+        if self._began is None:
+            self._began = now, seconds
         if not self._moments or moment.seconds - self._moments[-1].seconds >= self._window_seconds / 100:
             self._moments.append(moment)  # at most about a hundred in the window
         while len(self._moments) > 1 and self._moments[1].seconds <= moment.seconds - self._window_seconds:
             self._moments.popleft()
         self._unshown = (moment, values)
-        if moment.seconds - self._last_shown >= self._period_seconds:
+        if now - self._last_shown >= self._period_seconds:
             self._show()
 
     def line(self, text: str) -> None:
@@ -93,7 +106,7 @@ class ConsoleProgress:
             return
         moment, values = self._unshown
         self._unshown = None
-        self._last_shown = moment.seconds
+        self._last_shown = self._clock()
         share = min(max(moment.done / self._budget, 0.0), 1.0)
         budget = _grouped(self._budget)
         count = f"{_grouped(moment.done).rjust(len(budget))} / {budget} {self._unit}"
@@ -113,9 +126,11 @@ class ConsoleProgress:
 
     def _time_left(self, now: _Moment) -> list[str]:
         seconds, done = now.seconds - self._moments[0].seconds, now.done - self._moments[0].done
-        if seconds <= 0 or done <= 0:
+        if seconds <= 0 or done <= 0 or self._began is None:
             return []
-        minutes, left = divmod(round(max(self._budget - now.done, 0.0) * seconds / done), 60)
+        began, seconds_before = self._began
+        with_other_work = max((self._clock() - began) / (now.seconds - seconds_before), 1.0)
+        minutes, left = divmod(round(max(self._budget - now.done, 0.0) * seconds / done * with_other_work), 60)
         hours, minutes = divmod(minutes, 60)
         return [f"left {hours}:{minutes:02d}:{left:02d}" if hours else f"left {minutes}:{left:02d}"]
 

@@ -209,13 +209,14 @@ class Progress(Listener):
         name, budget, _ = run.clock.budget
         unit = name.removeprefix("num_").replace("_", " ").replace("wall seconds", "seconds")
         self._console = ConsoleProgress(budget, unit, sys.stderr, self._period_seconds)
-        self._console.update(run.clock.progress * budget, run.clock.value, {})
+        self._console.update(run.clock.progress * budget, run.clock.value, run.clock.wall_seconds, {})
 
     def after_iteration(self, run: Run, report: Report) -> None:
         shown = {"return": "metrics/average_return", "loss": "train/loss", "lag": "unroller/lag_mean"}
         self._values |= {name: report.scalars[key] for name, key in shown.items() if key in report.scalars}
         assert self._console is not None
-        self._console.update(report.progress * run.clock.budget.size, report.clock, self._values)
+        done = report.progress * run.clock.budget.size
+        self._console.update(done, report.clock, report.wall_seconds, self._values)
 
     def show(self, line: str) -> bool:
         if self._console is not None:

@@ -174,7 +174,7 @@ def test_a_pipe_gets_a_plain_line_every_period():
     clock, stream = _Clock(), io.StringIO()
     progress = ConsoleProgress(50_000, stream=stream, clock=clock)
     for env_steps in range(0, 12_289, 1024):  # a second each
-        progress.update(env_steps, env_steps, {"return": 213.4, "loss": 0.031})
+        progress.update(env_steps, env_steps, clock.now, {"return": 213.4, "loss": 0.031})
         clock.now += 1
     assert stream.getvalue().splitlines() == [
         "   5 120 / 50 000 env steps  10%  1 024 steps/s  return 213.4  loss 0.031  left 0:44",
@@ -192,7 +192,7 @@ def test_a_last_line_that_was_shown_is_not_shown_again():
     progress.close()
     assert stream.getvalue() == ""
     clock.now += 5
-    progress.update(10, 80, {})
+    progress.update(10, 80, clock.now, {})
     progress.close()
     assert stream.getvalue() == "  10 / 10 iterations  100%\n"
 
@@ -200,11 +200,11 @@ def test_a_last_line_that_was_shown_is_not_shown_again():
 def test_speed_is_that_of_the_recent_window_and_not_of_a_resumed_runs_past():
     clock, stream = _Clock(), io.StringIO()
     progress = ConsoleProgress(1000, unit="iterations", stream=stream, window_seconds=10, clock=clock)
-    progress.update(500, 1_000_000, {})  # resumed here
+    progress.update(500, 1_000_000, clock.now, {})  # resumed here
     for second in range(1, 101):  # 100 steps/s for a minute, then 300
         clock.now += 1
         env_steps = 1_000_000 + (100 * second if second <= 60 else 6000 + 300 * (second - 60))
-        progress.update(500 + second, env_steps, {})
+        progress.update(500 + second, env_steps, clock.now, {})
     lines = stream.getvalue().splitlines()
     assert "100 steps/s" in lines[0]
     assert "200 steps/s" in lines[12]  # 65 s: half of the window fast
@@ -212,22 +212,36 @@ def test_speed_is_that_of_the_recent_window_and_not_of_a_resumed_runs_past():
     assert "300 steps/s  left 6:40" in lines[-1]  # 400 iterations left at one a second
 
 
+def test_work_between_iterations_does_not_slow_the_speed_and_is_part_of_the_time_left():
+    clock, stream = _Clock(), io.StringIO()
+    progress = ConsoleProgress(400, unit="iterations", stream=stream, clock=clock)
+    progress.update(0, 0, 0.0, {})
+    for iteration in range(1, 101):
+        clock.now += 1
+        progress.update(iteration, 100 * iteration, float(iteration), {})
+    clock.now += 300  # an evaluation
+    progress.update(101, 10_100, 101.0, {})
+    lines = stream.getvalue().splitlines()
+    assert lines[-2].endswith("100 steps/s  left 5:00")
+    assert lines[-1].endswith("100 steps/s  left 19:44")  # 299 s times 400 / 101
+
+
 def test_samples_of_speed_stay_few_however_fast_updates_come():
     clock = _Clock()
     progress = ConsoleProgress(1e9, stream=io.StringIO(), clock=clock)
     for update in range(50_000):
         clock.now += 0.001
-        progress.update(update, update, {})
+        progress.update(update, update, clock.now, {})
     assert len(progress._moments) <= 102
 
 
 def test_a_budget_overshot_or_in_seconds_reads_well():
     clock, stream = _Clock(), io.StringIO()
     progress = ConsoleProgress(7200.0, unit="seconds", stream=stream, period_seconds=0, clock=clock)
-    progress.update(0.0, 0, {})
+    progress.update(0.0, 0, clock.now, {})
     clock.now += 10
-    progress.update(10.4, 12_000, {"return": -12345.6, "loss": float("nan")})
-    progress.update(7201.0, 12_000, {})
+    progress.update(10.4, 12_000, clock.now, {"return": -12345.6, "loss": float("nan")})
+    progress.update(7201.0, 12_000, clock.now, {})
     lines = stream.getvalue().splitlines()
     assert lines[1] == "     10 / 7 200 seconds  0%  1 200 steps/s  return -12 346  loss nan  left 1:55:13"
     assert lines[2] == "  7 201 / 7 200 seconds  100%  1 200 steps/s  left 0:00"
@@ -242,12 +256,12 @@ def test_a_message_in_a_pipe_is_a_line():
 def test_a_terminal_gets_one_bar_that_messages_do_not_break():
     clock, stream = _Clock(), _Terminal()
     progress = ConsoleProgress(50_000, stream=stream, clock=clock)
-    progress.update(0, 0, {})
+    progress.update(0, 0, clock.now, {})
     clock.now += 2
-    progress.update(12_500, 12_500, {"return": 213.4})
+    progress.update(12_500, 12_500, clock.now, {"return": 213.4})
     progress.line("hello")
     clock.now += 0.01
-    progress.update(60_000, 60_000, {})  # too soon to be drawn, and past the budget
+    progress.update(60_000, 60_000, clock.now, {})  # too soon to be drawn, and past the budget
     assert "100%" not in stream.getvalue()
     progress.close()
     text = stream.getvalue()
