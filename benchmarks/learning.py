@@ -120,6 +120,7 @@ GOALS = [
     Goal("droq_pendulum", (0, 1, 2, 3, 4), -200, True),
     Goal("redq_pendulum", (0, 1, 2, 3, 4), -200, True),
     Goal("ppo_pong", (0,), 18, True, 10, IN_BFLOAT16),
+    Goal("dqn_pong", (0,), 18, True, 10, IN_BFLOAT16),
 ]
 OFFLINE = [
     _offline("bc_pendulum", "expert", -140),

@@ -184,7 +184,7 @@ def test_each_opens_with_a_comment_names_its_source_and_is_used():
 
 
 def test_examples_say_that_they_were_never_trained_and_are_not_shipped():
-    assert {"ppo_breakout", "dqn_pong", "dqn_breakout"} <= set(names(EXAMPLES))
+    assert {"ppo_breakout", "dqn_breakout"} <= set(names(EXAMPLES))
     for path in EXAMPLES:
         assert describe(path).result.endswith("never trained"), path.name
         assert path.name not in {conf.name for conf in CONFS}, f"`alfish confs` lists {path.name}"
