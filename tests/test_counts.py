@@ -6,6 +6,7 @@ should come down: lower it.
 """
 
 import functools
+import gc
 import sys
 
 import numpy as np
@@ -48,11 +49,14 @@ def python_calls(function):
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.collect()
+    gc.disable()  # collecting calls the finalizers of what other tests have left
     sys.setprofile(on_event)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
