@@ -190,7 +190,7 @@ void helpers_without_work_sleep_and_end() {
   REQUIRE(num_threads() > before);
   double used = alfish::usage().own;
   usleep(alfish::IDLE / MICROSECOND / 2);
-  REQUIRE(alfish::usage().own - used < 0.003);
+  REQUIRE(alfish::usage().own - used < 0.02);  // of 0.1 seconds, which waiting in a loop would use
   for (int i = 0; num_threads() > before; ++i) {
     REQUIRE(i < 1000);
     usleep(10000);
