@@ -42,18 +42,34 @@ def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Ne
 
 
 @contextlib.contextmanager
-def in_eval_mode(algorithm: RLAlgorithm) -> Iterator[None]:
-    """Puts the algorithm into evaluation mode, and restores its mode on exit."""
-    was_training = algorithm.training
+def in_eval_mode(algorithm: RLAlgorithm, explores: bool = False) -> Iterator[None]:
+    """Puts the algorithm into evaluation mode, and restores the mode of each of its modules on exit.
+
+    Args:
+      algorithm: with the modules.
+      explores: whether modules that explore stay as they are, see `explorers`; for `rollout_step`.
+    """
+    training = [module for module in algorithm.modules() if module.training]  # frozen parts are not
+    kept = explorers(algorithm) if explores else []
     algorithm.eval()
+    for module in kept:
+        module.training = module in training
     try:
         yield
     finally:
-        algorithm.train(was_training)
+        for module in training:
+            module.training = True
+
+
+def explorers(algorithm: nn.Module) -> list[nn.Module]:
+    """Returns the modules whose noise explores: they are in training mode in rollouts too (`NoisyLinear`)."""
+    return [module for module in algorithm.modules() if getattr(module, "explores", False)]
 
 
 class ModeSwitch:
     """Switches an algorithm between acting and training, in less than the 0.1 ms that `nn.Module.train` takes.
+
+    Modules that explore stay in training mode, see `explorers`.
 
     Args:
       algorithm: to switch.
@@ -65,6 +81,7 @@ class ModeSwitch:
         modules = list(algorithm.modules())
         self._is_plain = all(type(module).train is nn.Module.train for module in modules)
         self._frozen = [module.__dict__ for module in frozen]
+        self._explorers = [module.__dict__ for module in explorers(algorithm) if module not in frozen]
         self._attributes = [module.__dict__ for module in modules if module not in frozen]
 
     def switch(self, training: bool) -> None:
@@ -73,5 +90,7 @@ class ModeSwitch:
         else:
             for attributes in self._attributes:
                 attributes["training"] = training
+        for attributes in self._explorers:
+            attributes["training"] = True
         for attributes in self._frozen:
             attributes["training"] = False

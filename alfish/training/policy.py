@@ -131,7 +131,7 @@ class Policy:
         stored = raw._replace(observation=self.transforms.encode(raw.observation))
         seen, transform_state = self.transforms(stored, self._transform_state)
         state = reset_state(self._state, self._initial_state, seen.step_type)
-        with in_eval_mode(self.algorithm):
+        with in_eval_mode(self.algorithm, explores=sample):
             step = (self.algorithm.rollout_step if sample else self.algorithm.predict_step)(seen, state)
         executed = nest.map(lambda leaf: leaf.cpu().numpy(), step.output)
         self._state, self._transform_state = step.state, transform_state

@@ -36,6 +36,13 @@ def check_finite(time_step: TimeStep) -> None:
         if bad.any():
             row, column = (int(i) for i in bad.nonzero()[0])
             env_id = int(time_step.env_id[row, column])
+            for action in nest.leaves(time_step.prev_action):
+                before = as_tensor(action)[row, column]
+                if before.is_floating_point() and not before.isfinite().all():
+                    raise RunError(
+                        f"the policy's action before row {row} of the unroll in environment {env_id} is not finite: "
+                        f"{before.cpu().numpy()}; look at rollout_step, and at the parameters after the last update"
+                    )
             raise RunError(
                 f"environment {env_id} returned {name} that is not finite in row {row} of the unroll: "
                 f"{leaf[row, column].cpu().numpy()}; fix the environment, since such rows cannot train"

@@ -127,7 +127,8 @@ class SyncUnroller(Unroller):
     def generate_batch(self, num_steps: int) -> Experience:
         """Collects the rows of the next vector steps, for a program without a trainer.
 
-        Acts by `rollout_step`, in eval mode, with the algorithm's current parameters. Each call continues the last one.
+        Acts by `rollout_step` with the algorithm's current parameters, in eval mode except modules that explore. Each
+        call continues the last one.
 
         Args:
           num_steps: vector steps, at least 1; rows if environments reset in the same step (`Environment.ragged`).
@@ -142,11 +143,11 @@ class SyncUnroller(Unroller):
         """
         if num_steps < 1:
             raise UsageError(f"generate_batch was asked for {num_steps} steps; it takes at least 1")
-        with in_eval_mode(self._algorithm):
+        with in_eval_mode(self._algorithm, explores=True):
             return nest.tensors(self.unroll(num_steps))
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
-        """Collects whole episodes by `rollout_step`, in eval mode, with the algorithm's current parameters.
+        """Collects whole episodes by `rollout_step`, as `generate_batch`, with the algorithm's current parameters.
 
         All environments are reset first, which drops the current episodes of `generate_batch`. Episodes count from
         their start, and each of them runs to its end, so short episodes are not over-represented.
@@ -169,7 +170,7 @@ class SyncUnroller(Unroller):
         self.start()
         self._at_random = False
         self._actor.refresh()
-        with in_eval_mode(self._algorithm):
+        with in_eval_mode(self._algorithm, explores=True):
             found = run_episodes(self, num_episodes)
         self._restart_episodes()  # other episodes have lost their beginnings
         return [self._as_experience(*nest.tensors(episode)) for episode in found]

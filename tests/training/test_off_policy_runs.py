@@ -15,6 +15,7 @@ from resuming import assert_same, stop_after, tensors_of
 
 import alfish
 from alfish import nest
+from alfish.algorithms.acting import in_eval_mode
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
@@ -527,3 +528,25 @@ def test_a_budget_that_ends_before_training_begins_is_reported(tmp_path, capsys)
         said = capsys.readouterr().err
         assert ("Nothing will be trained: Trainer.num_env_steps is 20" in said) == told
         trainer.close()
+
+
+def test_noisy_layers_explore_in_rollouts_alone_and_evaluations_are_greedy(tmp_path):
+    """Epsilon is 0 and nothing is learned, so only the noise changes the action of an observation."""
+    torso = functools.partial(Torso, mlp=functools.partial(SMALL, noisy=True))
+    network = functools.partial(QNetwork, torso=torso, noisy=True)
+    trainer = Trainer(
+        tmp_path,
+        algorithm=functools.partial(DQN, q_network=network, epsilon=0.0),
+        environment=functools.partial(make_environment, Bandit, env_kwargs={"action": "discrete", "length": 4}),
+        batches=functools.partial(ReplayBatches, capacity=100, batch_size=4, warmup_env_steps=1),
+        learner=functools.partial(Learner, learning_rate=0.0),
+        unroll_length=4, num_env_steps=100, device="cpu", listeners=[],
+    )  # fmt: skip
+    trainer.train()
+    rows = trainer.batches.buffer._store.rows
+    seen, actions = rows.observation.argmax(-1)[40:100].tolist(), rows.action[40:100].tolist()  # after the warm-up
+    assert len({*zip(seen, actions)}) > len({*seen})
+    time_step = nest.tensors(trainer.unroller.time_step)
+    with in_eval_mode(trainer.algorithm):
+        actions = [trainer.algorithm.predict_step(time_step, None).output for _ in range(20)]
+    assert len(torch.stack(actions).unique()) == 1

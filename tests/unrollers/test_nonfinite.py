@@ -33,6 +33,13 @@ def test_values_that_cancel_out_are_found(kind):
         quiet(check_finite)(kind(unroll))
 
 
+def test_an_action_that_is_not_finite_is_the_policys_fault():
+    unroll = rows(2, 3)._replace(prev_action=torch.zeros(2, 3, 1))
+    unroll.reward[1, 2] = unroll.prev_action[1, 2, 0] = math.nan
+    with pytest.raises(RunError, match="the policy's action before row 1 of the unroll in environment 2 is not finite"):
+        check_finite(unroll)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["reward", "a", "b"])
 def test_of_one_step_the_environments_are_told(where, value):

@@ -6,7 +6,7 @@ from torch import nn
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer with learned noise on its weights, drawn anew in each pass; without noise in evaluation.
+    """A linear layer with learned noise on its weights, drawn for each pass, in rollouts too; none in evaluation.
 
         y = (w + s_w (f(e_out) f(e_in)^T)) x + b + s_b f(e_out),   f(e) = sign(e) sqrt(|e|),   e ~ N(0, 1)
 
@@ -16,6 +16,8 @@ class NoisyLinear(nn.Module):
 
     Source: Fortunato et al., 2018, section 3, with factorised noise, https://arxiv.org/abs/1706.10295.
     """
+
+    explores = True  # see `algorithms.acting.explorers`
 
     def __init__(self, input_size: int, output_size: int):
         super().__init__()

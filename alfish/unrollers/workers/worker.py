@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from alfish import nest
+from alfish.algorithms.acting import ModeSwitch
 from alfish.compiler.numpy_program import quiet
 from alfish.data import TimeStep
 from alfish.environments import Environment
@@ -187,7 +188,7 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     torch.manual_seed(setup.seed)
     plan, stepping = setup.plan, setup.plan.stepping
     algorithm, transforms, forms = from_bytes(plan.modules)
-    algorithm.train(False)
+    ModeSwitch(algorithm).switch(training=False)
     maker: EnvironmentMaker = from_bytes(plan.make_environment)
     make_environment = maker()
     arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
