@@ -17,6 +17,7 @@ from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
+from alfish.parameters.devices import device_named
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
 from alfish.transforms import Transforms
 
@@ -132,7 +133,14 @@ class ReplayBatches(SequenceBatches):
             )
         self.updates_per_iteration = self._schedule.ratio * unroll_length * num_envs * replicas.size()
         self.rows_per_update = self._batch_size * (self.window_length - 1)
-        device = self._device or algorithm.progress.device
+        device = algorithm.progress.device
+        if self._device is not None:
+            device = device_named(self._device, "ReplayBatches.device")
+        if self._directory is not None and self._device is not None and device.type != "cpu":
+            raise UsageError(
+                f"ReplayBatches.directory stores rows in files, and ReplayBatches.device is {self._device!r}; leave "
+                "one of the two out"
+            )
         directory = None if self._directory is None else replicas.own_directory(self._directory)
         try:
             self.buffer = RingBuffer(
@@ -178,8 +186,8 @@ class ReplayBatches(SequenceBatches):
         schedule = self._schedule
         if count := self.rest():
             assert self._recorded is not None
-            yield self._chunk([(self._recorded, self._batch_size)], count, for_graph)
             schedule.num_updates += count
+            yield self._chunk([(self._recorded, self._batch_size)], count, for_graph)
             return
         parts = [(self._collected, self._batch_size - self._num_recorded)]
         parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
@@ -190,14 +198,16 @@ class ReplayBatches(SequenceBatches):
             schedule.can_draw = all(number > 0 for (number,) in replicas.gather(int(num_starts.sum())))
             due = due if schedule.can_draw else 0
         clears = due > 0 and not self.outlasts_acting
-        while due > 0:
-            count = min(due, self._max_chunk_size)
-            yield self._chunk(parts, count, for_graph)
-            schedule.num_updates += count
-            due -= count
-        if clears:
-            self.buffer.clear()
-            schedule.can_draw = False
+        schedule.num_updates += due
+        try:
+            while due > 0:
+                count = min(due, self._max_chunk_size)
+                yield self._chunk(parts, count, for_graph)
+                due -= count
+        finally:  # also if `LossInfo.stop` ends the updates of this iteration, which are not made later
+            if clears:
+                self.buffer.clear()
+                schedule.can_draw = False
 
     def state_dict(self) -> dict[str, Any]:
         data = {} if self._recorded is None else {"offline": self._recorded.state_dict()}

@@ -10,15 +10,15 @@ from alfish.archives.opening import as_directory
 from alfish.compiler import kernels
 from alfish.configuration import reading
 from alfish.configuration.directory import run_directory
-from alfish.configuration.messages import without_chain
+from alfish.configuration.messages import complete, without_chain
 from alfish.errors import UsageError
 from alfish.offline.spaces import spaces_of_checkpoint
 from alfish.parameters import checked
 from alfish.parameters.description import CONFIG_FILE
+from alfish.parameters.devices import device_named
 from alfish.runs import random_state
 from alfish.runs.checkpoints import Checkpoints
 from alfish.specs import action_spec, observation_spec
-from alfish.training.parts import device_named
 from alfish.training.policy import Policy, load_networks, make_networks
 from alfish.training.trainer import Trainer
 
@@ -71,7 +71,8 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
         process_preserved(),
         without_chain(),
         opened_to_act(),
-        reading.saved(path, allow_import),
+        reading.saved(path, allow_import) as found,
+        complete(found),
     ):
         yield
 

@@ -30,6 +30,7 @@ from alfish.learner.compiled_later import CompiledLater
 from alfish.learner.compiled_updates import CompiledUpdates
 from alfish.learner.optimizers import Adam, Optimizer
 from alfish.learner.parts import FrozenParts
+from alfish.learner.update_means import UpdateMeans
 from alfish.learner.updates import Updates, UpdateStats, extra_sums
 from alfish.nest import Nest
 from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, checked
@@ -38,9 +39,6 @@ from alfish.schedules import Schedule, as_schedule
 
 # A compiled update with fewer multiplications takes less than 2 ms on a CPU, and a sum over learners 0.25 to 0.7 ms.
 SMALL_UPDATE = 20_000_000
-# Updates after which records are added to the sums. Their small tensors lie between the large ones of an update, and
-# malloc rarely uses the memory between them again: with 1000 records, SAC in bfloat16 took 2.5 GB and twice as long.
-MAX_RECORDS = 64
 
 
 @gin.configurable(module="alfish")
@@ -109,9 +107,7 @@ class Learner:
         self._max_nonfinite_updates = max_nonfinite_updates
         self._fell_back = False
         self.updates, self.is_small = 0, False
-        self._records: list[UpdateStats] = []  # not yet added to the sums
-        self._num_summed = 0  # updates in the sums, of this and earlier summaries
-        self._sums: dict[str, torch.Tensor] = {}  # [2] each, since the last summary; see `_sum_up`
+        self._means = UpdateMeans(self._plain.groups)
 
     @property
     def is_plain(self) -> bool:
@@ -184,7 +180,7 @@ class Learner:
         if self._compiled is not None and self.is_switching:
             self.switch()
         with torch.no_grad():  # an update enables gradients itself
-            self._records += self._updates(chunks, summarize)
+            self._means.add(self._updates(chunks, summarize))
         if self._compiled is not None:
             self._compiled.forget_batch()
         return self._finish(summarize and self.updates > before)
@@ -195,7 +191,7 @@ class Learner:
         algorithm = self._algorithm
         with in_eval_mode(algorithm), random_state.preserved(), replicas.apart():
             means, loss_info = self._plain.means(batch)
-        values = {self._name("loss", name): float(loss) for name, loss in means.losses.items()}
+        values = {self._means.name("loss", name): float(loss) for name, loss in means.losses.items()}
         sums = extra_sums(loss_info, batch)
         return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}
 
@@ -239,24 +235,28 @@ class Learner:
             optimizer.load_state_dict(state["optimizers"][name])
         self._plain.num_applied.copy_(state["num_applied"])
         self._plain.consecutive_skips.copy_(state["consecutive_skips"])
-        self.updates = self._num_summed = state["updates"]
+        self.updates = state["updates"]
         if state.get("fell_back"):  # a new graph might find the difference later
             self._compiled, self._fell_back = None, True
 
     def _updates(self, chunks: Iterable[Minibatches], summarize: bool) -> Iterator[UpdateStats]:
         for chunk in chunks:
             priorities: list[torch.Tensor] = []
+            stops = False
             for index in chunk.minibatches():
                 if summarize and self.before_update is not None:
                     self.before_update(chunk, index)
                 record = self._update(chunk, index, summarize)
-                if record is None:  # the algorithm requested a stop
-                    return
+                stops = record is None  # the algorithm requests it
+                if record is None:
+                    break
                 if chunk.update_priorities is not None:
                     priorities.append(self._priority(record))
                 yield record
-            if chunk.update_priorities is not None:
+            if priorities and chunk.update_priorities is not None:
                 chunk.update_priorities(priorities)
+            if stops:
+                return
 
     def _update(self, chunk: Minibatches, index: Nest, summarize: bool) -> UpdateStats | None:
         if self._compiled is not None:
@@ -292,41 +292,14 @@ class Learner:
                 f"loss or gradient was not finite in {num_skipped} consecutive updates, up to update "
                 f"{self.updates}; lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
             )
-        if summarize or self.updates - self._num_summed >= MAX_RECORDS:
-            self._sum_up()
         if not summarize:
             return {}
-        sums, self._sums = self._sums, {}
-        if replicas.is_joined():
-            sums = dict(zip(sums, replicas.total(torch.stack(list(sums.values())))))
-        means = {key: total / count for key, (total, count) in sums.items()}
-        read = torch.stack([mean.float() for mean in means.values()]).tolist()
-        result = dict(zip(means, read))
+        result = self._means.take()
         for name, learning_rate in self._learning_rate.items():
             is_only = len(self._learning_rate) == 1
             result["learning_rate" if is_only else f"learning_rate/{name}"] = learning_rate
         result["nonfinite_updates"] = self.updates - float(self._plain.num_applied)
         return result
-
-    def _sum_up(self) -> None:
-        """Adds the records to the sums and removes them."""
-        records, self._records, self._num_summed = self._records, [], self.updates
-        new: dict[str, torch.Tensor] = {}  # [2] each: a sum and a count
-        for groups in {tuple(record.groups): None for record in records}:  # groups may train at different updates
-            rows = torch.stack([record.total for record in records if tuple(record.groups) == groups]).double()
-            finite = rows.isfinite()
-            keys = [self._name(kind, name) for kind in ("loss", "grad_norm") for name in groups]
-            pairs = torch.stack([torch.where(finite, rows, 0).sum(0), finite.sum(0)], 1)
-            for key, pair in zip(keys, pairs, strict=True):
-                new[key] = new[key] + pair if key in new else pair
-        for key in records[-1].extra if records else ():
-            pair = torch.stack([record.extra[key] for record in records if key in record.extra]).double().sum(0)
-            new[key] = torch.stack([pair[0], pair[1].clamp(min=1)])
-        for key, pair in new.items():
-            self._sums[key] = self._sums[key] + pair if key in self._sums else pair
-
-    def _name(self, kind: str, group: str) -> str:
-        return kind if len(self._plain.groups) == 1 else f"{kind}/{group}"
 
     def _schedules(self, learning_rate: Any) -> dict[str, Schedule]:
         """Returns the learning rate of each optimizer."""

@@ -288,7 +288,7 @@ class RowStore:
         """Allocates memory for rows like this one, leaves `[B, ...]`."""
         count = self.length * self.num_envs
         if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            files.make_directory(self._directory)
             unlock = files.lock(self._directory, self)
             if unlock is None:
                 raise UsageError(
@@ -310,7 +310,8 @@ class RowStore:
                     ) from error
             dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
             path = self._directory / f"leaf-{next(number):03d}.bin"
-            return torch.from_numpy(np.memmap(path, dtype, "w+", shape=(count, *leaf.shape[1:])))
+            with files.writing(path):
+                return torch.from_numpy(np.memmap(path, dtype, "w+", shape=(count, *leaf.shape[1:])))
 
         self._set_rows(nest.map(allocate, row))
         self._stores = [nest.host_view(leaf) for leaf in nest.leaves(self.rows)]

@@ -1,8 +1,9 @@
 """Construction of the parts of a run from the arguments of the trainer, and checks that they fit together."""
 
+import contextlib
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.nest import Nest
+from alfish.parameters.devices import device_named
 from alfish.parameters.parts import build
 from alfish.processes import heap
 from alfish.specs import describe, reward_names
@@ -71,10 +73,22 @@ class Environments:
     ):
         self.make, self.seed, self.max_evaluation_length = make, seed, max_evaluation_length
         self._make_for_evaluation = make_for_evaluation
+        self._made: Environment | None = None  # the last one to train in
 
     def new(self) -> Environment:
         """Returns an environment to train in."""
-        return build(self.make, Environment, "Trainer.environment", seed=replicas.seed_of(self.seed))
+        self._made = build(self.make, Environment, "Trainer.environment", seed=replicas.seed_of(self.seed))
+        return self._made
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Closes the environment to train in if the context raises."""
+        try:
+            yield
+        except BaseException:
+            if self._made is not None:
+                self._made.close()
+            raise
 
     def part_of(self, environment: Environment) -> Environment:
         """Returns this learner's part of the environments that it steps itself, in place of all of them.
@@ -87,9 +101,8 @@ class Environments:
         num_envs = replicas.fraction(environment.num_envs, "the number of environments (make_environment.num_envs)")
         environment.close()
         seed = replicas.seed_of(self.seed)
-        part = build(self.make, Environment, "Trainer.environment", seed=seed, num_envs=num_envs)
+        self._made = part = build(self.make, Environment, "Trainer.environment", seed=seed, num_envs=num_envs)
         if part.num_envs != num_envs:
-            part.close()
             raise UsageError(
                 f"Trainer.environment made {part.num_envs} environments, and each of {replicas.size()} learners asked "
                 f"for {num_envs}; a factory takes the keyword num_envs"
@@ -126,7 +139,13 @@ def _is_part(spec: Nest, whole: Nest) -> bool:
     return all(keys in leaves and leaves[keys] == leaf for keys, leaf in zip(nest.keys(spec), nest.leaves(spec)))
 
 
-def make_parts(
+def make_parts(environments: Environments, *arguments: Any) -> Parts:
+    """Builds the parts of a run, see `_make_parts`; if they do not fit one another, the environment is closed."""
+    with environments.closed_on_error():
+        return _make_parts(environments, *arguments)
+
+
+def _make_parts(
     environments: Environments,
     budget: Budget,
     device: torch.device,
@@ -208,25 +227,6 @@ def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
         )
     torch.cuda.set_device(own)
     return torch.device("cuda", own)
-
-
-def device_named(name: str) -> torch.device:
-    """Returns the device of `Trainer.device`.
-
-    Raises:
-      UsageError: there is no such device.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise UsageError(f"Trainer.device is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"Trainer.device is {name!r}, which alfish does not use; it must be auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("Trainer.device is 'cuda', but torch finds no GPU here; use --device=cpu")
-    return device
 
 
 def _make_batches(batches: Callable[[], Batches] | None, algorithm: RLAlgorithm) -> Batches:

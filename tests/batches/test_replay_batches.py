@@ -107,6 +107,41 @@ def test_the_update_ratio_is_exact_after_every_iteration(tmp_path, ratio, unroll
     assert abs(vector_steps * num_envs * 20 / 21 - report.env_steps) <= (unroll_length + 1) * num_envs
 
 
+class Stopping(Recorder):
+    """Stops the updates of an iteration at every third loss."""
+
+    def calc_loss(self, experience, info):
+        loss = super().calc_loss(experience, info).loss
+        return LossInfo(loss, stop=torch.full_like(loss, float(len(self.batches) % 3 == 0)))
+
+
+def test_updates_that_a_stop_leaves_out_are_not_made_later(tmp_path):
+    replay = {"updates_per_env_step": 2.0, "warmup_env_steps": 10}
+    trainer = make(tmp_path, algorithm=Stopping, replay=replay, unroll_length=2, num_env_steps=60)
+    for report in run(trainer):
+        assert trainer.batches.state_dict()["num_updates"] == max(0, 2 * (report.env_steps - 10))
+    losses = len(trainer.algorithm.batches)
+    assert 0 < report.updates == losses - losses // 3 < 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "gpu"}, "ReplayBatches.device is 'gpu'; it must be auto, cpu, cuda or cuda:N"),
+        ({"device": "meta"}, "ReplayBatches.device is 'meta', which alfish does not use"),
+    ],
+)
+def test_a_device_that_is_none_is_refused(tmp_path, settings, words):
+    with pytest.raises(UsageError, match=words):
+        make(tmp_path, replay=settings)
+
+
+def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is not a directory, and .*rows is to be written there"):
+        make(tmp_path / "run", replay={"directory": str(tmp_path / "file" / "rows")}).train()
+
+
 def minibatches(chunk):
     return [take(chunk.source, index) for index in chunk.minibatches()]
 

@@ -333,7 +333,7 @@ class TestStop:
 
         def calc_loss(self, experience, info):
             calls[0] += 1
-            return LossInfo(info, stop=torch.full_like(info, calls[0] - at + 0.5))
+            return LossInfo(info, priority=info, stop=torch.full_like(info, calls[0] - at + 0.5))
 
         return _Regression(calc_loss), calls
 
@@ -346,6 +346,13 @@ class TestStop:
         assert calls == [3]
         assert learner.updates == algorithm.after_updates == 2
         assert summary["loss"] == pytest.approx((0.5 + 0.125) / 2)
+
+    def test_priorities_are_those_of_the_updates_before_it(self):
+        algorithm, _ = self._stopping(3)
+        given = []
+        chunk = _chunk([1.0] * 4, weight=torch.ones(4), index=[[0], [1], [2]])._replace(update_priorities=given.append)
+        Learner(algorithm, optimizer=SGD, learning_rate=0.5).train([chunk])
+        assert [len(priorities) for priorities in given] == [2]
 
     def test_the_next_iteration_trains_again(self):
         algorithm, calls = self._stopping(2)
@@ -572,7 +579,7 @@ def test_few_tensors_are_kept_however_long_no_summary_is_asked_for():
 @pytest.mark.parametrize("max_records", [1000, 2])
 def test_losses_are_averages_over_all_updates_since_the_last_summary(monkeypatch, max_records):
     """What is not finite does not count, and extras are those of the call that asks for a summary."""
-    monkeypatch.setattr("alfish.learner.learner.MAX_RECORDS", max_records)
+    monkeypatch.setattr("alfish.learner.update_means.MAX_RECORDS", max_records)
 
     def calc_loss(self, experience, info):
         return LossInfo(info, extra={"seen": experience.time_step.observation})

@@ -1,0 +1,65 @@
+"""Means over updates, for summaries."""
+
+from collections.abc import Collection, Iterable
+
+import torch
+
+from alfish import replicas
+from alfish.learner.updates import UpdateStats
+
+# Updates after which records are added to the sums. Their small tensors lie between the large ones of an update, and
+# malloc rarely uses the memory between them again: with 1000 records, SAC in bfloat16 took 2.5 GB and twice as long.
+MAX_RECORDS = 64
+
+
+class UpdateMeans:
+    """Means of the numbers of updates since the last summary. They stay on the device until `take`.
+
+    Args:
+      groups: names of all parameter groups.
+    """
+
+    def __init__(self, groups: Collection[str]):
+        self._num_groups = len(groups)
+        self._records: list[UpdateStats] = []  # not yet added to the sums
+        self._sums: dict[str, torch.Tensor] = {}  # [2] each: a sum and a count
+
+    def add(self, records: Iterable[UpdateStats]) -> None:
+        """Adds records, and sums them up if there are `MAX_RECORDS`."""
+        self._records += records
+        if len(self._records) >= MAX_RECORDS:
+            self._sum_up()
+
+    def take(self) -> dict[str, float]:
+        """Returns the means of all learners, and removes the numbers; waits for the device.
+
+        `loss` and `grad_norm` are means of finite values; with several groups they are `loss/GROUP` and so on.
+        """
+        self._sum_up()
+        sums, self._sums = self._sums, {}
+        if replicas.is_joined():
+            sums = dict(zip(sums, replicas.total(torch.stack(list(sums.values())))))
+        means = {key: total / count for key, (total, count) in sums.items()}
+        read = torch.stack([mean.float() for mean in means.values()]).tolist()
+        return dict(zip(means, read))
+
+    def _sum_up(self) -> None:
+        """Adds the records to the sums and removes them."""
+        records, self._records = self._records, []
+        new: dict[str, torch.Tensor] = {}
+        for groups in {tuple(record.groups): None for record in records}:  # groups may train at different updates
+            rows = torch.stack([record.total for record in records if tuple(record.groups) == groups]).double()
+            finite = rows.isfinite()
+            keys = [self.name(kind, group) for kind in ("loss", "grad_norm") for group in groups]
+            pairs = torch.stack([torch.where(finite, rows, 0).sum(0), finite.sum(0)], 1)
+            for key, pair in zip(keys, pairs, strict=True):
+                new[key] = new[key] + pair if key in new else pair
+        for key in records[-1].extra if records else ():
+            pair = torch.stack([record.extra[key] for record in records if key in record.extra]).double().sum(0)
+            new[key] = torch.stack([pair[0], pair[1].clamp(min=1)])
+        for key, pair in new.items():
+            self._sums[key] = self._sums[key] + pair if key in self._sums else pair
+
+    def name(self, kind: str, group: str) -> str:
+        """Returns the name of a group's number; with one group, the kind alone."""
+        return kind if self._num_groups == 1 else f"{kind}/{group}"
