@@ -134,10 +134,18 @@ class RunDirectory:
         Args:
           load: called with the state.
           needs_rows: whether checkpoints without their rows of replay come after all others.
+
+        Raises:
+          UsageError: the run is done, and has no checkpoint; or see `Checkpoints.load`.
         """
         run = run_id(self.path)
         self._set_origin(run)
         if not self.checkpoints.steps():
+            if "checkpoint" in self._done():
+                raise UsageError(
+                    f"{self.path} is done, and its checkpoints are missing; restore {self.checkpoints.directory} from "
+                    f"a copy, or remove {self.path / 'done'} to train from the beginning, over the earlier results"
+                )
             return None
         config = None if self.accepts_config_change else self.config_hash
         clock, _ = self.checkpoints.load("latest", load, config, first=self.with_rows() if needs_rows else ())
@@ -174,15 +182,21 @@ class RunDirectory:
         }
         if clock.stop_reason is not None:
             content["reason"] = clock.stop_reason
+        if steps := self.checkpoints.steps():
+            content["checkpoint"] = steps[-1]
         write_atomically(self.path / "done", json.dumps(content) + "\n")
 
     def stop_reason(self) -> str | None:
         """Returns the reason in the file `done`; None: there is no such file, or the budget was spent."""
+        return self._done().get("reason")
+
+    def _done(self) -> dict[str, Any]:
+        """Returns the content of the file `done`; empty if there is none."""
         try:
             content = json.loads((self.path / "done").read_text())
         except (FileNotFoundError, ValueError):  # what is not JSON was not written here
-            return None
-        return content.get("reason") if isinstance(content, dict) else None
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def _set_origin(self, run: str | None) -> None:
         self.checkpoints.origin = self.replay_checkpoints.origin = Origin(run, self.config_hash)

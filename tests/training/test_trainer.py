@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import threading
 import warnings
@@ -249,7 +250,8 @@ def test_a_listener_ends_a_run_and_every_listener_gets_one_final_report(tmp_path
     assert trainer.clock.stop_reason == "solved"
     assert Checkpoints(tmp_path / "checkpoints").steps()[-1] == report.clock
     done = json.loads((tmp_path / "done").read_text())
-    assert done == {"env_steps": report.env_steps, "iterations": 2, "updates": report.updates, "reason": "solved"}
+    counters = {"env_steps": report.env_steps, "iterations": 2, "updates": report.updates}
+    assert done == counters | {"reason": "solved", "checkpoint": report.clock}
     assert f"Stopped at {report.clock} steps: solved\n" in capsys.readouterr().err
 
     # The same run again does nothing, with a larger budget too, until the mark is removed.
@@ -467,12 +469,32 @@ def test_a_finished_run_is_marked_and_a_rerun_does_nothing(tmp_path):
     trainer = make(tmp_path, listeners=saving())
     trainer.train()
     done = json.loads((tmp_path / "done").read_text())
-    assert done == {"env_steps": trainer.clock.env_steps, "iterations": 3, "updates": 12}
+    steps = trainer.clock.env_steps
+    assert done == {"env_steps": steps, "iterations": 3, "updates": 12, "checkpoint": steps}
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     again = make(tmp_path, listeners=[*saving(), recorder := Recorder()])
     assert again.train() is None
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert recorder.reports == [] and torch.equal(weights(again), weights(trainer))
+
+
+def test_a_finished_run_whose_checkpoints_are_missing_is_not_trained_again(tmp_path):
+    make(tmp_path, listeners=saving()).train()
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "log.txt"}
+    with pytest.raises(UsageError, match="is done, and its checkpoints are missing; restore .*checkpoints from a copy"):
+        make(tmp_path, listeners=saving()).train()
+    assert {path: path.read_bytes() for path in before} == before
+    (tmp_path / "done").unlink()
+    assert make(tmp_path, listeners=saving()).train().finished
+
+
+def test_a_trainer_that_refuses_its_settings_closes_its_environment(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(VectorEnvironment, "close", lambda self: closed.append(self))
+    with pytest.raises(UsageError, match="Trainer.batches made a object"):
+        make(tmp_path, batches=lambda: object())
+    assert len(closed) == 1
 
 
 def test_a_larger_budget_extends_a_finished_run(tmp_path, capsys):
@@ -655,7 +677,7 @@ def test_settings_that_do_not_fit_are_refused_before_any_step(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="torch finds no GPU here; use --device=cpu"):
+    with pytest.raises(UsageError, match="torch finds no GPU here; set it to 'cpu'"):
         make(tmp_path, device="cuda")
     assert make(tmp_path, device="auto").device.type == "cpu"
 
