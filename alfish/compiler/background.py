@@ -113,7 +113,7 @@ class BackgroundCompiler:
           precision: see `CompiledFunction`.
 
         Raises:
-          NotSendable: another process could not read the function.
+          NotSendable: another process could not read the function, or cannot be started.
         """
         leaves = nest.leaves(arguments)
         layouts = nest.map(TensorLayout.of, arguments)
@@ -146,16 +146,21 @@ class BackgroundCompiler:
         end, theirs = socket.socketpair()
         path = [entry or os.getcwd() for entry in sys.path]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(os.getpid()), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=cache.environment() | {"PYTHONPATH": os.pathsep.join(path)},
-                stdin=subprocess.DEVNULL,
-                stdout=self._words,
-                stderr=self._words,
-                start_new_session=True,  # Ctrl-C is this process's to answer; and `_end` ends its compilers as well
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM, str(os.getpid()), str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=cache.environment() | {"PYTHONPATH": os.pathsep.join(path)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._words,
+                    stderr=self._words,
+                    start_new_session=True,  # Ctrl-C is this process's to answer; and `_end` ends its compilers as well
+                )
+        except OSError as error:  # there are too many processes, or there is no memory for one
+            end.close()
+            self._words.close()
+            raise NotSendable(f"a process cannot be started ({first_line(error)})") from error
         self._channel = Channel(end)
         # Also at the end of the program, if nobody calls `close`.
         self._end = weakref.finalize(self, _end, self._process, self._channel, self._words, os.getpid())

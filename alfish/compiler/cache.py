@@ -7,7 +7,6 @@ directory that the user set for torch (TORCHINDUCTOR_CACHE_DIR) is used as it is
 import contextlib
 import fcntl
 import functools
-import getpass
 import hashlib
 import os
 import platform
@@ -48,8 +47,7 @@ def _own_directory(root: str) -> Path:
             file.write(bytes(ROOM))  # an empty file can be made on a full disk
         return path
     except OSError as error:
-        user = hashlib.sha256(getpass.getuser().encode()).hexdigest()[:8]
-        own = Path(tempfile.gettempdir(), f"alfish-{user}")
+        own = Path(tempfile.gettempdir(), f"alfish-{os.getuid()}")
         own.mkdir(mode=0o700, exist_ok=True)
         if own.lstat().st_uid != os.getuid():  # whose code would be loaded
             raise UsageError(
@@ -97,15 +95,23 @@ def in_use() -> Iterator[Path]:
     finally:
         if before is None:
             del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
-    """Waits until no other process holds the lock of this name; a process that ends releases its locks."""
+    """Waits until no other process holds the lock of this name; a process that ends releases its locks.
+
+    A file system without locks grants all, so that two processes may make the same files.
+    """
     path = directory() / LOCKS
     path.mkdir(parents=True, exist_ok=True)
     with open(path / name, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            logging.debug("%s cannot be locked: %s", path, error)
         yield
 
 

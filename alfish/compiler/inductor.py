@@ -150,11 +150,14 @@ def _built(
         raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
     name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
     # Others that compile the same find it in the cache then.
-    with cache.in_use(), cache.lock(name[:2]):
-        if precision is not None:
-            matmul.rewrite_products(graph, precision, has_kernel)
-        compiled = _compile(graph, leaves, fake)
-    _trim_cache()
+    try:
+        with cache.in_use(), cache.lock(name[:2]):
+            if precision is not None:
+                matmul.rewrite_products(graph, precision, has_kernel)
+            compiled = _compile(graph, leaves, fake)
+        _trim_cache()
+    except OSError as error:
+        raise NotCompilable(f"compiled code cannot be kept: {first_line(error)}") from error
     return compiled
 
 

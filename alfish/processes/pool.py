@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from absl import logging
 
-from alfish.errors import RunError, UsageError
+from alfish.errors import RunError, UsageError, first_line
 from alfish.processes.deaths import Deaths
 from alfish.processes.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from alfish.processes.messages import (
@@ -171,7 +171,13 @@ class Pool:
         cpus = self.limits.cpus
         cpu = None if cpus is None else cpus[worker.index % len(cpus)]
         worker.generation += 1
-        worker.spawn(self._plan.setup(worker.index, worker.generation, cpu), fds)
+        try:
+            worker.spawn(self._plan.setup(worker.index, worker.generation, cpu), fds)
+        except OSError as error:
+            raise RunError(
+                f"worker {worker.index} cannot be started ({first_line(error)}); lower the number of workers, or free "
+                "memory and processes"
+            ) from error
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _receive(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:

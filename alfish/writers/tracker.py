@@ -119,9 +119,12 @@ class Tracker(Writer):
 
     def _send(self, names: list[str], steps: int, send: Callable[[], Any]) -> None:
         if self._is_open and any(self._record.is_new(name, steps) for name in names):
-            # Before they are sent: a process that is killed here loses them, rather than sending them twice.
-            self._record.add(names, steps)
-            self._attempt(send)
+            self._attempt(lambda: self._send_recorded(names, steps, send))
+
+    def _send_recorded(self, names: list[str], steps: int, send: Callable[[], Any]) -> None:
+        # Before they are sent: a process that is killed here loses them, rather than sending them twice.
+        self._record.add(names, steps)
+        send()
 
     def _attempt(self, call: Callable[[], Any]) -> None:
         if self._has_failed:
@@ -183,5 +186,9 @@ class Record:
         """Writes the file. It need not outlive a power cut, so that nothing waits for the disk."""
         make_directory(self._path.parent)
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-        temporary.write_text(json.dumps({"id": self.id, "sent": self._sent}) + "\n")
-        os.replace(temporary, self._path)
+        try:
+            temporary.write_text(json.dumps({"id": self.id, "sent": self._sent}) + "\n")
+            os.replace(temporary, self._path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise

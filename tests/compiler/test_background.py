@@ -1,5 +1,6 @@
 """The process that compiles beside training: it answers, it dies alone, and it never outlives the run."""
 
+import errno
 import functools
 import os
 import shutil
@@ -180,6 +181,16 @@ def test_a_function_of_the_program_itself_starts_no_process(compiler):
 
     with pytest.raises(NotSendable, match="Local"):
         compiler.request(Local(), ARGUMENT, "float32")
+    assert compiler._process is None
+
+
+def test_where_no_process_can_be_started_the_function_is_not_sent(compiler, monkeypatch):
+    def refused(*arguments, **keywords):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(background.subprocess, "Popen", refused)
+    with pytest.raises(NotSendable, match="a process cannot be started .*temporarily unavailable"):
+        compiler.request(Waiting(), ARGUMENT, "float32")
     assert compiler._process is None
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alfish.compiler import cache, inductor
-from alfish.compiler.inductor import CompiledFunction
+from alfish.compiler.inductor import CompiledFunction, NotCompilable
 from alfish.errors import UsageError
 
 
@@ -146,3 +146,28 @@ def test_only_one_process_at_a_time_holds_a_lock_and_a_killed_one_releases_it(mo
             cache.fcntl.flock(file, cache.fcntl.LOCK_EX | cache.fcntl.LOCK_NB)
     with open(path) as file:
         cache.fcntl.flock(file, cache.fcntl.LOCK_EX | cache.fcntl.LOCK_NB)
+
+
+def test_a_file_system_without_locks_and_a_user_without_a_name_do_not_end_a_run(monkeypatch, tmp_path):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache.fcntl, "flock", no_locks)
+    with cache.lock("ab"):
+        assert (cache.directory() / cache.LOCKS / "ab").exists()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    assert cache.directory().parent.name == f"alfish-{os.getuid()}"  # of no entry of /etc/passwd
+
+
+def test_a_disk_that_fails_leaves_updates_plain(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def full(name):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache, "lock", full)
+    with pytest.raises(NotCompilable, match="compiled code cannot be kept: .*No space left"):
+        CompiledFunction(lambda x: x + 1, torch.zeros(2))

@@ -1,6 +1,8 @@
 """Experiment trackers: with a fake one, and with the libraries where they are installed."""
 
+import errno
 import json
+import os
 import struct
 import sys
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from alfish.errors import UsageError
-from alfish.writers import Histogram, Image, MlflowWriter, RunOrigin, TrackioWriter, WandbWriter
+from alfish.writers import Histogram, Image, MlflowWriter, RunOrigin, TrackioWriter, WandbWriter, tracker
 from alfish.writers.tracker import Tracker
 
 COUNTERS = (0, 0, 0, 0.5)
@@ -293,3 +295,18 @@ def test_trackio_has_every_value_once(directory, caplog, monkeypatch):
     ]
     assert SQLiteStorage.get_run_config("alfish", "run-01234567")["PPO.gamma"] == "0.98"
     assert [row["step"] for row in rows if "films/film" in row] == [2000, 3000]
+
+
+def test_a_full_disk_does_not_end_training_and_leaves_no_temporary_file(server, tmp_path, monkeypatch, caplog):
+    writer = began(Fake(server), tmp_path)
+    writer.scalars({"train/loss": 1.0}, 1000, *COUNTERS)
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tracker.os, "replace", full)
+    writer.scalars({"train/loss": 1.0}, 2000, *COUNTERS)
+    writer.scalars({"train/loss": 1.0}, 3000, *COUNTERS)
+    [warning] = warned(caplog)
+    assert warning.startswith("Fake tracker failed, and receives nothing more") and "No space left" in warning
+    assert [path.name for path in (tmp_path / "trackers").iterdir() if path.name.endswith(".tmp")] == []
