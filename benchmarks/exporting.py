@@ -143,10 +143,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="print the table, and measure nothing")
     given = parser.parse_args(arguments)
     if not given.table:
-        from alfish.bin.confs import describe
+        from alfish.bin.confs import read
 
         torch.set_num_threads(1)
-        shipped = sorted(path.stem for path in confs_directory().glob("*.gin") if describe(path))
+        shipped = sorted(path.stem for path in confs_directory().glob("*.gin") if read(path).task)
         for conf in given.confs or shipped:
             tables.replace_rows(PATH, measure(conf), FIELDS, ("conf", "format", "sample"))
             print(conf, flush=True)

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import alfish
-from alfish.bin.confs import describe
+from alfish.bin.confs import read
 from alfish.configuration.locating import confs_directory
 from alfish.offline import DataSetWriter, Episode, Spaces
 from alfish.training.listener import Listener, Report, Run
@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("confs", nargs="*", help="shipped confs by name; none: all")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     options = parser.parse_args(arguments)
-    paths = {path.stem: path for path in sorted(confs_directory().glob("*.gin")) if describe(path)}
+    paths = {path.stem: path for path in sorted(confs_directory().glob("*.gin")) if read(path).task}
     if unknown := set(options.confs) - set(paths):
         parser.error(f"there is no conf {', '.join(sorted(unknown))}; there are {', '.join(paths)}")
     before = {row["conf"]: row for row in read_rows(TABLE)}

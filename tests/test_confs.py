@@ -10,7 +10,7 @@ from shown_names import is_documented, names_in
 
 import alfish
 from alfish.__main__ import main
-from alfish.bin.confs import describe
+from alfish.bin.confs import read
 from alfish.configuration import reading
 from alfish.configuration.locating import confs_directory
 from benchmarks.fingerprints import recorded, trained
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 CONFS = sorted(confs_directory().glob("*.gin"))
-TASKS = [path for path in CONFS if describe(path)]
+TASKS = [path for path in CONFS if read(path).task]
 EXAMPLES = sorted((confs_directory().parent / "examples" / "confs").glob("*.gin"))  # never trained, so not shipped
 ADDITIONS = [confs_directory() / "async.gin"]  # put after the conf of a task
 ON_A_CLUSTER = [confs_directory() / "ray.gin"]  # the same; tests/unrollers/test_ray_workers.py trains with it
@@ -83,7 +83,7 @@ EVALUATED = {"ppo_cartpole", "bc_pendulum", "dqn_recall"}  # by the command
 
 def is_missing(path):
     """The module that this conf needs and that is not installed, or None."""
-    task = describe(path).task
+    task = read(path).task
     needed = [module for pattern, module in NEEDS.items() if re.search(pattern, task)]
     return next((module for module in needed if importlib.util.find_spec(module) is None), None)
 
@@ -167,7 +167,7 @@ def test_each_task_opens_with_its_task_algorithm_and_result_as_it_configures_the
         assert all(line.partition(":")[2].strip() for line in lines[:3]), path.name
         if is_missing(path):
             continue
-        conf = describe(path)
+        conf = read(path)
         reading.read([str(path)], [])
         env_id = gin.query_parameter("make_environment.env_id")
         # A class of ours, or a name.
@@ -186,7 +186,7 @@ def test_each_opens_with_a_comment_names_its_source_and_is_used():
 def test_examples_say_that_they_were_never_trained_and_are_not_shipped():
     assert {"ppo_breakout", "dqn_breakout"} <= set(names(EXAMPLES))
     for path in EXAMPLES:
-        assert describe(path).result.endswith("never trained"), path.name
+        assert read(path).result.endswith("never trained"), path.name
         assert path.name not in {conf.name for conf in CONFS}, f"`alfish confs` lists {path.name}"
 
 
@@ -196,4 +196,4 @@ def test_the_shipped_tasks_are_found():
 
 def test_the_skip_list_knows_every_task():
     for path in TASKS:
-        assert any(re.search(pattern, describe(path).task) for pattern in NEEDS), f"which module brings {path.name}?"
+        assert any(re.search(pattern, read(path).task) for pattern in NEEDS), f"which module brings {path.name}?"

@@ -1,14 +1,16 @@
-"""Lists the shipped configurations: the task, the algorithm, and the result of each.
+"""Lists the shipped configurations: the task, the algorithm, and the result of each with its number of seeds.
 
   alfish confs
   alfish confs halfcheetah sac          # those with all of these words in their file, task or algorithm
-  alfish confs ppo_cartpole             # one in full: the origin of its settings, and its complete result
+  alfish confs ppo_cartpole             # the text of one, with its path: its settings, and its complete result
+  alfish confs ppo.gin                  # that of a file which others include
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
 
-A conf is shown in full if it is named, or if it is the only one with the words.
+The text of a configuration is shown if it is named, or if it is the only one with the words.
 """
 
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,59 +24,76 @@ from alfish.errors import UsageError
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
 WIDTH = 100  # of a line
-COLUMNS = (30, 24, 14)  # widths of file, task and algorithm; the result gets the rest
+COLUMNS = (30, 23, 14)  # widths of file, task and algorithm; the result gets the rest
 
 
 class Conf(NamedTuple):
-    file: str
-    task: str
+    path: Path
+    task: str  # '' for a file that others include, or that is added to others
     algorithm: str
     result: str
-    comment: str  # the opening comment of the file, without its #
 
 
 def main(flag_values: flags.FlagValues, *words: str) -> int:
-    confs = [conf for conf in map(describe, sorted(confs_directory().glob("*.gin"))) if conf]
-    found = [conf for conf in confs if has(conf, words)]
-    named = [conf for conf in found if words and conf.file in (words[0], f"{words[0]}.gin")]
-    if not found:
+    confs = [read(path) for path in sorted(confs_directory().glob("*.gin"))]
+    found = [conf for conf in confs if conf.task and has(conf, words)]
+    named = [conf for conf in confs if len(words) == 1 and words[0] in names(conf)]
+    if not found and not named:
         raise UsageError(f"no shipped configuration has {' and '.join(words)}; `alfish confs` lists all of them")
     if named or len(found) == 1:
         show(in_full((named or found)[0]))
     else:
-        show("\n".join(map(line, found)))
+        show("\n".join([HEADER, *map(line, found)]))
+        if not words:
+            others = ", ".join(conf.path.name for conf in confs if not conf.task)
+            show("\n" + textwrap.fill(f"Included by these, or named after one of them: {others}", WIDTH))
     return 0
 
 
-def describe(path: Path) -> Conf | None:
-    """Returns a conf as its opening comment describes it; None for a base conf without a task."""
-    text = path.read_text()
-    opening = re.match(r"(#.*\n)*", text)
-    comment = re.sub(r"^# ?", "", opening[0] if opening else "", flags=re.MULTILINE).strip()
-    fields = dict(re.findall(r"^(\w+): (.*)$", comment, re.MULTILINE))
-    if "Task" not in fields:
-        return None
-    return Conf(path.name, fields["Task"], fields.get("Algorithm", ""), fields.get("Result", ""), comment)
+def read(path: Path) -> Conf:
+    """Returns a configuration as the opening comment of its file describes it."""
+    opening = re.match(r"(#.*\n)*", path.read_text())
+    fields = dict(re.findall(r"^# (\w+): (.*)$", opening[0] if opening else "", re.MULTILINE))
+    return Conf(path, *(fields.get(name, "") for name in ("Task", "Algorithm", "Result")))
+
+
+def names(conf: Conf) -> tuple[str, ...]:
+    """Returns what names a configuration alone; `ppo`, without .gin, is a word of many."""
+    return (conf.path.name, conf.path.stem) if conf.task else (conf.path.name,)
 
 
 def has(conf: Conf, words: Sequence[str]) -> bool:
     """Returns True if each word is in the file's name, the task or the algorithm."""
-    text = f"{conf.file} {conf.task} {conf.algorithm}".lower()
+    text = f"{conf.path.name} {conf.task} {conf.algorithm}".lower()
     return all(word.lower() in text for word in words)
 
 
 def line(conf: Conf) -> str:
-    """Returns one line of `WIDTH`; cells that are too long end in '..'."""
-    cells = [_fitted(cell, width).ljust(width) for cell, width in zip(conf, COLUMNS)]
-    first = re.split(r", |; | \(", conf.result)[0]
-    result = first if " " in first else conf.result  # a number alone says too little
-    return "  ".join([*cells, _fitted(result, WIDTH - sum(COLUMNS) - 2 * len(COLUMNS))]).rstrip()
+    """Returns one line of at most `WIDTH`; cells that are too long end in '..'.
+
+    An algorithm whose description ends with a name in parentheses is shown as this name.
+    """
+    name = re.search(r"\((\S+)\)$", conf.algorithm)
+    result = re.split(r", |; | \(", conf.result)[0]
+    seeds = re.search(r"\b(\d+) seeds", conf.result)
+    if seeds or "seed 0" in conf.result:
+        result += f" ({seeds[1] if seeds else 1})"
+    return _cells(conf.path.name, conf.task, name[1] if name else conf.algorithm, result)
 
 
 def in_full(conf: Conf) -> str:
-    name = conf.file.removesuffix(".gin")
-    return f"{conf.file}\n\n{conf.comment}\n\nalfish train --gin_file={conf.file} --root_dir=runs/{name}"
+    """Returns the path and the text of a file, and the command that trains with it if it has a task."""
+    command = f"\nalfish train --gin_file={conf.path.name} --root_dir=runs/{conf.path.stem}"
+    return f"{conf.path}\n\n{conf.path.read_text()}{command if conf.task else ''}".rstrip()
+
+
+def _cells(*texts: str) -> str:
+    widths = (*COLUMNS, WIDTH - sum(COLUMNS) - 2 * len(COLUMNS))
+    return "  ".join(_fitted(text, width).ljust(width) for text, width in zip(texts, widths)).rstrip()
 
 
 def _fitted(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 2].rstrip() + ".."
+
+
+HEADER = _cells("file", "task", "algorithm", "result (seeds)")
