@@ -55,7 +55,8 @@ class APPO(PPO):
         **ppo_arguments: Any,
     ):
         if c_bar > rho_bar:
-            raise UsageError(f"APPO.c_bar is {c_bar}, above APPO.rho_bar {rho_bar}; lower it")
+            name = type(self).__name__
+            raise UsageError(f"{name}.c_bar is {c_bar}, above {name}.rho_bar {rho_bar}; lower it")
         super().__init__(observation_spec, action_spec, reward_spec, **ppo_arguments)
         self.unroll_use = self.unroll_use._replace(single_epoch=loss == "impala", handles_stale_policies=True)
         self._rho_bar, self._c_bar, self._loss = rho_bar, c_bar, loss

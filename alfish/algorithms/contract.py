@@ -66,6 +66,8 @@ def check_loss_info(loss_info: LossInfo, owner: object) -> None:
         raise UsageError(f"{hook}.scalar {kind_of(scalar)}; it must be a dict from a parameter group to its 0-d loss")
     if stop is not None and (not _is_tensor(stop) or not stop.ndim):
         raise UsageError(f"{hook}.stop {kind_of(stop)}; it must be a tensor, one number per row")
+    if loss_info.extra is not None and not isinstance(loss_info.extra, Mapping):
+        raise UsageError(f"{hook}.extra {kind_of(loss_info.extra)}; it must be a dict from names to tensors")
     losses = loss_info.loss if isinstance(loss_info.loss, Mapping) else {"": loss_info.loss}
     for field, each in (("loss", losses), ("scalar", scalar or {})):
         for name, loss in each.items():

@@ -35,12 +35,13 @@ class HybridActor(HybridActing):
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
     ) -> None:
         """Makes actor and critics; their order decides which weights a seed gives."""
-        self.actor_encoder: Any = build_network(actor_encoder, "SAC.actor_encoder", self.observation_spec)
-        self.actor_mlp = build_network(actor_mlp, "SAC.actor_mlp", self.actor_encoder.output_size)
+        name = type(self).__name__
+        self.actor_encoder: Any = build_network(actor_encoder, f"{name}.actor_encoder", self.observation_spec)
+        self.actor_mlp = build_network(actor_mlp, f"{name}.actor_mlp", self.actor_encoder.output_size)
         self._actor_has_batch_norm = has_batch_norm(self.actor_mlp)
         self.policy_head = HybridHead(self.actor_mlp.output_size, self.action_space)
         sizes, has = self.action_space.critic_sizes, ("features", "ensemble_size")
-        self.critic: Any = build_network(critic, "SAC.critic", self.observation_spec, *sizes, has=has)
+        self.critic: Any = build_network(critic, f"{name}.critic", self.observation_spec, *sizes, has=has)
 
     def policy(self, features: torch.Tensor, mask: torch.Tensor | None, moments: Moments | None = None) -> HybridPolicy:
         """Returns the policy from the actor's input, and the mask of the Discrete leaf; `moments`: see `BatchNorm`."""

@@ -91,15 +91,16 @@ class IQL(RLAlgorithm):
         max_weight: PositiveFloat = 100.0,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
+        name = type(self).__name__
         self.action_codes = nn.ModuleList(_code(leaf) for leaf in nest.leaves(action_spec))
-        self.actor_encoder: Any = build_network(actor_encoder, "IQL.actor_encoder", observation_spec)
-        self.actor_mlp: Any = build_network(actor_mlp, "IQL.actor_mlp", self.actor_encoder.output_size)
+        self.actor_encoder: Any = build_network(actor_encoder, f"{name}.actor_encoder", observation_spec)
+        self.actor_mlp: Any = build_network(actor_mlp, f"{name}.actor_mlp", self.actor_encoder.output_size)
         num_features = self.actor_mlp.output_size
-        self.policy_head: Any = build_network(policy_head, "IQL.policy_head", num_features, action_spec, has=())
+        self.policy_head: Any = build_network(policy_head, f"{name}.policy_head", num_features, action_spec, has=())
         self.action_masks = head_masks(self.policy_head, observation_spec, action_spec)
         action_size: Any = sum(code.output_size for code in self.action_codes)
-        self.critic: Any = build_network(critic, "IQL.critic", observation_spec, action_size, has=("features",))
-        self.value: Any = build_network(value, "IQL.value", observation_spec, 0, has=("features",))
+        self.critic: Any = build_network(critic, f"{name}.critic", observation_spec, action_size, has=("features",))
+        self.value: Any = build_network(value, f"{name}.value", observation_spec, 0, has=("features",))
         self.target_critic = TargetNetwork(self.critic, target_rate)
         self.values, self._lambda = Scalar(gamma), lambda_
         self._expectile, self._beta, self._max_weight = expectile, beta, max_weight
@@ -109,8 +110,8 @@ class IQL(RLAlgorithm):
         for name, leaf in nest.named_leaves(action_spec, "action"):
             if isinstance(leaf, spaces.Box) and not leaf.is_bounded("both"):
                 raise UsageError(
-                    f"IQL's critics take actions in [-1, 1], and the {name} has no bounds ({leaf}); wrap the "
-                    "environment, for example in gymnasium.wrappers.RescaleAction, or train with BC"
+                    f"the critics of {cls.__name__} take actions in [-1, 1], and the {name} has no bounds ({leaf}); "
+                    "wrap the environment in gymnasium.wrappers.TransformAction with a bounded Box, or train with BC"
                 )
         specs.check_scalar_reward(cls.__name__, reward_spec)
 

@@ -30,7 +30,7 @@ class PPORollout(NamedTuple):
 
 
 class PPOTarget(NamedTuple):
-    """Inputs of the loss, `[T, B]`; values `[T, B, R]` for vector rewards. Fields that no setting needs are None."""
+    """Inputs of the loss: `[T, B]`, or T + 1 rows, the last of which is cut off; values `[..., R]` with R rewards."""
 
     log_prob: torch.Tensor  # of the action, under the policy that drew it
     advantage: torch.Tensor  # scalarized

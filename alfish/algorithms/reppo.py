@@ -94,15 +94,16 @@ class REPPO(RLAlgorithm):
         prediction_coef: NonNegativeFloat = 1.0,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
+        name = type(self).__name__
         self.action_space = HybridSpace(action_spec)
         size = self.action_space.box_size
-        self.values = build(values, Bins, "REPPO.values", gamma)
-        self.actor_encoder: Any = build_network(actor_encoder, "REPPO.actor_encoder", observation_spec)
-        self.actor_mlp: Any = build_network(actor_mlp, "REPPO.actor_mlp", self.actor_encoder.output_size)
+        self.values = build(values, Bins, f"{name}.values", gamma)
+        self.actor_encoder: Any = build_network(actor_encoder, f"{name}.actor_encoder", observation_spec)
+        self.actor_mlp: Any = build_network(actor_mlp, f"{name}.actor_mlp", self.actor_encoder.output_size)
         self.policy_head = SquashedNormalHead(self.actor_mlp.output_size, size)
         arguments = observation_spec, size, self.values.certain(torch.zeros(())), prediction_coef > 0
         has = ("features", "value", "prediction")
-        self.critic: Any = build_network(critic, "REPPO.critic", *arguments, has=has, takes=2)
+        self.critic: Any = build_network(critic, f"{name}.critic", *arguments, has=has, takes=2)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial_alpha)))
         self.log_beta = nn.Parameter(torch.tensor(math.log(initial_beta)))
         self._lambda, self._target_kl = lambda_, target_kl

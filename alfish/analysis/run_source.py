@@ -146,15 +146,23 @@ def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "ret
       directory: of the run.
       name: of the listener Evaluate.
       column: of the files in `eval/`.
+
+    Raises:
+      UsageError: a file is not whole.
     """
     found = {}
     for path in sorted((directory / "eval").glob(f"{name}-*.csv")) if name and "/" not in name else ():
         if clock := re.fullmatch(rf"{re.escape(name)}-(\d{{12,}})\.csv", path.name):
-            with open(path, newline="") as file:
-                rows = list(csv.DictReader(file))
-            if not rows or column not in rows[0]:
-                return {}
-            found[int(clock[1])] = tuple(float(row[column]) for row in rows)
+            try:
+                with open(path, newline="") as file:
+                    rows = list(csv.DictReader(file))
+                if not rows or column not in rows[0]:
+                    return {}
+                found[int(clock[1])] = tuple(float(row[column]) for row in rows)
+            except (TypeError, ValueError, csv.Error) as error:
+                raise UsageError(
+                    f"{path} is no whole table of episodes ({printable(str(error))}); restore it, or remove it"
+                ) from error
     return found
 
 

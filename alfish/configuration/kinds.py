@@ -15,7 +15,7 @@ from alfish.configuration.bindings import Reading
 from alfish.configuration.macros import without_macros
 from alfish.errors import UsageError
 from alfish.parameters import checking, gin_internals, kinds
-from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members
+from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members, values_of
 
 PLAIN = (int, float, str, bool, NoneType, Path)
 
@@ -45,9 +45,33 @@ def mistake(selector: str, parameter: str, value: Any) -> str | None:
     """
     if not selector.startswith("alfish."):
         return None  # annotations of others may be looser than what they take
-    annotation = _hints(selector).get(parameter, Any)
-    words = kinds.mistake(value, annotation, _refers)
-    return words and (_reference_instead(value, members(annotation)) or words)
+    taken = members(_hints(selector).get(parameter, Any))
+    for one, of_one in _with_values(value, taken):
+        is_schedule = kinds.takes_schedule(of_one) and gin_internals.is_reference(one)
+        if is_schedule and (words := _schedule_mistake(one)):
+            return words
+    words = kinds.mistake(value, _hints(selector).get(parameter, Any), _refers)
+    return words and (_reference_instead(value, taken) or words)
+
+
+def _with_values(value: Any, taken: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Yields a value, and those of a dict, with the kinds that may stand there."""
+    yield value, taken
+    if isinstance(value, collections.abc.Mapping):
+        of_values = [
+            kind for one in taken if typing.get_origin(one) is collections.abc.Mapping for kind in values_of(one)
+        ]
+        for one in value.values():
+            yield one, of_values
+
+
+def _schedule_mistake(reference: Any) -> str | None:
+    """Returns a sentence if `@X` stands in the place of `@X()`, or X has no value of a required argument."""
+    name = reference.scoped_selector
+    if not reference.evaluate:
+        return f"it takes an object: write @{name}()" if inspect.isclass(reference.configurable.wrapped) else None
+    missing = _missing_arguments(reference)
+    return f"{name.rpartition('/')[2]}.{missing[0]} has no value, bind it" if missing else None
 
 
 def _hints(selector: str) -> dict[str, Any]:
@@ -68,14 +92,14 @@ def _refers(value: Any, kind: Any) -> bool | None:
         return True  # whatever the function returns
     if origin is collections.abc.Callable:
         made = typing.get_args(kind)[-1]
-        return not (inspect.isclass(made) and issubclass(target, made)) and not _lacks_arguments(value)
+        return not (inspect.isclass(made) and issubclass(target, made)) and not _missing_arguments(value)
     if origin in SEQUENCES:
         return hasattr(target, "__iter__") or hasattr(target, "__getitem__")
     return origin is not typing.Literal and (kind not in PLAIN or issubclass(target, kind))
 
 
-def _lacks_arguments(reference: Any) -> bool:
-    """Returns True if `@X()` cannot be built, because X requires arguments that nothing binds."""
+def _missing_arguments(reference: Any) -> list[str]:
+    """Returns the required arguments of `@X()` that nothing binds."""
     selector = reference.configurable.selector
     bound = {name for (_, at), found in gin_internals.bindings().items() if at == selector for name in found}
     signature = inspect.signature(reference.configurable.wrapped)
@@ -84,7 +108,7 @@ def _lacks_arguments(reference: Any) -> bool:
         for name, one in signature.parameters.items()
         if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]
-    return not bound.issuperset(needed)
+    return [name for name in needed if name not in bound]
 
 
 def _reference_instead(value: Any, taken: list[Any]) -> str | None:

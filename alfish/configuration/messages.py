@@ -39,8 +39,8 @@ def named(origin: str) -> Iterator[None]:
 def complete(reading: Reading) -> Iterator[None]:
     """Turns two errors of calls into UsageErrors.
 
-    The first is a required parameter that nothing binds. The second is a bound parameter that a class passes to its
-    base class by **keywords, and that the base class does not take.
+    The first is a required parameter that nothing binds, marked as required or without a default. The second is a bound
+    parameter that a class passes to its base class by **keywords, and that the base class does not take.
     """
     try:
         yield
@@ -51,6 +51,11 @@ def complete(reading: Reading) -> Iterator[None]:
             for one in reading.bindings
             if unexpected and one.parameter == unexpected[1] and _takes_any_keyword(one.key[1])
         ]
+        absent = re.search(r"No values supplied by Gin or caller for arguments: \['(\w+)'", str(error))
+        owner = re.search(r"In call to configurable '([\w.]+)'", str(error))
+        if absent and owner:
+            name = f"{owner[1].rpartition('.')[2]}.{absent[1]}"
+            raise UsageError(f"{name} has no value; bind it, because @{name.partition('.')[0]}() is bound") from error
         if not passed_on:
             raise
         one = passed_on[-1]

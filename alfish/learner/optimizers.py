@@ -8,6 +8,7 @@ nothing if it is 0, except Adam's count of steps on the host.
 optimizer with both can be part of a compiled update.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 import gin
 import torch
 
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.parameters import NonNegativeFloat, Range, checked
 
 Decay = Annotated[float, Range(0, 1, below=True)]
@@ -240,13 +241,25 @@ class TorchOptimizer:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Any = gin.REQUIRED):
+        name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", optimizer)
         if isinstance(optimizer, str):
-            if not hasattr(torch.optim, optimizer):
+            optimizer = getattr(torch.optim, optimizer, None)
+            if not (inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer)):
                 raise UsageError(
-                    f"TorchOptimizer.optimizer is {optimizer!r}, and torch.optim has no such class; use 'AdamW'"
+                    f"TorchOptimizer.optimizer is {name!r}, and torch.optim has no such class; use 'AdamW'"
                 )
-            optimizer = getattr(torch.optim, optimizer)
-        self._optimizer = optimizer(list(parameters), lr=0.0)
+        try:
+            self._optimizer = optimizer(list(parameters), lr=0.0)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"TorchOptimizer.optimizer is {name}, which does not take flat vectors and a learning rate of 0 "
+                f"({first_line(error)}); use 'AdamW'"
+            ) from error
+        closure = inspect.signature(self._optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UsageError(
+                f"TorchOptimizer.optimizer is {name}, which computes the loss several times in a step; use 'AdamW'"
+            )
 
     def step(self, learning_rate: float, is_applied: torch.Tensor | None = None) -> None:
         if is_applied is None or is_applied > 0:

@@ -25,6 +25,7 @@ class FrozenParts:
     """
 
     def __init__(self, algorithm: RLAlgorithm, parts: Sequence[str]):
+        parts = [parts] if isinstance(parts, str) else parts
         self._algorithm, self.names = algorithm, sorted(parts)
         parameters, owner = dict(algorithm.named_parameters()), f"Learner.frozen_parts: {type(algorithm).__name__}"
         names = [name for part in parts for name in names_below(part, parameters, owner).values()]

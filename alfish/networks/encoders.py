@@ -21,6 +21,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.images import encoder_by_size, integer_scale, is_image
 from alfish.parameters import checked
+from alfish.parameters.parts import build_network
 from alfish.specs import ActionMask
 
 # From a leaf's space to a module that has `output_size` and maps [*, *shape] to [*, output_size].
@@ -70,7 +71,8 @@ class Encoder(nn.Module):
             if overrides:
                 raise UsageError(f"Encoder.leaves drops every leaf of the observation, {sorted(paths)}; keep one")
             raise UsageError("the observation has an action mask and nothing else; set Encoder.sees_mask = True")
-        encoders = [make(spec) for make, spec in zip(chosen, specs) if make is not None]
+        made = zip(chosen, paths, specs)
+        encoders = [build_network(make, f"the encoder of {path or 'all'}", spec) for make, path, spec in made if make]
         self.encoders = nn.ModuleList(encoders)
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
 

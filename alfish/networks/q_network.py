@@ -101,7 +101,7 @@ class ImplicitQNetwork(nn.Module):
                 "ImplicitQNetwork predicts @ImplicitQuantiles and no other values; set the algorithm's values to it, "
                 "or its network to @QNetwork"
             )
-        self._num_actions, self._num_samples = num_actions, num_samples
+        self._num_samples = num_samples
         self.torso: Any = build_torso(torso, "ImplicitQNetwork.torso", observation_spec)
         self.embedding = linear(num_cosines, self.torso.output_size)
         self.mlp: Any = build_network(mlp, "ImplicitQNetwork.mlp", self.torso.output_size)

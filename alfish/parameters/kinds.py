@@ -33,6 +33,8 @@ Refers = Callable[[Any, Any], "bool | None"]
 def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: None) -> str | None:
     """Returns a sentence with what a parameter takes, or None if it takes, or may take, this value."""
     kinds = members(annotation)
+    if takes_schedule(kinds) and inspect.isclass(value):
+        return f"it takes an object: write {value.__name__}(...)"
     if not any(_fits(value, kind, refers) for kind in kinds):
         return wanted(value, kinds, refers)
     if refers(value, Any) is None and callable(value) and not inspect.isclass(value):
@@ -40,12 +42,21 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
     return None
 
 
+def takes_schedule(kinds: list[Any]) -> bool:
+    """Returns True for kinds of a number that may be a function of progress instead."""
+    has_number = any(ranges_of(kind) or bare(kind) in (int, float) for kind in kinds)
+    return has_number and any(typing.get_origin(bare(kind)) is collections.abc.Callable for kind in kinds)
+
+
 def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | None:
     """Returns a sentence if the first or the last value of a schedule is outside the parameter's range, else None."""
     for kind in kinds:
         for one in ranges_of(kind):
             for progress in (0.0, 1.0):
-                value = schedule(progress)
+                try:
+                    value = schedule(progress)
+                except TypeError:
+                    return f"it must be {_plain_words(kind)}, or a function of progress, a number from 0 to 1"
                 # A schedule may reach the excluded end of a range: a clip range may shrink to 0.
                 if not is_number(value) or value not in one._replace(above=False, below=False):
                     return f"at progress {progress:g} it is {shown(value)}, and it must be {_plain_words(kind)}"

@@ -80,8 +80,8 @@ def check_hybrid_action(name: str, action_spec: Nest) -> None:
             raise UsageError(f"{name} takes Box and Discrete actions, and the {path} is {leaf}; train with PPO")
         if isinstance(leaf, spaces.Box) and not leaf.is_bounded("both"):
             raise UsageError(
-                f"{name} squashes its actions into bounds, and the {path} has none ({leaf}); wrap the environment, for "
-                "example in gymnasium.wrappers.RescaleAction, or train with PPO"
+                f"{name} squashes its actions into bounds, and the {path} has none ({leaf}); wrap the environment in "
+                "gymnasium.wrappers.TransformAction with a bounded Box, or train with PPO"
             )
         if isinstance(leaf, spaces.Discrete) and leaf.n < 2:
             raise UsageError(f"the {path} is {leaf}, which leaves nothing to choose; drop it from the action space")

@@ -14,8 +14,6 @@ from alfish.errors import UsageError
 from alfish.sweeps.search import Parameter
 from alfish.sweeps.trials import Trial
 
-SAMPLERS = ("grid", "random", "tpe")
-
 
 class Sampler(Protocol):
     """Proposes trials.

@@ -14,7 +14,7 @@ from alfish.algorithms.acting import in_eval_mode
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.environments import Environment
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.films import Row
 from alfish.offline import Episode
 from alfish.offline.episode import ends
@@ -109,6 +109,7 @@ class Evaluator:
 
         Raises:
           UsageError: fewer than 1 episode, or more than there are environments that cannot be seeded one by one.
+          RunError: a return is not finite.
         """
         self._check_number(num_episodes)
         names = reward_names(self.environment.reward_spec)
@@ -123,6 +124,12 @@ class Evaluator:
                     lanes = episode >= 0  # each with an episode of its own
                     totals[episode[lanes]] += reward[lanes]
                     lengths[episode[lanes]] += 1
+        if not np.isfinite(totals).all():
+            wrong = int(np.flatnonzero(~np.isfinite(totals).all(1))[0])
+            raise RunError(
+                f"the return of episode {wrong} of the evaluation, with seed {seed + wrong}, is not finite; look at "
+                "the actions of the policy and the rewards of the environment"
+            )
         by_objective = {name: tuple(own.tolist()) for name, own in zip(names, totals.T)}
         returns = tuple(self.scalarized(totals).tolist())
         return Evaluation(env_steps, seed, returns, tuple(lengths.tolist()), self.num_cut, by_objective)

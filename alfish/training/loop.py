@@ -162,7 +162,7 @@ class Loop:
         if needs_rows and found in directory.with_rows() and found < (newest := checkpoints.steps()[-1]):
             self._log(f"The checkpoint at {newest:,} steps is newer, but was saved without the rows of replay")
         if self._is_of_others:
-            self._log("It was saved by another number of learners: episodes begin anew")
+            self._log("It was saved by another number of learners: new episodes begin")
             loss: str | None = "is of another number of learners"
         else:
             loss = directory.load_rows(found, batches.load_stored)

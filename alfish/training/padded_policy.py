@@ -8,6 +8,7 @@ import torch
 
 from alfish import nest
 from alfish.algorithms.acting import reset_state
+from alfish.algorithms.contract import check_step
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import TimeStep
 from alfish.nest import Nest
@@ -45,6 +46,7 @@ class PaddedPolicy:
         # Of all padded rows: the algorithm's, and the transforms'.
         self._state = self._initial_state, nest.to(transforms.initial_state(self._num_rows), self._device)
         self._generators: dict[int, list[torch.Tensor]] = {}  # by episode
+        self._has_looked = False  # checked the result of predict_step
 
     def begin(self, episode: int, seed: int) -> None:
         """Seeds the generator of an episode."""
@@ -102,6 +104,10 @@ class PaddedPolicy:
         seen, state, transform_state = self._seen(time_step, before)
         if not self._sample:
             step = self._algorithm.predict_step(seen, state)
+            if not self._has_looked:
+                self._has_looked = True
+                spec = self._algorithm.action_spec
+                check_step(step, self._algorithm, "predict_step", spec, POLICY_BATCH_SIZE, before[1])
             return step.output, (step.state, transform_state)
         # One call for each episode, so that its noise depends on its own generator only.
         own: list[Any] = []

@@ -7,6 +7,7 @@ from gymnasium import spaces
 
 from alfish.errors import UsageError
 from alfish.parameters import FiniteFloat, UnitInterval
+from alfish.parameters.parts import build
 from alfish.values.scalar import Scalar
 from alfish.values.vector import Vector
 
@@ -51,7 +52,9 @@ def values_of(
             )
     if not reward_spec.shape:
         assert not isinstance(gamma, Sequence)
-        return Scalar(gamma, huber_delta) if distribution is None else distribution(gamma)
+        if distribution is None:
+            return Scalar(gamma, huber_delta)
+        return build(distribution, Scalar, f"{name}.values", gamma)
     if distribution is not None:
         raise UsageError(
             f"{name}.values is set, and its distributions are of a reward of one number; this reward has {size} "

@@ -91,6 +91,7 @@ WRONG = {
     "no step": ("train_step", None, "train_step of Wrong returned None; it must return AlgStep"),
     "no loss": ("calc_loss", None, r"calc_loss of Wrong returned None; it must return LossInfo\(loss"),
     "a bare loss": ("calc_loss", lambda info: info.loss, "calc_loss of Wrong returned a tensor of shape"),
+    "extras in a list": ("calc_loss", LossInfo(torch.zeros(1), extra=[]), "as LossInfo.extra .*; it must be a dict"),
     "a loss of None": ("calc_loss", LossInfo(None), "calc_loss of Wrong returned as LossInfo.loss None; it must be"),
     "a complex loss": ("calc_loss", lambda info: info._replace(loss=info.loss * 1j), "loss a tensor .* complex64; it"),
     "a loss of no row": ("calc_loss", lambda info: info._replace(loss=info.loss[:0]), r"shape \(0, 32\) for rows of"),

@@ -581,29 +581,62 @@ def test_the_version_is_printed(capsys):
     assert capsys.readouterr().out == f"alfish {alfish.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("conf", "setting", "words"),
+    [
+        ("sac_pendulum", "Learner.learning_rate=@Linear", "it takes an object: write @Linear()\n"),
+        ("sac_pendulum", "Learner.learning_rate={'critic': @a/Linear}", "it takes an object: write @a/Linear()\n"),
+        ("sac_pendulum", "Learner.learning_rate=@Linear()", "Linear.start has no value, bind it\n"),
+        ("rainbow_lunarlander", "Prioritized.beta=@Linear", "it takes an object: write @Linear()\n"),
+    ],
+)
+def test_a_schedule_without_brackets_or_values_is_said(refused, tmp_path, conf, setting, words):
+    assert refused(*train(tmp_path / "run", setting, conf=f"{conf}.gin")).endswith(words)
+
+
+def test_a_damaged_evaluation_is_named(refused, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    path = min((tmp_path / "run" / "eval").glob("*.csv"))
+    path.write_text(path.read_text()[:-7])
+    words = refused("plot", tmp_path / "run", "--metric=evaluation/length", f"--output={tmp_path / 'x.png'}")
+    assert f"{path} is no whole table of episodes" in words and words.endswith("restore it, or remove it\n")
+
+
 # What they do.
 
 
-def test_confs_lists_every_conf_with_a_task(capsys):
+def test_confs_lists_every_file_and_the_number_of_seeds_behind_a_result(capsys):
     assert main(["confs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    with_task = sorted(p.name for p in locating.confs_directory().glob("*.gin") if "# Task:" in p.read_text())
-    assert [line.split()[0] for line in lines] == with_task and with_task
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.split() == ["file", "task", "algorithm", "result", "(seeds)"]
+    listed, others = lines[: lines.index("")], " ".join(lines[lines.index("") :])
+    texts = {path.name: path.read_text() for path in locating.confs_directory().glob("*.gin")}
+    with_task = sorted(name for name, text in texts.items() if "# Task:" in text)
+    assert [line.split()[0] for line in listed] == with_task and with_task
+    without_task = ", ".join(sorted({*texts} - {*with_task}))
+    assert others.strip() == f"Included by these, or named after one of them: {without_task}"
     assert max(map(len, lines)) <= 100
-    [line] = [line for line in lines if line.startswith("ppo_cartpole.gin")]
-    assert line.split()[1:3] == ["CartPole-v1", "PPO"] and line.endswith("500 at 50 k env steps")
+    [ppo] = [line for line in listed if line.startswith("ppo_cartpole.gin")]
+    assert ppo.split()[1:3] == ["CartPole-v1", "PPO"] and ppo.endswith("500 at 50 k env steps (5)")
+    [pong] = [line for line in listed if line.startswith("dqn_pong.gin")]
+    assert pong.endswith("12 at 1 M env steps (1)")
+    [xqc] = [line for line in listed if line.startswith("xqc_pendulum.gin")]
+    assert xqc.split()[2] == "XQC"  # the name in parentheses at the end of the description
 
 
-def test_confs_lists_those_with_all_words_and_shows_one_in_full(refused, capsys):
-    assert main(["confs", "HalfCheetah", "sac_"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("sac_halfcheetah.gin\n\nTask: HalfCheetah-v5\nAlgorithm: SAC\nResult: ")
-    assert "mean of 3 seeds (6176 to 6992)" in shown
-    assert shown.endswith("alfish train --gin_file=sac_halfcheetah.gin --root_dir=runs/sac_halfcheetah\n")
+def test_confs_lists_those_with_all_words_and_shows_the_text_of_one(refused, capsys):
+    assert main(["confs", "HalfCheetah", "student"]) == 0
+    path = locating.confs_directory() / "student_halfcheetah.gin"
+    command = "alfish train --gin_file=student_halfcheetah.gin --root_dir=runs/student_halfcheetah"
+    assert capsys.readouterr().out == f"{path}\n\n{path.read_text()}\n{command}\n"
     assert main(["confs", "hopper"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["ppo_hopper.gin", "sac_hopper.gin"]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["file", "ppo_hopper.gin", "sac_hopper.gin", "xqc_hopper.gin"]
     assert main(["confs", "ppo_cartpole"]) == 0  # a name, which appo_cartpole has too
-    assert capsys.readouterr().out.startswith("ppo_cartpole.gin\n\nTask: ")
+    assert "ppo_cartpole.gin\n\n# Task: " in capsys.readouterr().out
+    assert main(["confs", "ppo.gin"]) == 0  # without .gin, a word
+    path = locating.confs_directory() / "ppo.gin"
+    assert capsys.readouterr().out == f"{path}\n\n{path.read_text()}"
     assert refused("confs", "cartpole", "iql") == (
         "alfish confs: no shipped configuration has cartpole and iql; `alfish confs` lists all of them\n"
     )

@@ -163,6 +163,15 @@ def test_a_name_that_torch_has_not_is_refused():
         TorchOptimizer([torch.zeros(2)], "Adamw")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("lr_scheduler", "torch.optim has no such class"), ("LBFGS", "several times"), ("SparseAdam", "rate of 0")],
+)
+def test_what_cannot_train_flat_vectors_is_refused(name, words):
+    with pytest.raises(UsageError, match=f"TorchOptimizer.optimizer is '?{name}'?, .*{words}"):
+        TorchOptimizer([torch.zeros(2)], name)
+
+
 def test_a_restored_torch_optimizer_keeps_its_own_settings_and_takes_the_state():
     def make(weight_decay, size=3):
         flats = _parameters(size)

@@ -12,6 +12,7 @@ from alfish.data import TimeStep
 from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
 from alfish.errors import UsageError
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
+from alfish.networks.hybrid.policy import SquashedNormalHead
 from alfish.networks.images import is_image
 from alfish.networks.layers import NoisyLinear, RMSNorm, Tanh
 
@@ -444,3 +445,11 @@ def test_a_noisy_network_learns_its_noise():
     network = MLP(4, (8,), noisy=True)
     network(torch.randn(5, 4)).sum().backward()
     assert all(parameter.grad.count_nonzero() for parameter in network.parameters())
+
+
+def test_what_cannot_stand_for_an_encoder_or_a_head_is_refused():
+    box = spaces.Box(-1, 1, (3,), np.float32)
+    with pytest.raises(UsageError, match="the encoder of x made a int, which has no forward"):
+        Encoder({"x": box}, leaves={"x": lambda spec: 3})
+    with pytest.raises(UsageError, match="SquashedNormalHead.min_log_std is 2; it must be below -2"):
+        SquashedNormalHead(3, 1, min_log_std=2.0, max_log_std=-2.0)

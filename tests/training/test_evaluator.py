@@ -18,7 +18,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.networks import ActorCritic, PolicyHead
 from alfish.specs import sample as sample_actions
 from alfish.training.evaluator import Evaluation, Evaluator, make_evaluator
@@ -670,3 +670,17 @@ def test_the_last_observation_of_an_episode_is_its_own_in_every_mode(mode):
     for episode in evaluator.generate_test_episodes(2):
         assert episode.observations[:, 2].tolist() == [0, 1, 2, 3]
         assert np.ptp(episode.observations[:, 1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "error", "words"),
+    [
+        (torch.zeros(8), UsageError, r"predict_step of PPO returned as action a tensor of shape \[8\]"),
+        (torch.full((8, 1), torch.nan), RunError, "the return of episode 0 of the evaluation, with seed 5, is not fin"),
+    ],
+)
+def test_what_predict_step_returns_is_checked(output, error, words, monkeypatch):
+    factory, algorithm, transforms = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 3})
+    monkeypatch.setattr(algorithm, "predict_step", lambda time_step, state: AlgStep(output, state))
+    with pytest.raises(error, match=words):
+        evaluate((factory, algorithm, transforms), 2, seed=5)

@@ -14,6 +14,7 @@ from torch import nn
 
 from alfish import nest
 from alfish.distributions import Categorical, SquashedNormal, sum_of
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.layers import linear, orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
@@ -141,6 +142,8 @@ class SquashedNormalHead(nn.Module):
         unit_rows: bool = False,
     ):
         super().__init__()
+        if min_log_std >= max_log_std:
+            raise UsageError(f"SquashedNormalHead.min_log_std is {min_log_std:g}; it must be below {max_log_std:g}")
         self.linear = linear(input_size, 2 * size, gain, unit=unit_rows)
         self._min_log_std, self._max_log_std = min_log_std, max_log_std
         self._is_smooth = log_std == "tanh"
