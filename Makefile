@@ -1,9 +1,9 @@
-# make train                                        PPO on CartPole, about ten seconds
+# make train                                        PPO on CartPole, about 15 seconds
 # make train CONF=confs/ppo_pendulum.gin ROOT=runs/x  another conf
 # make test                                         the tests; `make check` adds lint and types
 # make test-all                                     the slow and long ones too
 # make docs                                         the documentation site, in site/
-# make mutants                                      breaks the code in 60 ways; each must make a test fail
+# make mutants                                      breaks the code in more than 600 ways; each must make a test fail
 # make fingerprints                                 whether seed 0 of every conf still trains to the same bits
 PYTHON ?= python3
 CONF ?= confs/ppo_cartpole.gin

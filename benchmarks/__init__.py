@@ -3,7 +3,7 @@
 Each is a command, `python -m benchmarks.NAME`, to be called from the project's root; `--help` says what it measures and
 writes. `throughput`, `shipped`, `time_to_threshold` and `replay` compare with other libraries. `growth`, `memory`,
 `matmul` and `offline` measure alfish only. `data_sets` records the data of the offline results, `learning` trains and
-evaluates the confs, `pictures` draws their curves, and `frontier` draws return against seconds of the processor.
+evaluates the confs, `pictures` draws their curves, and `frontier` draws return against CPU time.
 `cluster` measures workers on Ray, and what they lose when they are killed; `cost_model` simulates larger clusters.
 `fingerprints` compares the bits of training with those of earlier code, and `house` draws the packages and their
 imports.

@@ -1,4 +1,4 @@
-"""Return of learners on HalfCheetah against environment steps, and against seconds of the processor.
+"""Return of learners on HalfCheetah against environment steps, and against CPU time.
 
   python -m benchmarks.frontier                              measures the costs that are missing, and draws
   python -m benchmarks.frontier --again                      measures all costs again; on an idle machine
@@ -90,7 +90,7 @@ class Curve(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Seconds of the processor."""
+    """CPU seconds."""
 
     warmup_env_steps: float
     start_seconds: float
@@ -106,7 +106,7 @@ class Costs(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--confs", help="to measure; by default those that have a curve")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of the processor, for each measurement")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of CPU time, for each measurement")
     parser.add_argument("--again", action="store_true", help="measure also what has been measured")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
@@ -175,8 +175,8 @@ def first_above(curve: Curve, threshold: float) -> float:
 def table(curves: dict[str, Curve], costs: dict[str, Costs]) -> str:
     """Returns the Markdown table of the learners, in the order of the legend."""
     goal = f"to {THRESHOLD:,.0f}"
-    headings = ["learner", "conf", "seeds", "env steps", "return", "processor ms/step", "processor seconds"]
-    lines = [tables.header([*headings, f"env steps {goal}", f"processor seconds {goal}"])]
+    headings = ["learner", "conf", "seeds", "env steps", "return", "CPU ms/step", "CPU seconds"]
+    lines = [tables.header([*headings, f"env steps {goal}", f"CPU seconds {goal}"])]
     for member in MEMBERS:
         if (found := curves.get(member.conf)) is None:
             continue
@@ -229,7 +229,7 @@ def draw(curves: dict[str, Curve], costs: dict[str, Costs], path: Path) -> None:
             if count > 1:
                 low, high = statistics.band(found.returns, statistics.mean)
                 axis.fill_between(x, low, high, color=member.color, alpha=0.12, linewidth=0)
-    for axis, name in zip(axes, ("environment steps", "processor seconds, one thread")):
+    for axis, name in zip(axes, ("environment steps", "CPU seconds, one thread")):
         axis.set_xscale("log")
         axis.set_xlabel(name)
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -5,7 +5,7 @@
 
 The runs are directories as `alfish train` leaves them, written without training: a row of metrics for each 1000 steps,
 and an evaluation of 20 episodes for each 10,000. Rows go to docs/results/plotting.csv: seconds by the clock, for which
-the machine must be idle, and of the processor.
+the machine must be idle, and in CPU time.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def measure(num_runs: int, num_configurations: int, num_env_steps: int) -> list[
 
 def table() -> str:
     """Returns the table of the results page: a row for each command and number of runs."""
-    columns = ["command", "runs", "configurations", "env steps of each", "seconds", "of the processor"]
+    columns = ["command", "runs", "configurations", "env steps of each", "seconds", "CPU seconds"]
     lines = [tables.header(columns)]
     for row in tables.read_rows(PATH):
         counts = [row["num_runs"], row["num_configurations"], f"{int(row['num_env_steps']):,}"]

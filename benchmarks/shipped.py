@@ -1,4 +1,4 @@
-"""Seconds from pressing return: the shipped commands without a flag, beside other libraries on the same recipes.
+"""Wall time of whole commands: the shipped commands without a flag, beside other libraries on the same recipes.
 
   python -m benchmarks.shipped                                          everything: hours
   python -m benchmarks.shipped --tasks=ppo_cartpole --peers=sb3:1,sb3:2,sbx:1 --seeds=0,1,2,3,4
@@ -267,7 +267,7 @@ def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
         num_seeds = max(map(len, runs.values()))
         seeds = f"{num_seeds} seeds" if num_seeds > 1 else "1 seed"
         axis.set_title(f"{name}, {TASKS[name].env_steps:,} steps, {seeds}", fontsize=10)
-        axis.set_xlabel("seconds from pressing return")
+        axis.set_xlabel("wall time of the whole command, in seconds")
         axis.set_ylabel("mean return of 20 episodes")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
