@@ -179,12 +179,12 @@ def algorithms() -> list[type[RLAlgorithm]]:
     """Returns all shipped algorithms, after importing their modules."""
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
         importlib.import_module(f"alfish.algorithms.{module.name}")
-    found: list[type[RLAlgorithm]] = []
+    found: set[type[RLAlgorithm]] = set()  # some have several bases
     frontier: list[type[RLAlgorithm]] = [*RLAlgorithm.__subclasses__()]
     while frontier:
         algorithm = frontier.pop()
         frontier += algorithm.__subclasses__()
         has_loss = algorithm.calc_loss is not RLAlgorithm.calc_loss  # else it is only a base of others
         if has_loss and algorithm.__module__.startswith("alfish.algorithms."):
-            found.append(algorithm)
+            found.add(algorithm)
     return sorted(found, key=lambda algorithm: algorithm.__name__)

@@ -122,4 +122,4 @@ def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords
 def _article(kind: type) -> str:
     name = kind.__name__
     is_spelled = name[:2].isupper()  # read letter by letter: RLAlgorithm, MLP
-    return f"{'an' if name[0] in ('AEFHILMNORSX' if is_spelled else 'AEIOU') else 'a'} {name}"
+    return f"{'an' if name[0].upper() in ('AEFHILMNORSX' if is_spelled else 'AEIOU') else 'a'} {name}"

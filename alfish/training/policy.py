@@ -14,7 +14,7 @@ from alfish.algorithms.acting import in_eval_mode, reset_state
 from alfish.algorithms.contract import check_initial_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.parameters.parts import build
 from alfish.runs.loading import load_model
@@ -151,7 +151,13 @@ class Policy:
             if value is None:
                 leaves.append(_missing(name, spec, sizes[0], self._device))
                 continue
-            rows = read(value if batched else np.asarray(value)[None])
+            try:
+                rows = read(value if batched else np.asarray(value)[None])
+            except (TypeError, ValueError) as error:
+                raise UsageError(
+                    f"{name} is no array of numbers ({first_line(error)}); act takes the observation alone, the first "
+                    "result of reset and of step"
+                ) from error
             wanted = [sizes[0], *spec.shape]
             if list(rows.shape) != wanted:
                 found, wanted = (list(rows.shape), wanted) if batched else (list(rows.shape[1:]), wanted[1:])

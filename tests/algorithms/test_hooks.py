@@ -144,7 +144,7 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
             "Trainer.algorithm cannot be called .*: Can't instantiate abstract class Incomplete",
         ),
         ({"transforms": [linear]}, "Trainer.transforms made a Linear"),
-        ({"environment": lambda seed: 3}, "Trainer.environment made a int"),
+        ({"environment": lambda seed: 3}, "Trainer.environment made an int"),
         ({"environment": dict, "algorithm": Right}, "Trainer.environment made a dict"),
         ({"unroller": linear}, "Trainer.unroller made a Linear"),
         ({"learner": lambda: None}, "Trainer.learner cannot be called as a Learner is"),

@@ -492,7 +492,7 @@ def test_a_finished_run_whose_checkpoints_are_missing_is_not_trained_again(tmp_p
 def test_a_trainer_that_refuses_its_settings_closes_its_environment(tmp_path, monkeypatch):
     closed = []
     monkeypatch.setattr(VectorEnvironment, "close", lambda self: closed.append(self))
-    with pytest.raises(UsageError, match="Trainer.batches made a object"):
+    with pytest.raises(UsageError, match="Trainer.batches made an object"):
         make(tmp_path, batches=lambda: object())
     assert len(closed) == 1
 
