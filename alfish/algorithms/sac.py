@@ -75,6 +75,7 @@ class SAC(DelayedActor, HybridActor):
       values: a distribution of the return as the value (`@Bins`, `@Quantiles`), for a scalar reward and Box actions;
         takes gamma. None: the expected return.
       actor_period: updates of the critics for each update of the actor and the temperatures.
+      actor_statistics_always: the actor's batch norms update their statistics in each update (XQC), not only its own.
       joint_pass: critics take both rows of a transition in one pass, see `JointPass`; 'with_actor': the actor too.
       noise: of exploration, takes the number of Box entries (`@HeldNoise`); None: new noise at each step.
     """
@@ -108,6 +109,7 @@ class SAC(DelayedActor, HybridActor):
         reward_weights: RewardWeights | None = None,
         values: Callable[..., Any] | None = None,
         actor_period: PositiveInt = 1,
+        actor_statistics_always: bool = False,
         joint_pass: bool | Literal["with_actor"] = False,
         noise: Callable[[int], Any] | None = None,
     ):
@@ -122,6 +124,7 @@ class SAC(DelayedActor, HybridActor):
         self.values.check(self, self._lambda, retrace=retrace, discrete_actions=self.action_space.num_choices > 0)
         self._passes = critic_passes(self, target_subset, joint_pass, retrace)
         self._actor_uses_mean, self._lower_bound, self.actor_period = actor_uses_mean, lower_bound, actor_period
+        self._actor_statistics_always = actor_statistics_always
 
     def parameter_groups(self) -> dict:
         actor = nn.ModuleList([self.actor_encoder, self.actor_mlp, self.policy_head])
@@ -132,11 +135,9 @@ class SAC(DelayedActor, HybridActor):
         if not (self.records_probability or self.replay_needs.recurrent_state):
             experience = transitions(experience, self._lambda)
         features, mask, moments = self.window_features(experience), self.discrete_mask(experience.time_step), Moments()
-        num_rows = features.critic.shape[0]
-        taken = self.action_space.split(nest.at(experience.action, slice(0, num_rows)))
-        later = (
-            self.action_space.split(nest.at(experience.action, slice(1, None))) if self.records_probability else None
-        )
+        split, num_rows = self.action_space.split, features.critic.shape[0]
+        taken = split(nest.at(experience.action, slice(0, num_rows)))
+        later = split(nest.at(experience.action, slice(1, None))) if self.records_probability else None
         with torch.no_grad():
             policy = self.policy(features.next_actor, None if mask is None else mask[1:])
             drawn = policy.choose()
@@ -151,6 +152,8 @@ class SAC(DelayedActor, HybridActor):
             trace = behaviour_trace(experience, policy.log_prob(later))
             following = following._replace(q=self.values.each(later.value, *later_q), trace=trace)
         if not self.trains_actor():
+            if self._actor_statistics_always:
+                self.trained_policy(features, mask, moments)
             return AlgStep(info=SACTrain(q, following, None, {}, moments))
         choice = self.trained_policy(features, mask, moments).choose()
         own_q = self.critic(features.critic.detach(), choice.box)  # the actor's loss does not train the encoder

@@ -89,8 +89,9 @@ def test_a_joint_pass_with_batch_norm_has_the_statistics_of_both_rows(target_rat
     torch.testing.assert_close(info.moments[first.mean][0, 0], 0.01 * both.mean(0).detach())
 
 
-def test_running_statistics_after_three_updates_are_those_by_hand():
-    sac = make(**NORMED, target_rate=None, actor_period=2)
+@pytest.mark.parametrize("always", [False, True])
+def test_running_statistics_after_three_updates_are_those_by_hand(always):
+    sac = make(**NORMED, target_rate=None, actor_period=2, actor_statistics_always=always)
     learner, layers = learner_of(sac, learning_rate=0.0), dict(sac.named_modules())
     first, own = layers["critic.body.0"], layers["actor_mlp.0"]
     mean, variance, trained = torch.zeros(5), torch.ones(5), torch.zeros(3)
@@ -103,8 +104,8 @@ def test_running_statistics_after_three_updates_are_those_by_hand():
             [torch.cat([observation[0], experience.action[0]], -1), torch.cat([observation[1], drawn[0]], -1)]
         )
         mean, variance = 0.99 * mean + 0.01 * x.mean(0), 0.99 * variance + 0.01 * x.var(0, correction=0)
-        if k == 1:  # the actor's turn
-            trained = 0.01 * observation[0].mean(0)
+        if always or k == 1:  # the actor's turn
+            trained = 0.99 * trained + 0.01 * observation[0].mean(0)
         torch.manual_seed(k)
         learner.train(chunk(experience))
         torch.testing.assert_close(first.mean, mean.expand(2, 1, 5))

@@ -103,7 +103,8 @@ OFF_POLICY = {
                                  target_rate=None), BOX),
     "xqc": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, norm="batch", unit_rows=True), joint_pass=True,
                               critic=functools.partial(CRITIC, norm="batch", unit_rows=True, bias=False),
-                              values=functools.partial(Bins, num_bins=11)), BOX),
+                              values=functools.partial(Bins, num_bins=11), actor_period=2,
+                              actor_statistics_always=True), BOX),
 }  # fmt: skip
 
 
@@ -320,7 +321,7 @@ def check_updates(name, settings, num_iterations, caplog):
     assert_alike(plain, made)
     assert made[1].updates == num_iterations * count
     assert all(key.startswith("temperatures") and "fixed" in name for key in unmoved(name, made[0]))
-    assert len(made[1]._compiled._made) == (2 if name in ("td3", "crossq") else 1)
+    assert len(made[1]._compiled._made) == (2 if name in ("td3", "crossq", "xqc") else 1)
     assert warnings_in(caplog) == []
 
 
