@@ -75,7 +75,7 @@ class SAC(DelayedActor, HybridActor):
       values: a distribution of the return as the value (`@Bins`, `@Quantiles`), for a scalar reward and Box actions;
         takes gamma. None: the expected return.
       actor_period: updates of the critics for each update of the actor and the temperatures.
-      actor_statistics_always: the actor's batch norms update their statistics in each update (XQC), not only its own.
+      actor_statistics_always: batch norms of the actor update their statistics also when it does not train (XQC).
       joint_pass: critics take both rows of a transition in one pass, see `JointPass`; 'with_actor': the actor too.
       noise: of exploration, takes the number of Box entries (`@HeldNoise`); None: new noise at each step.
     """
