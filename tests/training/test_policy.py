@@ -87,6 +87,12 @@ def test_a_batch_is_acted_on_row_by_row():
         np.testing.assert_allclose(policy.act(observation), action, rtol=1e-4)
 
 
+def test_the_whole_result_of_reset_is_refused_with_what_act_takes():
+    policy = policy_of("Pendulum-v1")
+    with pytest.raises(UsageError, match="observation is no array of numbers .*act takes the observation alone"):
+        policy.act(gymnasium.make("Pendulum-v1").reset(seed=0))
+
+
 def test_another_number_of_rows_asks_for_a_reset():
     policy = policy_of("Pendulum-v1")
     policy.act(np.zeros((2, 3), np.float32), batched=True)
