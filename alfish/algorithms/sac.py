@@ -153,7 +153,7 @@ class SAC(DelayedActor, HybridActor):
             following = following._replace(q=self.values.each(later.value, *later_q), trace=trace)
         if not self.trains_actor():
             if self._actor_statistics_always:
-                self.trained_policy(features, mask, moments)
+                self.trained_policy(features, mask, moments)  # collects its moments
             return AlgStep(info=SACTrain(q, following, None, {}, moments))
         choice = self.trained_policy(features, mask, moments).choose()
         own_q = self.critic(features.critic.detach(), choice.box)  # the actor's loss does not train the encoder
