@@ -119,8 +119,9 @@ class Adam(FlatOptimizer):
 
     def coefficients(self, learning_rate: float) -> list[float]:
         # Bias corrections are computed on the host: powers of a 0-d tensor are slow, and inaccurate in compiled code.
-        size, root = (1 - beta ** (self._num_steps + 1) for beta in self._betas)
-        return [learning_rate / size, math.sqrt(root), learning_rate * self._weight_decay]
+        first, second = self._betas
+        count = self._num_steps + 1
+        return [learning_rate / (1 - first**count), math.sqrt(1 - second**count), learning_rate * self._weight_decay]
 
     def count(self) -> None:
         self._num_steps += 1
