@@ -385,7 +385,7 @@ def test_a_learner_that_is_killed_ends_all_and_the_run_continues_with_two_and_wi
         done, log = json.loads((directory / "done").read_text()), (directory / "log.txt").read_text()
         assert budget <= done["env_steps"] < budget + 256, "within an iteration of the budget"
         assert log.count("Resuming from") == 3 - learners, "once after the kill, and once with one learner"
-        assert ("saved by another number of learners: episodes begin anew" in log) == (learners == 1)
+        assert ("saved by another number of learners: new episodes begin" in log) == (learners == 1)
     assert not (one / "ranks" / "rank-001").exists() and (one / "ranks" / "rank-001.superseded").exists()
 
 
