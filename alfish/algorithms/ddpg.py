@@ -46,7 +46,7 @@ class DDPG(RLAlgorithm):
       critic: takes (observation_spec, action_size); an ensemble of one or more. Its minimum is the target; its first
         critic (`num_members=1`) trains the actor.
       gamma: discount per environment step; a list: one for each entry of a vector reward.
-      target_rate: of the update of both target networks, after each update.
+      target_rate: of the update of both target networks, after each update of the actor.
       noise_std: of exploration noise, in units of half the action's range; number or schedule.
       noise_correlation: between the noise of consecutive steps, in [0, 1); 0 is white noise. Noise is policy state.
       reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.

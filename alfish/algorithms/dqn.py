@@ -46,8 +46,8 @@ class DQN(QLearning):
     Args:
       q_network: takes (observation_spec, number of actions).
       gamma: discount per environment step; a list: one for each entry of a vector reward.
-      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return. None: 1; with
-        memory and without Retrace, 0.
+      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return; None: 1, or 0
+        with memory and without Retrace.
       epsilon: probability of a uniform action in rollout; number or schedule of progress.
       double: the online network chooses the next action, the target network values it.
       target_period: updates of the online network between updates of the target network.

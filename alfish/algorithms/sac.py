@@ -58,7 +58,7 @@ class SAC(DelayedActor, HybridActor):
       actor_mlp: takes the encoder's output size.
       critic: takes (observation_spec, action_size, num_outputs); has an `ensemble_size`.
       gamma: discount per environment step; a list: one for each entry of a vector reward.
-      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return. None: 1.
+      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return; None: 1.
       target_rate, target_period: of the target critics' updates. A rate of None: the critics are their own targets.
       target_subset: number of critics, drawn at random for each update, whose minimum is the target; None: all.
       actor_uses_mean: the actor maximizes the critics' mean (REDQ) instead of their minimum.

@@ -25,7 +25,7 @@ class QNetwork(nn.Module):
       observation_spec: nest of spaces.
       num_actions: A.
       torso: takes the observation spec.
-      dueling: Q = V + advantage - mean advantage (Wang et al., 2016, eq. 9), each on its own linear layer.
+      dueling: Q = V + advantage - mean advantage (Wang et al., 2016, equation 9), each on its own linear layer.
       noisy: its own layers are `NoisyLinear`; see also `MLP.noisy`.
       num_values: K, numbers of each value (see `alfish.values`); None: one. It is set by the algorithm.
     """
