@@ -1,4 +1,4 @@
-"""Encoders of images: convolutions and a linear layer. The smaller of the first and last dimension is the channels."""
+"""Encoders of images: convolutions and a linear layer. `specs.has_channels_last` tells where the channels are."""
 
 import math
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from alfish import specs
 from alfish.errors import UsageError
 from alfish.networks.layers import orthogonal
 from alfish.parameters import PositiveInt, checked
@@ -42,7 +43,7 @@ class _ImageEncoder(nn.Module):
         super().__init__()
         if len(spec.shape) != 3:
             raise UsageError(f"{type(self).__name__} encodes images [H, W, C] or [C, H, W], not a leaf of {spec.shape}")
-        self._channels_last = _has_channels_last(spec)
+        self._channels_last = specs.has_channels_last(spec.shape)
         self._scale = integer_scale(spec)
         self.output_size = output_size
         self.image_shape = _image_shape(spec)
@@ -142,20 +143,15 @@ class _Residual(nn.Module):
         return x + self.body(x)
 
 
-def _has_channels_last(spec: spaces.Space) -> bool:
-    assert spec.shape is not None
-    return spec.shape[-1] <= spec.shape[0]
-
-
 def _image_shape(spec: spaces.Space) -> tuple[int, ...]:
     """Returns channels, height and width."""
     assert spec.shape is not None
-    return (spec.shape[2], *spec.shape[:2]) if _has_channels_last(spec) else tuple(spec.shape)
+    return (spec.shape[2], *spec.shape[:2]) if specs.has_channels_last(spec.shape) else tuple(spec.shape)
 
 
 def integer_scale(spec: spaces.Space) -> float:
-    """Returns the factor that scales an integer Box to [0, 1], 1 / high; 1 for other and unbounded spaces."""
+    """Returns the factor that scales a bounded integer Box to [-1, 1], without negative numbers to [0, 1]; else 1."""
     if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer):
         return 1.0
-    high = float(np.max(spec.high))
-    return 1.0 / high if 0 < high < np.iinfo(np.int32).max else 1.0
+    largest = max(abs(float(np.max(spec.high))), abs(float(np.min(spec.low))))
+    return 1.0 / largest if 0 < largest < np.iinfo(np.int32).max else 1.0

@@ -7,6 +7,7 @@ import gin
 import torch
 from torch import nn
 
+from alfish.errors import UsageError
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
 from alfish.networks.bodies.noisy import NoisyLinear
 from alfish.networks.bodies.unit_rows import UnitLinear
@@ -76,7 +77,7 @@ class MLP(nn.Sequential):
       norm: at each activation: 'layer' (features of mean 0 and deviation 1), 'rms' (of mean square 1), 'batch' (see
         `BatchNorm`; also of the input; only SAC trains it) or None.
       norm_after: normalize after each activation, not before.
-      noisy: layers are `NoisyLinear`, which explore by noise on their weights.
+      noisy: layers are `NoisyLinear`, which explore by noise on their weights; with `bias`, without `unit_rows`.
       bias: whether linear layers have one.
       unit_rows: the weights of each output have norm 1, see `UnitRows`.
     """
@@ -92,6 +93,11 @@ class MLP(nn.Sequential):
         bias: bool = True,
         unit_rows: bool = False,
     ):
+        if noisy and (unit_rows or not bias):
+            raise UsageError(
+                "MLP.noisy is True, and noisy layers have a bias and no unit rows; set bias to True, and unit_rows to "
+                "False"
+            )
         make_activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         modules: list[nn.Module] = [BatchNorm(input_size)] if norm == "batch" else []
         for size in layers:

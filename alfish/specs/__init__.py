@@ -21,7 +21,7 @@ from alfish.specs.checks import (
 from alfish.specs.leaves import action_spec, describe, observation_spec, sample, zeros
 from alfish.specs.masks import ActionMask, MaskLayout, MaskReader, mask_path, mask_reader, num_choices, uniform_choice
 from alfish.specs.rewards import VectorReward, reward_names, reward_spec
-from alfish.specs.spaces import batch_of_one, is_bounded, map_space, torch_dtype
+from alfish.specs.spaces import batch_of_one, has_channels_last, is_bounded, map_space, torch_dtype
 from alfish.specs.units import ActionUnits, ObservationUnits
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "check_learnable",
     "check_scalar_reward",
     "describe",
+    "has_channels_last",
     "is_bounded",
     "map_space",
     "mask_path",

@@ -1,6 +1,6 @@
 """gymnasium's spaces as nests: their leaves, shapes and dtypes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,17 @@ def shape_of(space: spaces.Space) -> tuple[int, ...]:
     """Returns the shape of a leaf."""
     assert space.shape is not None
     return tuple(space.shape)
+
+
+def has_channels_last(shape: Sequence[int]) -> bool:
+    """Whether an image `[H, W, C]` or `[C, H, W]` is the first: of a square image the other dimension is the channels.
+
+    Of an image that is not square, the smaller of the first and the last dimension is the channels.
+    """
+    first, middle, last = shape
+    if (first == middle) != (middle == last):
+        return first == middle
+    return last <= first
 
 
 def as_float32(bound: np.ndarray) -> np.ndarray:

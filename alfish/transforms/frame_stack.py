@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from alfish import nest
+from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -91,7 +91,7 @@ class FrameStack(Transform):
             return frames[..., -1, :]
         if len(leaf.shape) == 2:
             return frames
-        if len(leaf.shape) == 3 and leaf.shape[-1] <= leaf.shape[0]:  # [H, W, C]
+        if len(leaf.shape) == 3 and specs.has_channels_last(leaf.shape):
             return frames.movedim(-4, -2).flatten(-2)
         return frames.flatten(-len(leaf.shape) - 1, -len(leaf.shape))
 

@@ -7,8 +7,10 @@ from gymnasium import spaces
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from alfish.networks import NatureCNN
+from alfish import specs
+from alfish.networks import NatureCNN, SmallCNN
 from alfish.networks import images as module
+from alfish.transforms import FrameStack
 
 aten = torch.ops.aten
 ROWS, CHANNELS, SIZE = 8, 4, 84
@@ -64,3 +66,26 @@ def test_many_images_are_encoded_in_blocks_without_gradient(monkeypatch):
     assert sizes == [3, 3, 3, 1]
     torch.testing.assert_close(found, network(images))
     assert sizes[4:] == [10], "a gradient keeps the intermediate tensors anyway"
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [
+        ((10, 10, 12), 12),  # four colour frames of 10 x 10
+        ((12, 10, 10), 12),
+        ((10, 10, 3), 3),
+        ((4, 84, 84), 4),
+        ((100, 84, 84), 100),
+        ((7, 7, 7), 7),
+        ((210, 160, 3), 3),  # not square: the smaller of the first and the last
+        ((3, 210, 160), 3),
+    ],
+)
+def test_the_channels_of_a_square_image_are_the_other_dimension(shape, channels):
+    assert SmallCNN(spaces.Box(0, 255, shape, np.uint8)).image_shape[0] == channels
+
+
+def test_a_stack_of_small_colour_frames_is_convolved_over_its_pixels():
+    raw = spaces.Box(0, 255, (10, 10, 4), np.uint8)
+    stacked = FrameStack(raw, specs.reward_spec(), num_frames=4).observation_spec
+    assert SmallCNN(stacked).image_shape == (16, 10, 10)

@@ -98,11 +98,13 @@ def test_a_row_is_encoded_the_same_whatever_its_leading_dims(name):
         (spaces.Box(0, 255, (2,), np.uint8), 255, 1.0),
         (spaces.Box(0, 15, (2,), np.uint8), 15, 1.0),
         (spaces.Box(0, 100, (2,), np.int64), 25, 0.25),
+        (spaces.Box(-1000, 1, (2,), np.int32), -1000, -1.0),
+        (spaces.Box(-5, 10, (2,), np.int8), -5, -0.5),
         (spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64), 7, 7.0),
         (spaces.Box(0, 255, (2,), np.float32), 255, 255.0),
     ],
 )
-def test_integers_are_scaled_by_their_spaces_high_and_floats_are_not(space, value, expected):
+def test_integers_are_scaled_by_the_largest_of_their_space_and_floats_are_not(space, value, expected):
     leaf = torch.full((1, 2), value, dtype=specs.torch_dtype(space))
     assert Flat(space)(leaf).tolist() == [pytest.approx([expected, expected])]
 
@@ -445,6 +447,12 @@ def test_a_noisy_network_learns_its_noise():
     network = MLP(4, (8,), noisy=True)
     network(torch.randn(5, 4)).sum().backward()
     assert all(parameter.grad.count_nonzero() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("setting", [{"bias": False}, {"unit_rows": True}])
+def test_a_noisy_network_without_biases_or_with_unit_rows_is_refused(setting):
+    with pytest.raises(UsageError, match=r"MLP.noisy is True, and noisy layers have a bias and no unit rows"):
+        MLP(4, (8,), noisy=True, **setting)
 
 
 def test_what_cannot_stand_for_an_encoder_or_a_head_is_refused():
