@@ -134,8 +134,8 @@ class RewardNormalizer(Transform):
       gamma: discount per environment step, the algorithm's.
       clip: largest absolute output; None: rewards are not clipped.
       epsilon: added to the variance.
-      largest_return: the divisor is at least the largest absolute return-so-far, divided by this, so that returns stay
-        within +-`largest_return`, for values with a fixed range (`Bins`). None: no such bound.
+      largest_return: the divisor is at least the largest absolute return-so-far, divided by this, so that these stay
+        within +-`largest_return`, and most returns too, for values with a fixed range (`Bins`). None: no such bound.
 
     Source: Engstrom et al., 2020, section 3 (reward scaling); the bound: Lee et al., 2025, section 4.3,
     https://arxiv.org/abs/2502.15280.
@@ -184,6 +184,8 @@ class RewardNormalizer(Transform):
             returns[env_id[columns]] = so_far[-1, columns]
         self._return = returns
         self._moments.update(so_far.flatten(0, 1), arrives.reshape(-1), self._epsilon)
+        # Where all rewards were 0, the scale would be 1 / sqrt(epsilon), and the first reward very large.
+        self._moments.scale.masked_fill_(self._moments.squares == 0, 1.0)
         if self._largest_return is not None:
             found = torch.where(nest.widened(arrives, so_far), so_far.abs(), 0).amax((0, 1))
             found = torch.tensor(replicas.gather(*found.reshape(-1).tolist())).amax(0).reshape(found.shape)

@@ -273,6 +273,17 @@ class TestRewardNormalizer:
         assert torch.equal(bounded.normalize(rare), restored.normalize(rare))
         assert float(bounded.normalize(rare).min()) == pytest.approx(-5)
 
+    @pytest.mark.parametrize("largest_return", [None, 5.0])
+    @pytest.mark.parametrize("num_rewards", [None, 2])
+    def test_before_the_first_reward_that_is_not_0_rewards_stay_as_they_are(self, num_rewards, largest_return):
+        normalizer = RewardNormalizer(VECTOR, specs.reward_spec(num_rewards), clip=None, largest_return=largest_return)
+        reward = torch.zeros((50, 2) if num_rewards is None else (50, 2, num_rewards))
+        normalizer.observe(_rows(reward=reward))
+        assert torch.equal(normalizer.normalize(reward + 7), reward + 7)
+        reward[3, 0] = 7
+        normalizer.observe(_rows(reward=reward))
+        assert float(normalizer.normalize(reward).max()) < 7
+
     def test_state_goes_on_after_a_restore(self):
         rows = [_rows(reward=torch.randn(7, 2)) for _ in range(3)]
         straight = RewardNormalizer(VECTOR, SCALAR)
