@@ -115,6 +115,25 @@ def test_the_least_bins_are_those_of_the_critic_with_the_smaller_mean_of_each_ro
     assert torch.equal(values.least(q), torch.stack([low, low]))
 
 
+def test_the_average_of_critics_with_bins_is_their_mean_value():
+    values = Bins(1.0, num_bins=3, low=-1.0, high=1.0)
+    q = torch.stack([logits(0.0001, 0.0499, 0.95), logits(0.7, 0.2, 0.1)]) + torch.tensor([[2.0], [-3.0]])  # [E, K]
+    assert values.scalarized(values.average(q)).item() == pytest.approx((0.9499 - 0.6) / 2, abs=1e-6)
+    bonus = values.with_bonus(values.average(q), torch.tensor(0.5))
+    assert values.scalarized(bonus).item() == pytest.approx((0.9499 - 0.6) / 2 + 0.5, abs=1e-6)
+
+
+def test_an_actor_that_maximizes_the_mean_of_critics_with_bins_takes_their_mean_value():
+    sac = SAC(OBSERVATION, BOX, REWARD, values=Bins, actor_uses_mean=True, initial_alpha=1e-30, learn_alpha=False)
+    with torch.no_grad():  # values that differ, and do not depend on the action
+        last = sac.critic.body[-1]
+        last.weight.zero_(), last.bias.normal_(std=3.0)
+    experience = window([0.0, 1.0])._replace(action=torch.zeros(2, 1, 2))
+    value = sac.train_step(experience, None).info.value
+    means = sac.values.scalarized(sac.critic(torch.zeros(1, 3), torch.zeros(1, 2)))
+    assert value.item() == pytest.approx(means.mean().item(), abs=1e-5)
+
+
 def test_the_quantile_loss_of_an_example_by_hand():
     values = Quantiles(1.0, num_quantiles=2)
     loss, error = values.loss(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]))
@@ -241,6 +260,7 @@ def test_the_soft_value_and_the_munchausen_bonus_of_an_example_by_hand():
         (DQN, CHOICE, {"values": Quantiles, "lower_bound": True}, "Quantiles are distributions"),
         (DQN, CHOICE, {"values": Quantiles, "entropy_temperature": 0.1}, "values of one number"),
         (DQN, CHOICE, {"munchausen": 0.9}, "set DQN.entropy_temperature"),
+        (DQN, CHOICE, {"munchausen": 0.9, "entropy_temperature": 0.1, "lower_bound": True}, "no lower bounds of its"),
         (SAC, CHOICE, {"values": Bins}, "SAC takes no discrete actions with Bins"),
     ],
 )

@@ -102,6 +102,15 @@ def test_lists_of_another_length_than_the_reward_are_refused(algorithm):
         algorithm(*parts, gamma=1.5)
 
 
+@pytest.mark.parametrize("listed", [np.array, torch.tensor])
+def test_arrays_of_discounts_and_weights_are_taken_as_lists(listed):
+    parts = OBSERVATION, spaces.Discrete(2), specs.reward_spec(2)
+    values = PPO(*parts, gamma=listed([0.5, 0.75]), reward_weights=listed([0.0, 2.0])).values
+    assert values.gamma.tolist() == [0.5, 0.75] and values.weights.tolist() == [0, 2]
+    with pytest.raises(UsageError, match=r"gamma is \[0.5, 0.75\], for a vector reward, and this reward is one number"):
+        PPO(*parts[:2], specs.reward_spec(), gamma=listed([0.5, 0.75]))
+
+
 def test_a_scalar_reward_has_no_weights():
     made = A2C(OBSERVATION, spaces.Discrete(2), specs.reward_spec())
     assert made.reward_weights is None and not any("objectives" in name for name in made.state_dict())

@@ -104,6 +104,11 @@ class DQN(QLearning):
             raise UsageError(
                 "DQN.munchausen needs a policy with entropy; set DQN.entropy_temperature, for example to 0.03"
             )
+        if munchausen and lower_bound:
+            raise UsageError(
+                "DQN.munchausen adds a bonus of at most 0, so observed returns are no lower bounds of its values; set "
+                "lower_bound to False"
+            )
         if entropy_temperature is not None and (retrace or kind.num_values is not None):
             raise UsageError(
                 "DQN.entropy_temperature takes values of one number, without Retrace; leave out DQN.values and "

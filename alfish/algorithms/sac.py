@@ -156,8 +156,8 @@ class SAC(DelayedActor, HybridActor):
                 self.trained_policy(features, mask, moments)  # collects its moments
             return AlgStep(info=SACTrain(q, following, None, {}, moments))
         choice = self.trained_policy(features, mask, moments).choose()
-        own_q = self.critic(features.critic.detach(), choice.box)  # the actor's loss does not train the encoder
-        joined_q, entropies = own_q.mean(0) if self._actor_uses_mean else self.values.least(own_q), choice.entropies()
+        own_q, entropies = self.critic(features.critic.detach(), choice.box), choice.entropies()  # trains no encoder
+        joined_q = self.values.average(own_q) if self._actor_uses_mean else self.values.least(own_q)
         value = self.temperatures.soft(self.values, self.values.each(choice.expectation, joined_q), entropies)
         return AlgStep(info=SACTrain(q, following, self.values.scalarized(value), entropies, moments))
 

@@ -69,6 +69,10 @@ class Bins(Distribution):
         """Returns the distribution with the least mean, for each row, `[..., K]` from `[E, ..., K]`."""
         return of_least_critic(q, self.scalarized(q))
 
+    def average(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of the critics' mean probabilities, `[..., K]` from `[E, ..., K]`."""
+        return F.log_softmax(q, -1).logsumexp(0)
+
     def with_bonus(self, value: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
         if value.shape[-1] > self.num_values:
             value, bonus = value[..., :-1], bonus + value[..., -1]

@@ -1,7 +1,7 @@
 """Which kind of values an algorithm learns."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gymnasium import spaces
 
@@ -41,6 +41,7 @@ def values_of(
         reward would have a distribution.
     """
     name, size = type(owner).__name__, sum(reward_spec.shape)
+    gamma, weights = _without_arrays(gamma), _without_arrays(weights)
     for argument, value in (("gamma", gamma), ("reward_weights", weights)):
         if not isinstance(value, Sequence):
             continue
@@ -60,10 +61,15 @@ def values_of(
             f"{name}.values is set, and its distributions are of a reward of one number; this reward has {size} "
             "entries: leave it out, or select one entry by make_environment.rewards"
         )
-    weights = weights or [1.0] * size
+    weights = [1.0] * size if weights is None else weights
     if has_bonus and size == 1 and weights[0] != 1:
         raise UsageError(
             f"{name}.reward_weights is {weights!r}, and with one entry the bonus of {name} is part of it; leave the "
             "weight out, and scale the reward by RewardScale"
         )
     return Vector(gamma if isinstance(gamma, Sequence) else [gamma] * size, weights, has_bonus, huber_delta)
+
+
+def _without_arrays(value: Any) -> Any:
+    """Returns an array or a tensor as a list or a number; anything else is returned as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value

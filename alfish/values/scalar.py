@@ -54,6 +54,10 @@ class Scalar:
         """Returns the values of the most pessimistic critic of each row, `[..., K]` from `[E, ..., K]`."""
         return q.amin(0)
 
+    def average(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns the mean of all critics for each row, `[..., K]` from `[E, ..., K]`."""
+        return q.mean(0)
+
     def each(self, function: Callable[..., torch.Tensor], values: torch.Tensor, *others: Any) -> torch.Tensor:
         """Returns `function(values, *others)`, for each of the K numbers."""
         return function(values, *others)
