@@ -54,7 +54,7 @@ class UpdateMeans:
             pairs = torch.stack([torch.where(finite, rows, 0).sum(0), finite.sum(0)], 1)
             for key, pair in zip(keys, pairs, strict=True):
                 new[key] = new[key] + pair if key in new else pair
-        for key in records[-1].extra if records else ():
+        for key in {key: None for record in records for key in record.extra}:  # an actor may train at some updates
             pair = torch.stack([record.extra[key] for record in records if key in record.extra]).double().sum(0)
             new[key] = torch.stack([pair[0], pair[1].clamp(min=1)])
         for key, pair in new.items():

@@ -72,6 +72,15 @@ def test_an_environment_step_has_twenty_updates_of_the_critics_and_the_last_one_
     assert turns == ([False] * 19 + [True]) * 2
 
 
+def test_temperatures_are_shown_in_each_update_and_entropies_where_the_actor_trains():
+    sac, experience, shown = configured("droq"), rows(BOX), []
+    for _ in range(20):
+        shown.append(sac.calc_loss(experience, sac.train_step(experience, None).info).extra)
+        sac.after_update()
+    assert ["entropy_box" in extra for extra in shown] == [False] * 19 + [True]
+    assert all(extra["alpha_box"].item() == pytest.approx(1.0) for extra in shown)
+
+
 @pytest.mark.parametrize("name", ["droq", "redq", "tqc"])
 def test_the_actor_maximises_the_mean_of_the_critics(name):
     sac = configured(name, "SAC.actor_period = 1", "SAC.initial_alpha = 1e-9", "CriticEnsemble.dropout = 0.0")

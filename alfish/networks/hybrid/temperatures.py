@@ -61,8 +61,6 @@ class Temperatures(nn.Module):
         return sum_of(self.log_alpha[kind] * (entropy - targets[kind]).detach() for kind, entropy in entropies.items())
 
     def shown(self, entropies: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns entropies and temperatures for summaries."""
-        found: dict[str, torch.Tensor] = {}
-        for kind, entropy in entropies.items():
-            found |= {f"entropy_{kind}": entropy, f"alpha_{kind}": self.log_alpha[kind].exp()}
-        return found
+        """Returns temperatures, and the entropies that there are, for summaries."""
+        found = {f"entropy_{kind}": entropy for kind, entropy in entropies.items()}
+        return found | {f"alpha_{kind}": self.log_alpha[kind].exp() for kind in self._targets}

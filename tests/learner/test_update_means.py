@@ -1,0 +1,33 @@
+"""Means over updates of which not all have the same numbers."""
+
+import pytest
+import torch
+
+from alfish.learner import update_means
+from alfish.learner.update_means import UpdateMeans
+from alfish.learner.updates import UpdateStats
+
+
+def of_critic(loss):
+    extra = {"q": torch.tensor([2 * loss, 2.0])}
+    return UpdateStats(["critic"], torch.tensor([loss, 1.0]), extra, None)
+
+
+def of_both(loss):
+    extra = {"q": torch.tensor([2 * loss, 2.0]), "entropy": torch.tensor([6.0, 2.0])}
+    return UpdateStats(["critic", "actor"], torch.tensor([loss, -loss, 1.0, 1.0]), extra, None)
+
+
+@pytest.mark.parametrize("max_records", [1, 2, 64])
+@pytest.mark.parametrize("last", [of_critic, of_both])
+def test_numbers_of_some_updates_are_means_over_these_wherever_a_block_of_records_ends(monkeypatch, last, max_records):
+    monkeypatch.setattr(update_means, "MAX_RECORDS", max_records)
+    means = UpdateMeans(["critic", "actor"])
+    for make, loss in [(of_both, 1.0), (of_critic, 2.0), (of_critic, 3.0), (of_both, 4.0), (last, 5.0)]:
+        means.add([make(loss)])
+    found = means.take()
+    assert found["entropy"] == 3
+    assert found["q"] == found["loss/critic"] == 3
+    assert found["loss/actor"] == (-2.5 if last is of_critic else pytest.approx(-10 / 3))
+    means.add([of_critic(7.0)])
+    assert means.take() == {"loss/critic": 7, "grad_norm/critic": 1, "q": 7}, "each update counts once"
