@@ -30,6 +30,10 @@ class PQNTarget(NamedTuple):
     target: torch.Tensor  # [T, B] or [T, B, R] of the action's value
 
 
+class PQNTrain(NamedTuple):
+    q: torch.Tensor  # [T, N] or [T, N, R] of the taken action
+
+
 @gin.configurable(module="alfish.algorithms")
 @checked
 class PQN(QLearning):
@@ -74,9 +78,9 @@ class PQN(QLearning):
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         q, _ = self.q_network(experience.time_step, state)
-        return AlgStep(info=self.values.of_choice(q, nest.leaves(experience.action)[0]))
+        return AlgStep(info=PQNTrain(self.values.of_choice(q, nest.leaves(experience.action)[0])))
 
-    def calc_loss(self, experience: Experience, info: torch.Tensor) -> LossInfo:
+    def calc_loss(self, experience: Experience, info: PQNTrain) -> LossInfo:
         target = experience.info.target
-        loss, error = self.values.loss(info, target)
-        return LossInfo(loss, extra={**self.values.shown(info, target), "td_error": error})
+        loss, error = self.values.loss(info.q, target)
+        return LossInfo(loss, extra={**self.values.shown(info.q, target), "td_error": error})

@@ -48,9 +48,9 @@ class REPPOTrain(NamedTuple):
 
     q: torch.Tensor  # [T, N, K] of the taken action
     prediction: torch.Tensor | None  # [T, N, F] of the next row's features
-    policy_q: torch.Tensor  # of an action of the present policy
+    policy: SquashedNormal
+    policy_q: torch.Tensor  # of an action of the policy
     log_prob: torch.Tensor  # of that action
-    kl: torch.Tensor  # from the policy that acted to the present one
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -152,9 +152,9 @@ class REPPO(RLAlgorithm):
         info = REPPOTrain(
             q=self.critic.value(features),
             prediction=self.critic.prediction(features) if self._prediction_coef else None,
+            policy=policy,
             policy_q=self.values.scalarized(self.critic(observation, action)),
             log_prob=log_prob,
-            kl=experience.info.policy.kl(policy),
         )
         return AlgStep(info=info)
 
@@ -167,12 +167,13 @@ class REPPO(RLAlgorithm):
             extra["prediction_loss"] = (info.prediction - unroll.next_features).square().mean(-1)
             critic_loss = critic_loss + self._prediction_coef * extra["prediction_loss"]
         alpha, beta = self.log_alpha.exp(), self.log_beta.exp()
-        is_near = info.kl < self._target_kl
-        policy_loss = torch.where(is_near, alpha.detach() * info.log_prob - info.policy_q, beta.detach() * info.kl)
+        kl = unroll.policy.kl(info.policy)  # from the policy that acted to the present one
+        is_near = kl < self._target_kl
+        policy_loss = torch.where(is_near, alpha.detach() * info.log_prob - info.policy_q, beta.detach() * kl)
         excess_entropy = (-info.log_prob - self._target_entropy).detach()
-        excess_kl = (info.kl - self._target_kl).detach()
+        excess_kl = (kl - self._target_kl).detach()
         loss = {"critic": critic_loss, "actor": policy_loss + alpha * excess_entropy - beta * excess_kl}
-        extra |= {"kl": info.kl, "kl_fraction": 1 - is_near.float(), "entropy": -info.log_prob}
+        extra |= {"kl": kl, "kl_fraction": 1 - is_near.float(), "entropy": -info.log_prob}
         return LossInfo(loss, extra=extra | {"policy_loss": policy_loss, "alpha": alpha, "beta": beta})
 
     def _nested(self, box: torch.Tensor) -> Nest:

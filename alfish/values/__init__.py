@@ -7,6 +7,7 @@ probabilities of fixed returns (`Bins`), or returns of fixed (`Quantiles`) or of
 """
 
 from alfish.values.bins import Bins
+from alfish.values.distribution import Distribution
 from alfish.values.making import Discount, RewardWeights, values_of
 from alfish.values.quantiles import ImplicitQuantiles, Quantiles
 from alfish.values.scalar import Scalar, ValueLoss
@@ -15,6 +16,7 @@ from alfish.values.vector import Vector
 __all__ = [
     "Bins",
     "Discount",
+    "Distribution",
     "ImplicitQuantiles",
     "Quantiles",
     "RewardWeights",

@@ -1,6 +1,7 @@
 """REPPO: targets of an unroll by brute force, the gate of each row, its learned weights, and runs that continue."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from alfish import nest, specs
 from alfish.algorithms.reppo import REPPO, REPPOTarget, REPPOTrain
 from alfish.batches import EpochBatches
 from alfish.data import Experience, StepType, TimeStep
-from alfish.distributions import SquashedNormal
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
@@ -90,8 +90,9 @@ def loss_of(reppo, kl, log_prob=(-1.0, -1.0)):
     """Losses of two rows with these divergences, and the inputs of the actor's loss."""
     leaves = {"policy_q": [2.0, 3.0], "log_prob": log_prob, "kl": kl}
     leaves = {name: torch.tensor([value], requires_grad=True) for name, value in leaves.items()}
-    target = REPPOTarget(SquashedNormal(*torch.zeros(2, 1, 2, 2)), torch.zeros(1, 2), None)
-    info = REPPOTrain(torch.zeros(1, 2, reppo.values.num_values), None, **leaves)
+    policy = SimpleNamespace(kl=lambda later: leaves["kl"])
+    target = REPPOTarget(policy, torch.zeros(1, 2), None)
+    info = REPPOTrain(torch.zeros(1, 2, reppo.values.num_values), None, policy, leaves["policy_q"], leaves["log_prob"])
     return reppo.calc_loss(Experience(None, None, target, None), info), leaves
 
 

@@ -10,26 +10,33 @@ import torch
 from resuming import assert_same, tensors_of
 from shown_names import names_in
 from test_resume import make
+from test_vector_runs import TradeOff
 
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.pqn import PQN
+from alfish.algorithms.reppo import REPPO
 from alfish.algorithms.sac import SAC
+from alfish.algorithms.td3 import TD3
 from alfish.batches import ReplayBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, Torso
+from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, ImplicitQNetwork, QNetwork, Torso
+from alfish.networks.hybrid import HeldNoise
 from alfish.training.diagnostics import Diagnostic, DormantUnits, ExplainedVariance, ModuleNorms, MonteCarlo
 from alfish.training.diagnostics.monte_carlo import _returns
 from alfish.training.listener import Listener
 from alfish.training.summaries import Summaries
 from alfish.training.trainer import Trainer
+from alfish.values import Bins, ImplicitQuantiles, Quantiles
 from alfish.writers import Histogram, Image, Writer
 
 POINT_MASS = TensorPointMass, {"length": 6}, 8
 SMALL = functools.partial(MLP, layers=(8,))
-SMALL_SAC = functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CriticEnsemble, layers=(8,)))
+SMALL_CRITIC = functools.partial(CriticEnsemble, layers=(8,))
+SMALL_SAC = functools.partial(SAC, actor_mlp=SMALL, critic=SMALL_CRITIC)
 REPLAY = functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=32, updates_per_env_step=0.25)
 EVERY = {"summary_period": 1}
 
@@ -208,6 +215,84 @@ def test_estimates_that_are_constant_have_the_bias_of_that_constant(tmp_path, ki
     assert shown[f"monte_carlo/{name}_bias"] == pytest.approx(-shown["monte_carlo/return"])
     assert shown["monte_carlo/return"] < 0  # the reward is a distance, negative
     assert shown[f"monte_carlo/{name}_error"] >= -shown["monte_carlo/return"]
+
+
+SMALL_DQN = functools.partial(DQN, q_network=functools.partial(QNetwork, torso=functools.partial(Torso, mlp=SMALL)))
+MEASURED = {
+    "bins": ("CartPole-v1", functools.partial(SMALL_DQN, values=Bins), {"q"}),
+    "quantiles": ("CartPole-v1", functools.partial(SMALL_DQN, values=Quantiles), {"q"}),
+    "implicit": ("CartPole-v1", functools.partial(DQN, q_network=ImplicitQNetwork, values=ImplicitQuantiles), {"q"}),
+    "memory": (
+        "CartPole-v1",
+        functools.partial(
+            DQN,
+            q_network=functools.partial(
+                QNetwork, torso=functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=4))
+            ),
+        ),
+        {"q"},
+    ),
+    "sac with bins": ("Pendulum-v1", functools.partial(SMALL_SAC, values=Bins), {"q", "value"}),
+    "sac with quantiles": ("Pendulum-v1", functools.partial(SMALL_SAC, values=Quantiles), {"q", "value"}),
+    "held noise": ("Pendulum-v1", functools.partial(SMALL_SAC, noise=HeldNoise), {"q", "value"}),
+    "correlated noise": (
+        "Pendulum-v1",
+        functools.partial(TD3, critic=SMALL_CRITIC, noise_correlation=0.5),
+        {"q"},
+    ),
+    "reppo": ("Pendulum-v1", REPPO, {"q"}),
+    "pqn": ("CartPole-v1", PQN, {"q"}),
+}
+
+
+def measured(tmp_path, env_id, algorithm, **env_kwargs):
+    """Returns estimates and returns of an episode, by name, the episode, and the trainer."""
+    on_policy = getattr(algorithm, "func", algorithm).on_policy
+    batches = {} if on_policy else {"batches": functools.partial(REPLAY, window_length=3)}
+    trainer = Trainer(
+        tmp_path, algorithm=algorithm, unroll_length=8, num_iterations=1, listeners=[], device="cpu", **batches,
+        environment=functools.partial(make_environment, env_id, num_envs=2, env_kwargs=env_kwargs),
+    )  # fmt: skip
+    trainer.start()
+    diagnostic = MonteCarlo(1)
+    diagnostic.start(trainer)
+    [episode] = diagnostic._evaluator.test_episodes(1, 0)
+    compared = diagnostic._compared(trainer, episode)
+    diagnostic.close()
+    trainer.close()
+    return compared, episode, trainer
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_values_of_every_kind_are_one_number_for_each_step(tmp_path, name):
+    env_id, algorithm, names = MEASURED[name]
+    compared, episode, _ = measured(tmp_path, env_id, algorithm, max_episode_steps=9)
+    assert compared.keys() == names and episode.length == 9
+    for estimate, return_ in compared.values():
+        assert len(estimate) == len(return_) == (9 if episode.terminated[-1] else 8)
+        assert np.isfinite(estimate).all() and np.ptp(estimate) > 0
+
+
+def test_the_estimate_of_a_distribution_is_its_mean_and_that_of_critics_the_mean_of_their_means(tmp_path):
+    compared, episode, trainer = measured(
+        tmp_path, "Pendulum-v1", functools.partial(SMALL_SAC, values=Bins), max_episode_steps=9
+    )
+    sac, (estimate, return_) = trainer.algorithm, compared["q"]
+    observation, action = (torch.from_numpy(each) for each in (episode.observations[:-1], episode.actions / 2))
+    means = sac.values.scalarized(sac.critic(observation, action)).mean(0).double()
+    assert torch.from_numpy(estimate).numpy() == pytest.approx(means[:-1].detach().numpy(), abs=1e-5)
+    last = episode.rewards[-2] + 0.99 * means[-1].item()  # the episode is truncated
+    assert return_[-1] == pytest.approx(last, abs=1e-4)
+
+
+def test_of_a_vector_reward_the_weighted_q_of_sac_is_compared_and_its_value_is_not(tmp_path):
+    algorithm = functools.partial(SMALL_SAC, reward_weights=[1.0, 0.5])
+    compared, episode, trainer = measured(tmp_path, TradeOff, algorithm, length=9)
+    assert compared.keys() == {"q"} and len(compared["q"][0]) == 8
+    sac = trainer.algorithm
+    observation, action = (torch.from_numpy(each) for each in (episode.observations[:-1], episode.actions))
+    q = sac.values.scalarized(sac.critic(observation, action).mean(0))
+    assert compared["q"][0] == pytest.approx(q[:-1].detach().numpy(), abs=1e-5)
 
 
 def test_q_of_each_step_is_compared_with_the_return_from_that_step(tmp_path):

@@ -17,6 +17,7 @@ from alfish.data import Batch
 from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.training.listener import Run
+from alfish.values import Distribution, Vector
 from alfish.writers import Shown
 
 
@@ -75,14 +76,24 @@ def module_of(name: str, depth: int) -> str:
     return ".".join(parts[: max(1, min(depth, len(parts) - 1))])
 
 
-def value_estimates(info: Any, num_dims: int) -> dict[str, torch.Tensor]:
+def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor]:
     """Returns the estimates in what `train_step` returned, by name: `value` and `q`, if it has them.
 
+    They are `[T', N]`; of a vector reward `[T', N, R]`, unless they are weighted sums already. Distributions and
+    ensembles have their means.
+
     Args:
-      info: of the AlgStep. Algorithms that wrap another one have its info in `algorithm`.
-      num_dims: of an estimate, `[T', N]` or `[T', N, R]`; an ensemble's have one more, of which the mean is taken.
+      algorithm: with `values`; without, an estimate is one number. One that wraps another has it as `algorithm`.
+      info: of the AlgStep; that of the wrapped algorithm is in `algorithm`.
     """
-    info = getattr(info, "algorithm", info)
-    found = {name: getattr(info, name, None) for name in ("value", "q")}
-    tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
-    return {name: value.mean(0) if value.ndim > num_dims else value for name, value in tensors.items()}
+    values = getattr(getattr(algorithm, "algorithm", algorithm), "values", None)
+    info, estimates = getattr(info, "algorithm", info), {}
+    for name in ("value", "q"):
+        estimate = getattr(info, name, None)
+        if not isinstance(estimate, torch.Tensor):
+            continue
+        if isinstance(values, Distribution) and estimate.ndim > 2:
+            estimate = values.scalarized(estimate)
+        is_ensemble = estimate.ndim > (3 if isinstance(values, Vector) else 2)
+        estimates[name] = estimate.mean(0) if is_ensemble else estimate
+    return estimates

@@ -16,7 +16,7 @@ from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, reading, value_estimates
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Run
-from alfish.values import Scalar
+from alfish.values import Scalar, Vector
 from alfish.writers import Shown
 
 
@@ -79,16 +79,19 @@ class MonteCarlo(Diagnostic):
             encoded = rows.time_step._replace(observation=_encoded(run.transforms, rows.time_step.observation))
             step = run.transforms.transform(encoded, state)
             experience = rows._replace(time_step=step, state=nest.to(algorithm.initial_state(1), device))
-            if not (algorithm.on_policy or algorithm.has_state):
+            if not (algorithm.on_policy or algorithm.replay_needs.recurrent_state):
                 experience = _pairs(experience)
             info = algorithm.train_step(experience, experience.state).info
-            found = value_estimates(info, 2 + len(algorithm.reward_spec.shape))
+            found = value_estimates(algorithm, info)
             reward, discount = values.rows(step)
-        length, compared = episode.length, {}
+        length, is_vector, compared = episode.length, isinstance(values, Vector), {}
         for name, estimate in found.items():
+            if is_vector and estimate.ndim == 2:  # a weighted sum, which is no end of a truncated vector return
+                continue
             estimate = estimate.flatten(0, 1)[:length]  # of rows 0 to T-1
             returns = _returns(reward[:, 0], discount[:, 0], None if episode.terminated[-1] else estimate[-1])
-            both = [values.scalarized(each) for each in (estimate[: len(returns)], returns.to(estimate.dtype))]
+            both = [estimate[: len(returns)], returns.to(estimate.dtype)]
+            both = [values.scalarized(each) for each in both] if is_vector else both
             compared[name] = torch.stack(both).double().cpu().numpy()
         return compared
 

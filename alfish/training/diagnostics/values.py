@@ -26,7 +26,7 @@ class ExplainedVariance(Diagnostic):
             return {}
         with reading(algorithm):
             info = algorithm.train_step(experience, experience.state).info
-        value = value_estimates(info, target.ndim).get("value")
+        value = value_estimates(algorithm, info).get("value")
         if value is None:
             return {}
         mask = batch.mask[: len(value)]
