@@ -63,7 +63,12 @@ def critic_passes(owner: Any, target_subset: int | None, joint_pass: bool | str,
     name, size = type(owner).__name__, owner.critic.ensemble_size
     if target_subset is not None and target_subset > size:
         raise UsageError(f"{name}.target_subset is {target_subset}; it must be at most {size}, the number of critics")
-    if joint_pass and (retrace or getattr(owner.critic, "memory", None) is not None):
+    needs_more = retrace or getattr(owner.critic, "memory", None) is not None
+    if needs_more and has_batch_norm(owner.critic):
+        raise UsageError(
+            f"{name}.critic has batch norm, which goes with neither Retrace nor memory; set norm to 'layer' or None"
+        )
+    if joint_pass and needs_more:
         raise UsageError(
             f"{name}.joint_pass takes neither Retrace nor memory, whose rows need more than one value each; set "
             "joint_pass to False"

@@ -36,7 +36,7 @@ class RecurrentSAC(SAC):
     """
 
     default_lambda: ClassVar[float] = 0.0
-    updates_batch_norms = False
+    updates_batch_norms: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

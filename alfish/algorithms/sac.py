@@ -82,7 +82,7 @@ class SAC(DelayedActor, HybridActor):
 
     on_policy = False
     weighted_losses = ("critic",)
-    updates_batch_norms = True
+    updates_batch_norms: ClassVar[tuple[str, ...]] = ("actor_mlp", "critic.body", "target_critic")
     default_lambda: ClassVar[float] = 1.0  # without Retrace
 
     def __init__(

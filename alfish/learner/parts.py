@@ -12,6 +12,8 @@ from alfish.runs.loading import names_below
 class FrozenParts:
     """Parts whose parameters require no gradient, and whose modules are in evaluation mode.
 
+    A module whose work does not depend on its mode alone has a method `freeze` (`BatchNorm`, `NoisyLinear`).
+
     Args:
       algorithm: with the parts.
       parts: prefixes of names of its parameters.
@@ -36,6 +38,8 @@ class FrozenParts:
         self.modules = [module for name, module in algorithm.named_modules() if f"{name}.".startswith(heads)]
         for module in self.modules:
             module.eval()
+            if callable(freeze := getattr(module, "freeze", None)):
+                freeze()
 
     def check(self, groups: Collection[str]) -> None:
         """Raises UsageError if a group of the algorithm is not among those that train, because all of it is frozen."""

@@ -7,9 +7,8 @@ import gin
 import torch
 from torch import nn
 
-from alfish.errors import UsageError
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
-from alfish.networks.bodies.noisy import NoisyLinear
+from alfish.networks.bodies.noisy import noisy_linear
 from alfish.networks.bodies.unit_rows import UnitLinear
 from alfish.parameters import LayerSize, PositiveInt, checked
 
@@ -28,7 +27,7 @@ def linear(
 ) -> nn.Module:
     """Returns a linear layer with orthogonal weights, or a noisy one, which has an initialization of its own."""
     if noisy:
-        return NoisyLinear(input_size, output_size)
+        return noisy_linear(input_size, output_size, bias, unit)
     if not unit:
         return orthogonal(nn.Linear(input_size, output_size, bias), gain)
     layer = UnitLinear(input_size, output_size, bias)
@@ -93,11 +92,6 @@ class MLP(nn.Sequential):
         bias: bool = True,
         unit_rows: bool = False,
     ):
-        if noisy and (unit_rows or not bias):
-            raise UsageError(
-                "MLP.noisy is True, and noisy layers have a bias and no unit rows; set bias to True, and unit_rows to "
-                "False"
-            )
         make_activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         modules: list[nn.Module] = [BatchNorm(input_size)] if norm == "batch" else []
         for size in layers:

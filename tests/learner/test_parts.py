@@ -1,5 +1,7 @@
 """Parts of an algorithm that are frozen, or train with a learning rate of their own."""
 
+import pickle
+
 import pytest
 import torch
 from test_compiled import ADAM, assert_alike, assert_close, both, chunks_of, make, train
@@ -8,6 +10,8 @@ from torch import nn
 from alfish.algorithms.acting import ModeSwitch
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
+from alfish.networks import MLP
+from alfish.networks.bodies.batch_norm import Moments
 from alfish.schedules import Linear
 
 PART = "network.actor_torso"
@@ -138,6 +142,25 @@ def test_statistics_of_a_frozen_part_stay():
         modes.switch(training)
         assert algorithm.q_network.torso.mlp.training == training
         assert not algorithm.q_network.torso.encoder[1].training
+
+
+def test_batch_norms_of_frozen_parts_use_and_keep_their_running_statistics():
+    before = dict(make("crossq").named_buffers())
+    algorithm, _, _ = trained("crossq", frozen_parts=["actor_mlp", "critic.body.0"])
+    x = torch.randn(5, algorithm.actor_mlp[0].mean.numel())
+    assert torch.equal(algorithm.actor_mlp(x, Moments()), algorithm.actor_mlp(x))
+    changed = {name for name, buffer in algorithm.named_buffers() if not torch.equal(buffer, before[name])}
+    in_body = {name for name in before if name.startswith("critic.body") and "mean" in name}
+    assert len(in_body) > 1 and {name for name in changed if "mean" in name} == in_body - {"critic.body.0.mean"}
+
+
+def test_noise_of_a_frozen_part_is_off_wherever_it_acts():
+    algorithm = make("dqn")
+    algorithm.q_network.torso.mlp = MLP(4, (8,), noisy=True)
+    Learner(algorithm, frozen_parts=["q_network.torso"])
+    of_worker = pickle.loads(pickle.dumps(algorithm))  # workers act with a copy
+    ModeSwitch(of_worker).switch(training=False)
+    assert not any(module.training for module in of_worker.q_network.torso.modules())
 
 
 def test_targets_of_a_frozen_network_stay_equal_to_it():

@@ -16,8 +16,20 @@ from alfish.learner.learner import Learner
 from alfish.learner.updates import write_buffers
 from alfish.networks import MLP, CriticEnsemble, QNetwork, SquashedNormalHead, Torso
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
+from alfish.networks.bodies.residual import Residual
 
 VECTOR = spaces.Box(-1, 1, (4,))
+
+
+class NormedEncoder(torch.nn.Module):
+    """An encoder with batch norm."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.mlp, self.output_size = MLP(spec.shape[0], (8,), norm="batch"), 8
+
+    def forward(self, observation):
+        return self.mlp(observation)
 
 
 def test_with_moments_a_pass_normalises_by_its_own_batch_with_the_gradient_through_the_statistics():
@@ -86,12 +98,37 @@ def test_an_ensembles_running_pass_is_that_of_each_critic():
             QNetwork, torso=functools.partial(Torso, mlp=functools.partial(MLP, norm="batch")))),
          spaces.Discrete(2), "q_network.torso.mlp.0"),
         (functools.partial(RecurrentSAC, actor_mlp=functools.partial(MLP, norm="batch")), VECTOR, "actor_mlp.0"),
+        (functools.partial(SAC, actor_encoder=NormedEncoder), VECTOR, "actor_encoder.mlp.0"),
+        (functools.partial(DQN, q_network=functools.partial(
+            QNetwork, torso=functools.partial(Torso, mlp=Residual))),
+         spaces.Discrete(2), "q_network.torso.mlp.input_norm"),
     ],
 )  # fmt: skip
 def test_batch_norm_is_refused_where_nobody_updates_its_statistics(algorithm, action, name):
     made = algorithm(specs.observation_spec(VECTOR), specs.action_spec(action), specs.reward_spec())
     with pytest.raises(UsageError, match=f"{name} of {type(made).__name__} is a batch norm.* norm to 'layer'"):
         Learner(made)
+
+
+@pytest.mark.parametrize("kind, settings", [(SAC, {"retrace": True}), (RecurrentSAC, {})])
+@pytest.mark.parametrize("joint_pass", [False, True])
+def test_critics_with_batch_norm_go_with_neither_retrace_nor_memory(kind, settings, joint_pass):
+    critic = functools.partial(CriticEnsemble, norm="batch")
+    with pytest.raises(UsageError, match="goes with neither Retrace nor memory; set norm to 'layer' or None"):
+        kind(VECTOR, VECTOR, specs.reward_spec(), critic=critic, joint_pass=joint_pass, **settings)
+
+
+def test_a_network_of_the_user_with_batch_norm_must_take_its_moments():
+    class Own(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.norm, self.output_size = BatchNorm(size), size
+
+        def forward(self, x):
+            return self.norm(x)
+
+    with pytest.raises(UsageError, match=r"actor_mlp, with batch norm, made an Own, whose forward takes \(x\); it is"):
+        SAC(VECTOR, VECTOR, specs.reward_spec(), actor_mlp=Own)
 
 
 def test_sac_refuses_critics_with_batch_norm_without_a_joint_pass():
@@ -109,7 +146,7 @@ def test_a_joint_pass_is_refused_with_retrace_and_with_memory(settings):
 def test_a_smooth_log_deviation_lies_between_its_bounds_with_a_gradient_everywhere():
     head = SquashedNormalHead(3, 2, min_log_std=-10.0, max_log_std=2.0, log_std="tanh", unit_rows=True)
     torch.testing.assert_close(head.linear.weight.norm(dim=1), torch.ones(4))
-    features = 3 * torch.randn(50, 3)
+    features = torch.randn(50, 3)
     x = head.linear(features).chunk(2, -1)[1]
     log_std = head(features).log_std
     torch.testing.assert_close(log_std, -4 + 6 * torch.tanh(x))

@@ -12,9 +12,10 @@ from alfish.data import TimeStep
 from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
 from alfish.errors import UsageError
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
+from alfish.networks.bodies.noisy import NoisyLinear
 from alfish.networks.hybrid.policy import SquashedNormalHead
 from alfish.networks.images import is_image
-from alfish.networks.layers import NoisyLinear, RMSNorm, Tanh
+from alfish.networks.layers import RMSNorm, Tanh
 
 OBSERVATIONS = {
     "vector": spaces.Box(-1, 1, (4,), np.float32),
@@ -451,7 +452,7 @@ def test_a_noisy_network_learns_its_noise():
 
 @pytest.mark.parametrize("setting", [{"bias": False}, {"unit_rows": True}])
 def test_a_noisy_network_without_biases_or_with_unit_rows_is_refused(setting):
-    with pytest.raises(UsageError, match=r"MLP.noisy is True, and noisy layers have a bias and no unit rows"):
+    with pytest.raises(UsageError, match="noisy layers have a bias and no unit rows; set bias to True"):
         MLP(4, (8,), noisy=True, **setting)
 
 

@@ -32,6 +32,8 @@ class BatchNorm(nn.Module):
 
     The variance is the biased one, in the pass and in the running statistics.
 
+    Frozen (`Learner.frozen_parts`), it uses the running statistics in all passes, and these stay as they are.
+
     Args:
       size: features.
       ensemble_size: E networks with statistics of their own, for inputs `[E, N, size]`, or `[N, size]` for all; None:
@@ -58,8 +60,12 @@ class BatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(shape))
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("variance", torch.ones(shape))
-        self._is_ensemble = ensemble_size is not None
+        self._is_ensemble, self._is_frozen = ensemble_size is not None, False
         self._rate, self._eps = rate, eps
+
+    def freeze(self) -> None:
+        """Makes all later passes use the running statistics."""
+        self._is_frozen = True
 
     def forward(self, x: torch.Tensor, moments: Moments | None = None, num_members: int | None = None) -> torch.Tensor:
         """Returns the normalized features.
@@ -71,7 +77,7 @@ class BatchNorm(nn.Module):
         """
         members = slice(num_members)
         weight, bias = self.weight[members], self.bias[members]
-        if moments is None:
+        if moments is None or self._is_frozen:
             mean, variance = self.mean[members], self.variance[members]
             return (x - mean) * (weight / (variance + self._eps).sqrt()) + bias
         rows = -2 if self._is_ensemble else tuple(range(x.ndim - 1))
@@ -85,19 +91,22 @@ class BatchNorm(nn.Module):
 
 
 def check_batch_norms(owner: nn.Module) -> None:
-    """Raises UsageError if a batch norm of `owner` is in no module whose `updates_batch_norms` is true."""
-    users = [f"{name}." if name else "" for name, each in owner.named_modules() if updates_batch_norms(each)]
+    """Raises UsageError if running statistics of a batch norm of `owner` would never change.
+
+    A module names its submodules that it calls with `Moments` in `updates_batch_norms`, in a tuple.
+    """
+    users = tuple(
+        f"{name}.{part}.".lstrip(".")
+        for name, module in owner.named_modules()
+        for part in getattr(module, "updates_batch_norms", ())
+    )
     for name, module in owner.named_modules():
-        if isinstance(module, BatchNorm) and not name.startswith(tuple(users)):
+        if isinstance(module, BatchNorm) and not f"{name}.".startswith(users):
             raise UsageError(
-                f"{name} of {type(owner).__name__} is a batch norm, whose running statistics it does not update; set "
-                "norm to 'layer' or None, or train with SAC"
+                f"{name} of {type(owner).__name__} is a batch norm, whose running statistics nothing updates: only SAC "
+                "does, in actor_mlp and in the hidden layers of its critics. Set norm to 'layer' or None, or take "
+                "another network, there"
             )
-
-
-def updates_batch_norms(module: nn.Module) -> bool:
-    """Returns the attribute `updates_batch_norms`, by default False: whether its losses return new statistics."""
-    return getattr(module, "updates_batch_norms", False)
 
 
 def has_batch_norm(module: nn.Module) -> bool:

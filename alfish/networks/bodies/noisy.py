@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from alfish.errors import UsageError
+
 
 class NoisyLinear(nn.Module):
     """A linear layer with learned noise on its weights, drawn for each pass, in rollouts too; none in evaluation.
@@ -27,6 +29,10 @@ class NoisyLinear(nn.Module):
         self.weight_scale = nn.Parameter(torch.full((output_size, input_size), 0.5 * bound))
         self.bias_scale = nn.Parameter(torch.full((output_size,), 0.5 * bound))
 
+    def freeze(self) -> None:
+        """Ends the noise in rollouts too; `Learner.frozen_parts` calls it."""
+        self.explores = False
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return F.linear(x, self.weight, self.bias)
@@ -34,3 +40,10 @@ class NoisyLinear(nn.Module):
         rows, columns = (noise.sign() * noise.abs().sqrt()).split(self.weight.shape)
         weight = self.weight + self.weight_scale * torch.outer(rows, columns)
         return F.linear(x, weight, self.bias + self.bias_scale * rows)
+
+
+def noisy_linear(input_size: int, output_size: int, bias: bool, unit: bool) -> NoisyLinear:
+    """Returns the layer; raises UsageError unless it is to have a bias, and no unit rows."""
+    if unit or not bias:
+        raise UsageError("noisy layers have a bias and no unit rows; set bias to True and unit_rows to False")
+    return NoisyLinear(input_size, output_size)
