@@ -259,8 +259,13 @@ def test_the_soft_value_and_the_munchausen_bonus_of_an_example_by_hand():
         (DQN, CHOICE, {"values": Bins, "lambda_": 0.5}, "DQN.lambda_ is 0.5"),
         (DQN, CHOICE, {"values": Quantiles, "lower_bound": True}, "Quantiles are distributions"),
         (DQN, CHOICE, {"values": Quantiles, "entropy_temperature": 0.1}, "values of one number"),
-        (DQN, CHOICE, {"munchausen": 0.9}, "set DQN.entropy_temperature"),
-        (DQN, CHOICE, {"munchausen": 0.9, "entropy_temperature": 0.1, "lower_bound": True}, "no lower bounds of its"),
+        (DQN, CHOICE, {"munchausen": 0.9}, "needs DQN.entropy_temperature"),
+        (
+            DQN,
+            CHOICE,
+            {"munchausen": 0.9, "entropy_temperature": 0.1, "lower_bound": True},
+            "lower_bound = False; set them so",
+        ),
         (SAC, CHOICE, {"values": Bins}, "SAC takes no discrete actions with Bins"),
     ],
 )

@@ -100,14 +100,9 @@ class DQN(QLearning):
         kind.check(self, self._lambda, retrace=retrace, memory=self.has_state)
         self._double, self._retrace, self._lower_bound = double, retrace, lower_bound
         self._temperature, self._munchausen, self._floor = entropy_temperature, munchausen, log_policy_floor
-        if entropy_temperature is None and munchausen:
+        if munchausen and (entropy_temperature is None or lower_bound):
             raise UsageError(
-                "DQN.munchausen needs a policy with entropy; set DQN.entropy_temperature, for example to 0.03"
-            )
-        if munchausen and lower_bound:
-            raise UsageError(
-                "DQN.munchausen adds a bonus of at most 0, so observed returns are no lower bounds of its values; set "
-                "lower_bound to False"
+                "DQN.munchausen needs DQN.entropy_temperature, for example 0.03, and lower_bound = False; set them so"
             )
         if entropy_temperature is not None and (retrace or kind.num_values is not None):
             raise UsageError(

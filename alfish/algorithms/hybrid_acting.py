@@ -13,6 +13,7 @@ from alfish.data import AlgStep, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.hybrid import HybridPolicy, HybridSpace
+from alfish.parameters.parts import build_network
 
 
 class DrawnAction(NamedTuple):
@@ -52,7 +53,13 @@ class HybridActing(RLAlgorithm):
                 if records_probability
                 else f"{name}.noise is set, and the action has no Box leaf; set it to None"
             )
-        self.noise = None if noise is None else noise(self.action_space.box_size)
+        self.noise: Any = noise and build_network(
+            noise,
+            f"{type(self).__name__}.noise",
+            self.action_space.box_size,
+            has=("initial_state", "sample"),
+            takes=None,
+        )
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:

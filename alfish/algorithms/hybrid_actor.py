@@ -14,7 +14,7 @@ from alfish.networks import Features, TargetNetwork
 from alfish.networks.bodies.batch_norm import Moments, has_batch_norm
 from alfish.networks.hybrid import HybridHead, HybridPolicy
 from alfish.networks.no_target import NoTarget
-from alfish.parameters.parts import build_network
+from alfish.parameters.parts import build_network, check_forward
 from alfish.values import Scalar
 
 
@@ -39,6 +39,8 @@ class HybridActor(HybridActing):
         self.actor_encoder: Any = build_network(actor_encoder, f"{name}.actor_encoder", self.observation_spec)
         self.actor_mlp = build_network(actor_mlp, f"{name}.actor_mlp", self.actor_encoder.output_size)
         self._actor_has_batch_norm = has_batch_norm(self.actor_mlp)
+        if self._actor_has_batch_norm:
+            check_forward(self.actor_mlp, f"{name}.actor_mlp, with batch norm,", takes=2)
         self.policy_head = HybridHead(self.actor_mlp.output_size, self.action_space)
         sizes, has = self.action_space.critic_sizes, ("features", "ensemble_size")
         self.critic: Any = build_network(critic, f"{name}.critic", self.observation_spec, *sizes, has=has)

@@ -31,8 +31,9 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
     """
     part: T = _call(factory, f"{name} cannot be called as {_article(kind)} is", *arguments, **keywords)
     if not isinstance(part, kind):
-        made = "None" if part is None else _article(type(part))
-        raise UsageError(f"{name} made {made}; it must be a class, or a function that makes {_article(kind)}")
+        raise UsageError(
+            f"{name} made {_described(part)}; it must be a class, or a function that makes {_article(kind)}"
+        )
     return part
 
 
@@ -41,7 +42,7 @@ def build_network(
     name: str,
     *arguments: Any,
     has: Sequence[str] = ("output_size",),
-    takes: int = 1,
+    takes: int | None = 1,
     **keywords: Any,
 ) -> Any:
     """Builds a network that the user may replace, and checks that it has what its caller reads.
@@ -51,24 +52,31 @@ def build_network(
       name: of the parameter in messages, as 'Torso.mlp'.
       arguments, keywords: of the call.
       has: attributes and methods that the network needs beside `forward`.
-      takes: number of arguments that `forward` is called with.
+      takes: number of arguments that `forward` is called with; None: it needs none.
 
     Raises:
       UsageError: the factory does not take the arguments, or the network cannot stand there.
     """
     network = _call(factory, f"{name} cannot be called as the shipped network is", *arguments, **keywords)
-    missing = [one for one in ("forward", *has) if not hasattr(network, one)]
-    made = f"{name} made {_article(type(network))}"
+    has = has if takes is None else ("forward", *has)
+    missing = [one for one in has if not hasattr(network, one)]
     if missing:
-        raise UsageError(f"{made}, which has no {' and no '.join(missing)}; it needs {', '.join(('forward', *has))}")
+        lacks = f"which has no {' and no '.join(missing)}; it needs {', '.join(has)}"
+        raise UsageError(f"{name} made {_described(network)}, {lacks}")
+    if takes is not None:
+        check_forward(network, name, takes)
+    return network
+
+
+def check_forward(network: Any, name: str, takes: int) -> None:
+    """Raises UsageError if a network's `forward` cannot be called with as many arguments; `name` as in `build`."""
     parameters = inspect.signature(network.forward)
     try:
         parameters.bind(*range(takes))
     except TypeError:
         taken = "one argument" if takes == 1 else f"{takes} arguments"
         words = f"whose forward takes ({', '.join(parameters.parameters)}); it is called with {taken}"
-        raise UsageError(f"{made}, {words}") from None
-    return network
+        raise UsageError(f"{name} made {_article(type(network))}, {words}") from None
 
 
 # Networks with a memory take and return its state, the last of their outputs.
@@ -105,6 +113,10 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
 
 def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords: Any) -> Any:
     """Calls a factory. A TypeError about the call becomes a UsageError that begins with `refusal`."""
+    if hasattr(factory, "forward") and not inspect.isclass(factory):
+        raise UsageError(
+            f"{refusal}: it is {_article(type(factory))} already; give its class, or a function that makes it"
+        )
     try:
         return factory(*arguments, **keywords)
     except TypeError as error:
@@ -117,6 +129,10 @@ def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument, as `@Linear()`
             raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error
         raise UsageError(f"{refusal}: {first_line(error)}") from error
+
+
+def _described(made: Any) -> str:
+    return "None" if made is None else _article(type(made))
 
 
 def _article(kind: type) -> str:

@@ -17,6 +17,7 @@ from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.errors import UsageError
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, Encoder, PolicyHead, QNetwork, Torso
+from alfish.networks.hybrid import HeldNoise
 
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
@@ -78,6 +79,21 @@ REFUSED = [
         algorithm(RecurrentSAC, BOX, critic=QNetwork),
         "RecurrentSAC.critic cannot be called as the shipped network is: .*'memory'",
     ),
+    (
+        algorithm(SAC, BOX, actor_mlp=MLP(3)),
+        "SAC.actor_mlp cannot be called as .*: it is an MLP already; give its class",
+    ),
+    (algorithm(SAC, BOX, noise=HeldNoise(2)), "SAC.noise cannot be called as .*: it is a HeldNoise already; give its"),
+    (
+        algorithm(SAC, BOX, noise=MLP),
+        "SAC.noise made an MLP, which has no initial_state and no sample; it needs initial",
+    ),
+    (algorithm(SAC, BOX, noise=lambda size: None), "SAC.noise made None, which has no initial_state and no sample"),
+    (
+        lambda: CriticEnsemble(OBSERVATION, 2, body=nn.Linear),
+        "CriticEnsemble.body made a Linear, which has no output_si",
+    ),
+    (lambda: CriticEnsemble(OBSERVATION, 2, body=lambda size: None), "CriticEnsemble.body cannot be called as"),
     (algorithm(TD3, BOX, actor=lambda *_: GRU(3)), "TD3.actor made a GRU"),
     (algorithm(TD3, BOX, critic=QNetwork), "TD3.critic"),
     (algorithm(RecurrentTD3, BOX, critic=QNetwork), "RecurrentTD3.critic cannot be called"),

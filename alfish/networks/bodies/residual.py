@@ -12,6 +12,7 @@ from alfish.networks.bodies.ensembles import EnsembleLayerNorm, EnsembleLinear, 
 from alfish.networks.bodies.unit_rows import UnitScale
 from alfish.networks.layers import RMSNorm, linear
 from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, checked
+from alfish.parameters.parts import build_network
 
 
 class UnitBatchNorm(UnitScale, BatchNorm):
@@ -100,7 +101,7 @@ class Residual(nn.Module):
 
 def made_body(body: Callable[[int, int], Any], input_size: int, ensemble_size: int) -> tuple[list[nn.Module], int]:
     """Returns a body of E networks as a list of layers, and its output size."""
-    made = body(input_size, ensemble_size)
+    made = build_network(body, "CriticEnsemble.body", input_size, ensemble_size)
     return [made], made.output_size
 
 
