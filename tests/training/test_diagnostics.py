@@ -295,6 +295,16 @@ def test_of_a_vector_reward_the_weighted_q_of_sac_is_compared_and_its_value_is_n
     assert compared["q"][0] == pytest.approx(q[:-1].detach().numpy(), abs=1e-5)
 
 
+def test_the_weighted_value_of_a_vector_reward_is_compared(tmp_path):
+    compared, episode, trainer = measured(
+        tmp_path, TradeOff, functools.partial(PPO, reward_weights=[1.0, 0.5]), length=9
+    )
+    network, values = trainer.algorithm.network, trainer.algorithm.values
+    step = trainer.environment.reset()._replace(observation=torch.from_numpy(episode.observations[:-1]))
+    value = values.scalarized(network.value(step, None))
+    assert compared["value"][0] == pytest.approx(value[:-1].detach().numpy(), abs=1e-5)
+
+
 def test_q_of_each_step_is_compared_with_the_return_from_that_step(tmp_path):
     dqn = functools.partial(DQN, gamma=0.9)
     trainer = Trainer(
