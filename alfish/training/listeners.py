@@ -1,13 +1,14 @@
 """Listeners: evaluation, checkpoints, summaries, progress, stopping. Each may read entries of earlier ones."""
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import gin
 
-from alfish import replicas
+from alfish import replicas, specs
 from alfish.errors import UsageError
 from alfish.films import FilmSchedule
 from alfish.formatting import significant
@@ -15,7 +16,7 @@ from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, Pos
 from alfish.parameters.kinds import shown
 from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import make_directory, write_atomically
-from alfish.training.evaluations.evaluation import Evaluation
+from alfish.training.evaluations.evaluation import Evaluation, scalar_names
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.summaries import Summaries
@@ -60,6 +61,11 @@ class Evaluate(Listener):
     ):
         self.period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
         self.name = name
+        if not re.fullmatch(r"[\w.-]+", name) or name in TRAINER_SCALARS:
+            raise UsageError(
+                f"Evaluate.name is {name!r}; it is part of names of files and scalars: take letters, digits, '_', '-' "
+                f"and '.', and none of {', '.join(TRAINER_SCALARS)}"
+            )
         if video_episodes > num_episodes:
             raise UsageError(
                 f"Evaluate.video_episodes is {video_episodes}; it must be at most {num_episodes}, num_episodes"
@@ -235,15 +241,16 @@ class _Watcher(Listener):
         self._scalar = scalar
 
     def start(self, run: Run) -> None:
-        """Raises UsageError if no earlier listener reports the scalar."""
+        """Raises UsageError if nothing reports the scalar."""
         name = type(self).__name__
-        before = run.listeners[: run.listeners.index(self)]
-        evaluations = [listener.name for listener in before if isinstance(listener, Evaluate)]
-        if not self._scalar.startswith(tuple(f"{prefix}/" for prefix in (*evaluations, *TRAINER_SCALARS))):
-            others = ", ".join(f"{prefix}/..." for prefix in (*evaluations, *TRAINER_SCALARS))
+        prefixes = [listener.name for listener in run.listeners if isinstance(listener, Evaluate)]
+        names = scalar_names(specs.reward_names(run.environment.reward_spec))
+        of_evaluations = [f"{prefix}/{each}" for prefix in prefixes for each in names]
+        if self._scalar not in of_evaluations and not self._scalar.startswith(tuple(f"{p}/" for p in TRAINER_SCALARS)):
+            others = ", ".join((*of_evaluations, *(f"{prefix}/..." for prefix in TRAINER_SCALARS)))
             raise UsageError(
-                f"{name}.scalar is {self._scalar!r}, which nothing before {name} in Trainer.listeners reports; put "
-                f"@Evaluate(), which reports evaluation/mean_return, before it, or watch one of {others}"
+                f"{name}.scalar is {self._scalar!r}, which no listener reports; add @Evaluate(), which reports "
+                f"evaluation/mean_return, or watch one of {others}"
             )
 
     def after_iteration(self, run: Run, report: Report) -> None:
@@ -315,13 +322,13 @@ class StopWithoutProgress(_Watcher):
 
 
 def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[Listener]) -> list[Listener]:
-    """Returns the listeners of a run, those that change the algorithm first.
+    """Returns the listeners of a run: those that change the algorithm, then evaluations, which others read or write.
 
     Of several learners, all but the first only save what is their own.
 
     Args:
       listeners: None: evaluation, checkpoints, summaries and the progress bar.
-      extra: come after them.
+      extra: come after the others of their kind.
 
     Raises:
       UsageError: one is not a Listener.
@@ -334,4 +341,4 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
             raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
     everywhere = [each.changes_algorithm or isinstance(each, CheckpointSaver) for each in together]
     here = [listener for listener, is_needed in zip(together, everywhere) if is_needed or replicas.rank() == 0]
-    return sorted(here, key=lambda listener: not listener.changes_algorithm)
+    return sorted(here, key=lambda listener: (not listener.changes_algorithm, not isinstance(listener, Evaluate)))

@@ -326,14 +326,30 @@ def test_a_run_stops_without_progress_and_counts_over_a_resume(tmp_path):
 
 
 def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
-    words = r"StopAt.scalar is 'evaluation/mean_return', which nothing before StopAt in Trainer.listeners reports"
-    with pytest.raises(UsageError, match=words):
-        make(tmp_path, listeners=[StopAt(1), Evaluate()]).train()
-    with pytest.raises(UsageError, match="'test/mean_return'.*or watch one of evaluation/..., train/..., "):
-        make(tmp_path, listeners=[Evaluate(), StopAt(1, "test/mean_return")]).train()
+    with pytest.raises(UsageError, match="StopAt.scalar is 'evaluation/mean_return', which no listener reports"):
+        make(tmp_path, listeners=[StopAt(1)]).train()
+    words = "or watch one of evaluation/mean_return, .*evaluation/mean_length, train/..., "
+    for scalar in ("test/mean_return", "evaluation/return"):
+        with pytest.raises(UsageError, match=f"'{scalar}'.*{words}"):
+            make(tmp_path, listeners=[Evaluate(), StopAt(1, scalar)]).train()
     trainer = make(tmp_path, listeners=[StopAt(1, "metrics/average_return")], summary_period=1)
     trainer.train()
     assert trainer.clock.stop_reason.startswith("metrics/average_return is ")
+
+
+def test_evaluations_are_written_wherever_they_stand_among_the_listeners(tmp_path):
+    listeners = [CheckpointSaver(), Summaries([]), Evaluate(0, num_episodes=2)]
+    trainer = make(tmp_path, listeners=listeners, extra_listeners=[Evaluate(0, num_episodes=1, name="seldom")])
+    trainer.train()
+    header = (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert {"evaluation/mean_return", "seldom/mean_return"} <= set(header)
+    assert trainer.directory.checkpoints.best() is not None
+
+
+@pytest.mark.parametrize("name", ["eval/greedy", "", "train", "a b"])
+def test_evaluations_have_names_that_files_and_scalars_may_have(name):
+    with pytest.raises(UsageError, match=f"Evaluate.name is '{name}'; it is part of names of files and scalars"):
+        Evaluate(name=name)
 
 
 # Signals.

@@ -67,6 +67,12 @@ class Evaluation:
         return "\n".join([f"episode,seed,{','.join(columns)}", *rows]) + "\n"
 
 
+def scalar_names(objectives: Sequence[str] = ()) -> list[str]:
+    """Returns the names that `Evaluation.scalars` has after `name/`."""
+    by_objective = [f"mean_return/{objective}" for objective in objectives]
+    return ["mean_return", "std_return", "min_return", "max_return", *by_objective, "mean_length"]
+
+
 def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Returns a 95 % interval of the mean return of a policy, from the returns of some of its episodes."""
     draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
