@@ -115,7 +115,7 @@ class Evaluator:
         names = reward_names(self.environment.reward_spec)
         totals, lengths = np.zeros((num_episodes, max(1, len(names)))), np.zeros(num_episodes, np.int64)
         self._under_way = None
-        with self._acting(seed):
+        with self._acting(seed, sample):
             for episode, time_step, stepped in self._rows(num_episodes, seed, sample):
                 reward = time_step.reward.cpu().numpy().astype(np.float64).reshape(len(episode), -1)
                 if on_row:
@@ -175,7 +175,7 @@ class Evaluator:
                     "first, or make another evaluator"
                 )
             # Between two episodes the caller has its own random state and grad mode.
-            with self._acting(seed):
+            with self._acting(seed, sample):
                 if generators is not None:
                     random_state.set_torch_state(self._device, generators)
                 while k not in whole:
@@ -209,10 +209,13 @@ class Evaluator:
             )
 
     @contextlib.contextmanager
-    def _acting(self, seed: int) -> Iterator[None]:
-        """Acts without gradient, in eval mode, with generators seeded by `seed`; restores all of it."""
+    def _acting(self, seed: int, sample: bool) -> Iterator[None]:
+        """Acts without gradient, in eval mode, with generators seeded by `seed`; restores all of it.
+
+        With `sample`, modules that explore do so, as in rollouts.
+        """
         cuda = [self._device] if self._device.type == "cuda" else []
-        with torch.no_grad(), in_eval_mode(self._algorithm), torch.random.fork_rng(devices=cuda):
+        with torch.no_grad(), in_eval_mode(self._algorithm, sample), torch.random.fork_rng(devices=cuda):
             torch.manual_seed(seed)
             yield
 

@@ -20,6 +20,7 @@ from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.networks import ActorCritic, PolicyHead
+from alfish.networks.bodies.noisy import NoisyLinear
 from alfish.specs import sample as sample_actions
 from alfish.training.evaluator import Evaluation, Evaluator, make_evaluator
 from alfish.transforms import ObservationNormalizer, RewardScale, Transforms
@@ -201,6 +202,21 @@ def test_the_policy_evaluates_in_eval_mode_and_is_left_as_it_was(training):
     parts[1].train(training)
     evaluate(parts, 2)
     assert parts[1].training == training
+
+
+def test_noise_of_layers_explores_where_the_policy_is_sampled():
+    class Noisy(Zero):
+        def __init__(self, *specs):
+            super().__init__(*specs)
+            self.layer, self.modes = NoisyLinear(2, 2), []
+
+        def rollout_step(self, time_step, state):
+            self.modes.append(self.layer.training)
+            return super().rollout_step(time_step, state)
+
+    parts = parts_of(OneState, make_algorithm=Noisy)
+    evaluate(parts, 2, sample=True)
+    assert parts[1].modes and all(parts[1].modes)
 
 
 def test_it_builds_environments_of_its_own():
