@@ -27,6 +27,7 @@ from alfish.networks import MLP, Encoder
 from alfish.networks.layers import orthogonal
 from alfish.offline import OfflineBuffer
 from alfish.parameters import FiniteFloat, LayerSize, NonNegativeFloat, PositiveFloat, UnitInterval, checked
+from alfish.parameters.parts import build_network
 from alfish.schedules import Schedule
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
@@ -83,7 +84,7 @@ class GAIL(RewardPart):
             self.normalizer = ObservationNormalizer(sees, scalar, leaves=("*",), clip=clip, epsilon=1e-8)
             sees = self.normalizer.observation_spec
         self.scale = RewardNormalizer(sees, scalar, gamma=gamma, clip=clip, epsilon=1e-8) if normalize_reward else None
-        self.encoder: Any = encoder(sees)
+        self.encoder: Any = build_network(encoder, "GAIL.encoder", sees)
         mlp = MLP(self.encoder.output_size, layers=layers, activation="relu", norm=None)
         self.discriminator = nn.Sequential(mlp, orthogonal(nn.Linear(mlp.output_size, 1), 1.0))
         if self.demonstrations.lengths:
@@ -112,12 +113,15 @@ class GAIL(RewardPart):
         time_step, action = nest.at(
             (experience.time_step, experience.action), slice(0, len(experience.time_step.reward) - num_seen)
         )
-        acts = time_step.step_type <= StepType.MID
-        rows = time_step._replace(step_type=torch.where(acts, time_step.step_type, StepType.PAD))
+        kind = time_step.step_type
+        acts = kind <= StepType.MID
+        rows = time_step._replace(step_type=torch.where(acts, kind, StepType.PAD))
         action = nest.map(_bounded, self.action_spec, action)
         if self.scale is not None:
             reward = self._reward(self._logit(self._features(time_step.observation, action)))
-            self.scale.observe(rows._replace(reward=reward))  # returns begin with the second step of an episode
+            # Returns begin with the second step of an episode. A LAST row ends one, and its reward is not read.
+            kind = torch.where(kind == StepType.LAST, StepType.FIRST, kind)
+            self.scale.observe(time_step._replace(reward=reward, step_type=kind))
         if self.normalizer is not None:
             self.normalizer.observe(rows._replace(observation=_inputs(time_step.observation, action)))
             expert = self.demonstrations(acts.shape)

@@ -261,6 +261,24 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_returns():
     assert part.scale._moments.count > 0 and part.scale._moments.scale != 1
 
 
+def test_returns_of_an_unroll_that_begins_with_the_end_of_an_episode_are_counted():
+    def scaled(*kinds):
+        """The scale after an unroll within an episode and one of these kinds of rows."""
+        part = make(normalize_reward=True, gamma=0.9)
+        for k, own in enumerate(([StepType.MID] * 6, kinds)):
+            experience = rows(6, 2, seed=k)
+            step_type = torch.tensor(own, dtype=torch.int32).unsqueeze(1).expand(6, 2)
+            step = experience.time_step._replace(step_type=step_type)
+            with torch.no_grad():
+                part.after_iteration(experience._replace(time_step=step), 0)
+        return part.scale
+
+    mid = [StepType.MID] * 4
+    begun, ended = scaled(StepType.FIRST, StepType.FIRST, *mid), scaled(StepType.LAST, StepType.FIRST, *mid)
+    assert torch.equal(begun._moments.mean, ended._moments.mean) and begun._moments.count == ended._moments.count == 20
+    assert torch.equal(begun._return, ended._return)
+
+
 # Composed.
 
 
