@@ -86,7 +86,7 @@ class ScheduledWeights(WeightListener):
 class LagrangianWeights(WeightListener):
     """Weights that rise while the mean of an entry is below a threshold, and fall while it is above.
 
-        w <- min(w exp(rate (threshold - mean)), max_weight),   at each summary
+        w <- w exp(rate (threshold - mean)), between min_weight and max_weight,   at each summary
 
     The logarithm of a weight is the multiplier of a constraint, mean >= threshold, in gradient ascent of the dual
     problem; the weight is positive. A cost is a negative entry. Entries without a threshold keep their weights.
@@ -95,6 +95,7 @@ class LagrangianWeights(WeightListener):
       thresholds: of the mean reward in a step, raw, by the name of an entry.
       rate: of the change of the logarithm, in 1 / units of reward.
       max_weight: upper limit, for constraints that no policy satisfies.
+      min_weight: lower limit, so that a weight rises soon after a constraint was satisfied for long.
     """
 
     def __init__(
@@ -102,8 +103,14 @@ class LagrangianWeights(WeightListener):
         thresholds: Mapping[str, FiniteFloat] = gin.REQUIRED,
         rate: PositiveFloat = 0.1,
         max_weight: PositiveFloat = 1000.0,
+        min_weight: PositiveFloat = 1e-6,
     ):
-        self._thresholds, self._rate, self._max_weight = dict(thresholds), rate, max_weight
+        if min_weight > max_weight:
+            raise UsageError(
+                f"LagrangianWeights.min_weight is {min_weight}; it must be at most {max_weight}, max_weight"
+            )
+        self._thresholds, self._rate = dict(thresholds), rate
+        self._min_weight, self._max_weight = min_weight, max_weight
 
     def check(self, names: Sequence[str], weights: torch.Tensor) -> None:
         for name in self._thresholds:
@@ -128,4 +135,5 @@ class LagrangianWeights(WeightListener):
             if number:
                 entry = names.index(name)
                 factor = math.exp(min(self._rate * (threshold - reward / number), 700.0))
-                weights[entry] = min(float(weights[entry]) * factor, self._max_weight)
+                weight = min(float(weights[entry]) * factor, self._max_weight)
+                weights[entry] = max(weight, self._min_weight)

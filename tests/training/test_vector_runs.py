@@ -2,6 +2,8 @@
 
 import functools
 import json
+import math
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -352,6 +354,17 @@ def test_lagrangian_weights_rise_below_the_threshold_and_fall_above(tmp_path):
     expected = np.exp(2 * 0.5 * np.array([-2.0 + 4, -1.0 - 0]))
     np.testing.assert_allclose(trainer.algorithm.reward_weights.numpy(), expected, rtol=1e-5)
     assert recorder.scalars["reward_weights/right"] == pytest.approx(expected[0], rel=1e-5)
+
+
+def test_lagrangian_weights_stay_positive_and_rise_again():
+    weights, listener = torch.ones(1), LagrangianWeights({"a": 1.0}, rate=1.0, min_weight=0.01)
+    for mean, expected in [(9.0, math.exp(-8)), (9.0, 0.01), (-9.0, 0.01 * math.exp(10))]:
+        scalars = {"metrics/average_reward/a": mean, "metrics/average_reward/a/n": 5.0}
+        listener.change(weights, ["a"], SimpleNamespace(scalars=scalars))
+        assert weights.item() == pytest.approx(max(expected, 0.01), rel=1e-4)
+    listener.check(["a"], weights)
+    with pytest.raises(UsageError, match="min_weight is 2.0; it must be at most 1.0, max_weight"):
+        LagrangianWeights({"a": 1.0}, min_weight=2.0, max_weight=1.0)
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
