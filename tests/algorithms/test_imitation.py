@@ -27,7 +27,7 @@ from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.processes.pickling import from_bytes, to_bytes
 from alfish.runs.loading import load_model
 from alfish.training.policy import Policy
-from alfish.transforms import FrameStack, ObservationNormalizer, RewardNormalizer, Transforms
+from alfish.transforms import FrameStack, FrozenEncoder, ObservationNormalizer, RewardNormalizer, Transforms
 
 VECTOR, BOX = spaces.Box(-3, 3, (4,), np.float32), spaces.Box(-2, 2, (2,), np.float32)
 NESTED = spaces.Dict(choice=spaces.Discrete(3), parts=spaces.Tuple([BOX, spaces.MultiBinary(2)]))
@@ -177,6 +177,44 @@ def test_an_expert_whose_actions_have_other_units_is_refused_when_training_start
     with pytest.raises(UsageError, match=r"^the expert runs/x acts in Box\(-1.* takes Box\(-2.*; train the expert in"):
         student.expert.start(VECTOR, BOX)
     make(DAgger, expert_of(trained())).expert.start(VECTOR, BOX)
+
+
+@pytest.mark.parametrize("cls", [DAgger, Distillation])
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (lambda step, state: (step.observation[..., 0], state), r"forward of Own returned as action .* shape \[5, 2\]"),
+        (lambda step, state: (step.observation[..., :2] > 0, state), "forward of Own returned as action"),
+        (
+            lambda step, state: step.observation[..., :2],
+            r"forward of Own returned .*; it must return \(labels, state\)",
+        ),
+    ],
+)
+def test_labels_of_another_shape_or_dtype_are_refused_before_they_train(cls, returned, words):
+    class Own(Expert):
+        name, checksum = "own", ""
+
+        def forward(self, time_step, state):
+            return returned(time_step, state)
+
+    algorithm = make(cls, Own())
+    with pytest.raises(UsageError, match=words):
+        algorithm.rollout_step(nest.at(rows(VECTOR, 1, 5), 0), algorithm.initial_state(5))
+
+
+def test_an_expert_encodes_what_its_run_stored_encoded():
+    image = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    networks = trained(PPO, observation=VECTOR)
+    torch.manual_seed(0)
+    chain = Transforms([FrozenEncoder], specs.observation_spec(image), specs.reward_spec())
+    algorithm = PPO(chain.observation_spec, specs.action_spec(BOX), chain.reward_spec)
+    expert = expert_of((algorithm, chain))
+    step = nest.at(rows(VECTOR, 1, 5), 0)._replace(observation=torch.randint(256, (5, 8, 8, 3), dtype=torch.uint8))
+    label, _ = expert(step, expert.initial_state(5))
+    encoded = step._replace(observation=chain.encode(step.observation))
+    torch.testing.assert_close(label, algorithm.predict_step(encoded, algorithm.initial_state(5)).output)
+    assert networks is not None
 
 
 def test_what_cannot_label_is_refused_as_an_expert():

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from gymnasium import spaces
 
 from alfish.algorithms.bc import BC
+from alfish.algorithms.contract import check_action, return_error
 from alfish.algorithms.imitation.expert import AbsentExpert, Expert, make_expert
 from alfish.data import AlgStep, Experience, TimeStep
 from alfish.nest import Nest
@@ -34,6 +35,7 @@ class Apprentice(BC):
         super().__init__(observation_spec, action_spec, reward_spec, torso=torso, policy_head=policy_head)
         self.expert = make_expert(expert, f"{type(self).__name__}.expert")
         self.expert.check_specs(observation_spec, action_spec)
+        self._is_checked = False
         self.replay_needs = self.replay_needs._replace(info=("label",))
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -44,7 +46,7 @@ class Apprentice(BC):
         student = super().rollout_step(time_step, of_student)
         if isinstance(self.expert, AbsentExpert):
             return student._replace(state=(student.state, of_expert))
-        label, of_expert = self.expert(time_step, of_expert)
+        label, of_expert = self._label(time_step, of_expert)
         action = self.executed_action(time_step, student.output, label)
         return AlgStep(action, (student.state, of_expert), LabelledRollout(label))
 
@@ -57,6 +59,16 @@ class Apprentice(BC):
         if experience.state is not None:
             experience = experience._replace(state=experience.state[0])
         return super().train_step(experience, experience.state)
+
+    def _label(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
+        """Returns the expert's labels and its next state; checks the first ones."""
+        result = self.expert(time_step, state)
+        if not self._is_checked:
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise return_error(result, "(labels, state)", self.expert, "forward")
+            check_action(result[0], self.expert, "forward", self.action_spec, len(time_step.reward))
+            self._is_checked = True
+        return result
 
     def executed_action(self, time_step: TimeStep, sampled: Nest, label: Nest) -> Nest:
         """Returns the actions `[B, ...]` to execute, of the student's samples and the labels. Default: the samples."""

@@ -31,7 +31,7 @@ class Expert(External):
 
     @abc.abstractmethod
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
-        """Returns the labels `[B, ...]` and the next state.
+        """Returns the labels `[B, ...]`, actions in the algorithm's units, and the next state.
 
         Args:
           time_step: `[B]` rows as the algorithm receives them.
@@ -81,7 +81,8 @@ class PolicyExpert(Expert):
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
         of_transforms, of_policy = state
-        raw = time_step._replace(observation=self._selected(time_step.observation, _joined))
+        selected = self._selected(time_step.observation, _joined)
+        raw = time_step._replace(observation=self._transforms.encode(selected))
         seen, of_transforms = self._transforms(raw, of_transforms)
         step = self._algorithm.predict_step(seen, of_policy)
         return step.output, (of_transforms, step.state)
