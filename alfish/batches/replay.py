@@ -197,6 +197,8 @@ class ReplayBatches(SequenceBatches):
             _, num_starts = self.buffer.start_range(self.num_rows)
             schedule.can_draw = all(number > 0 for (number,) in replicas.gather(int(num_starts.sum())))
             due = due if schedule.can_draw else 0
+        if due and not self.outlasts_acting and not self.buffer.has_start(self.num_rows):
+            due = 0  # an episode ended where windows would start; the rows stay, and the updates are made later
         clears = due > 0 and not self.outlasts_acting
         schedule.num_updates += due
         try:

@@ -13,6 +13,7 @@ from alfish.data import Batch, StepType
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, Spaces
+from alfish.parameters.parts import build
 from alfish.replay import HindsightReplay, RingBuffer, RingView, Sampler, SequenceIndex
 from alfish.transforms import Transforms, TransformsInGraph
 
@@ -40,10 +41,15 @@ class SequenceSampler:
         transforms: Transforms,
         num_rows: int,
     ):
-        self.buffer, self.sampler = buffer, sampler()
+        self.buffer, self.sampler = buffer, build(sampler, Sampler, "the sampler of windows")
         self.sampler.bind(buffer, num_rows)
-        self._hindsight = None if hindsight is None else hindsight()
+        self._hindsight = None if hindsight is None else build(hindsight, HindsightReplay, "the hindsight of windows")
         if self._hindsight is not None:
+            if any(each.shows_rewards for each in transforms.others):
+                raise UsageError(
+                    "HindsightReplay changes the goal of windows, and a transform shows the reward before row 0, which "
+                    "is that of the old goal; set PreviousStep.reward to False, or leave the transform out"
+                )
             if transforms.look_back:
                 raise UsageError(
                     "HindsightReplay changes the goal of windows, and a transform reads rows before them, which have "
@@ -190,7 +196,7 @@ class SequenceBatches(Batches):
             asked["return_gamma"] = needs.return_gamma
         if algorithm.action_masks is not None:  # data without masks then get some
             asked["spaces"] = Spaces(environment.observation_space, environment.action_space)
-        buffer = make_buffer(**asked)
+        buffer = build(make_buffer, OfflineBuffer, "the buffer of recorded rows", **asked)
         buffer.check_spaces(environment.observation_space, environment.action_space)
         if algorithm.reward_weights is not None or not environment.reward_spec.shape:  # else rewards are not read
             buffer.check_rewards(sum(environment.reward_spec.shape))

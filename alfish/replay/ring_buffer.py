@@ -273,6 +273,10 @@ class RingBuffer:
         for part in self._parts():
             part.check_valid()
 
+    def has_start(self, window_length: int) -> bool:
+        """Returns whether a stored row may start a window; looks at all rows."""
+        return self._starts.has_any(*self.start_range(window_length))
+
     def _draw(self, num_windows: int, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Draws columns and positions, `[N]` int64 each; from all rows if none of the newest may start a window."""
         low, count = self.start_range(window_length, newest)
@@ -281,9 +285,8 @@ class RingBuffer:
             return drawn
         if newest is not None:
             return self._draw(num_windows, window_length)
-        if count.any():
-            raise UsageError("no row of the replay may start a window; its episodes may all have length 0")
-        raise no_window(window_length)
+        error = UsageError("no row of the replay may start a window; its episodes may all have length 0")
+        raise error if count.any() else no_window(window_length)
 
     def _windows(self, column: np.ndarray, position: np.ndarray, window_length: int) -> Batch:
         experience = self._read(column, position + np.arange(window_length)[:, None])

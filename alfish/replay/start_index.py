@@ -131,13 +131,17 @@ class StartIndex:
             missing -= len(chosen)
             if missing == 0:
                 break
-            if len(chosen) == 0 and not self.may_start(*rows_between(lowest, end)).any():
+            if len(chosen) == 0 and not self.has_any(lowest, end - lowest):
                 return None
         else:
             raise UsageError("almost no row of the replay may start a window; its episodes may all have length 0")
         if len(columns) == 1:
             return columns[0], positions[0]
         return np.concatenate(columns), np.concatenate(positions)
+
+    def has_any(self, low: np.ndarray, count: np.ndarray) -> bool:
+        """Returns whether a row of these ranges may start a window; arguments as in `draw`."""
+        return bool(self.may_start(*rows_between(low, low + count)).any())
 
     def clear(self) -> None:
         """Removes all rows."""

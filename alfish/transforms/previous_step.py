@@ -49,6 +49,7 @@ class PreviousStep(Transform):
             raise UsageError("PreviousStep.action and PreviousStep.reward are both False; leave the transform out")
         self._is_dict = isinstance(observation_spec, dict)
         self._adds_action, self._adds_reward = action, reward
+        self.shows_rewards = reward
         codes: list[Any] = [_code(leaf) for leaf in nest.leaves(action_spec)]
         self._codes: Any = nn.ModuleList(codes)
         added = {"prev_action": sum(code.output_size for code in codes)} if action else {}

@@ -39,6 +39,7 @@ class Transform(nn.Module):
       observation_spec, reward_spec: specs of the output rows; a subclass replaces the specs that it changes.
       look_back: number of rows before a row that its output depends on.
       changes_rewards: True if rewards change.
+      shows_rewards: True if observations have the reward of arriving at their row.
       in_graphs: True if a compiled update can compute it: each row from that row alone, by operations of torch, and
         from no tensors but its buffers.
       encodes: True if it defines `encode`, and nothing else: observations change once, when their row arrives.
@@ -47,6 +48,7 @@ class Transform(nn.Module):
 
     look_back = 0
     changes_rewards = False
+    shows_rewards = False
     in_graphs = False
     encodes = False
     source: str | None = None

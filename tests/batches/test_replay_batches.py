@@ -23,7 +23,7 @@ from alfish.learner.learner import Learner
 from alfish.replay import HindsightReplay, Prioritized, RingView, Uniform
 from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
 from alfish.training.trainer import Trainer
-from alfish.transforms import FrameStack, ObservationNormalizer, RewardScale
+from alfish.transforms import FrameStack, ObservationNormalizer, PreviousStep, RewardScale
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 
@@ -467,6 +467,30 @@ def test_updates_wait_for_a_batch_where_warm_up_is_short_and_none_is_lost(tmp_pa
     updates = {report.env_steps: report.updates for report in run(make(tmp_path, num_envs=8, replay=replay))}
     assert min(steps for steps, count in updates.items() if count) == first
     assert all(count == 2 * (steps - warmup) for steps, count in updates.items() if steps >= first)
+
+
+def test_updates_that_find_no_window_in_a_cleared_replay_wait_for_the_next_unroll(tmp_path):
+    """Episodes of 6 actions end at row 0 of some unrolls of 2 rows, where the only window would start."""
+    replay = {"clear_after_use": True, "warmup_env_steps": 0, "updates_per_env_step": 0.5}
+    reports = list(run(make(tmp_path, env_kwargs={"length": 6}, replay=replay, unroll_length=2)))
+    lag = [0.5 * report.env_steps - report.updates for report in reports]
+    assert max(lag) > 0.5 and min(lag) <= 0.5, "updates are made later, and none is lost"
+
+
+def test_what_draws_windows_is_checked(tmp_path):
+    with pytest.raises(UsageError, match="the hindsight of windows made an Uniform; it must be a class, or a function"):
+        make(tmp_path, replay={"hindsight": Uniform})
+    with pytest.raises(UsageError, match="the sampler of windows made a HindsightReplay"):
+        make(tmp_path, replay={"sampler": HindsightReplay})
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_hindsight_refuses_rewards_in_observations(tmp_path, shows):
+    transforms, replay = [functools.partial(PreviousStep, reward=shows)], {"hindsight": HindsightReplay}
+    with pytest.raises(
+        UsageError, match="a transform shows the reward before row 0" if shows else "takes goals from an"
+    ):
+        make(tmp_path, transforms=transforms, replay=replay)
 
 
 def test_an_unroll_that_a_column_cannot_hold_is_refused_before_the_first_step(tmp_path):
