@@ -13,6 +13,7 @@ from alfish.batches.batches import Minibatches
 from alfish.batches.sequence_sampler import SequenceBatches, SequenceSampler
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
+from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, SequenceIndex, Uniform
@@ -62,6 +63,12 @@ class OfflineBatches(SequenceBatches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
+        if follows := getattr(algorithm, "parts_with_statistics", ()):
+            raise UsageError(
+                f"{', '.join(follows)} of {type(algorithm).__name__} has statistics of rows that are collected, and "
+                "OfflineBatches collects none; leave it out. Observations are normalized by Trainer.transforms = "
+                "[@ObservationNormalizer]"
+            )
         self.updates_per_iteration = self._num_updates
         self.rows_per_update = self._batch_size * (self.window_length - 1)
 

@@ -18,7 +18,7 @@ from torch import nn
 from alfish import specs
 from alfish.algorithms.contract import return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.composition.parts import Representation, RewardPart, Transitions, transitions_of
+from alfish.composition.parts import Part, Representation, RewardPart, Transitions, transitions_of
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -78,7 +78,7 @@ class Composed(RLAlgorithm):
         encoder, sees, maximized = None, observation_spec, reward_spec
         if representation is not None:
             encoder = build(representation, Representation, "Composed.representation", observation_spec, action_spec)
-            sees = _features_spec(observation_spec, encoder.output_size)
+            sees = _features_spec(observation_spec, encoder)
         if separate_values:
             num_entries = math.prod(reward_spec.shape) + len(rewards)
             maximized = spaces.Box(-np.inf, np.inf, (num_entries,), np.float32)
@@ -104,6 +104,12 @@ class Composed(RLAlgorithm):
     def reward_weights(self) -> torch.Tensor | None:
         weights = self.algorithm.reward_weights  # with separate values, also of the parts
         return None if weights is None or not self.reward_spec.shape else weights[: self.reward_spec.shape[0]]
+
+    @property
+    def parts_with_statistics(self) -> list[str]:
+        """Classes of the parts whose `after_iteration` reads collected rows."""
+        kinds = [type(part) for part in self._parts().values()]
+        return [kind.__name__ for kind in kinds if kind.after_iteration is not Part.after_iteration]
 
     def initial_state(self, batch_size: int) -> Nest:
         return self.algorithm.initial_state(batch_size)
@@ -150,7 +156,7 @@ class Composed(RLAlgorithm):
         if not isinstance(loss, dict):
             loss = dict.fromkeys(self._groups, loss)
         for name, part in self._parts().items():
-            own = part.loss(info.transitions)
+            own = _loss_of(part, info.transitions)
             if own is not None:
                 loss = {**loss, name: own.loss}
                 extra |= {f"{name}/{key}": value for key, value in (own.extra or {}).items()}
@@ -200,7 +206,7 @@ class Composed(RLAlgorithm):
         """Returns rows `[T, N]` as the algorithm sees them, the T - 1 steps between them, and the parts' rewards."""
         time_step, burn_in = experience.time_step, experience.burn_in
         transitions = transitions_of(time_step)
-        rewards: dict[str, Any] = {name: part.reward(transitions) for name, part in self.rewards.items()}
+        rewards: dict[str, Any] = {name: _reward_of(part, transitions) for name, part in self.rewards.items()}
         if rewards:
             # Row 0 has the reward of an action before it, which nothing reads.
             joined = [self._join(time_step.reward[1:], rewards)]
@@ -227,6 +233,8 @@ class Composed(RLAlgorithm):
         coefs = [part.coef(progress) for part in self.rewards.values()]
         if not self.reward_spec.shape:
             coefs.insert(0, self._extrinsic_coef(progress))
+        if not coefs:
+            return
         with torch.no_grad():
             weights[-len(coefs) :] = torch.tensor(coefs, dtype=weights.dtype, device=weights.device)
 
@@ -292,9 +300,27 @@ class Composed(RLAlgorithm):
         return self
 
 
-def _features_spec(observation_spec: Nest, size: int) -> Nest:
+def _reward_of(part: RewardPart, transitions: Transitions) -> torch.Tensor:
+    """Returns the part's rewards, `[...]`; raises UsageError if they are something else."""
+    reward, shape = part.reward(transitions), transitions.next_discount.shape
+    if not isinstance(reward, torch.Tensor) or reward.shape != shape:
+        raise return_error(reward, f"a tensor of shape {list(shape)}, one reward for each step", part, "reward")
+    return reward
+
+
+def _loss_of(part: Part, transitions: Transitions) -> Any:
+    """Returns the part's LossInfo, or None; raises UsageError if it is something else."""
+    loss = part.loss(transitions)
+    if loss is not None and not isinstance(loss, LossInfo):
+        raise return_error(loss, "LossInfo(loss, ...), or None", part, "loss")
+    return loss
+
+
+def _features_spec(observation_spec: Nest, representation: Representation) -> Nest:
     """Returns the spec of features, beside the action mask if there is one."""
-    features = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+    if not hasattr(representation, "output_size"):
+        raise UsageError(f"{type(representation).__name__} has no output_size; set it to the number of its features")
+    features = spaces.Box(-np.inf, np.inf, (representation.output_size,), np.float32)
     path = specs.mask_path(observation_spec)
     if path is None:
         return features

@@ -22,6 +22,7 @@ from alfish.nest import Nest
 from alfish.networks import MLP, Encoder, PolicyHead
 from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, LayerSize, UnitInterval, checked
+from alfish.parameters.parts import build_network
 from alfish.schedules import Schedule
 
 
@@ -45,7 +46,7 @@ class DynamicsModel(nn.Module):
         num_features: int,
     ):
         super().__init__()
-        encoded = encoder(observation_spec)
+        encoded = build_network(encoder, "the encoder of a dynamics model", observation_spec)
         self.features = nn.Sequential(
             encoded, _mlp(encoded.output_size, layers, num_features), nn.LayerNorm(num_features)
         )

@@ -12,6 +12,7 @@ from alfish.data import Experience
 from alfish.nest import Nest
 from alfish.networks import Encoder
 from alfish.parameters import PositiveFloat, checked
+from alfish.parameters.parts import build_network
 from alfish.transforms import ObservationNormalizer
 
 
@@ -37,7 +38,8 @@ class NormalizedObservation(Representation):
     ):
         super().__init__(observation_spec, action_spec)
         self.normalizer = ObservationNormalizer(observation_spec, specs.reward_spec(), ("*",), clip, 1e-8)
-        self.encoder: Any = encoder(self.normalizer.observation_spec).requires_grad_(False)
+        seen = self.normalizer.observation_spec
+        self.encoder: Any = build_network(encoder, "NormalizedObservation.encoder", seen).requires_grad_(False)
         self.output_size: int = self.encoder.output_size
 
     def forward(self, observation: Nest) -> torch.Tensor:

@@ -7,6 +7,7 @@ Differences from the paper: statistics are updated after the updates of an itera
 from the first rows of training instead of from random steps; all frames of a stack are normalized, not only the last.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,10 +20,12 @@ from torch import nn
 from alfish import losses, nest
 from alfish.composition.parts import RewardPart, Transitions
 from alfish.data import Experience, LossInfo, StepType, TimeStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import MLP, Encoder
 from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, LayerSize, PositiveFloat, Rate, UnitInterval, checked
+from alfish.parameters.parts import build_network
 from alfish.schedules import Schedule
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
@@ -70,8 +73,11 @@ class RND(RewardPart):
             self.normalizer = ObservationNormalizer(seen, reward_spec, leaves=("*",), clip=clip, epsilon=1e-8)
             seen = self.normalizer.observation_spec
         self.scale = RewardNormalizer(seen, reward_spec, gamma=gamma, clip=UNBOUNDED, epsilon=1e-8)
-        self.target = _network(encoder(seen), layers, output_size).requires_grad_(False)
-        self.predictor = _network(encoder(seen), [*layers, layers[-1], layers[-1]], output_size)
+        if not layers:
+            raise UsageError("RND.layers is empty; give the networks a hidden layer, for example (64,)")
+        make = functools.partial(build_network, encoder, "RND.encoder", seen)
+        self.target = _network(make(), layers, output_size).requires_grad_(False)
+        self.predictor = _network(make(), [*layers, layers[-1], layers[-1]], output_size)
         self._trained_fraction = trained_fraction
 
     def reward(self, transitions: Transitions) -> torch.Tensor:

@@ -7,13 +7,13 @@ import gin
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import nn
 
 from alfish import nest, specs
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.images import encoder_by_size, is_image
 from alfish.parameters import checked
+from alfish.parameters.parts import build_network
 from alfish.transforms.transform import Transform
 
 
@@ -61,7 +61,7 @@ class FrozenEncoder(Transform):
         factory: Any = encoder or (encoder_by_size(space) if is_image(space) else None)
         if factory is None:
             raise UsageError(f"FrozenEncoder has no encoder for {space}; set FrozenEncoder.encoder")
-        self.encoder: nn.Module = factory(space).requires_grad_(False)
+        self.encoder = build_network(factory, "FrozenEncoder.encoder", space, has=()).requires_grad_(False)
         self.train()
         features = self._features(specs.zeros(space, (1,)))
         if features.ndim != 2:

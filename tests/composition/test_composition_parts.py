@@ -10,7 +10,7 @@ from gymnasium import spaces
 from alfish import nest, specs
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
-from alfish.composition import ICM, RND, Composed, DynamicsFeatures, RewardPart, transitions_of
+from alfish.composition import ICM, RND, Composed, DynamicsFeatures, Representation, RewardPart, transitions_of
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.learner.optimizers import Adam
@@ -241,6 +241,45 @@ class Vector(PPO):
     reward_weights = None
 
 
+class Sizeless(Representation):
+    def forward(self, observation):
+        return observation
+
+
+class Constant(RewardPart):
+    """Returns what it is made with."""
+
+    def __init__(self, *specs, reward=None, loss=None):
+        super().__init__(*specs)
+        self._reward, self._loss = reward, loss
+
+    def reward(self, transitions):
+        return torch.ones(transitions.next_discount.shape) if self._reward is None else self._reward
+
+    def loss(self, transitions):
+        return self._loss
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ({"reward": torch.ones(4, 1, 1)}, "reward of Constant returned .*; it must return a tensor of shape .4, 1.,"),
+        ({"reward": 1.0}, "reward of Constant returned .*; it must return a tensor of shape"),
+        ({"loss": torch.ones(4, 1)}, r"loss of Constant returned .*; it must return LossInfo\(loss, ...\), or None"),
+    ],
+)
+def test_what_hooks_of_parts_return_is_checked(returned, words):
+    made = composed(DQN, rewards=[functools.partial(Constant, **returned)])
+    experience = experience_of(rows([StepType.MID] * 5))
+    with pytest.raises(UsageError, match=words):
+        made.calc_loss(experience, made.train_step(experience, None).info)
+
+
+def test_a_vector_reward_without_parts_may_have_separate_values():
+    made = composed(PPO, reward=TWO, separate_values=True)
+    assert made.reward_weights.tolist() == [1, 1]
+
+
 TWO = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 REFUSED = {
     "two of one name": ({"rewards": [PARTS["rnd"], PARTS["rnd"]]}, "two parts of Composed are named 'rnd'"),
@@ -252,6 +291,12 @@ REFUSED = {
     "lower bounds": ({"rewards": [PARTS["rnd"]], "algorithm": functools.partial(DQN, lower_bound=True)},
                      "set lower_bound to False"),
     "a part of another kind": ({"rewards": [PARTS["features"]]}, "Composed.rewards made a DynamicsFeatures"),
+    "no hidden layer": ({"rewards": [functools.partial(RND, layers=())]}, "RND.layers is empty"),
+    "an encoder made already": ({"rewards": [functools.partial(RND, encoder=torch.nn.Linear(3, 3))]},
+                                "RND.encoder cannot be called as .*: it is a Linear already"),
+    "an encoder without a size": ({"rewards": [functools.partial(ICM, encoder=lambda spec: torch.nn.Linear(3, 3))]},
+                                  "the encoder of a dynamics model made a Linear, which has no output_size"),
+    "features without a size": ({"representation": Sizeless}, "Sizeless has no output_size; set it"),
     "a network": ({"representation": lambda *specs: torch.nn.Linear(1, 1)}, "Composed.representation made a Linear"),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from alfish import nest
 from alfish.algorithms.bc import BC
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.batches import OfflineBatches, ReplayBatches, take
+from alfish.composition import Composed, DynamicsFeatures, NormalizedObservation
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped
@@ -211,6 +212,14 @@ class Kept(Regressor):
 def test_an_algorithm_that_needs_what_data_do_not_hold_is_refused_by_name(tmp_path, kind):
     with pytest.raises(UsageError, match="Kept trains on log_prob of its own rollout_step"):
         kind(tmp_path, Kept).train()
+
+
+def test_parts_whose_statistics_need_collected_rows_are_refused(tmp_path):
+    algorithm = functools.partial(Composed, algorithm=Regressor, representation=NormalizedObservation)
+    with pytest.raises(UsageError, match="NormalizedObservation of Composed has statistics of rows that are collected"):
+        offline(tmp_path / "statistics", algorithm)
+    features = functools.partial(Composed, algorithm=Regressor, representation=DynamicsFeatures)
+    offline(tmp_path / "none", features).close()
 
 
 def test_evaluating_a_run_reads_no_data(tmp_path):
