@@ -20,7 +20,7 @@ from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.nest import Nest
 from alfish.networks import ONE_CRITIC, DeterministicActor, Features, TargetNetwork, transitions
 from alfish.parameters import NonNegativeFloat, Range, Rate, checked
-from alfish.parameters.parts import build_network
+from alfish.parameters.parts import build_network, check_forward
 from alfish.schedules import Schedule, as_schedule
 from alfish.targets import NextValues
 from alfish.values import Discount, RewardWeights, values_of
@@ -82,8 +82,9 @@ class DDPG(RLAlgorithm):
         """Makes actor and critics; their order decides which weights a seed gives."""
         self.actor = build_network(actor, f"{type(self).__name__}.actor", self.observation_spec, action_size, has=())
         self.critic = build_network(
-            critic, f"{type(self).__name__}.critic", self.observation_spec, action_size, has=("features",)
+            critic, f"{type(self).__name__}.critic", self.observation_spec, action_size, has=("features",), takes=2
         )
+        check_forward(self.critic, f"{type(self).__name__}.critic", 2, "num_members")
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:

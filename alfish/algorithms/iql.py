@@ -99,8 +99,9 @@ class IQL(RLAlgorithm):
         self.policy_head: Any = build_network(policy_head, f"{name}.policy_head", num_features, action_spec, has=())
         self.action_masks = head_masks(self.policy_head, observation_spec, action_spec)
         action_size: Any = sum(code.output_size for code in self.action_codes)
-        self.critic: Any = build_network(critic, f"{name}.critic", observation_spec, action_size, has=("features",))
-        self.value: Any = build_network(value, f"{name}.value", observation_spec, 0, has=("features",))
+        sizes, has = (observation_spec, action_size), ("features",)
+        self.critic: Any = build_network(critic, f"{name}.critic", *sizes, has=has, takes=2)
+        self.value: Any = build_network(value, f"{name}.value", observation_spec, 0, has=has)
         self.target_critic = TargetNetwork(self.critic, target_rate)
         self.values, self._lambda = Scalar(gamma), lambda_
         self._expectile, self._beta, self._max_weight = expectile, beta, max_weight

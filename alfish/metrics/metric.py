@@ -98,7 +98,8 @@ class Metrics:
         reward_weights: torch.Tensor | None = None,
     ):
         for metric in metrics:
-            missing = [name for name in ("name", "update", "result", "state_dict") if not hasattr(metric, name)]
+            asked = "name", "update", "result", "state_dict", "load_state_dict"
+            missing = [name for name in asked if not hasattr(metric, name)]
             if missing:
                 raise UsageError(f"{type(metric).__name__} is not a metric; it has no {' and no '.join(missing)}")
         names = [metric.name for metric in metrics]
@@ -109,10 +110,10 @@ class Metrics:
         self._num_envs = num_envs
         self._flush_rows = flush_rows
         self._objectives, self._weights = objectives, reward_weights
-        self.reads_infos = any(metric.reads_infos for metric in metrics)
+        self.reads_infos = any(getattr(metric, "reads_infos", False) for metric in metrics)
         wanted = {
-            "observation": any(metric.reads_observations for metric in metrics),
-            "action": any(metric.reads_actions for metric in metrics),
+            "observation": any(getattr(metric, "reads_observations", False) for metric in metrics),
+            "action": any(getattr(metric, "reads_actions", False) for metric in metrics),
         }
         self.reads = tuple(name for name in wanted if wanted[name])
         self._env_id = np.arange(num_envs, dtype=np.int32)

@@ -69,6 +69,9 @@ def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
     single = [kind for kind in kinds if kind is not sequence and bare(kind) is not NoneType]
     if sequence is None or (single and not isinstance(value, (list, tuple))):
         return f"it must be {_alternatives([kind for kind in kinds if kind is not sequence])}"
+    made = [each for each in value if inspect.isclass(each)] if isinstance(value, (list, tuple)) else []
+    if made:
+        return f"it must be a list of objects, not of classes: write {made[0].__name__}()"
     parts = elements(sequence)
     if any(_fits(value, part, refers) for part in parts):
         return f"it must be a list: write [{value!r}]"

@@ -68,13 +68,13 @@ def build_network(
     return network
 
 
-def check_forward(network: Any, name: str, takes: int) -> None:
-    """Raises UsageError if a network's `forward` cannot be called with as many arguments; `name` as in `build`."""
+def check_forward(network: Any, name: str, takes: int, *keywords: str) -> None:
+    """Raises UsageError if a network's `forward` cannot be called with so many arguments and these keywords."""
     parameters = inspect.signature(network.forward)
     try:
-        parameters.bind(*range(takes))
+        parameters.bind(*range(takes), **dict.fromkeys(keywords))
     except TypeError:
-        taken = "one argument" if takes == 1 else f"{takes} arguments"
+        taken = " and ".join(("one argument" if takes == 1 else f"{takes} arguments", *keywords))
         words = f"whose forward takes ({', '.join(parameters.parameters)}); it is called with {taken}"
         raise UsageError(f"{name} made {_article(type(network))}, {words}") from None
 

@@ -423,3 +423,25 @@ def test_gin_binds_every_metric():
 def test_settings_out_of_range_are_refused(make):
     with pytest.raises(UsageError):
         make()
+
+
+def test_a_metric_needs_no_base_class():
+    class Duck:
+        name = "duck"
+
+        def update(self, rows):
+            pass
+
+        def result(self):
+            return {"duck": 1.0}
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    assert not Metrics([Duck()], 1).reads_infos
+    del Duck.load_state_dict
+    with pytest.raises(UsageError, match="Duck is not a metric; it has no load_state_dict"):
+        Metrics([Duck()], 1)

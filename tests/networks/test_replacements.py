@@ -1,5 +1,7 @@
 """Networks that stand in place of shipped ones: what each needs, and the sentence where it lacks it."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,24 @@ class Sized(Sizeless):
     def __init__(self, spec):
         super().__init__(spec)
         self.output_size = spec if isinstance(spec, int) else spec.shape[0]
+
+
+class Critic(nn.Module):
+    """Has the interface of one critic; `num_members` only if it is told."""
+
+    def __init__(self, observation_spec, action_size, takes_members=True):
+        super().__init__()
+        self.linear = nn.Linear(3 + action_size, 1)
+        self.forward = self.with_members if takes_members else self.without_members
+
+    def features(self, time_step, state):
+        return time_step.observation, state
+
+    def with_members(self, features, action, num_members=None):
+        return self.linear(torch.cat([features, action], -1)).squeeze(-1)[None]
+
+    def without_members(self, features, action):
+        return self.with_members(features, action)
 
 
 def torso(**settings):
@@ -96,6 +116,10 @@ REFUSED = [
     (lambda: CriticEnsemble(OBSERVATION, 2, body=lambda size: None), "CriticEnsemble.body cannot be called as"),
     (algorithm(TD3, BOX, actor=lambda *_: GRU(3)), "TD3.actor made a GRU"),
     (algorithm(TD3, BOX, critic=QNetwork), "TD3.critic"),
+    (
+        algorithm(TD3, BOX, critic=functools.partial(Critic, takes_members=False)),
+        r"TD3.critic made a Critic, whose forward takes \(features, action\); it is called with 2 arguments and num",
+    ),
     (algorithm(RecurrentTD3, BOX, critic=QNetwork), "RecurrentTD3.critic cannot be called"),
     (algorithm(IQL, BOX, value=lambda *_: MLP(3)), "IQL.value made an MLP, which has no features"),
 ]
@@ -105,6 +129,11 @@ def test_a_network_of_another_kind_is_refused_in_one_sentence_with_what_it_lacks
     for make, words in REFUSED:
         with pytest.raises(UsageError, match=f"^{words}"):
             make()
+
+
+@pytest.mark.parametrize("kind", [TD3, IQL])
+def test_critics_of_ones_own_take_the_action_as_a_second_argument(kind):
+    assert isinstance(algorithm(kind, BOX, critic=Critic)().critic, Critic)
 
 
 def test_a_network_that_has_what_is_read_is_taken_whatever_its_class():
