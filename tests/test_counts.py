@@ -150,7 +150,7 @@ EVALUATION_CEILINGS = {"ppo": (19, 8448, 503), "dqn": (18, 8352, 491), "sac": (2
 def test_a_step_of_an_evaluation_costs_no_more_than_its_ceiling(tmp_path, recipe):
     trainer = make(tmp_path, recipe)
     evaluator = trainer.evaluator(8)
-    with evaluator._acting(0):
+    with evaluator._acting(0, False):
         rows = evaluator._rows(8, 0, False)
         next(rows), next(rows)
         found = counts(lambda: next(rows))

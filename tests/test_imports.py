@@ -30,6 +30,7 @@ BASES = tuple(
     f"alfish.algorithms.{name}"
     for name in (
         "rl_algorithm",
+        "contract",
         "actor_critic",
         "ddpg",
         "delayed_actor",
