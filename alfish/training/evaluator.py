@@ -18,6 +18,7 @@ from alfish.errors import RunError, UsageError
 from alfish.films import Row
 from alfish.offline import Episode
 from alfish.offline.episode import ends
+from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits, reward_names
 from alfish.training.evaluations.evaluation import Evaluation
@@ -31,12 +32,13 @@ MAX_EPISODE_LENGTH = 100_000
 PROGRESS_SECONDS = 30.0  # between two lines about a long evaluation
 
 
+@checked
 def make_evaluator(
     make_environment: Callable[..., Environment],
     algorithm: RLAlgorithm,
     transforms: Transforms,
-    num_episodes: int,
-    num_envs: int = POLICY_BATCH_SIZE,
+    num_episodes: PositiveInt,
+    num_envs: PositiveInt = POLICY_BATCH_SIZE,
     max_length: int = MAX_EPISODE_LENGTH,
     **environment_arguments: Any,
 ) -> "Evaluator":
@@ -88,10 +90,11 @@ class Evaluator:
         self._under_way: object = None  # the rows of the last call of `test_episodes`
         self._policy: PaddedPolicy | None = None  # of the evaluation under way
 
+    @checked
     def evaluate(
         self,
         num_episodes: int,
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
         sample: bool = False,
         env_steps: int = 0,
         on_row: Callable[[Row], Any] | None = None,
@@ -145,7 +148,8 @@ class Evaluator:
         """Returns the episodes of `evaluate` as a list; see `test_episodes`."""
         return list(self.test_episodes(num_episodes, seed, sample))
 
-    def test_episodes(self, num_episodes: int, seed: int = 0, sample: bool = False) -> Iterator[Episode]:
+    @checked
+    def test_episodes(self, num_episodes: int, seed: NonNegativeInt = 0, sample: bool = False) -> Iterator[Episode]:
         """Yields the episodes of `evaluate` in order, each as soon as it and all before it are complete.
 
         Episode k has the same bits for any number of environments. Environments that cannot be seeded one by one

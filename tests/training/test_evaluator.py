@@ -219,6 +219,19 @@ def test_noise_of_layers_explores_where_the_policy_is_sampled():
     assert parts[1].modes and all(parts[1].modes)
 
 
+def test_numbers_that_are_none_are_refused_in_one_sentence():
+    parts = parts_of(OneState)
+    with pytest.raises(UsageError, match="make_evaluator.num_episodes is 0; it must be a whole number of at least 1"):
+        make_evaluator(*parts, 0)
+    with contextlib.closing(make_evaluator(*parts, 2)) as evaluator:
+        for seed in (-1, None, 1.5):
+            with pytest.raises(UsageError, match=f"seed is {seed}; it must be a whole number of at least 0"):
+                evaluator.evaluate(2, seed=seed)
+            with pytest.raises(UsageError, match=f"seed is {seed}; it must be a whole number of at least 0"):
+                evaluator.test_episodes(2, seed)
+        assert evaluator.evaluate(2.0).returns == evaluator.evaluate(2).returns
+
+
 def test_it_builds_environments_of_its_own():
     built = []
 
