@@ -63,9 +63,9 @@ class OfflineBatches(SequenceBatches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
-        if follows := getattr(algorithm, "parts_with_statistics", ()):
+        if parts := getattr(algorithm, "parts_with_statistics", ()):
             raise UsageError(
-                f"{', '.join(follows)} of {type(algorithm).__name__} has statistics of rows that are collected, and "
+                f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of rows that are collected, and "
                 "OfflineBatches collects none; leave it out. Observations are normalized by Trainer.transforms = "
                 "[@ObservationNormalizer]"
             )
