@@ -192,13 +192,12 @@ class ReplayBatches(SequenceBatches):
         parts = [(self._collected, self._batch_size - self._num_recorded)]
         parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
         due = schedule.num_due(steps)
-        if due and replicas.is_joined() and not schedule.can_draw:
-            # The clock counts the rows of all learners, and workers of one may be slower than those of others.
-            _, num_starts = self.buffer.start_range(self.num_rows)
-            schedule.can_draw = all(number > 0 for (number,) in replicas.gather(int(num_starts.sum())))
+        if due and not schedule.can_draw and (replicas.is_joined() or not self.outlasts_acting):
+            # Updates wait for rows. With several learners the clock counts the rows of all, and workers of one may be
+            # slower than those of others. A cleared replay has one unroll, whose windows may all begin at a LAST row.
+            can_draw = self.buffer.has_start(self.num_rows)
+            schedule.can_draw = all(found > 0 for (found,) in replicas.gather(can_draw))
             due = due if schedule.can_draw else 0
-        if due and not self.outlasts_acting and not self.buffer.has_start(self.num_rows):
-            due = 0  # an episode ended where windows would start; the rows stay, and the updates are made later
         clears = due > 0 and not self.outlasts_acting
         schedule.num_updates += due
         try:

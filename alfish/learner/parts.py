@@ -12,7 +12,8 @@ from alfish.runs.loading import names_below
 class FrozenParts:
     """Parts whose parameters require no gradient, and whose modules are in evaluation mode.
 
-    A module whose work does not depend on its mode alone has a method `freeze` (`BatchNorm`, `NoisyLinear`).
+    Evaluation mode is not enough for some modules. These have a method `freeze`, which is called (`BatchNorm`,
+    `NoisyLinear`).
 
     Args:
       algorithm: with the parts.

@@ -3,7 +3,7 @@
 The space of a leaf chooses its encoder. Images get a CNN, Discrete and MultiDiscrete leaves become one-hot, and other
 leaves are flattened to float. An image is a Box of three dimensions that is uint8 or has at least 36 x 36 pixels. Its
 size chooses the CNN: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3; smaller images are flattened. A bounded integer
-Box is divided by the largest absolute number of its space, to [-1, 1], without negative numbers to [0, 1].
+Box is divided by the largest absolute number of its space, so that it lies in [-1, 1].
 """
 
 import itertools
@@ -91,7 +91,7 @@ class Encoder(nn.Module):
 @gin.configurable(module="alfish.networks")
 @checked
 class Flat(nn.Module):
-    """Flattens a leaf to float32; a bounded integer Box is scaled to [-1, 1], without negative numbers to [0, 1]."""
+    """Flattens a leaf to float32; a bounded integer Box is scaled to lie in [-1, 1]."""
 
     def __init__(self, spec: spaces.Space):
         super().__init__()

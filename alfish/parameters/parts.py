@@ -69,7 +69,14 @@ def build_network(
 
 
 def check_forward(network: Any, name: str, takes: int, *keywords: str) -> None:
-    """Raises UsageError if a network's `forward` cannot be called with so many arguments and these keywords."""
+    """Raises UsageError if the signature of a network's `forward` does not accept a call.
+
+    Args:
+      network: with the `forward`.
+      name: of the parameter in messages, as in `build`.
+      takes: number of positional arguments of the call.
+      keywords: names of its keyword arguments.
+    """
     parameters = inspect.signature(network.forward)
     try:
         parameters.bind(*range(takes), **dict.fromkeys(keywords))

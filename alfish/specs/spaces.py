@@ -43,9 +43,10 @@ def shape_of(space: spaces.Space) -> tuple[int, ...]:
 
 
 def has_channels_last(shape: Sequence[int]) -> bool:
-    """Whether an image `[H, W, C]` or `[C, H, W]` is the first: of a square image the other dimension is the channels.
+    """Returns whether the last dimension of an image is its channels; else the first one is.
 
-    Of an image that is not square, the smaller of the first and the last dimension is the channels.
+    If exactly two neighbouring dimensions are equal, the image is square, and the third dimension is the channels.
+    Otherwise the smaller of the first and the last dimension is the channels.
     """
     first, middle, last = shape
     if (first == middle) != (middle == last):

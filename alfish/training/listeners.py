@@ -322,7 +322,9 @@ class StopWithoutProgress(_Watcher):
 
 
 def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[Listener]) -> list[Listener]:
-    """Returns the listeners of a run: those that change the algorithm, then evaluations, which others read or write.
+    """Returns the listeners of a run in the order of their calls.
+
+    Listeners that change the algorithm come first, then evaluations, then all others.
 
     Of several learners, all but the first only save what is their own.
 

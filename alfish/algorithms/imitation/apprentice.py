@@ -35,7 +35,6 @@ class Apprentice(BC):
         super().__init__(observation_spec, action_spec, reward_spec, torso=torso, policy_head=policy_head)
         self.expert = make_expert(expert, f"{type(self).__name__}.expert")
         self.expert.check_specs(observation_spec, action_spec)
-        self._is_checked = False
         self.replay_needs = self.replay_needs._replace(info=("label",))
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -61,13 +60,11 @@ class Apprentice(BC):
         return super().train_step(experience, experience.state)
 
     def _label(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
-        """Returns the expert's labels and its next state; checks the first ones."""
+        """Returns the expert's labels and its next state; raises UsageError if they are something else."""
         result = self.expert(time_step, state)
-        if not self._is_checked:
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise return_error(result, "(labels, state)", self.expert, "forward")
-            check_action(result[0], self.expert, "forward", self.action_spec, len(time_step.reward))
-            self._is_checked = True
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise return_error(result, "(labels, state)", self.expert, "forward")
+        check_action(result[0], self.expert, "forward", self.action_spec, len(time_step.reward))
         return result
 
     def executed_action(self, time_step: TimeStep, sampled: Nest, label: Nest) -> Nest:
