@@ -66,7 +66,8 @@ def critic_passes(owner: Any, target_subset: int | None, joint_pass: bool | str,
     needs_more = retrace or getattr(owner.critic, "memory", None) is not None
     if needs_more and has_batch_norm(owner.critic):
         raise UsageError(
-            f"{name}.critic has batch norm, which goes with neither Retrace nor memory; set norm to 'layer' or None"
+            f"{name}.critic has batch norm, which goes with neither Retrace nor memory; take critics without it, as "
+            "those with norm = 'layer' or None and without a Residual body"
         )
     if joint_pass and needs_more:
         raise UsageError(

@@ -16,11 +16,12 @@ from alfish.data import StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
 from alfish.films import Row
+from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.offline.episode import ends
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.runs import random_state
-from alfish.specs import ActionUnits, ObservationUnits, reward_names
+from alfish.specs import ActionUnits, ObservationUnits, describe, reward_names
 from alfish.training.evaluations.evaluation import Evaluation
 from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
 from alfish.training.policy import completed
@@ -45,12 +46,19 @@ def make_evaluator(
     """Returns an evaluator with at most `num_envs` environments of its own.
 
     Vector environments that cannot reset and seed single rows have one environment for each episode.
+
+    Raises:
+      UsageError: see `Evaluator`.
     """
     environment = make_environment(num_envs=min(num_envs, num_episodes), evaluation=True, **environment_arguments)
     if not environment.seeds_rows and environment.num_envs != num_episodes:
         environment.close()
         environment = make_environment(num_envs=num_episodes, evaluation=True, **environment_arguments)
-    return Evaluator(environment, algorithm, transforms, max_length)
+    try:
+        return Evaluator(environment, algorithm, transforms, max_length)
+    except UsageError:
+        environment.close()
+        raise
 
 
 class Evaluator:
@@ -69,6 +77,9 @@ class Evaluator:
     Attributes:
       log: receives a line from time to time during a long evaluation; by default prints to standard error.
       num_cut: number of episodes of the last evaluation that were truncated at `max_length`; the first is logged.
+
+    Raises:
+      UsageError: the environment has other spaces than the policy, or `max_length` is below 1.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class Evaluator:
     ):
         if max_length < 1:
             raise UsageError(f"the evaluator's max_length is {max_length}; it must be at least 1")
+        _check_spaces(environment, algorithm, transforms)
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
         self.max_length, self.num_cut = max_length, 0
         self.log: Callable[[str], Any] = _print_to_stderr
@@ -301,6 +313,28 @@ class _Pace:
                 f"Evaluating: {num_ended} of {self._num_episodes} episodes have ended after {now - self._began:.0f} s "
                 f"and {self._steps:,} steps of each environment"
             )
+
+
+def _check_spaces(environment: Environment, algorithm: RLAlgorithm, transforms: Transforms) -> None:
+    """Raises UsageError if the environment has other spaces than the policy. Its observation may lack leaves."""
+    trained = {
+        "observation_spec": transforms.raw_observation_spec,
+        "action_spec": algorithm.action_spec,
+        "reward_spec": transforms.raw_reward_spec,
+    }
+    for name, spec in trained.items():
+        own = getattr(environment, name)
+        if own != spec and not (name == "observation_spec" and _is_part(own, spec)):
+            raise UsageError(
+                f"the environments for evaluation (Trainer.evaluation_environment) have the {name} {describe(own)}, "
+                f"and the policy trains on {describe(spec)}; make them equal"
+            )
+
+
+def _is_part(spec: Nest, whole: Nest) -> bool:
+    """Returns whether `whole` has all leaves of `spec`, at the same places."""
+    leaves = dict(zip(nest.keys(whole), nest.leaves(whole)))
+    return all(keys in leaves and leaves[keys] == leaf for keys, leaf in zip(nest.keys(spec), nest.leaves(spec)))
 
 
 def _truncated(time_step: TimeStep, rows: np.ndarray) -> TimeStep:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from alfish import nest, replicas
+from alfish import replicas
 from alfish.algorithms.imitation.external import External
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
@@ -18,11 +18,10 @@ from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
-from alfish.nest import Nest
 from alfish.parameters.devices import device_named
 from alfish.parameters.parts import build
 from alfish.processes import heap
-from alfish.specs import describe, reward_names
+from alfish.specs import reward_names
 from alfish.training.clock import Budget
 from alfish.training.evaluator import Evaluator, make_evaluator
 from alfish.training.policy import make_networks
@@ -121,22 +120,7 @@ class Environments:
         factory = self._make_for_evaluation or self.make
         limit = self.max_evaluation_length if max_length is None else max_length
         networks = parts.algorithm, parts.transforms
-        evaluator = make_evaluator(factory, *networks, num_episodes, num_envs, limit, **environment_arguments)
-        for name in ("observation_spec", "action_spec", "reward_spec") if self._make_for_evaluation else ():
-            evaluated, trained = getattr(evaluator.environment, name), getattr(parts.environment, name)
-            if evaluated != trained and not (name == "observation_spec" and _is_part(evaluated, trained)):
-                evaluator.close()
-                raise UsageError(
-                    f"Trainer.evaluation_environment: its {name} is {describe(evaluated)}, and the policy trains on "
-                    f"{describe(trained)}; make them equal"
-                )
-        return evaluator
-
-
-def _is_part(spec: Nest, whole: Nest) -> bool:
-    """Returns whether `whole` has all leaves of `spec`, at the same places."""
-    leaves = dict(zip(nest.keys(whole), nest.leaves(whole)))
-    return all(keys in leaves and leaves[keys] == leaf for keys, leaf in zip(nest.keys(spec), nest.leaves(spec)))
+        return make_evaluator(factory, *networks, num_episodes, num_envs, limit, **environment_arguments)
 
 
 def make_parts(environments: Environments, *arguments: Any) -> Parts:

@@ -105,7 +105,7 @@ class Transforms(nn.Module):
       action_spec: canonical action nest; None: no transform takes it.
 
     Attributes:
-      raw_observation_spec: spec of observations of the environment.
+      raw_observation_spec, raw_reward_spec: specs of the environment's rows.
       stored_observation_spec: spec of stored observations, which are raw unless a transform at the head `encodes` them.
       observation_spec, reward_spec: specs of the output rows.
       encoders, others: the transforms that encode observations before they are stored, and those of stored rows.
@@ -121,6 +121,7 @@ class Transforms(nn.Module):
         super().__init__()
         self.raw_observation_spec = self.stored_observation_spec = observation_spec
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
+        self.raw_reward_spec = reward_spec
         self._chain: Any = nn.ModuleList()
         self.encoders: list[Transform] = []
         self.others: list[Transform] = []

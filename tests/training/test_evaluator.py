@@ -577,6 +577,20 @@ def test_more_episodes_than_environments_that_reset_together_are_refused():
         evaluator.generate_test_episodes(0)
 
 
+def test_a_policy_is_evaluated_in_environments_of_its_own_spaces_only():
+    _, algorithm, transforms = parts_of("Pendulum-v1")
+    closed = []
+
+    def other(**options):
+        environment = make_environment("MountainCarContinuous-v0", **options)
+        close, environment.close = environment.close, lambda: closed.append(close())
+        return environment
+
+    with pytest.raises(UsageError, match=r"have the observation_spec Box.*\(2,\).*trains on Box.*\(3,\)"):
+        make_evaluator(other, algorithm, transforms, 1)
+    assert len(closed) == 1
+
+
 class Stepped(OneState):
     """Counts the steps of all."""
 

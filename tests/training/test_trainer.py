@@ -812,7 +812,7 @@ def test_an_environment_of_other_spaces_cannot_evaluate(tmp_path, monkeypatch, n
         return environment
 
     trainer = make(tmp_path, OneState, evaluation_environment=elsewhere)
-    with pytest.raises(UsageError, match=rf"evaluation_environment: its {name} is Box\(0.0, 7.0, \(5,\).*on "):
+    with pytest.raises(UsageError, match=rf"evaluation_environment\) have the {name} Box\(0.0, 7.0, \(5,\).*on "):
         trainer.evaluator(2)
     assert len(closed) == 1
     trainer.close()
