@@ -41,6 +41,11 @@ def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
 
 def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv:
     """Returns a vector environment of the class that an id has for this."""
+    if callable(env_id):
+        raise UsageError(
+            f"make_environment.vectorization 'vector_entry_point' takes an id, and env_id is {name_of(env_id)}; take "
+            "'sync', or a callable with an argument num_envs that makes a VectorEnv"
+        )
     _check_exists(env_id)
     if gymnasium.spec(env_id).vector_entry_point is None:
         raise UsageError(f"{env_id} has no class of its own for vectorization 'vector_entry_point'; take 'sync'")

@@ -102,7 +102,7 @@ def make_environment(
         nonlocal env_spec
         with named_kwargs(env_id, kwargs):
             env = env_id(**kwargs) if callable(env_id) else make_single(env_id, kwargs)
-        if not all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
+        if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"make_environment.env_id: {name_of(env_id)} makes a {type(env).__name__}, no gymnasium.Env"
             )

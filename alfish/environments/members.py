@@ -1,5 +1,6 @@
 """The members of a vector environment, i.e. its single environments: seeds, generators, methods, processes."""
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,6 +54,9 @@ class Members:
         """Returns the members' methods `set_progress`, also those of wrapped members."""
         if singles := single_environments(self._env):
             return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
+        if isinstance(self._env, AsyncVectorEnv):
+            has_one = all(self._env.call("has_wrapper_attr", "set_progress"))
+            return [functools.partial(self._env.call, "set_progress")] if has_one else []
         method = getattr(self._env, "set_progress", None)
         return [] if method is None else [method]
 

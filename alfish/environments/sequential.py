@@ -23,6 +23,8 @@ _CALLERS = {_GYMNASIUM / "wrappers", _GYMNASIUM / "core.py", _GYMNASIUM / "vecto
 _CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__)}
 _CALLERS |= {Path(__file__).with_name(name) for name in ("make.py", "finding.py", "wrapping.py")}
 
+_IN_NUMPY = {kind: np.dtype(kind).type for kind in (bool, int, float)}
+
 NO_RESET = "step after an end without a reset"
 
 
@@ -234,8 +236,8 @@ def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merges the infos of B environments into gymnasium's format for vector environments.
 
     A key's value is an array `[B, ...]`, with 0 or None for environments that did not report it. `_key` is the mask
-    `[B]` bool of those that did. The first value decides the dtype, which is object for values that are neither numbers
-    nor arrays. Nested infos are merged alike.
+    `[B]` bool of those that did. Numbers of several types have a type that holds all of them. Values that are neither
+    numbers nor arrays, or do not fit together, are objects. Nested infos are merged alike.
     """
     result: dict[str, Any] = {}
     for i, info in enumerate(infos):
@@ -249,9 +251,12 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
         if isinstance(value, dict):
             _gather(result.setdefault(key, {}), value, i, num_envs)
         else:
-            if key not in result:
-                result[key] = _empty_column(value, num_envs)
-            result[key][i] = value
+            column = result.get(key)
+            if column is None:
+                column = result[key] = _empty_column(value, num_envs)
+            elif not _fits(value, column):
+                column = result[key] = _widened(column, result[f"_{key}"], value)
+            column[i] = value
         mask = f"_{key}"
         if mask not in result:
             result[mask] = np.zeros(num_envs, bool)
@@ -266,6 +271,30 @@ def _empty_column(value: Any, num_envs: int) -> np.ndarray:
     if kind in (int, float, bool) or issubclass(kind, np.number):
         return np.zeros(num_envs, kind)
     return np.full(num_envs, None, object)
+
+
+def _fits(value: Any, column: np.ndarray) -> bool:
+    """Returns whether a column `[B, ...]` can take a value without a change."""
+    if column.dtype == object:
+        return True
+    if isinstance(value, np.ndarray):
+        return value.shape == column.shape[1:] and np.can_cast(value.dtype, column.dtype)
+    kind = type(value)
+    if column.ndim > 1:
+        return False
+    return kind is column.dtype.type or _IN_NUMPY.get(kind) is column.dtype.type
+
+
+def _widened(column: np.ndarray, present: np.ndarray, value: Any) -> np.ndarray:
+    """Returns a column as one that can take a value too, of numbers if both are, else of objects."""
+    if isinstance(value, bool | int | float | np.number | np.ndarray):
+        new = np.asarray(value)
+        if new.dtype.kind in "biuf" and new.shape == column.shape[1:]:
+            return column.astype(np.promote_types(column.dtype, new.dtype))
+    objects = np.full(len(column), None, object)
+    for i in np.flatnonzero(present):
+        objects[i] = column[i]
+    return objects
 
 
 def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Vector environments that return torch tensors, as the stream of time steps. Nothing is copied."""
+"""Vector environments that return torch tensors, as the stream of time steps. Only actions are copied."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +21,8 @@ from alfish.specs import ActionUnits, ObservationUnits
 class TensorEnvironment(Environment):
     """A `gymnasium.vector.VectorEnv` whose observations, rewards and flags are torch tensors `[B, ...]`.
 
-    The environment must not write to tensors that it has returned, since none is copied. The autoreset mode is
-    NEXT_STEP, or SAME_STEP with `infos['final_obs']` as a batch like the observation.
+    The environment must not write to tensors that it has returned, since none is copied; it may write to actions. The
+    autoreset mode is NEXT_STEP, or SAME_STEP with `infos['final_obs']` as a batch like the observation.
 
     Args:
       env: has `metadata['autoreset_mode']`, and a `device` (default: cpu).
@@ -65,16 +65,18 @@ class TensorEnvironment(Environment):
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         seed, self._seed = (self._seed if seeds is None else seeds[0]), None
         observation, self.infos = self.env.reset(seed=seed)
-        self._was_done = torch.zeros_like(self._was_done)
+        self._was_done, self._restart = torch.zeros_like(self._was_done), False
         first = self._first(self._read(observation))
         self._check_masks(first.observation)
         return first
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
-            self._restart = False
             return self.reset()
-        observation, reward, terminated, truncated, self.infos = self.env.step(self._units.to_environment(action))
+        executed = self._units.executed(action)
+        handed = nest.map(_apart, self._units.stretch(executed), executed)
+        observation, reward, terminated, truncated, self.infos = self.env.step(handed)
+        terminated, truncated = self._flags(terminated, truncated, reward)
         observation, done, first = self._read(observation), terminated | truncated, self._was_done
         if self.ragged:
             if "final_obs" not in self.infos:
@@ -93,7 +95,7 @@ class TensorEnvironment(Environment):
             reward=_zero_where(first, reward.to(torch.float32)),
             discount=(~terminated | first).to(torch.float32),
             observation=observation,
-            prev_action=nest.map(lambda leaf: _zero_where(first, leaf), self._units.executed(action)),
+            prev_action=nest.map(lambda leaf: _zero_where(first, leaf), executed),
             env_id=self.env_id,
         )
 
@@ -125,6 +127,17 @@ class TensorEnvironment(Environment):
     def close(self) -> None:
         self.env.close()
 
+    def _flags(self, terminated: Any, truncated: Any, reward: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns flags as bool, after a look at the shapes of the results of `step`."""
+        flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
+        shapes = tuple(tuple(getattr(result, "shape", ())) for result in (reward, terminated, truncated))
+        if shapes != (rewards, flags, flags):
+            raise UsageError(
+                f"{self.name}.step returned reward, terminated and truncated of shapes {shapes[0]}, {shapes[1]} and "
+                f"{shapes[2]}; with {self.num_envs} environments they are {rewards}, {flags} and {flags}"
+            )
+        return terminated.to(torch.bool), truncated.to(torch.bool)
+
     def _first(self, observation: Nest) -> TimeStep:
         reward_shape = self.reward_spec.shape
         return TimeStep(
@@ -135,6 +148,11 @@ class TensorEnvironment(Environment):
             prev_action=specs.zeros(self.action_spec, (self.num_envs,), self.device),
             env_id=self.env_id,
         )
+
+
+def _apart(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor that does not begin at the same place in memory as another."""
+    return tensor.clone() if tensor.data_ptr() == other.data_ptr() else tensor
 
 
 def _zero_where(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -75,8 +75,11 @@ class VectorEnvironment(Environment):
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
+        seed = self._members.seed_argument(seeds)
+        if rows is not None and not self._members.have_seeds:
+            seed = None  # it would seed the generator of the other rows too, during their episodes
         try:
-            observation, self.infos = self.env.reset(seed=self._members.seed_argument(seeds), **options)
+            observation, self.infos = self.env.reset(seed=seed, **options)
         except BaseException as error:  # the environment may raise anything, and so may a signal
             self._refuse(error, "reset")
             raise
@@ -103,12 +106,10 @@ class VectorEnvironment(Environment):
         if self._sequential is not None:
             something_ended = self._sequential.something_ended
         else:
-            shapes = np.shape(reward)[:1], np.shape(terminated), np.shape(truncated)
-            if shapes != 3 * ((self.num_envs,),):
-                raise UsageError(
-                    f"{self.name}.step returned reward, terminated and truncated of shapes {np.shape(reward)}, "
-                    f"{shapes[1]} and {shapes[2]}; each begins with ({self.num_envs},), the number of environments"
-                )
+            terminated, truncated = np.asarray(terminated), np.asarray(truncated)
+            self._check_results(reward, terminated, truncated)
+            # Where flags are numbers, a number would be taken for the index of a row.
+            terminated, truncated = terminated.astype(bool, copy=False), truncated.astype(bool, copy=False)
             something_ended = bool((terminated | truncated).any())
         time_step = self._read_step(observation)
         if self._masks is not None and self._sequential is None:  # whose members check their own
@@ -140,6 +141,8 @@ class VectorEnvironment(Environment):
                 "AutoresetMode.NEXT_STEP"
             )
         self._reads_executed = True
+        if isinstance(self.env, SequentialVectorEnv):
+            self.env.gathers_infos = True
 
     def _reported(self, executed: Nest) -> Nest:
         """Replaces actions by the executed actions in the infos, in the algorithm's units."""
@@ -195,7 +198,12 @@ class VectorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the vector environment's state if it has `get_state`, else the environments' random generators."""
+        """Returns the vector environment's state if it has `get_state`, else the environments' random generators.
+
+        Before the first reset it is empty: generators have no seeds yet.
+        """
+        if self._members.first_seeds is not None:
+            return {}
         state: dict[str, Any] = {"was_done": torch.from_numpy(self._was_done.copy())}
         if hasattr(self.env, "get_state") and not self._members.abandoned:
             state["env"] = self.env.get_state()
@@ -204,6 +212,8 @@ class VectorEnvironment(Environment):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
+        if not state:
+            return False
         self.reset()
         if "env" in state and hasattr(self.env, "set_state"):
             self.env.set_state(state["env"])
@@ -235,6 +245,19 @@ class VectorEnvironment(Environment):
                     f"{self.name}.reset returned an {name} of shape {leaf.shape}; with {self.num_envs} environments "
                     f"and the space {spec} it is {(self.num_envs, *spec.shape)}"
                 )
+
+    def _check_results(self, reward: Any, terminated: np.ndarray, truncated: np.ndarray) -> None:
+        """Raises UsageError where results of a vector class's `step` have another shape or kind than gymnasium's."""
+        flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
+        shapes = np.shape(reward), terminated.shape, truncated.shape
+        if shapes != (rewards, flags, flags):
+            raise UsageError(
+                f"{self.name}.step returned reward, terminated and truncated of shapes {shapes[0]}, {shapes[1]} and "
+                f"{shapes[2]}; with {self.num_envs} environments they are {rewards}, {flags} and {flags}"
+            )
+        for name, ends in (("terminated", terminated), ("truncated", truncated)):
+            if ends.dtype.kind not in "biu":
+                raise UsageError(f"{self.name}.step returned {name} of dtype {ends.dtype}; it is bool")
 
     def _first(self, observation: Nest) -> TimeStep:
         return TimeStep(
@@ -313,7 +336,13 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
             "gymnasium.vector.AutoresetMode, as in env.metadata = {**env.metadata, 'autoreset_mode': "
             "AutoresetMode.NEXT_STEP}, in the function that makes it"
         )
-    return AutoresetMode(mode)
+    try:
+        return AutoresetMode(mode)
+    except ValueError as error:
+        raise UsageError(
+            f"{name}.metadata['autoreset_mode'] is {mode!r}; it must be one of gymnasium.vector.AutoresetMode: "
+            f"{', '.join(map(str, AutoresetMode))}"
+        ) from error
 
 
 def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:

@@ -9,7 +9,7 @@ import torch
 
 from alfish import nest
 from alfish.errors import UsageError
-from alfish.metrics.rows import InfoRow, StepBatch
+from alfish.metrics.rows import InfoRow, StepBatch, own_info
 from alfish.nest import Nest
 
 
@@ -149,7 +149,7 @@ class Metrics:
         if env_id is not None:
             self._check_env_id(_numpy(env_id))
         if self.reads_infos:
-            self._infos += [(self._num_rows + row, _own(info)) for row, info in infos]
+            self._infos += [(self._num_rows + row, own_info(info, "cpu")) for row, info in infos]
         for name in self.reads:
             value = observation if name == "observation" else action
             if value is None:
@@ -230,12 +230,3 @@ def _numpy(array: np.ndarray | torch.Tensor) -> np.ndarray:
 
 def _copy(array: np.ndarray | torch.Tensor) -> np.ndarray:
     return np.array(_numpy(array))
-
-
-def _own(value: Any) -> Any:
-    """Returns a copy of a vector info without its observations."""
-    if isinstance(value, dict):
-        return {key: _own(item) for key, item in value.items() if key not in ("final_obs", "_final_obs")}
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value

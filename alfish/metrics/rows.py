@@ -3,14 +3,34 @@
 import copy
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
 
 from alfish.data import StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
 
 InfoRow = tuple[int, dict]  # row t, and its vector info
+
+
+def own_info(info: dict, device: str | None = None) -> dict:
+    """Returns a copy of a vector info without its observations. Environments may write to theirs later.
+
+    Args:
+      info: nested dicts of arrays or tensors `[B, ...]`.
+      device: of tensors in the copy; None: where they are.
+    """
+
+    def own(value: Any) -> Any:
+        if isinstance(value, dict):
+            return own_info(value, device)
+        if isinstance(value, np.ndarray):
+            return value.copy()
+        return value.detach().to(device=device, copy=True) if isinstance(value, torch.Tensor) else value
+
+    return {key: own(value) for key, value in info.items() if key not in ("final_obs", "_final_obs")}
 
 
 class StepBatch:

@@ -14,6 +14,7 @@ from alfish.compiler.numpy_program import quiet
 from alfish.data import AlgStep, Experience, StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import UsageError
+from alfish.metrics.rows import own_info
 from alfish.nest import Nest, as_array, as_tensor
 from alfish.parameters import NonNegativeInt, Rate, checked
 from alfish.runs.timer import Timer
@@ -66,6 +67,7 @@ class SyncUnroller(Unroller):
         self._check_finite = quiet(check_finite)
         self.time_step: Any = None  # a TimeStep `[B]`; None before the first reset
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
+        self._reads_infos = True
         self._unseen = False  # True if no unroll has begun with it yet
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
@@ -80,6 +82,10 @@ class SyncUnroller(Unroller):
     def check_learners(self) -> None:
         if self._cut is not None:
             self._cut.check()
+
+    def ignore_infos(self) -> None:
+        super().ignore_infos()
+        self._reads_infos = False
 
     def start(self) -> None:
         """Resets the environment. Without this call the first unroll does."""
@@ -236,8 +242,8 @@ class SyncUnroller(Unroller):
             seen = self.time_step
             step, transform_state = self.act()
             self.advance(step, transform_state)
-            if self.environment.infos:
-                infos.append((t + unseen, self.environment.infos))
+            if info := self._info():
+                infos.append((t + unseen, info))
             action = self._executed(step.output) if self._overwrites else step.output
             if self.environment.broken is not None:
                 seen = aligned_rollout.ended(seen, self.environment.broken)
@@ -268,7 +274,7 @@ class SyncUnroller(Unroller):
             record = self.environment.convert((step.output, step.info))
             rows.append((self.time_step, *record))
             self.advance(step, transform_state)
-            rows.arrive(self.time_step, info=self.environment.infos)
+            rows.arrive(self.time_step, info=self._info())
             resets = self.environment.take_resets()
             if resets is not None:
                 ended, first = resets
@@ -296,6 +302,10 @@ class SyncUnroller(Unroller):
         self._check(time_step)
         version = torch.full((1,), self.policy_version, dtype=torch.int64)
         return Experience(time_step, action, info, state, version, transform_state)
+
+    def _info(self) -> dict[str, Any]:
+        """Returns the infos of the last step; empty if nobody reads them."""
+        return own_info(self.environment.infos) if self._reads_infos else {}
 
     def _tell_progress(self) -> None:
         if self.environment.follows_progress:

@@ -227,6 +227,8 @@ def test_wrappers_that_could_not_be_applied_are_refused(env_id, vectorization, n
 def test_an_id_without_a_vector_class_is_refused():
     with pytest.raises(UsageError, match="Pendulum-v1.*vector_entry_point"):
         make_environment("Pendulum-v1", vectorization="vector_entry_point")
+    with pytest.raises(UsageError, match="'vector_entry_point' takes an id, and env_id is OneState"):
+        make_environment(OneState, vectorization="vector_entry_point")
 
 
 @pytest.mark.parametrize(
@@ -351,6 +353,12 @@ def test_the_name_and_the_time_limit_of_a_task_are_known(monkeypatch):
 
 
 def test_a_factory_that_makes_no_environment_is_named():
+    class Older:  # of a library before gymnasium
+        observation_space = action_space = spaces.Discrete(2)
+        reset = step = None
+
+    with pytest.raises(UsageError, match="env_id: Older makes a Older, no gymnasium.Env"):
+        make_environment(Older)
     with pytest.raises(UsageError, match="env_id: getcwd makes a str, no gymnasium.Env"):
         make_environment(os.getcwd)
     words = "wrappers: TimeLimit cannot be called with an environment and .*: .* required positional argument: 'max_ep"

@@ -201,6 +201,47 @@ def test_without_a_saved_state_every_episode_starts_again():
     assert other.step(push(row)).step_type.tolist() == [MID, MID]
 
 
+def test_a_reset_after_a_resume_is_the_only_one():
+    environment = TensorEnvironment(Stateless(2), seed=1)
+    environment.load_state_dict({})
+    row = environment.reset()
+    assert environment.step(push(row)).step_type.tolist() == [MID, MID]
+
+
+class Writing(TensorPointMass):
+    """Writes to its actions; flags are numbers, or rewards have a dimension too many."""
+
+    single_action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, flags=torch.int64, shape=(-1,)):
+        super().__init__(3, 4)
+        self._flags, self._shape = flags, shape
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        action.mul_(0).add_(99.0)
+        return observation, reward.reshape(self._shape), terminated.to(self._flags), truncated.to(self._flags), info
+
+
+@pytest.mark.parametrize("flags", [torch.int64, torch.uint8, torch.float32])
+def test_an_environment_may_write_to_its_actions_and_return_numbers_as_flags(flags):
+    plain = TensorEnvironment(TensorPointMass(3, 4), seed=1)
+    environment = TensorEnvironment(Writing(flags), seed=1)
+    row, other = environment.reset(), plain.reset()
+    for k in range(6):
+        action = torch.full((3, 1), 0.1 * k)
+        row, other = environment.step(action), plain.step(action.clone())
+        assert action.eq(0.1 * torch.tensor(k)).all()
+        assert all(torch.equal(a, b) for a, b in zip(nest.leaves(row), nest.leaves(other)))
+
+
+def test_rewards_with_a_dimension_too_many_are_refused():
+    environment = TensorEnvironment(Writing(shape=(-1, 1)), seed=1)
+    row = environment.reset()
+    with pytest.raises(UsageError, match=r"of shapes \(3, 1\), \(3,\) and \(3,\); with 3 environments they are \(3,\)"):
+        environment.step(push(row))
+
+
 def test_disabled_autoreset_is_refused():
     env = TensorPointMass(2)
     env.metadata = {"autoreset_mode": AutoresetMode.DISABLED}

@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from alfish import nest, specs
 from alfish.data import StepType
 from alfish.environments import VectorEnvironment, make_environment
-from alfish.environments.sequential import SequentialVectorEnv
+from alfish.environments.sequential import SequentialVectorEnv, gathered
 from alfish.environments.toy import NestedBandit, Stamped
 from alfish.errors import UsageError
 from alfish.runs.stop_signals import Interrupted
@@ -334,6 +334,76 @@ def test_wrong_shapes_of_a_vector_environment_are_named():
         environment.reset()
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, list])
+@pytest.mark.parametrize("mode", MODES)
+def test_flags_may_be_numbers(mode, dtype):
+    def makes(dtype):
+        class Numbers(SyncVectorEnv):
+            def step(self, action):
+                observation, reward, *ends, info = super().step(action)
+                ends = [end.tolist() if dtype is list else end.astype(dtype) for end in ends]
+                return observation, reward, *ends, info
+
+        environment = stamped(mode, Numbers, lengths=((2, 3), (3,), (4,)))
+        return columns(environment, 12, right)
+
+    for column, expected in zip(makes(dtype), makes(bool), strict=True):
+        assert len(column) == len(expected)
+        for row, other in zip(column, expected):
+            assert_identical(row, other)
+
+
+@pytest.mark.parametrize("change", ["flags", "reward"])
+def test_results_of_a_vector_class_of_another_kind_are_named(change):
+    class Other(OwnVector):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            if change == "reward":
+                return observation, reward[:, None], terminated, truncated, info
+            return observation, reward, terminated.astype(np.float32), truncated, info
+
+    environment = VectorEnvironment(Other(), [0, 1])
+    environment.reset()
+    words = {
+        "flags": "terminated of dtype float32; it is bool",
+        "reward": r"shapes \(2, 1\), \(2,\) and \(2,\); with 2",
+    }
+    with pytest.raises(UsageError, match=words[change]):
+        environment.step(np.zeros(2, np.int64))
+
+
+def test_a_vector_class_is_seeded_once_and_not_where_single_rows_are_reset():
+    class Masked(OwnVector):
+        seeds = []
+
+        def reset(self, *, seed=None, options=None):
+            self.seeds.append(seed)
+            return super().reset(seed=seed)
+
+    environment = VectorEnvironment(Masked(mode=AutoresetMode.DISABLED), [0, 1], autoreset=False)
+    environment.reset([7, 8])
+    environment.reset([7, 9], np.array([False, True]))
+    assert Masked.seeds == [7, None]
+
+
+def test_a_state_from_before_the_first_reset_keeps_the_seeds():
+    def make():
+        return make_environment("Pendulum-v1", seed=3)
+
+    other = make()
+    assert not other.load_state_dict(make().state_dict())
+    assert np.array_equal(other.reset().observation, make().reset().observation)
+
+
+def test_infos_of_several_types_are_merged_without_a_loss():
+    merged = gathered([{"a": 0, "b": None, "c": np.zeros(2)}, {"a": 0.75, "b": 5, "c": np.ones(3)}, {"c": 1.0}])
+    assert merged["a"].tolist() == [0, 0.75, 0] and merged["_a"].tolist() == [True, True, False]
+    assert merged["b"].tolist() == [None, 5, None]
+    assert [np.size(value) for value in merged["c"]] == [2, 3, 1] and merged["_c"].all()
+    merged = gathered([{}, {"x": 1, "y": 2}, {"x": None, "y": np.float32(0.5)}])
+    assert merged["x"].tolist() == [None, 1, None] and merged["y"].tolist() == [0, 2, 0.5]
+
+
 def test_a_vector_environment_of_its_own_class_gets_one_seed():
     env = OwnVector()
     VectorEnvironment(env, [5, 6]).reset()
@@ -343,6 +413,13 @@ def test_a_vector_environment_of_its_own_class_gets_one_seed():
 def test_a_missing_autoreset_mode_is_refused():
     with pytest.raises(UsageError, match="OwnVector.metadata has no 'autoreset_mode'"):
         VectorEnvironment(OwnVector(mode=None), [0, 1])
+
+
+def test_an_autoreset_mode_that_gymnasium_does_not_have_is_named():
+    env = OwnVector()
+    env.metadata = {"autoreset_mode": "next_step"}
+    with pytest.raises(UsageError, match=r"'autoreset_mode'\] is 'next_step'; it must be one of"):
+        VectorEnvironment(env, [0, 1])
 
 
 def test_a_mode_that_is_set_as_the_message_says_is_taken():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import worker_parts
-from scripted import FIRST, LAST, MID, PAD, check_stamps
+from scripted import FIRST, LAST, MID, PAD, Expert, ScriptedOffPolicy, check_stamps
 from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
 
 from alfish import nest
@@ -1054,6 +1054,18 @@ def test_a_run_that_an_error_ended_goes_on_with_other_seeds(root):
         trainer.train()
     _, saved = trainer.directory.checkpoints.load("latest")
     assert saved["unroller"]["generation"] == 0
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_what_the_environment_says_was_executed_is_stored(made, gather):
+    environment = functools.partial(make_environment, Expert, num_envs=2)
+    unroller = made(
+        environment, ScriptedOffPolicy, length=8, mode="lockstep", num_workers=1, overwrite_policy_output=True
+    )
+    if not gather:
+        unroller.ignore_infos()
+    actions = unroller.unroll(8).action[:4, 0, 0].tolist()
+    assert [actions[k] for k in (0, 2, 3)] == [0.0, -0.5, -0.75]
 
 
 def test_a_curriculum_is_told_how_far_training_is(made):

@@ -1,5 +1,7 @@
 """The unroller: rows of experience that lose, double, shift and tear no transition, however episodes end."""
 
+import contextlib
+
 import gymnasium
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from scripted import (
     unroll,
     unroller_of,
 )
+from worker_parts import Curriculum
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
@@ -455,6 +458,32 @@ def test_what_the_environment_says_was_executed_is_stored(gather):
     assert rows.time_step.prev_action[1:5, 0, 0].tolist() == pytest.approx(expected)
     assert rows.action[4, 0, 0] == pytest.approx(float(3 * rows.time_step.observation[4, 0, 0].sin()))
     assert rows.action[5, 0, 0] == 0
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_curriculum_is_told_how_far_training_is(vectorization):
+    environment = make_environment(Curriculum, num_envs=2, vectorization=vectorization)
+    with contextlib.closing(unroller_of(environment)) as unroller:
+        assert environment.follows_progress
+        unroller._algorithm.progress.fill_(0.25)
+        assert unroll(unroller, 2).time_step.observation[0, :, 0].tolist() == [0.25, 0.25]
+
+
+def test_infos_that_a_vector_class_writes_again_are_those_of_their_steps():
+    class Counting(SyncVectorEnv):
+        count = np.zeros(2)
+
+        def step(self, action):
+            self.count += 1
+            return *super().step(action)[:4], {"count": self.count}
+
+    makers = [lambda: Stamped((9,))] * 2
+    unroller = unroller_of(VectorEnvironment(Counting(makers, autoreset_mode=NEXT_STEP), [0, 1]))
+    unroll(unroller, 3)
+    assert [info["count"].tolist() for _, info in unroller.records.infos] == [[1, 1], [2, 2], [3, 3]]
+    unroller.ignore_infos()
+    unroll(unroller, 3)
+    assert unroller.records.infos == []
 
 
 def test_on_policy_an_overwritten_action_is_refused():

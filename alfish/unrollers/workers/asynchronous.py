@@ -73,8 +73,9 @@ class AsyncUnroller(Unroller):
       stagger: the first episode of environment i of n is truncated after `stagger * i / n` vector steps, so that
         episodes of equal length do not end at the same time; 0: no episode is.
       max_env_errors: maximum errors of environments in a run. An environment that raises, or returns a value that is
-        not finite or not in its space, is replaced, and its episode ends with the row before. Environments that are not
-        stepped one by one end their worker instead, which is restarted. None: the first error ends the worker.
+        not finite or of another shape or dtype than its space, is replaced, and its episode ends with the row before.
+        Environments that are not stepped one by one end their worker instead, which is restarted. None: the first error
+        ends the worker.
       numpy_policy, overwrite_policy_output: see `SyncUnroller`.
       workers: makes the transport from the number of workers; see `Workers` for time limits, restarts and cores, and
         `alfish.unrollers.ray.RayWorkers` for workers on other machines.

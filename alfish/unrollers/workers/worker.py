@@ -195,8 +195,6 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     environment: Environment = make_environment(seed=setup.seed, **arguments)
     environments.callback(_close, environment)
     environment.env_id += setup.first_env_id
-    if not plan.keeps_infos:
-        environment.ignore_infos()
 
     def tolerate(env_id: int, text: str) -> None:
         channel.send(EnvironmentReplaced(env_id, text))
@@ -213,6 +211,8 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
         starts=setup.starts,
     )
     unroller.shown, unroller.stores_states = plan.shown, plan.stores_states
+    if not plan.keeps_infos:
+        unroller.ignore_infos()
     weights = SharedWeights(state_tensors(algorithm, transforms), fds["weights_header"], fds["weights"])
     weights.read()  # with the progress of training, which a curriculum needs at its first reset
     unroller.start()  # an error in the first reset is raised in the trainer
