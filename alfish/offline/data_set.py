@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.errors import UsageError
+from alfish.errors import UsageError, printable
 from alfish.offline.episode import Episode, ends
 from alfish.offline.sources.files import check_tensor
 from alfish.offline.sources.limits import check_nest
@@ -76,10 +76,11 @@ def packed_episodes(episodes: list[Episode]) -> dict[str, Any]:
     """Returns episodes as a nest of concatenated tensors for a checkpoint."""
 
     def joined(*leaves: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(leaves))
+        # Rows of transposed arrays would keep their order in memory, which no reader takes.
+        return torch.from_numpy(np.ascontiguousarray(np.concatenate(leaves)))
 
     return {
-        "ids": [episode.id for episode in episodes],
+        "ids": [printable(str(episode.id)) for episode in episodes],
         "length": torch.tensor([episode.length for episode in episodes]),
         "terminated": torch.tensor([bool(episode.terminated[-1]) for episode in episodes]),
         "rewards": joined(*(episode.rewards for episode in episodes)),

@@ -3,6 +3,7 @@
 An episode that differs is converted where that has one right answer, and is refused otherwise.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -195,6 +196,10 @@ class EpisodeForm:
         return nest.unflatten(nest.flatten(leaves)[1], cast)
 
     def _cast_leaf(self, value: np.ndarray, leaf: Leaf, name: str, id: str) -> np.ndarray:
+        if value.shape[1:] != leaf.shape and math.prod(value.shape[1:]) == math.prod(leaf.shape) == 1:
+            shapes = f"shape {list(value.shape[1:])} is made {list(leaf.shape)}"
+            self._report.add("mended", f"{name} of {shapes}", id)
+            value = value.reshape(-1, *leaf.shape)
         if value.shape[1:] != leaf.shape:
             one, other = list(value.shape[1:]), list(leaf.shape)
             raise UnusableError(f"{name} has shape {one} in each step, and {other} is expected")

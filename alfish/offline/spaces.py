@@ -100,7 +100,7 @@ def differences(data: Spaces, environment: Spaces) -> list[str]:
     return [
         f"the {kind} are declared as {_shown(there)}, the environment's are {_shown(here)}"
         for kind, there, here in zip(("observations", "actions"), data, environment)
-        if there is not None and here is not None and there not in (here, *unmasked(here))
+        if there is not None and here is not None and not any(_same(there, form) for form in (here, *unmasked(here)))
     ]
 
 
@@ -122,9 +122,10 @@ def to_json(space: spaces.Space | None) -> Any:
         low, high = (_bound_to_json(bound) for bound in (space.low, space.high))
         return {"type": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
     if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
     if isinstance(space, spaces.MultiDiscrete):
-        return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        nvec, start = space.nvec.tolist(), space.start.tolist()
+        return {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": str(space.dtype)}
     if isinstance(space, specs.ActionMask):
         return {"type": "ActionMask", "n": space.n}
     assert isinstance(space, spaces.MultiBinary), f"{space} is no space that alfish learns from"
@@ -156,9 +157,9 @@ def from_json(value: Any) -> spaces.Space | None:
         )
         return spaces.Box(low.copy(), high.copy(), shape, dtype.type)
     if kind == "Discrete":
-        return spaces.Discrete(value["n"], start=value["start"])
+        return spaces.Discrete(value["n"], start=value["start"], **_integers(value))
     if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(np.array(value["nvec"]), start=np.array(value["start"]))
+        return spaces.MultiDiscrete(np.array(value["nvec"]), start=np.array(value["start"]), **_integers(value))
     if kind == "MultiBinary":
         return spaces.MultiBinary(value["n"])
     if kind == "ActionMask":
@@ -172,6 +173,14 @@ def _size(value: Any) -> int:
         return math.prod(value["shape"])
     parts = value.get("spaces", ())
     return sum(map(_size, parts.values() if isinstance(parts, dict) else parts))
+
+
+def _integers(value: Any) -> dict[str, Any]:
+    """Returns the argument `dtype` of a space of integers in JSON's types, where it is not int64."""
+    dtype = np.dtype(value.get("dtype", "int64"))  # older files have none
+    if dtype.kind not in "iu":
+        raise ValueError(f"{value['type']} of {dtype} is no space of integers")
+    return {} if dtype == np.int64 else {"dtype": dtype.type}  # gymnasium 1.1 has no dtype of Discrete
 
 
 def _number(dtype: np.dtype) -> Any:
@@ -221,4 +230,13 @@ def _fit(there: spaces.Space, here: spaces.Space, fit: Any) -> bool:
         )
     if isinstance(there, spaces.Tuple) and isinstance(here, spaces.Tuple):
         return len(there.spaces) == len(here.spaces) and all(map(fit, there.spaces, here.spaces))
+    if isinstance(there, spaces.Discrete) and isinstance(here, spaces.Discrete):
+        return (there.n, there.start) == (here.n, here.start)  # the stream is int64, whatever the spaces' dtypes are
+    if isinstance(there, spaces.MultiDiscrete) and isinstance(here, spaces.MultiDiscrete):
+        return np.array_equal(there.nvec, here.nvec) and np.array_equal(there.start, here.start)
     return there == here
+
+
+def _same(there: spaces.Space, here: spaces.Space) -> bool:
+    """Returns whether spaces are equal but for the dtypes of integers."""
+    return _fit(there, here, _same)

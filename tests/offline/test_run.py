@@ -1,6 +1,7 @@
 """Rows of a run are read again, one by one, with the commands of a user."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,6 +50,13 @@ def test_every_row_that_a_run_keeps_is_an_episodes(tmp_path, truncates, steps):
         assert len(rows) == 30 if steps == 200 else 20 < len(rows) <= 30
     buffer = OfflineBuffer([name], spaces=SPACES)
     assert_rows(buffer, [episode for episode in read if episode.length])
+
+
+def test_rows_of_other_learners_are_spoken_of(tmp_path):
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=True, steps=40))
+    assert open_source(name, SPACES).warnings == []
+    (Path(name.partition(":")[2]) / "ranks" / "rank-001" / "replay").mkdir(parents=True)
+    assert open_source(name, SPACES).warnings[0].startswith("the rows of 1 other learners")
 
 
 def test_actions_come_back_in_the_environments_units(tmp_path):

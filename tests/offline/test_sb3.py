@@ -308,6 +308,22 @@ def test_arrays_are_made_once_the_file_was_read_and_of_bytes_that_fit():
     assert pickles.read(io.BytesIO(pickle.dumps(np.zeros((0, 3))))).shape == (0, 3)
 
 
+def kept(order, axes):
+    """An array as numpy 2 pickles one that lies transposed in memory."""
+    from_buffer = np.zeros(1).__reduce_ex__(5)[0]
+    return Pickled(from_buffer, np.arange(24, dtype="<f4").tobytes(), np.dtype("f4"), (2, 3, 4), order, axes)
+
+
+def test_arrays_that_lie_transposed_in_memory_keep_their_axes():
+    values = np.arange(24, dtype="f4").reshape(2, 3, 4).transpose(2, 0, 1)
+    for protocol in (2, 4, 5):
+        assert np.array_equal(pickles.read(io.BytesIO(pickle.dumps(values, protocol))), values)
+    assert np.array_equal(pickles.read(io.BytesIO(pickle.dumps(kept("K", (2, 0, 1))))), values)
+    for order, axes in (("K", (0, 0, 1)), ("K", (0, 1)), ("K", None), ("K", ("a", 0, 1)), ("A", None)):
+        with pytest.raises(pickles.PickleError, match="order in memory is not read"):
+            pickles.read(io.BytesIO(pickle.dumps(kept(order, axes))))
+
+
 @pytest.mark.parametrize(
     "forged, words",
     [

@@ -17,7 +17,7 @@ from alfish.errors import RunError, UsageError
 from alfish.offline import Arrays, DataSetWriter, Episode, EpisodeSource, OfflineBuffer, Reading, Spaces, open_source
 from alfish.offline import data_set as data_set_module
 from alfish.offline import writer as writer_module
-from alfish.offline.sources import SCHEMES, limits, npz
+from alfish.offline.sources import SCHEMES, flat, limits, npz
 from alfish.offline.spaces import from_json, to_json
 from alfish.runs import checkpoints
 from alfish.runs.checkpoints import Checkpoints
@@ -63,6 +63,22 @@ def test_npz_table_without_next_observations_invents_no_final_one(tmp_path, bloc
     buffer = buffer_of(f"npz:{tmp_path}/a.npz")
     assert_rows(buffer, without_final(record()))
     assert "final observations were not recorded" in buffer.report.sentences("note")
+
+
+def test_large_rows_are_read_a_few_at_a_time(monkeypatch):
+    images = np.zeros((50, 8, 8), np.uint8)
+    images[20:, 0, 0] = 1
+    arrived = np.concatenate([images[1:], images[-1:]])
+    arrived[19, 0, 0] = 0  # not the image that row 20 has
+    never = np.zeros(50, bool)
+    table = flat.Table(images, never, np.zeros(50), never, None, arrived)
+    monkeypatch.setattr(flat, "BLOCK_BYTES", 7 * 64)
+    read, whole = [], flat.read_rows
+    monkeypatch.setattr(
+        flat, "read_rows", lambda stored, rows: read.append(rows.stop - rows.start) or whole(stored, rows)
+    )
+    ends, num_unmarked = flat.cut(table)
+    assert ends.tolist() == [20, 50] and num_unmarked == 2 and max(read) == 7
 
 
 def test_a_table_is_cut_where_observations_do_not_go_on(tmp_path, block_rows):
@@ -183,6 +199,14 @@ def test_what_is_written_is_read_again(tmp_path, monkeypatch, shard_bytes, conti
     assert [stored.id for stored in buffer.episodes] == [str(k) for k in range(11)]
 
 
+def test_episodes_of_transposed_arrays_and_any_ids_are_read_again(tmp_path):
+    ids = iter(["a\tb", "run\xa01", 7, *"abcdefgh"])
+    turned = [e._replace(id=next(ids), observations=np.asfortranarray(e.observations)) for e in record()]
+    buffer = OfflineBuffer([written(tmp_path / "set", turned)])
+    assert_rows(buffer, record())
+    assert [stored.id for stored in buffer.episodes][:3] == ["a b", "run 1", "7"]
+
+
 def test_a_data_set_appears_when_it_is_whole(tmp_path):
     with pytest.raises(RuntimeError), DataSetWriter(tmp_path / "set", SPACES) as writer:
         writer.add(record()[0])
@@ -253,6 +277,7 @@ def test_a_damaged_index_is_named(tmp_path):
         spaces.Box(0, 255, (4, 4, 3), np.uint8),
         spaces.Box(0, 1, (), np.float32),
         spaces.Discrete(5, start=-2),
+        spaces.MultiDiscrete([3, 3], dtype=np.int32),
         spaces.MultiDiscrete([2, 3], start=[1, 0]),
         spaces.MultiBinary((2, 3)),
         spaces.MultiBinary(4),
@@ -546,6 +571,29 @@ def test_spaces_that_fit_and_still_differ_are_a_warning_that_names_both():
     assert [episode.id for episode in reading] == [str(k) for k in range(11)]
     said = reading.report.sentences("warning")
     assert str(wider.observation) in said and str(SPACES.observation) in said
+
+
+@pytest.mark.parametrize(
+    "action", [spaces.MultiDiscrete([3, 3], dtype=np.int32), spaces.MultiDiscrete([3, 3])], ids=str
+)
+def test_dtypes_of_integers_may_differ(action):
+    actions = [e._replace(actions=np.stack([e.actions, e.actions], 1)) for e in record()]
+    stored = Spaces(SPACES.observation, spaces.MultiDiscrete([3, 3]))
+    reading = Reading([source(actions, stored)], Spaces(SPACES.observation, action))
+    assert len(list(reading)) == 11 and "declared" not in reading.report.sentences("warning")
+    other = Spaces(SPACES.observation, spaces.MultiDiscrete([3, 4], dtype=np.int32))
+    with pytest.raises(UsageError, match="actions of arrays"):
+        Reading([source(actions, stored)], other)
+
+
+@pytest.mark.parametrize("shapes", [((), (1,)), ((1,), ()), ((1, 1), (1,))])
+def test_one_number_a_step_has_any_shape(shapes):
+    there, here = shapes
+    of = Spaces(SPACES.observation, spaces.Box(-2, 6, here, np.float32))
+    episodes = [e._replace(actions=e.actions[:, 0].reshape(-1, *there)) for e in record(continuous=True)]
+    reading = Reading([Arrays(episodes)], of)
+    assert [e.actions.shape for e in reading] == [(e.length, *here) for e in record()]
+    assert f"action of shape {list(there)} is made {list(here)}" in reading.report.sentences("mended")
 
 
 def test_a_data_set_of_another_environment_is_refused_and_both_are_named():

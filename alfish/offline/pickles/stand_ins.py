@@ -54,6 +54,24 @@ class ArrayStandIn:
 
     def __init__(self, *state: Any, is_number: bool = False):
         self._state, self._is_number = state, is_number  # shape, dtype, whether in Fortran's order, content
+        self._axes: tuple[int, ...] | None = None  # the order of axes of an array that lies transposed in memory
+
+    @classmethod
+    def from_buffer(cls, buffer: Any, dtype: Any, shape: Any, order: Any = "C", axes: Any = None) -> "ArrayStandIn":
+        """Returns what `numpy._core.numeric._frombuffer` returns.
+
+        Raises:
+          PickleError: the order in memory is none that numpy writes.
+        """
+        made = cls(shape, dtype, order == "F", buffer)
+        if order == "K":
+            numbers = isinstance(axes, tuple) and all(isinstance(axis, int) for axis in axes)
+            if not (numbers and isinstance(shape, tuple) and sorted(axes) == list(range(len(shape)))):
+                raise PickleError("it holds an array whose order in memory is not read")
+            made._axes = axes
+        elif order not in ("C", "F"):
+            raise PickleError("it holds an array whose order in memory is not read")
+        return made
 
     def set(self, state: Any) -> None:
         """Takes the state that numpy pickles for an array: an optional version, then the constructor's arguments."""
@@ -94,6 +112,8 @@ class ArrayStandIn:
         else:
             made = np.frombuffer(content, kind) if count else np.empty(0, kind)
         made = made.reshape(shape, order="F" if is_fortran else "C")
+        if self._axes is not None:
+            made = made.transpose(self._axes)
         return made[()] if self._is_number else made
 
 
@@ -146,10 +166,6 @@ def _array(*_: Any) -> ArrayStandIn:
     return ArrayStandIn()
 
 
-def _from_buffer(buffer: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> ArrayStandIn:
-    return ArrayStandIn(shape, dtype, order == "F", buffer)
-
-
 NUMPY_MODULES = ("numpy", *(f"numpy.{core}.{part}" for core in ("core", "_core") for part in ("multiarray", "numeric")))
 # Functions that a pickle may call, each with the function that is called instead.
 CALLS: dict[str, Callable[..., Any]] = {
@@ -161,7 +177,7 @@ for _module in NUMPY_MODULES:
     CALLS |= {
         f"{_module}._reconstruct": _array,
         f"{_module}.ndarray": _array,
-        f"{_module}._frombuffer": _from_buffer,
+        f"{_module}._frombuffer": ArrayStandIn.from_buffer,
         f"{_module}.scalar": _number,
         f"{_module}.dtype": DType,
     }

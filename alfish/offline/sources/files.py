@@ -18,7 +18,7 @@ from alfish.errors import UsageError, printable
 from alfish.nest import Nest
 from alfish.offline.sources.limits import check_expansion, check_memory
 
-BLOCK_ROWS = 65_536  # read at a time
+BLOCK_ROWS, BLOCK_BYTES = 65_536, 2**25  # read at a time: rows, and bytes of their observations
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, depending on the place
 JSON_EXPANSION = 20  # bytes in memory for each byte of text
 MAX_WORDS = 200  # characters of a library's own words in a message

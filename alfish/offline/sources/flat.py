@@ -1,5 +1,6 @@
 """Tables of transitions, episode after episode, as in D4RL and many other formats."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
-from alfish.offline.sources.files import BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows, said
+from alfish.offline.sources.files import BLOCK_BYTES, BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows, said
 from alfish.offline.sources.limits import check_memory
 
 NUMBERS = "fiub"  # kinds of dtypes
@@ -107,16 +108,26 @@ def cut(table: Table) -> tuple[np.ndarray, int]:
     flagged = marked(table)
     broken = np.zeros(count, bool)
     if table.next_observations is not None:
-        for start in range(0, count - 1, BLOCK_ROWS):
-            rows = slice(start, min(start + BLOCK_ROWS, count - 1))
+        size = block_size(table)
+        for start in range(0, count - 1, size):
+            rows = slice(start, min(start + size, count - 1))
             after = read_rows(table.observations, slice(rows.start + 1, rows.stop + 1))
             arrived = read_rows(table.next_observations, rows)
             for one, other in zip(nest.leaves(after), nest.leaves(arrived)):
-                # A difference from NaN is no cut; the validator reports it.
-                apart = np.abs(one.astype(np.float64) - other) > SAME
+                if one.dtype.kind == other.dtype.kind == "f":
+                    # A difference from NaN is no cut; the validator reports it.
+                    apart = np.abs(one.astype(np.float64) - other) > SAME
+                else:
+                    apart = one != other
                 broken[rows] |= apart.reshape(len(apart), -1).any(1)
     broken[-1:] = True
     return np.flatnonzero(flagged | broken) + 1, int((broken & ~flagged).sum())
+
+
+def block_size(table: Table) -> int:
+    """Returns the number of rows of a table that are read at a time, fewer where they are large."""
+    row_bytes = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in nest.leaves(table.observations))
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
 
 
 def marked(table: Table) -> np.ndarray:
@@ -127,7 +138,7 @@ def marked(table: Table) -> np.ndarray:
 def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
     """Yields the episodes of a table, each with its final observation if that was recorded."""
     number = 0
-    for block in blocks(ends):
+    for block in blocks(ends, size=block_size(table)):
         rows = slice(block[0].start, block[-1].stop)
         try:
             observations, actions, rewards, following = (

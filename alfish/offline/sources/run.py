@@ -55,6 +55,8 @@ class RunSource(EpisodeSource):
             )
         super().__init__(f"run:{where}", spaces)
         self._replay = replay
+        if others := list(root_dir.glob("ranks/rank-???/replay")):
+            self.warn(f"the rows of {len(others)} other learners, in {where}/ranks, are not read")
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         _, state = Checkpoints(self._replay).load("latest", _check_state)
