@@ -68,6 +68,15 @@ def check_loss_info(loss_info: LossInfo, owner: object) -> None:
         raise UsageError(f"{hook}.stop {kind_of(stop)}; it must be a tensor, one number per row")
     if loss_info.extra is not None and not isinstance(loss_info.extra, Mapping):
         raise UsageError(f"{hook}.extra {kind_of(loss_info.extra)}; it must be a dict from names to tensors")
+    if loss_info.priority is not None and not _is_tensor(loss_info.priority):
+        raise UsageError(f"{hook}.priority {kind_of(loss_info.priority)}; it must be a tensor, one number per row")
+    buffers = loss_info.buffers
+    if buffers is not None and not (
+        isinstance(buffers, Mapping) and all(map(_is_tensor, [*buffers.keys(), *buffers.values()]))
+    ):
+        raise UsageError(
+            f"{hook}.buffers {kind_of(buffers)}; it must be a dict from a buffer to its new value, tensors"
+        )
     losses = loss_info.loss if isinstance(loss_info.loss, Mapping) else {"": loss_info.loss}
     for field, each in (("loss", losses), ("scalar", scalar or {})):
         for name, loss in each.items():

@@ -114,6 +114,7 @@ def compare(
     for one in groups:
         own = [series[source] for source in one.sources]
         _note_ends(one, [of.clocks[axis][-1] for of in own], axis, note)
+        _note_short(one, own, last, note)
         goal, scale = goals.get(one.environment), scales.get(one.environment)
         scores = np.array([[of.values[-last:].mean()] for of in own])
         target = goal
@@ -188,6 +189,12 @@ def _note_ends(one: Group, ends: Sequence[float], axis: str, note: Note) -> None
     if max(ends) > 1.01 * min(ends):  # iterations end a little apart
         between = f"{min(ends):,.0f} to {max(ends):,.0f} {AXIS_WORDS[axis]}"
         note(f"{named(one)}: its runs end at {between}, and each is taken at its end")
+
+
+def _note_short(one: Group, series: Sequence[Series], last: int, note: Note) -> None:
+    counts = [len(each.values) for each in series]
+    if min(counts) < last:
+        note(f"{named(one)}: a run has {min(counts)} of the last {last} values, and its score is their mean")
 
 
 def _single(found: Mapping[str, list], noun: str) -> dict:

@@ -14,7 +14,8 @@ A member in a generation is a run directory of `alfish train`, such as g003/m2, 
 member.json. It is written once, so nobody's progress is lost, and these directories are the only state. Ctrl-C or
 SIGTERM ends the runs with checkpoints, and the same command continues, also if it was killed; after SIGUSR1 the exit
 status is 75. The configuration is that of a run: its budget and schedules span all generations. More --generations of
-the same --steps extend a population. A member that fails is replaced; without --share it ends.
+the same --steps extend a population, as far as Trainer.num_env_steps allows. A member that fails is replaced; without
+--share it ends.
 
 members.csv has the parent, the settings and the value of each member.
 """

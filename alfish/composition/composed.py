@@ -91,6 +91,7 @@ class Composed(RLAlgorithm):
         self.rewards: Any = nn.ModuleDict({part.name: part for part in made})
         self._extrinsic_coef, self._separates = as_schedule(extrinsic_coef), separate_values
         self._reads_reward = extrinsic_coef != 0  # else a reward that is not finite does no harm
+        self._changes_reward = bool(rewards) or separate_values or extrinsic_coef != 1
         self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
         self._check(made)
         self.weighted_losses = inner.weighted_losses
@@ -154,6 +155,8 @@ class Composed(RLAlgorithm):
             raise return_error(loss_info, "LossInfo(loss, ...)", self.algorithm, "calc_loss")
         loss, extra = loss_info.loss, dict(loss_info.extra or {})
         if not isinstance(loss, dict):
+            if len(self._groups) > 1:
+                raise UsageError(f"calc_loss must return a dict of losses, one for each of the groups {self._groups}")
             loss = dict.fromkeys(self._groups, loss)
         for name, part in self._parts().items():
             own = _loss_of(part, info.transitions)
@@ -207,7 +210,7 @@ class Composed(RLAlgorithm):
         time_step, burn_in = experience.time_step, experience.burn_in
         transitions = transitions_of(time_step)
         rewards: dict[str, Any] = {name: _reward_of(part, transitions) for name, part in self.rewards.items()}
-        if rewards:
+        if self._changes_reward:
             # Row 0 has the reward of an action before it, which nothing reads.
             joined = [self._join(time_step.reward[1:], rewards)]
             joined.insert(0, torch.zeros_like(joined[0][:1]))
@@ -282,10 +285,10 @@ class Composed(RLAlgorithm):
                 f"returns of {endless[0]} go on after an episode's end (episodic = False), which takes a value of its "
                 "own; set Composed.separate_values = True"
             )
-        if rewards and own.replay_needs.return_gamma is not None:
+        if self._changes_reward and own.replay_needs.return_gamma is not None:
             raise UsageError(
-                f"{name} compares its targets with returns of the environment's own rewards, and Composed.rewards "
-                "changes the rewards that it trains on; set lower_bound to False"
+                f"{name} compares its targets with returns of the environment's own rewards, and Composed changes the "
+                "rewards that it trains on; set lower_bound to False"
             )
 
     def _share_progress(self) -> None:
@@ -313,6 +316,13 @@ def _loss_of(part: Part, transitions: Transitions) -> Any:
     loss = part.loss(transitions)
     if loss is not None and not isinstance(loss, LossInfo):
         raise return_error(loss, "LossInfo(loss, ...), or None", part, "loss")
+    if loss is None:
+        return None
+    for name in loss._fields:
+        if name not in ("loss", "extra") and getattr(loss, name) is not None:
+            raise UsageError(
+                f"loss of {type(part).__name__} returned LossInfo.{name}, which only algorithms may do; leave it out"
+            )
     return loss
 
 

@@ -92,7 +92,7 @@ def _refers(value: Any, kind: Any) -> bool | None:
         return True  # whatever the function returns
     if origin is collections.abc.Callable:
         made = typing.get_args(kind)[-1]
-        return not (inspect.isclass(made) and issubclass(target, made)) and not _missing_arguments(value)
+        return not (inspect.isclass(made) and made in inspect.getmro(target)) and not _missing_arguments(value)
     if origin in SEQUENCES:
         return hasattr(target, "__iter__") or hasattr(target, "__getitem__")
     return origin is not typing.Literal and (kind not in PLAIN or issubclass(target, kind))

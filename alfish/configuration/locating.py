@@ -21,7 +21,8 @@ def find(file: str) -> Path:
     Raises:
       UsageError: there is none, neither in the working directory nor among the shipped confs.
     """
-    for path in (Path(file), confs_directory() / file, confs_directory() / Path(file).name):
+    shipped = confs_directory()
+    for path in (Path(file), shipped / file, shipped.parent / file):  # the last one is confs/NAME.gin
         if path.is_file():
             return path
     names = sorted(path.name for path in confs_directory().glob("*.gin"))

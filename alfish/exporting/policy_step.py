@@ -84,7 +84,7 @@ class PolicyStep:
         )
         seen, transform_state = self._transforms(time_step, state["transforms"])
         memory = reset_state(state["memory"], self._algorithm.initial_state(1), seen.step_type)
-        with in_eval_mode(self._algorithm):
+        with in_eval_mode(self._algorithm, explores=self._sample):
             act = self._algorithm.rollout_step if self._sample else self._algorithm.predict_step
             step = act(seen, memory)
         executed = self._units.executed(step.output)

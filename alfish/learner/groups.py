@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from alfish.algorithms.contract import return_error
+from alfish.algorithms.contract import kind_of, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.errors import UsageError
 from alfish.networks import flat_parameters
@@ -59,7 +59,14 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
         words = "a dict from a group's name to its parameters, as {'all': self.parameters()}"
         raise return_error(claims, words, algorithm, "parameter_groups")
     for group, parameters in claims.items():
-        groups[group] = [parameter for parameter in parameters if parameter.requires_grad]
+        members = list(parameters)
+        for each in members:
+            if not isinstance(each, nn.Parameter):
+                raise UsageError(
+                    f"parameter_groups of {type(algorithm).__name__} has {kind_of(each)} in the group {group!r}; each "
+                    "entry must be a parameter, as in {'all': self.parameters()}"
+                )
+        groups[group] = [parameter for parameter in members if parameter.requires_grad]
         for parameter in groups[group]:
             if id(parameter) not in names:
                 raise UsageError(

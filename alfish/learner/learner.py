@@ -71,7 +71,7 @@ class Learner:
       is_small: whether updates of all rows together take less time than sums over several learners save; set by `plan`.
       log: is called with a line for each compiled update.
       before_update: is called before each update of a call with `summarize`, with the rows and the index of its
-        minibatch; None: nothing is called.
+        minibatch; returns a function that is called after the update if it was made, or None. None: nothing is called.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Learner:
         self._plain = Updates(algorithm, optimizer, max_grad_norm, _parts_of(learning_rate, algorithm))
         self.frozen.check(self._plain.groups)
         self.log: Callable[[str], Any] = logging.info
-        self.before_update: Callable[[Minibatches, Nest], None] | None = None
+        self.before_update: Callable[[Minibatches, Nest], Callable[[], None] | None] | None = None
         self._compile = functools.partial(
             CompiledUpdates, self._plain, precision, cuda_graphs, lambda line: self.log(line)
         )
@@ -244,12 +244,15 @@ class Learner:
             priorities: list[torch.Tensor] = []
             stops = False
             for index in chunk.minibatches():
+                made = None
                 if summarize and self.before_update is not None:
-                    self.before_update(chunk, index)
+                    made = self.before_update(chunk, index)
                 record = self._update(chunk, index, summarize)
                 stops = record is None  # the algorithm requests it
                 if record is None:
                     break
+                if made is not None:
+                    made()
                 if chunk.update_priorities is not None:
                     priorities.append(self._priority(record))
                 yield record

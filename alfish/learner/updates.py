@@ -133,10 +133,15 @@ class Updates:
                 elif is_finite:
                     self.optimizers[part].step(learning_rate[part])
         self.project(means.losses)
-        if loss_info.buffers and (not self.on_cpu or is_finite):
-            write_buffers(loss_info.buffers, None if self.on_cpu else is_finite)
-        extra = extra_sums(loss_info, batch) if summarize else {}
-        return UpdateStats(list(means.losses), gradients.total, extra, self.priority(loss_info, batch))
+        try:
+            if loss_info.buffers and (not self.on_cpu or is_finite):
+                write_buffers(loss_info.buffers, None if self.on_cpu else is_finite)
+            extra = extra_sums(loss_info, batch) if summarize else {}
+            priority = self.priority(loss_info, batch)
+        except Exception:
+            check_loss_info(loss_info, self.algorithm)
+            raise
+        return UpdateStats(list(means.losses), gradients.total, extra, priority)
 
     def project(self, names: Iterable[str]) -> None:
         """Scales weights of fixed norm in the named groups, which were trained; see `Projected`."""

@@ -3,19 +3,48 @@
 import difflib
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 
 ENDS = "num_env_steps|num_iterations|num_updates|wall_seconds|stop_at"
 BUDGET_LINE = re.compile(rf"^Trainer\.({ENDS}) = .*$", re.MULTILINE)
 
 
+MACRO = re.compile(r"[\w/]+ = ")
 BINDING = re.compile(r"([\w./]+) = (.*)")
+QUOTED_OR_MACRO = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|%([\w./]+)""")
 
 
 def values(config: str) -> dict[str, str]:
-    """Returns the value of each binding in a text that gin has written; names are without modules, as 'PPO.gamma'."""
-    lines = re.sub(r"\\?\n[ \t]+", " ", config).splitlines()  # a long value continues on indented lines
-    found = (BINDING.fullmatch(line) for line in lines)
+    """Returns the value of each binding in a text that gin has written; names are without modules, as 'PPO.gamma'.
+
+    Macros are replaced by their values.
+    """
+    found = (BINDING.fullmatch(line) for line in _without_macros(_lines(config)))
     return {tail(one[1], 2): " ".join(one[2].split()) for one in found if one}
+
+
+def _lines(config: str) -> list[str]:
+    """Returns the lines of a text that gin has written, in which a long value continues on indented lines."""
+    return re.sub(r"\\?\n[ \t]+", " ", config).splitlines()
+
+
+def _without_macros(lines: Sequence[str]) -> list[str]:
+    """Returns lines with the values of macros in place of macros, and without their definitions."""
+    found = [BINDING.fullmatch(line) for line in lines]
+    macros = {one[1]: one[2] for one in found if one and "." not in one[1]}
+    if not macros:
+        return list(lines)
+    return [_resolved(line, macros) for line, one in zip(lines, found) if one is None or one[1] not in macros]
+
+
+def _resolved(value: str, macros: Mapping[str, str], depth: int = 0) -> str:
+    """Returns a value with macros replaced, also within their values; a macro that refers to itself stays."""
+
+    def replaced(found: re.Match) -> str:
+        name = found[1]
+        return found[0] if name not in macros or depth > len(macros) else _resolved(macros[name], macros, depth + 1)
+
+    return QUOTED_OR_MACRO.sub(replaced, value)
 
 
 def reference(value: str) -> str:
@@ -41,5 +70,9 @@ def digest(config: str) -> str:
 
 
 def _settings(config: str, with_budget: bool = False) -> list[str]:
-    lines = (config if with_budget else BUDGET_LINE.sub("", config)).splitlines()
+    lines = config.splitlines()
+    if any(MACRO.match(line) for line in lines):
+        lines = _without_macros(_lines(config))
+    if not with_budget:
+        lines = BUDGET_LINE.sub("", "\n".join(lines)).splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]

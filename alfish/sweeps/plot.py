@@ -21,7 +21,8 @@ def write_picture(directory: Path, parameters: Sequence[Parameter], trials: Sequ
     Raises:
       UsageError: matplotlib is not installed.
     """
-    best = max((one for one in trials if one.state == "complete"), key=lambda one: one.value or -math.inf, default=None)
+    complete = (one for one in trials if one.state == "complete")
+    best = max(complete, key=lambda one: -math.inf if one.value is None else one.value, default=None)
     figure = figures.new_figure(4 * (len(parameters) + 1) + 1, 3.6)
     axes = figure.subplots(1, len(parameters) + 1, squeeze=False)[0]
     for axis, parameter in zip(axes, parameters):

@@ -66,7 +66,8 @@ class PopulationSpecification(Specification):
         if name == "num_env_steps" and (generations - 1) * steps >= size:
             asked = f"{counted(generations, 'generation')} of {steps:,} steps"
             raise UsageError(
-                f"{asked} are more than Trainer.num_env_steps = {size:,}; give fewer --generations or --steps"
+                f"{asked} are more than Trainer.num_env_steps = {size:,}; give fewer --generations or --steps, or "
+                "start a new population with a larger budget"
             )
         if not base.evaluation_period or steps % base.evaluation_period:
             raise UsageError(

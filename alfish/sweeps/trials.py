@@ -10,6 +10,7 @@ The directory of a run is a run of `alfish train` like any other. Beside its fil
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from alfish.sweeps.search import Parameter
 
 TRIAL = "trial.json"
 PRUNED = "pruned"
+PLACE = re.compile(r"(\d{3,})(-\d+)?")  # names of the directories of runs
 
 State = Literal["running", "complete", "pruned", "failed"]
 
@@ -144,7 +146,9 @@ class Trials:
 
     def read(self) -> list[Trial]:
         """Returns the trials, by number."""
-        numbers = {int(path.parent.name.partition("-")[0]) for path in self._directory.glob(f"[0-9]*/{TRIAL}")}
+        # Other directories, such as a copy named 001_old, are the user's own.
+        places = (PLACE.fullmatch(path.parent.name) for path in self._directory.glob(f"[0-9]*/{TRIAL}"))
+        numbers = {int(place[1]) for place in places if place}
         trials = [self._over.get(number) or self._read_one(number) for number in sorted(numbers)]
         self._over = {trial.number: trial for trial in trials if trial.state != "running"}
         return trials

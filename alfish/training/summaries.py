@@ -87,9 +87,15 @@ class Summaries(Listener):
         self._writer = MultiWriter([events, table, *self._extra_writers])
         self._next = (resumed // self._period + 1) * self._period if resumed else 0
 
-        def before_update(chunk: Minibatches, index: Nest) -> None:
-            if run.clock.value >= self._next:
-                self._update = LastUpdate(chunk, index, dict(run.algorithm.named_parameters()))
+        def before_update(chunk: Minibatches, index: Nest) -> Callable[[], None] | None:
+            if run.clock.value < self._next:
+                return None
+            update = LastUpdate(chunk, index, dict(run.algorithm.named_parameters()))
+
+            def made() -> None:
+                self._update = update
+
+            return made
 
         run.learner.before_update = before_update if self._diagnostics else None
 

@@ -10,8 +10,9 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest, specs
-from alfish.algorithms.acting import reset_state
+from alfish.algorithms.acting import ModeSwitch, reset_state
 from alfish.algorithms.bc import BC
+from alfish.algorithms.dqn import DQN
 from alfish.algorithms.imitation.apprentice import LabelledRollout
 from alfish.algorithms.imitation.dagger import DAgger
 from alfish.algorithms.imitation.distillation import Distillation
@@ -22,7 +23,7 @@ from alfish.batches import EpochBatches, Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, MLP, ActorCritic, Encoder, PolicyHead, Torso
+from alfish.networks import GRU, MLP, ActorCritic, Encoder, PolicyHead, QNetwork, Torso
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.processes.pickling import from_bytes, to_bytes
 from alfish.runs.loading import load_model
@@ -93,6 +94,16 @@ def make(cls, expert, action=BOX, observation=VECTOR, seed=0, **settings):
 
 def _factory(expert):
     return (lambda: expert) if isinstance(expert, (Expert, OfflineBuffer)) else expert
+
+
+def test_an_expert_with_noisy_layers_gives_its_mode_in_rollouts_too():
+    noisy = functools.partial(DQN, q_network=functools.partial(QNetwork, noisy=True))
+    expert = expert_of(trained(noisy, action=spaces.Discrete(5)), spaces.Discrete(5))
+    made = make(DAgger, expert, spaces.Discrete(5))
+    steps = rows(VECTOR, 1, 200, action=spaces.Discrete(5))
+    expected = labels_of(made.expert, steps)
+    ModeSwitch(made).switch(training=False)  # as in rollouts
+    assert torch.equal(labels_of(made.expert, steps), expected)
 
 
 class Opposite(Expert):

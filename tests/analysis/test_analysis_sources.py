@@ -70,7 +70,22 @@ def test_modules_are_left_out_of_the_names_of_bindings():
     text = (
         "algorithm/alfish.algorithms.ppo.PPO.gamma = 0.9\nLAYERS = (8,)\n# PPO.gamma = 1\nMLP.layers = \\\n    %LAYERS"
     )
-    assert differences.values(text) == {"algorithm/PPO.gamma": "0.9", "LAYERS": "(8,)", "MLP.layers": "%LAYERS"}
+    assert differences.values(text) == {"algorithm/PPO.gamma": "0.9", "MLP.layers": "(8,)"}
+
+
+def test_macros_are_their_values_outside_of_quotes():
+    text = "a = 1\nb = [%a, '%a']\nX.y = (%b, %gin.REQUIRED, %none)\nloop = %loop\nX.z = %loop\n"
+    assert differences.values(text) == {"X.y": "([1, '%a'], %gin.REQUIRED, %none)", "X.z": "%loop"}
+
+
+def test_a_budget_that_is_a_macro_may_change():
+    before = "n = 1024\nTrainer.num_env_steps = %n\nPPO.gamma = 0.9\n"
+    assert differences.difference(before, before.replace("1024", "2048")) == ""
+    assert differences.digest(before) == differences.digest(before.replace("1024", "2048"))
+    assert differences.difference(before, before.replace("1024", "2048"), with_budget=True).splitlines() == [
+        "-Trainer.num_env_steps = 1024", "+Trainer.num_env_steps = 2048",
+    ]  # fmt: skip
+    assert differences.difference(before, before.replace("0.9", "%n")) == "-PPO.gamma = 0.9\n+PPO.gamma = 1024"
 
 
 def test_an_incomplete_last_row_is_left_out_and_noted(make_run):

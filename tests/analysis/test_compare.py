@@ -87,6 +87,22 @@ def test_runs_that_end_at_different_steps_are_noted(make_run, compared, tmp_path
     ]
 
 
+def test_runs_with_fewer_values_than_are_asked_for_are_noted(make_run, compared, tmp_path):
+    make_run("a", (1.0, 2.0)), make_run("b", (1.0, 4.0), seed=1)
+    assert compared(tmp_path, last=2).rows[0].mean.value == 2 and compared.notes == []
+    compared(tmp_path, last=5)
+    assert compared.notes == ["PPO in CartPole-v1: a run has 2 of the last 5 values, and its score is their mean"]
+
+
+def test_macros_count_as_their_values(make_run, compared, tmp_path):
+    for name, seed in (("a", 0), ("b", 1)):
+        file = make_run(name, seed=seed) / "operative_config.gin"
+        text = file.read_text().replace("'CartPole-v1'", "%task").replace(f"seed = {seed}", "seed = %SEED")
+        file.write_text(f"# Macros:\nSEED = {seed}\ntask = %name\nname = 'CartPole-v1'\n{text}")
+    (row,) = compared(tmp_path).rows
+    assert row.environment == "CartPole-v1" and row.num_runs == 2 and compared.notes == []
+
+
 def test_runs_of_one_seed_in_a_group_are_noted(make_run, compared, tmp_path, capsys):
     first, again = make_run("a", (1.0,)), make_run("b", (1.0,))
     make_run("c", (1.0,), seed=1), make_run("d", (1.0,), gamma=0.9, seed=0)

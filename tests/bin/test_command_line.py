@@ -119,6 +119,12 @@ def test_a_missing_file_shows_close_ones(refused, tmp_path):
     assert "`alfish confs` lists" in refused(*train(tmp_path / "run", conf="zzzzzzzz"))
 
 
+def test_a_file_in_another_directory_is_not_replaced_by_a_shipped_one(refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "there is no gin file" in refused(*train(tmp_path / "run", conf=f"{tmp_path}/ppo_cartpole.gin"))
+    assert locating.find("confs/ppo_cartpole.gin") == locating.find("ppo_cartpole.gin")
+
+
 def test_a_missing_include_is_named(refused, tmp_path):
     conf = tmp_path / "mine.gin"
     conf.write_text("include 'nowhere_to_be_found.gin'\n")
@@ -176,6 +182,7 @@ def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_pat
         ("MLP.layers = ['large']", "it must be a list, each entry a whole number in [1, 1000000]"),
         ("Trainer.algorithm = 'PPO'", "it takes a class or function: write @PPO"),
         ("Trainer.algorithm = @PPO()", "it takes a class or function: write @PPO"),
+        ("Learner.optimizer = @Adam()", "it takes a class or function: write @Adam"),
         ("Trainer.environment = 3", "it must be a reference (@...)"),
         ("Trainer.transforms = @RewardClip", "it takes classes or functions: write [@RewardClip]"),
         ("Trainer.transforms = [@ObservationNormalizer()]", "it takes classes or functions: write [@Observation"),

@@ -10,11 +10,13 @@ from gymnasium import spaces
 from alfish import nest, specs
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
 from alfish.composition import ICM, RND, Composed, DynamicsFeatures, Representation, RewardPart, transitions_of
-from alfish.data import Experience, StepType, TimeStep
+from alfish.data import Experience, LossInfo, StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.learner.optimizers import Adam
 from alfish.learner.updates import Updates
+from alfish.schedules import Linear
 from alfish.specs import ActionMask
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
@@ -266,6 +268,10 @@ class Constant(RewardPart):
         ({"reward": torch.ones(4, 1, 1)}, "reward of Constant returned .*; it must return a tensor of shape .4, 1.,"),
         ({"reward": 1.0}, "reward of Constant returned .*; it must return a tensor of shape"),
         ({"loss": torch.ones(4, 1)}, r"loss of Constant returned .*; it must return LossInfo\(loss, ...\), or None"),
+        (
+            {"loss": LossInfo(torch.ones(4, 1), scalar={})},
+            "loss of Constant returned LossInfo.scalar, which only algorithms",
+        ),
     ],
 )
 def test_what_hooks_of_parts_return_is_checked(returned, words):
@@ -278,6 +284,34 @@ def test_what_hooks_of_parts_return_is_checked(returned, words):
 def test_a_vector_reward_without_parts_may_have_separate_values():
     made = composed(PPO, reward=TWO, separate_values=True)
     assert made.reward_weights.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+@pytest.mark.parametrize("coef", [0.5, 0.0, Linear(0.5, 0.5)], ids=str)
+def test_the_environments_reward_has_its_weight_without_other_rewards_too(algorithm, coef):
+    made = composed(algorithm, representation=PARTS["features"], extrinsic_coef=coef)
+    experience = experience_of(rows([FIRST, MID, LAST]))
+    weight = 0.0 if coef == 0.0 else 0.5
+    seen = made._compose(experience)[0].time_step.reward
+    assert torch.equal(seen[1:], weight * experience.time_step.reward[1:])
+
+
+def test_separate_values_without_parts_are_a_vector_of_one():
+    made = composed(DQN, separate_values=True)
+    experience = experience_of(rows([FIRST, MID, LAST]))
+    assert made._compose(experience)[0].time_step.reward.shape == (3, 1, 1)
+    assert made.calc_loss(experience, made.train_step(experience, None).info).loss["all"].shape == (1, 1)
+
+
+def test_an_algorithm_with_several_groups_must_return_a_loss_of_each():
+    class Both(SAC):
+        def calc_loss(self, experience, info):
+            return LossInfo(super().calc_loss(experience, info).loss["critic"])
+
+    made = composed(Both, action=ACTIONS["box"])
+    experience = experience_of(rows([FIRST, MID, LAST], ACTIONS["box"]))
+    with pytest.raises(UsageError, match="must return a dict of losses, one for each of the groups"):
+        made.calc_loss(experience, made.train_step(experience, None).info)
 
 
 TWO = spaces.Box(-np.inf, np.inf, (2,), np.float32)

@@ -15,6 +15,7 @@ from torch import nn
 import alfish
 from alfish import specs
 from alfish.__main__ import main
+from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.configuration import reading
 from alfish.configuration.runs import configured_trainer
@@ -23,7 +24,7 @@ from alfish.exporting import exporting, numpy_file, onnx_file
 from alfish.exporting.graph import NotExportable, PolicyGraph
 from alfish.exporting.policy_step import PolicyStep
 from alfish.exporting.recording import Step, from_environment
-from alfish.networks import GRU, ActorCritic, Encoder, PolicyHead
+from alfish.networks import GRU, ActorCritic, Encoder, PolicyHead, QNetwork
 from alfish.networks.torsos import Torso
 from alfish.training.policy import Policy, make_networks
 from alfish.transforms import ObservationNormalizer, PreviousStep
@@ -207,6 +208,16 @@ def test_leaves_that_no_action_depends_on_are_no_inputs():
     observation = spaces.Dict({name: spaces.Box(-1, 1, (2,), np.float32) for name in ("seen", "hidden")})
     policy = of_spaces(observation, spaces.Discrete(2), encoder=lambda spec: Encoder(spec, leaves={"hidden": None}))
     assert [leaf.name for leaf in PolicyGraph(policy).inputs] == ["observation.seen"]
+
+
+def test_sampled_policies_with_noisy_layers_are_refused_for_what_they_are(tmp_path):
+    observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(5)
+    algorithm = functools.partial(DQN, q_network=functools.partial(QNetwork, noisy=True))
+    leaves = specs.observation_spec(observation), specs.action_spec(action), specs.reward_spec()
+    noisy = Policy(*make_networks(algorithm, (), *leaves, "cpu"), observation, action)
+    assert exporting.export(noisy, tmp_path / "mode.py", sampled(noisy, 20)).difference == 0
+    with pytest.raises(UsageError, match="NoisyLinear.* cannot be exported"):
+        exporting.export(noisy, tmp_path / "sampled.py", sampled(noisy, 20), sample=True)
 
 
 def test_samples_are_drawn_anew_at_each_call(policy, tmp_path):

@@ -213,6 +213,31 @@ class TestMistakes:
         with pytest.raises(UsageError, match="'hidden' has a parameter that is not registered.*ParameterList"):
             Learner(algorithm)
 
+    @pytest.mark.parametrize("claim", [lambda self: self, lambda self: [self.parameters()], nn.Module.named_parameters])
+    def test_an_entry_of_a_group_that_is_no_parameter_is_named(self, claim):
+        algorithm = _ActorCritic()
+        algorithm.parameter_groups = lambda: {"all": claim(nn.Sequential(algorithm.actor, algorithm.critic))}
+        with pytest.raises(UsageError, match="in the group 'all'; each entry must be a parameter"):
+            Learner(algorithm)
+
+    @pytest.mark.parametrize(
+        ("field", "value", "words"),
+        [
+            ("extra", [torch.zeros(3)], "extra a list; it must be a dict from names to tensors"),
+            ("buffers", {"progress": torch.zeros(())}, "buffers a dict; it must be a dict from a buffer to"),
+            ("buffers", [torch.zeros(())], "buffers a list; it must be a dict from a buffer"),
+            ("buffers", {torch.zeros(()): 0.5}, "buffers a dict; it must be a dict from a buffer"),
+            ("priority", 1.0, "priority a float; it must be a tensor"),
+        ],
+    )
+    def test_fields_of_loss_info_of_other_kinds_are_named(self, field, value, words):
+        chunk = _chunk([1, 2, 3])
+        if field == "priority":
+            chunk = _chunk([1, 2, 3], weight=torch.ones(3))
+        algorithm = _Regression(lambda self, experience, info: LossInfo(info, **{field: value}))
+        with pytest.raises(UsageError, match=f"returned as LossInfo.{words}"):
+            Learner(algorithm).train([chunk])
+
     def test_a_parameter_that_two_groups_claim_is_named_with_both(self):
         class Greedy(_ActorCritic):
             def parameter_groups(self):

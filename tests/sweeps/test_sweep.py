@@ -4,11 +4,14 @@ import csv
 import dataclasses
 import json
 import random
+import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from alfish.errors import UsageError
 from alfish.runs.stop_signals import StopSignals
+from alfish.sweeps import plot
 from alfish.sweeps.base import BASE
 from alfish.sweeps.jobs import OUTPUT, Ended
 from alfish.sweeps.plot import PICTURE, write_picture
@@ -279,6 +282,23 @@ def test_after_a_signal_nothing_is_started(tmp_path):
     (tmp_path / "s").mkdir()
     Sweep(tmp_path / "s", SPECIFICATION, jobs, signals, log).run()
     assert jobs.started == ["000"]
+
+
+def test_copies_of_trials_are_left_alone(tmp_path):
+    run(tmp_path / "s", SPECIFICATION)
+    before = [trial.number for trial in trials_of(tmp_path / "s", SPECIFICATION).read()]
+    for name in ("001_old", "001.bak", "1", "001-old"):
+        shutil.copytree(tmp_path / "s" / "001", tmp_path / "s" / name)
+    assert [trial.number for trial in trials_of(tmp_path / "s", SPECIFICATION).read()] == before
+
+
+@pytest.mark.parametrize("values", [(-5.0, 0.0, -9.0), (0.0, None)])
+def test_the_best_trial_of_the_picture_may_have_a_value_of_0(tmp_path, monkeypatch, values):
+    drawn = []
+    monkeypatch.setattr(plot, "_draw_curves", lambda axis, trials, best: drawn.append(best.value))
+    trials = [SimpleNamespace(state="complete", value=value) for value in values]
+    write_picture(tmp_path, [], trials)
+    assert drawn == [0.0]
 
 
 def test_table_and_picture_show_every_state(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import functools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from alfish.algorithms.pqn import PQN
 from alfish.algorithms.reppo import REPPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.batches import ReplayBatches
+from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
@@ -129,8 +130,9 @@ def test_updates_are_not_looked_at_unless_a_look_is_due(tmp_path):
     before_update = trainer.learner.before_update
 
     def counted(chunk, index):
-        before_update(chunk, index)
-        seen.append(trainer.listeners[0]._update is not None)
+        made = before_update(chunk, index)
+        seen.append(made is not None)
+        return made
 
     trainer.learner.before_update = counted
     trainer.train()
@@ -177,6 +179,42 @@ def test_units_that_are_zero_everywhere_are_dormant(tmp_path):
         "dormant_units/all": 2 / 16,
     }
     assert all(not module._forward_hooks for module in trainer.algorithm.modules())
+
+
+def test_units_of_each_critic_are_its_own(tmp_path):
+    keeper = Keeper()
+    trainer = sac(tmp_path, Summaries([keeper]), num_iterations=8)
+    trainer.train()
+    layer = trainer.algorithm.critic.body[0]  # weight [E, inputs, 8]
+    assert layer.bias.shape[0] == 2 and layer.bias.shape[-1] == 8
+    with torch.no_grad():
+        for member, dead in enumerate((slice(0, 4), slice(4, 8))):
+            layer.weight[member][..., dead] = 0
+            layer.bias[member][..., dead] = 0
+    assert DormantUnits(threshold=0.0).measure(trainer, keeper.update)["dormant_units/critic.body"] >= 0.5
+
+
+@pytest.mark.parametrize("size", [(9, 9), (7, 10)])
+def test_units_of_convolutions_are_channels(size):
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 6, 2), torch.nn.ReLU()
+    run = SimpleNamespace(algorithm=torch.nn.Module())
+    run.algorithm.encoder = torch.nn.Sequential(*layers)
+    with torch.no_grad():
+        for layer in layers[::2]:
+            layer.weight[:], layer.bias[:] = 0, 0
+            layer.weight[1::2], layer.bias[1::2] = 0.01, 1
+    run.algorithm.train_step = lambda experience, state: run.algorithm.encoder(torch.randn(5, 3, *size))
+    update = SimpleNamespace(batch=SimpleNamespace(experience=SimpleNamespace(state=None)))
+    assert DormantUnits(threshold=0.0).measure(run, update)["dormant_units/all"] == 0.5
+
+
+def test_the_last_update_is_one_that_was_made(tmp_path):
+    stopping = functools.partial(PPO, target_kl=1e-9)
+    batches = functools.partial(EpochBatches, num_epochs=4, minibatch_size=8)
+    trainer = ppo(tmp_path, Summaries([ModuleNorms(depth=1)]), algorithm=stopping, batches=batches, num_iterations=1)
+    trainer.train()
+    row = {name: float(value) for name, value in table(tmp_path)[-1].items() if value}
+    assert 0 < row["updates"] < 4 * 12 and row["update_size/network"] > 0
 
 
 def test_explained_variance_is_that_of_the_target(tmp_path):

@@ -146,8 +146,13 @@ def _joined_box(name: str, leaves: list[Any]) -> spaces.Box:
 
 
 def _frozen(module: Any) -> Any:
-    """Replaces all parameters and buffers by buffers that no checkpoint stores; returns the module in eval mode."""
+    """Replaces all parameters and buffers by buffers that no checkpoint stores; returns the module in eval mode.
+
+    Modules that evaluation mode alone does not freeze, such as noisy layers in rollouts, have a method `freeze`.
+    """
     for part in module.modules():
+        if callable(freeze := getattr(part, "freeze", None)):
+            freeze()
         tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
         for name, tensor in tensors:
             delattr(part, name)
