@@ -193,6 +193,16 @@ class Environment(abc.ABC):
     def close(self) -> None:
         """Closes the environments."""
 
+    def _check_results(self, reward: Array, terminated: Array, truncated: Array) -> None:
+        """Raises UsageError where results of a vector class's `step` have other shapes than gymnasium's."""
+        flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
+        found = tuple(tuple(np.shape(result)) for result in (reward, terminated, truncated))
+        if found != (rewards, flags, flags):
+            raise UsageError(
+                f"{self.name}.step returned reward, terminated and truncated of shapes {found[0]}, {found[1]} and "
+                f"{found[2]}; with {self.num_envs} environments they are {rewards}, {flags} and {flags}"
+            )
+
     def _check_masks(self, observation: Nest, has_ended: np.ndarray | bool = False) -> None:
         """Raises UsageError if the mask of a row allows no choice of an entry of the action; not where one ended."""
         if self._masks is None:

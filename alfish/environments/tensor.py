@@ -76,7 +76,8 @@ class TensorEnvironment(Environment):
         executed = self._units.executed(action)
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         observation, reward, terminated, truncated, self.infos = self.env.step(handed)
-        terminated, truncated = self._flags(terminated, truncated, reward)
+        self._check_results(reward, terminated, truncated)
+        terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
         observation, done, first = self._read(observation), terminated | truncated, self._was_done
         if self.ragged:
             if "final_obs" not in self.infos:
@@ -126,17 +127,6 @@ class TensorEnvironment(Environment):
 
     def close(self) -> None:
         self.env.close()
-
-    def _flags(self, terminated: Any, truncated: Any, reward: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns flags as bool, after a look at the shapes of the results of `step`."""
-        flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
-        shapes = tuple(tuple(getattr(result, "shape", ())) for result in (reward, terminated, truncated))
-        if shapes != (rewards, flags, flags):
-            raise UsageError(
-                f"{self.name}.step returned reward, terminated and truncated of shapes {shapes[0]}, {shapes[1]} and "
-                f"{shapes[2]}; with {self.num_envs} environments they are {rewards}, {flags} and {flags}"
-            )
-        return terminated.to(torch.bool), truncated.to(torch.bool)
 
     def _first(self, observation: Nest) -> TimeStep:
         reward_shape = self.reward_spec.shape

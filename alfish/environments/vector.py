@@ -108,6 +108,9 @@ class VectorEnvironment(Environment):
         else:
             terminated, truncated = np.asarray(terminated), np.asarray(truncated)
             self._check_results(reward, terminated, truncated)
+            for name, flag in (("terminated", terminated), ("truncated", truncated)):
+                if flag.dtype.kind not in "biu":
+                    raise UsageError(f"{self.name}.step returned {name} of dtype {flag.dtype}; it is bool")
             # Where flags are numbers, a number would be taken for the index of a row.
             terminated, truncated = terminated.astype(bool, copy=False), truncated.astype(bool, copy=False)
             something_ended = bool((terminated | truncated).any())
@@ -245,19 +248,6 @@ class VectorEnvironment(Environment):
                     f"{self.name}.reset returned an {name} of shape {leaf.shape}; with {self.num_envs} environments "
                     f"and the space {spec} it is {(self.num_envs, *spec.shape)}"
                 )
-
-    def _check_results(self, reward: Any, terminated: np.ndarray, truncated: np.ndarray) -> None:
-        """Raises UsageError where results of a vector class's `step` have another shape or kind than gymnasium's."""
-        flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
-        shapes = np.shape(reward), terminated.shape, truncated.shape
-        if shapes != (rewards, flags, flags):
-            raise UsageError(
-                f"{self.name}.step returned reward, terminated and truncated of shapes {shapes[0]}, {shapes[1]} and "
-                f"{shapes[2]}; with {self.num_envs} environments they are {rewards}, {flags} and {flags}"
-            )
-        for name, ends in (("terminated", terminated), ("truncated", truncated)):
-            if ends.dtype.kind not in "biu":
-                raise UsageError(f"{self.name}.step returned {name} of dtype {ends.dtype}; it is bool")
 
     def _first(self, observation: Nest) -> TimeStep:
         return TimeStep(
