@@ -75,7 +75,7 @@ def check_loss_info(loss_info: LossInfo, owner: object) -> None:
         isinstance(buffers, Mapping) and all(map(_is_tensor, [*buffers.keys(), *buffers.values()]))
     ):
         raise UsageError(
-            f"{hook}.buffers {kind_of(buffers)}; it must be a dict from a buffer to its new value, tensors"
+            f"{hook}.buffers {kind_of(buffers)}; it must be a dict from buffers to their new values, all tensors"
         )
     losses = loss_info.loss if isinstance(loss_info.loss, Mapping) else {"": loss_info.loss}
     for field, each in (("loss", losses), ("scalar", scalar or {})):

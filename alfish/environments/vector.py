@@ -110,7 +110,7 @@ class VectorEnvironment(Environment):
             self._check_results(reward, terminated, truncated)
             for name, flag in (("terminated", terminated), ("truncated", truncated)):
                 if flag.dtype.kind not in "biu":
-                    raise UsageError(f"{self.name}.step returned {name} of dtype {flag.dtype}; it is bool")
+                    raise UsageError(f"{self.name}.step returned {name} of dtype {flag.dtype}; it must be bool")
             # Where flags are numbers, a number would be taken for the index of a row.
             terminated, truncated = terminated.astype(bool, copy=False), truncated.astype(bool, copy=False)
             something_ended = bool((terminated | truncated).any())

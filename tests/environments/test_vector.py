@@ -365,7 +365,7 @@ def test_results_of_a_vector_class_of_another_kind_are_named(change):
     environment = VectorEnvironment(Other(), [0, 1])
     environment.reset()
     words = {
-        "flags": "terminated of dtype float32; it is bool",
+        "flags": "terminated of dtype float32; it must be bool",
         "reward": r"shapes \(2, 1\), \(2,\) and \(2,\); with 2",
     }
     with pytest.raises(UsageError, match=words[change]):

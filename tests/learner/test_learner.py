@@ -224,9 +224,9 @@ class TestMistakes:
         ("field", "value", "words"),
         [
             ("extra", [torch.zeros(3)], "extra a list; it must be a dict from names to tensors"),
-            ("buffers", {"progress": torch.zeros(())}, "buffers a dict; it must be a dict from a buffer to"),
-            ("buffers", [torch.zeros(())], "buffers a list; it must be a dict from a buffer"),
-            ("buffers", {torch.zeros(()): 0.5}, "buffers a dict; it must be a dict from a buffer"),
+            ("buffers", {"progress": torch.zeros(())}, "buffers a dict; it must be a dict from buffers to"),
+            ("buffers", [torch.zeros(())], "buffers a list; it must be a dict from buffers"),
+            ("buffers", {torch.zeros(()): 0.5}, "buffers a dict; it must be a dict from buffers"),
             ("priority", 1.0, "priority a float; it must be a tensor"),
         ],
     )
