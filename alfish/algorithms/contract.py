@@ -1,6 +1,6 @@
 """Checks of what hooks of an algorithm return; errors name the hook and what it must return. See `RLAlgorithm`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,11 @@ from alfish.nest import Nest
 def return_error(found: Any, expected: str, owner: object, hook: str) -> UsageError:
     """Returns the error for a hook of `owner` that did not return `expected`."""
     return UsageError(f"{hook} of {type(owner).__name__} returned {kind_of(found)}; it must return {expected}")
+
+
+def losses_error(groups: Iterable[str]) -> UsageError:
+    """Returns the error for a `calc_loss` that returned one loss for several parameter groups."""
+    return UsageError(f"calc_loss must return a dict of losses, one for each of the groups {list(groups)}")
 
 
 def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_size: int, initial_state: Nest) -> None:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import specs
-from alfish.algorithms.contract import return_error
+from alfish.algorithms.contract import losses_error, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.composition.parts import Part, Representation, RewardPart, Transitions, transitions_of
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
@@ -156,7 +156,7 @@ class Composed(RLAlgorithm):
         loss, extra = loss_info.loss, dict(loss_info.extra or {})
         if not isinstance(loss, dict):
             if len(self._groups) > 1:
-                raise UsageError(f"calc_loss must return a dict of losses, one for each of the groups {self._groups}")
+                raise losses_error(self._groups)
             loss = dict.fromkeys(self._groups, loss)
         for name, part in self._parts().items():
             own = _loss_of(part, info.transitions)

@@ -236,8 +236,9 @@ def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merges the infos of B environments into gymnasium's format for vector environments.
 
     A key's value is an array `[B, ...]`, with 0 or None for environments that did not report it. `_key` is the mask
-    `[B]` bool of those that did. Numbers of several types have a type that holds all of them. Values that are neither
-    numbers nor arrays, or do not fit together, are objects. Nested infos are merged alike.
+    `[B]` bool of those that did. If environments report numbers of different types, the array has numpy's common type:
+    float64 for int and float. Other values, and arrays of different shapes, are kept as objects. Nested infos are
+    merged in the same way.
     """
     result: dict[str, Any] = {}
     for i, info in enumerate(infos):
@@ -274,7 +275,7 @@ def _empty_column(value: Any, num_envs: int) -> np.ndarray:
 
 
 def _fits(value: Any, column: np.ndarray) -> bool:
-    """Returns whether a column `[B, ...]` can take a value without a change."""
+    """Returns whether a column `[B, ...]` can hold a value in its dtype and shape."""
     if column.dtype == object:
         return True
     if isinstance(value, np.ndarray):
@@ -286,7 +287,13 @@ def _fits(value: Any, column: np.ndarray) -> bool:
 
 
 def _widened(column: np.ndarray, present: np.ndarray, value: Any) -> np.ndarray:
-    """Returns a column as one that can take a value too, of numbers if both are, else of objects."""
+    """Returns a copy of a column that can also hold a value: of a common type of numbers, or else of objects.
+
+    Args:
+      column: `[B, ...]`.
+      present: `[B]` bool, the entries that were reported.
+      value: that the column cannot hold.
+    """
     if isinstance(value, bool | int | float | np.number | np.ndarray):
         new = np.asarray(value)
         if new.dtype.kind in "biuf" and new.shape == column.shape[1:]:

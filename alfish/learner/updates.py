@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from alfish import nest, replicas
-from alfish.algorithms.contract import check_loss_info, return_error
+from alfish.algorithms.contract import check_loss_info, losses_error, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, LossInfo
@@ -138,7 +138,7 @@ class Updates:
                 write_buffers(loss_info.buffers, None if self.on_cpu else is_finite)
             extra = extra_sums(loss_info, batch) if summarize else {}
             priority = self.priority(loss_info, batch)
-        except Exception:
+        except Exception:  # of fields of another kind; a check then names the mistake
             check_loss_info(loss_info, self.algorithm)
             raise
         return UpdateStats(list(means.losses), gradients.total, extra, priority)
@@ -251,7 +251,7 @@ class Updates:
 
     def _only_group(self) -> str:
         if len(self.groups) > 1:
-            raise UsageError(f"calc_loss must return a dict of losses, one for each of the groups {list(self.groups)}")
+            raise losses_error(self.groups)
         if not self.groups:
             raise UsageError(f"{type(self.algorithm).__name__} has no parameter to train; make networks its attributes")
         return next(iter(self.groups))

@@ -238,5 +238,5 @@ def _fit(there: spaces.Space, here: spaces.Space, fit: Any) -> bool:
 
 
 def _same(there: spaces.Space, here: spaces.Space) -> bool:
-    """Returns whether spaces are equal but for the dtypes of integers."""
+    """Returns whether two spaces are equal; dtypes of integers are ignored."""
     return _fit(there, here, _same)
