@@ -411,3 +411,26 @@ def test_a_space_without_content_is_refused(space, words):
 def test_values_outside_their_space_are_named(value, space, words):
     value = np.asarray(value, getattr(value, "dtype", space.dtype)) if isinstance(value, list) else value
     assert specs.outside(value, space, "x") == words
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_an_action_of_integers_without_bounds_keeps_its_units(dtype):
+    """gymnasium gives such a Box the limits of its dtype, and says that it has no bounds."""
+    space = spaces.Box(0, np.inf, (3,), dtype)
+    spec, units = specs.action_spec(space), ActionUnits(space)
+    assert spec == spaces.Box(0, np.inf, (3,), np.float32)
+    recorded = np.array([[7, 3, 0]], dtype)
+    np.testing.assert_array_equal(units.from_environment(recorded), [[7, 3, 0]])
+    np.testing.assert_array_equal(units.to_environment(np.float32([[7.2, 2.8, -4]])), recorded)
+    assert specs.sample(spec, 100).max() <= 2
+    with pytest.raises(UsageError, match="takes bounded Box actions"):
+        specs.check_box_action("TD3", spec)
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_an_action_of_bools_is_true_above_the_middle(device):
+    units = ActionUnits(spaces.Box(0, 1, (4,), bool), device)
+    action = np.float32([[-0.9, -0.1, 0.1, 0.9]])
+    got = units.to_environment(action if device is None else torch.from_numpy(action))
+    assert got.tolist() == [[False, False, True, True]]
+    assert got.dtype == (bool if device is None else torch.bool)

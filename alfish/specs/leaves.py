@@ -94,7 +94,10 @@ def _action_leaf(space: spaces.Space) -> spaces.Space:
         size = int(np.prod(space.shape))
         if space.is_bounded("both"):
             return spaces.Box(-1.0, 1.0, (size,), np.float32)
-        return spaces.Box(as_float32(space.low.reshape(size)), as_float32(space.high.reshape(size)))
+        # A Box of integers has the limits of its dtype where it has no bound.
+        low = np.where(space.bounded_below, as_float32(space.low), -np.inf)
+        high = np.where(space.bounded_above, as_float32(space.high), np.inf)
+        return spaces.Box(as_float32(low.reshape(size)), as_float32(high.reshape(size)))
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):

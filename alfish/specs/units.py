@@ -72,8 +72,8 @@ class ActionUnits:
     """Converts batches of actions between an algorithm's units and an environment's.
 
     An action for a bounded Box is clipped to [-1, 1] and stretched to the bounds; for any other Box it is clipped to
-    the bounds that there are. For a Box of integers it is rounded, and each integer has an equal part of [-1, 1]. The
-    result of `stretch` is within the bounds, in their dtype.
+    the bounds that there are. For a Box of integers it is rounded, and each integer has an equal part of [-1, 1]; a
+    Box of bools is one of 0 and 1. The result of `stretch` is within the bounds, in their dtype.
 
     Args:
       space: action space of one environment.
@@ -123,7 +123,8 @@ class _LeafUnits:
         self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a 0-d Box is one too
         self._reshapes = self._is_vector and len(self._shape) != 1
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
-        self._rounds = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
+        is_whole = space.dtype == np.bool_ or np.issubdtype(space.dtype, np.integer)
+        self._rounds = isinstance(space, spaces.Box) and is_whole
         self._low: Any = None  # of the algorithm's action
         self._high: Any = None
         self._scale: Any = None
