@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gin
-import numpy as np
 import torch
 import torch.nn.functional as F
 from absl import logging
@@ -80,7 +79,7 @@ class GAIL(RewardPart):
         sees = {"action": action_spec, "observation": observation_spec}
         scalar = specs.reward_spec()
         self.normalizer = None
-        if any(isinstance(leaf, spaces.Box) and leaf.dtype == np.float32 for leaf in nest.leaves(sees)):
+        if any(map(specs.is_float, nest.leaves(sees))):
             self.normalizer = ObservationNormalizer(sees, scalar, leaves=("*",), clip=clip, epsilon=1e-8)
             sees = self.normalizer.observation_spec
         self.scale = RewardNormalizer(sees, scalar, gamma=gamma, clip=clip, epsilon=1e-8) if normalize_reward else None

@@ -21,7 +21,7 @@ from alfish.specs.checks import (
 from alfish.specs.leaves import action_spec, describe, observation_spec, sample, zeros
 from alfish.specs.masks import ActionMask, MaskLayout, MaskReader, mask_path, mask_reader, num_choices, uniform_choice
 from alfish.specs.rewards import VectorReward, reward_names, reward_spec
-from alfish.specs.spaces import batch_of_one, has_channels_last, is_bounded, map_space, torch_dtype
+from alfish.specs.spaces import batch_of_one, has_channels_last, is_bounded, is_float, map_space, torch_dtype
 from alfish.specs.units import ActionUnits, ObservationUnits
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "describe",
     "has_channels_last",
     "is_bounded",
+    "is_float",
     "map_space",
     "mask_path",
     "mask_reader",

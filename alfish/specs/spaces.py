@@ -36,6 +36,11 @@ def is_bounded(spec: spaces.Space) -> bool:
     return not isinstance(spec, spaces.Box) or spec.is_bounded("both")
 
 
+def is_float(spec: spaces.Space) -> bool:
+    """Returns whether a leaf is a Box of real numbers."""
+    return isinstance(spec, spaces.Box) and np.issubdtype(spec.dtype, np.floating)
+
+
 def shape_of(space: spaces.Space) -> tuple[int, ...]:
     """Returns the shape of a leaf."""
     assert space.shape is not None

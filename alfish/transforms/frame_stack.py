@@ -11,6 +11,7 @@ from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.networks.images import is_image
 from alfish.parameters import Range, checked
 from alfish.specs import ActionMask
 from alfish.transforms.transform import RowReader, Transform
@@ -30,15 +31,11 @@ class FrameStack(Transform):
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, num_frames: Annotated[int, Range(2)] = 4):
         super().__init__(observation_spec, reward_spec)
-        for path, leaf in zip(nest.paths(observation_spec), nest.leaves(observation_spec)):
-            if isinstance(leaf, ActionMask):
-                continue
-            if not isinstance(leaf, spaces.Box) or not 1 <= len(leaf.shape) <= 3:
-                raise UsageError(f"FrameStack stacks vectors and images, and the observation {path or ''} is {leaf}")
         self.num_frames = num_frames
         self.look_back = num_frames - 1
         self._raw_spec = observation_spec
-        self.observation_spec = nest.map(self._stacked_spec, observation_spec)
+        stacked = [self._stacked_spec(name, leaf) for name, leaf in nest.named_leaves(observation_spec, "observation")]
+        self.observation_spec = nest.unflatten(nest.flatten(observation_spec)[1], stacked)
 
     def initial_state(self, batch_size: int) -> Nest:
         def frames(leaf: spaces.Box) -> torch.Tensor:
@@ -95,12 +92,21 @@ class FrameStack(Transform):
             return frames.movedim(-4, -2).flatten(-2)
         return frames.flatten(-len(leaf.shape) - 1, -len(leaf.shape))
 
-    def _stacked_spec(self, leaf: spaces.Box) -> spaces.Space:
+    def _stacked_spec(self, name: str, leaf: spaces.Space) -> spaces.Space:
         if isinstance(leaf, ActionMask):
             return leaf
+        if not isinstance(leaf, spaces.Box) or not 1 <= len(leaf.shape) <= 3:
+            raise UsageError(f"FrameStack stacks vectors and images, and the {name} is {leaf}")
 
         def stacked(bound: np.ndarray) -> np.ndarray:
             frames = torch.from_numpy(np.repeat(bound[None], self.num_frames, 0))
             return self._join(frames, leaf).numpy()
 
-        return spaces.Box(stacked(leaf.low), stacked(leaf.high), dtype=leaf.dtype)
+        spec = spaces.Box(stacked(leaf.low), stacked(leaf.high), dtype=leaf.dtype)
+        is_last = len(leaf.shape) == 3 and specs.has_channels_last(leaf.shape)
+        if is_image(spec) and specs.has_channels_last(spec.shape) != is_last:  # encoders look at the shape alone
+            raise UsageError(
+                f"FrameStack makes {spec.shape} of the {name} {leaf.shape}, which encoders would take for an image "
+                "with channels in another dimension; set another FrameStack.num_frames, or make the image square"
+            )
+        return spec

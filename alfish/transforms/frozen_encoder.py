@@ -32,7 +32,7 @@ class FrozenEncoder(Transform):
       observation_spec, reward_spec: specs of the input rows.
       encoder: takes the leaf's space; maps `[N, *shape]` to features `[N, F]`. None: that of `networks.Encoder`, which
         the size of the image chooses.
-      leaf: path of the leaf; None: the only image.
+      leaf: path of the leaf; None: the only leaf, or the only image.
       source: part of another run that the encoder's parameters are read from when a run is new,
         `'network.actor_torso.encoder.encoders.0@runs/x'`; see `transfer`. None: the encoder stays as it was made.
     """
@@ -50,7 +50,7 @@ class FrozenEncoder(Transform):
         super().__init__(observation_spec, reward_spec)
         self.source = source
         paths, leaves = nest.paths(observation_spec), nest.leaves(observation_spec)
-        images = [path for path, space in zip(paths, leaves) if is_image(space)]
+        images = [path for path, space in zip(paths, leaves) if is_image(space) or len(paths) == 1]
         if leaf is None and len(images) != 1:
             raise UsageError(f"the observation has {len(images)} images; set FrozenEncoder.leaf to one of {paths}")
         path = images[0] if leaf is None else leaf

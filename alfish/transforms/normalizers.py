@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import nest, replicas
+from alfish import nest, replicas, specs
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -65,7 +65,7 @@ class ObservationNormalizer(Transform):
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      leaves: globs of leaf paths to normalise; leaves that are not float never change.
+      leaves: globs of paths of leaves to normalize, or one glob. Leaves that are not float never change.
       clip: largest absolute output.
       epsilon: added to the variance.
     """
@@ -76,23 +76,28 @@ class ObservationNormalizer(Transform):
         self,
         observation_spec: Nest,
         reward_spec: spaces.Box,
-        leaves: Sequence[str] = ("*",),
+        leaves: Sequence[str] | str = ("*",),
         clip: PositiveFloat = 10.0,
         epsilon: PositiveFloat = 1e-8,
     ):
         super().__init__(observation_spec, reward_spec)
         self._clip, self._epsilon = clip, epsilon
+        globs = [leaves] if isinstance(leaves, str) else leaves
+        if not globs:
+            raise UsageError("ObservationNormalizer.leaves is empty; give it paths of leaves, or leave it out")
+        paths, leaf_specs = nest.paths(observation_spec), nest.leaves(observation_spec)
+        floats = [path for path, spec in zip(paths, leaf_specs) if specs.is_float(spec)]
+        for glob in globs:
+            if not any(fnmatch(path, glob) for path in floats):
+                known = specs.describe(observation_spec)
+                raise UsageError(f"ObservationNormalizer.leaves has {glob!r}, which matches no float leaf of {known}")
 
         def moments(path: str, spec: spaces.Space) -> RunningMoments | None:
-            floats = isinstance(spec, spaces.Box) and spec.dtype == np.float32
-            chosen = floats and any(fnmatch(path, pattern) for pattern in leaves)
+            chosen = path in floats and any(fnmatch(path, glob) for glob in globs)
             return RunningMoments(spec.shape or ()) if chosen else None
 
-        paths = nest.paths(observation_spec)
         # Leaves that do not change have None.
-        self._moments: Any = nn.ModuleList(moments(*pair) for pair in zip(paths, nest.leaves(observation_spec)))  # type: ignore[misc]
-        if not any(self._moments):
-            raise UsageError(f"ObservationNormalizer: no float leaf matches {leaves}; the leaves are {sorted(paths)}")
+        self._moments: Any = nn.ModuleList(moments(path, spec) for path, spec in zip(paths, leaf_specs))  # type: ignore[misc]
         remaining = iter(self._moments)
         self.observation_spec = nest.map(
             lambda spec: spaces.Box(np.float32(-clip), np.float32(clip), spec.shape) if next(remaining) else spec,

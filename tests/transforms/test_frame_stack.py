@@ -1,6 +1,7 @@
 """Stacks against ones put together by hand from the raw rows: while acting, in unrolls, and out of replay."""
 
 import functools
+import re
 
 import gymnasium
 import numpy as np
@@ -30,9 +31,9 @@ JOIN = {  # how frames are joined by hand, oldest first
     "mask": lambda frames: frames[-1],  # the mask of a row belongs to its action only
 }
 LEAVES = {
-    "grey": spaces.Box(0, 255, (5, 4), np.uint8),
-    "last": spaces.Box(0, 255, (6, 5, 3), np.uint8),
-    "first": spaces.Box(0, 255, (2, 6, 5), np.uint8),
+    "grey": spaces.Box(0, 255, (7, 6), np.uint8),
+    "last": spaces.Box(0, 255, (6, 6, 3), np.uint8),
+    "first": spaces.Box(0, 255, (2, 7, 7), np.uint8),
     "vector": spaces.Box(-9, 9, (2,), np.float32),
     "mask": ActionMask(2),
 }
@@ -229,8 +230,22 @@ def test_the_rows_that_come_in_are_not_changed():
 def test_leaves_that_cannot_be_stacked_are_refused_with_their_path():
     with pytest.raises(UsageError, match="FrameStack.num_frames is 1"):
         FrameStack(LEAVES["grey"], REWARD_SPEC, 1)
-    with pytest.raises(UsageError, match="observation digit is Discrete"):
+    with pytest.raises(UsageError, match="observation.digit is Discrete"):
         FrameStack({"camera": LEAVES["grey"], "digit": spaces.Discrete(3)}, REWARD_SPEC)
+
+
+@pytest.mark.parametrize(
+    "shape, stacked", [((10, 12, 4), (10, 12, 16)), ((2, 8, 8), (8, 8, 8)), ((5, 3), (4, 5, 3)), ((3, 3), (4, 3, 3))]
+)
+def test_a_stack_whose_channels_an_encoder_would_not_find_is_refused(shape, stacked):
+    image = spaces.Box(0, 255, shape, np.uint8)
+    if shape == (3, 3):  # square, so that its channels are the other dimension
+        assert FrameStack(image, REWARD_SPEC).observation_spec.shape == stacked
+        return
+    with pytest.raises(UsageError, match=re.escape(f"makes {stacked} of the observation.camera {shape}")):
+        FrameStack({"camera": image}, REWARD_SPEC)
+    flat = spaces.Box(0, 1, shape, np.float32)  # is no image to an encoder
+    assert FrameStack(flat, REWARD_SPEC).observation_spec.shape == stacked
 
 
 def test_it_must_be_the_first_transform_since_it_looks_up_raw_rows():

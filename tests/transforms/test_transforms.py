@@ -165,10 +165,24 @@ class TestObservationNormalizer:
         assert out[0, 0, :2].tolist() == [2, -2]
 
     def test_no_leaf_to_normalize_is_refused(self):
-        with pytest.raises(UsageError, match=r"no float leaf matches.*'camera'"):
+        with pytest.raises(UsageError, match="has 'camera', which matches no float leaf of body: Box"):
             ObservationNormalizer(NESTED, SCALAR, leaves=["camera"])
         with pytest.raises(UsageError, match="no float leaf"):
             ObservationNormalizer(spaces.Discrete(3), SCALAR)
+        with pytest.raises(UsageError, match="has 'gaol.*'"):
+            ObservationNormalizer(NESTED, SCALAR, leaves=["body", "gaol.*"])
+        with pytest.raises(UsageError, match="leaves is empty"):
+            ObservationNormalizer(NESTED, SCALAR, leaves=[])
+
+    def test_one_glob_may_be_a_text_and_float16_is_normalized(self):
+        half = {"a": spaces.Box(-1, 1, (3,), np.float16), "b": VECTOR}
+        normalizer = ObservationNormalizer(half, SCALAR, leaves="a")
+        rows = _rows({"a": torch.randn(50, 2, 3).half() + 5, "b": torch.randn(50, 2, 3)})
+        normalizer.observe(rows)
+        out = normalizer.transform(rows, None).observation
+        assert out["b"] is rows.observation["b"]
+        assert out["a"].dtype == torch.float32
+        assert out["a"].mean().abs() < 1e-2
 
 
 class TestRewardNormalizer:
