@@ -1,10 +1,13 @@
 """Values that are distributions: projections, quantile losses, n-step targets, and the algorithms that take them."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+from alfish import specs
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.sac import SAC
 from alfish.data import Experience, StepType, TimeStep
@@ -288,6 +291,13 @@ def test_bins_without_a_range_are_refused(arguments):
 def test_quantiles_are_not_all_dropped():
     with pytest.raises(UsageError, match="num_dropped is 5; it must be less than num_quantiles, which is 5"):
         Quantiles(0.9, num_quantiles=5, num_dropped=5)
+
+
+def test_one_network_has_no_quantiles_to_drop():
+    values = functools.partial(Quantiles, num_dropped=2)
+    space = spaces.Box(-1, 1, (3,), np.float32)
+    with pytest.raises(UsageError, match="num_dropped is 2, for the targets of several critics, and DQN has one"):
+        DQN(space, spaces.Discrete(2), specs.reward_spec(), values=values)
 
 
 def test_implicit_quantiles_carry_their_probabilities():

@@ -97,7 +97,7 @@ class DQN(QLearning):
         self.target = TargetNetwork(self.q_network, target_rate, target_period)
         self.replay_needs = ReplayNeeds(return_gamma=kind.return_gamma(lower_bound), recurrent_state=self.has_state)
         self._lambda = float(retrace or not self.has_state) if lambda_ is None else lambda_
-        kind.check(self, self._lambda, retrace=retrace, memory=self.has_state)
+        kind.check(self, self._lambda, one_critic=True, retrace=retrace, memory=self.has_state)
         self._double, self._retrace, self._lower_bound = double, retrace, lower_bound
         self._temperature, self._munchausen, self._floor = entropy_temperature, munchausen, log_policy_floor
         if munchausen and (entropy_temperature is None or lower_bound):

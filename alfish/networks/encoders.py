@@ -112,6 +112,8 @@ class OneHot(nn.Module):
 
     def __init__(self, spec: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
+        if not isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
+            raise UsageError(f"OneHot encodes Discrete and MultiDiscrete leaves, not {spec}; set Flat for this leaf")
         self._sizes = [int(spec.n)] if isinstance(spec, spaces.Discrete) else [int(n) for n in spec.nvec.reshape(-1)]
         self._ndim = len(spec.shape or ())
         self.output_size = sum(self._sizes)

@@ -151,7 +151,7 @@ def _image_shape(spec: spaces.Space) -> tuple[int, ...]:
 
 def integer_scale(spec: spaces.Space) -> float:
     """Returns the factor that scales a bounded integer Box to [-1, 1], or to [0, 1] if its low is 0; else 1."""
-    if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer):
+    if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer) or not spec.is_bounded("both"):
         return 1.0
     largest = max(abs(float(np.max(spec.high))), abs(float(np.min(spec.low))))
     return 1.0 / largest if 0 < largest < np.iinfo(np.int32).max else 1.0

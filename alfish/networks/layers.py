@@ -1,7 +1,7 @@
 """Layers: initial weights, activations, and multilayer perceptrons."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import gin
 import torch
@@ -11,6 +11,7 @@ from alfish.networks.bodies.batch_norm import BatchNorm, Moments
 from alfish.networks.bodies.noisy import noisy_linear
 from alfish.networks.bodies.unit_rows import UnitLinear
 from alfish.parameters import LayerSize, PositiveInt, checked
+from alfish.parameters.parts import build_network
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = 2**0.5) -> nn.Module:
@@ -31,7 +32,7 @@ def linear(
     if not unit:
         return orthogonal(nn.Linear(input_size, output_size, bias), gain)
     layer = UnitLinear(input_size, output_size, bias)
-    orthogonal(layer, gain)
+    orthogonal(layer, gain or 1.0)  # the projection cannot scale rows of 0
     layer.project()
     return layer
 
@@ -61,7 +62,7 @@ class RMSNorm(nn.Module):
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
-ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
+ACTIVATIONS: dict[Any, Any] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
 @gin.configurable(module="alfish.networks")
@@ -92,12 +93,12 @@ class MLP(nn.Sequential):
         bias: bool = True,
         unit_rows: bool = False,
     ):
-        make_activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         modules: list[nn.Module] = [BatchNorm(input_size)] if norm == "batch" else []
         for size in layers:
             modules.append(linear(input_size, size, noisy=noisy, bias=bias, unit=unit_rows))
             norms = [] if norm is None else [NORMS[norm](size)]
-            modules += [make_activation(), *norms] if norm_after else [*norms, make_activation()]
+            active = build_network(ACTIVATIONS.get(activation, activation), "MLP.activation", has=())
+            modules += [active, *norms] if norm_after else [*norms, active]
             input_size = size
         super().__init__(*modules)
         self.output_size = input_size

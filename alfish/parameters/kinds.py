@@ -2,7 +2,6 @@
 
 import collections.abc
 import inspect
-import math
 import numbers
 import os
 import types
@@ -172,6 +171,8 @@ def _fits_sequence(value: Any, kind: Any, refers: Refers) -> bool:
     parts = elements(kind)
     if isinstance(value, str):
         return str in map(bare, parts)
+    if hasattr(value, "tolist"):  # an array or a tensor; one without dimensions becomes a number
+        return isinstance(entries := value.tolist(), list) and _fits_sequence(entries, kind, refers)
     if not isinstance(value, (list, tuple)):
         is_sequence = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
         return is_sequence and not isinstance(value, PLAIN) and not inspect.isclass(value)
@@ -187,10 +188,10 @@ def _fits_mapping(value: Any, kind: Any, refers: Refers) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns True for a real number, also of numpy and torch."""
+    """Returns True for a real number, also an array or tensor without dimensions."""
     if isinstance(value, numbers.Number):
         return isinstance(value, numbers.Real)
-    return hasattr(value, "__float__") and math.prod(getattr(value, "shape", ())) == 1
+    return hasattr(value, "__float__") and not getattr(value, "shape", ())
 
 
 def _is_in(value: Any, ranges: Iterable[Range], kind: type) -> bool:

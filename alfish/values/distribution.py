@@ -64,7 +64,7 @@ class Distribution(nn.Module, Scalar):
                 "to False"
             )
 
-    def check(self, owner: object, lambda_: float, **uses: bool) -> None:
+    def check(self, owner: object, lambda_: float, one_critic: bool = False, **uses: bool) -> None:
         name, kind = type(owner).__name__, type(self).__name__
         if lambda_ not in (0, 1):
             raise UsageError(

@@ -69,6 +69,14 @@ class Quantiles(Distribution):
     def shifted(self, values: torch.Tensor, reward: torch.Tensor, discount: torch.Tensor) -> torch.Tensor:
         return reward.unsqueeze(-1) + discount.unsqueeze(-1) * values
 
+    def check(self, owner: object, lambda_: float, one_critic: bool = False, **uses: bool) -> None:
+        super().check(owner, lambda_, one_critic, **uses)
+        if one_critic and self._num_dropped:
+            raise UsageError(
+                f"Quantiles.num_dropped is {self._num_dropped}, for the targets of several critics, and "
+                f"{type(owner).__name__} has one; leave it out"
+            )
+
     def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:
         return quantile_loss(q, self.probabilities, target, self._delta)
 

@@ -94,12 +94,13 @@ class Scalar:
         """Returns the discount of the returns that replay stores for lower bounds; None: it stores none."""
         return self.gamma if lower_bound else None
 
-    def check(self, owner: object, lambda_: float, **uses: bool) -> None:
+    def check(self, owner: object, lambda_: float, one_critic: bool = False, **uses: bool) -> None:
         """Raises UsageError if values of this kind have no such returns.
 
         Args:
           owner: the algorithm, for messages.
           lambda_: of the returns.
+          one_critic: whether values are those of one network.
           uses: what else it uses: `retrace`, `memory`, `discrete_actions`.
         """
 

@@ -152,6 +152,8 @@ def test_a_smooth_log_deviation_lies_between_its_bounds_with_a_gradient_everywhe
     torch.testing.assert_close(log_std, -4 + 6 * torch.tanh(x))
     (gradient,) = torch.autograd.grad(log_std.sum(), head.linear.bias)
     assert (gradient[2:] > 0).all() and float(log_std.detach().min()) > -10 and float(log_std.detach().max()) < 2
+    rows = SquashedNormalHead(3, 2, gain=0.0, unit_rows=True).linear.weight
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(4))
 
 
 def test_a_new_value_of_another_shape_than_its_buffer_is_refused():

@@ -102,6 +102,8 @@ def test_a_row_is_encoded_the_same_whatever_its_leading_dims(name):
         (spaces.Box(-1000, 1, (2,), np.int32), -1000, -1.0),
         (spaces.Box(-5, 10, (2,), np.int8), -5, -0.5),
         (spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (2,), np.int64), 7, 7.0),
+        (spaces.Box(-np.inf, np.inf, (2,), np.int16), 300, 300.0),
+        (spaces.Box(0, np.inf, (2,), np.int8), 5, 5.0),
         (spaces.Box(0, 255, (2,), np.float32), 255, 255.0),
     ],
 )
@@ -337,6 +339,13 @@ def test_an_rms_norm_gives_a_mean_square_of_1_and_has_a_weight_for_each_feature(
 def test_an_unknown_activation_is_named():
     with pytest.raises(UsageError, match=r"'tahn'.*'tanh'"):
         MLP(3, activation="tahn")
+    with pytest.raises(UsageError, match="MLP.activation cannot be called .*: it is a ReLU already; give its class"):
+        MLP(3, activation=nn.ReLU())
+
+
+def test_only_digits_have_a_one_hot_code():
+    with pytest.raises(UsageError, match=r"OneHot encodes Discrete and MultiDiscrete leaves, not Box.*set Flat"):
+        Encoder(spaces.Box(-1, 1, (3,), np.float32), vector=OneHot)
 
 
 @pytest.mark.parametrize("number", [10, 5000])
