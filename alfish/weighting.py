@@ -16,6 +16,7 @@ from alfish.errors import UsageError
 from alfish.parameters import FiniteFloat, PositiveFloat, checked
 from alfish.schedules import Schedule, as_schedule
 from alfish.training.listener import Listener, Report, Run
+from alfish.values import Vector
 
 
 class WeightListener(Listener, abc.ABC):
@@ -31,6 +32,11 @@ class WeightListener(Listener, abc.ABC):
             raise UsageError(
                 f"{type(self).__name__} changes the weights of a vector reward, and {type(run.algorithm).__name__} has "
                 "none here; leave it out, or name the entries of a vector by make_environment.rewards"
+            )
+        if any(isinstance(values, Vector) and values.scales_bonus for values in run.algorithm.modules()):
+            raise UsageError(
+                f"{type(self).__name__} would change nothing: the reward has one entry, of which the bonus of "
+                f"{type(run.algorithm).__name__} is part; leave it out, and scale the reward by RewardScale"
             )
         self.check(specs.reward_names(run.environment.reward_spec), run.algorithm.reward_weights)
 

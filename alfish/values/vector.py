@@ -24,6 +24,7 @@ class Vector(nn.Module, Scalar):
 
     Attributes:
       weights: `[R]` float32 buffer, saved and published; write it in place to change the weights in mid-run.
+      scales_bonus: whether a weight would scale the bonus too, because there is one entry.
 
     Args:
       gamma: `[R]` discounts per environment step. That of a bonus is the largest.
@@ -46,7 +47,8 @@ class Vector(nn.Module, Scalar):
     ):
         nn.Module.__init__(self)
         self._huber_delta = huber_delta
-        self._num_bonuses = int(has_bonus and len(weights) > 1)
+        self.scales_bonus = has_bonus and len(weights) == 1
+        self._num_bonuses = int(has_bonus and not self.scales_bonus)
         self.num_values = len(weights) + self._num_bonuses
         gamma = [*gamma, *[max(gamma)] * self._num_bonuses]
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32))

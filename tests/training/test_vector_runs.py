@@ -421,6 +421,8 @@ def test_a_weight_of_0_and_a_scalar_reward_are_refused_by_listeners(tmp_path):
         make(tmp_path / "a", "PPO", algorithm=algorithm, listeners=[LagrangianWeights({"1": 0.0})]).start()
     with pytest.raises(UsageError, match="ScheduledWeights changes the weights of a vector reward, and PPO has none"):
         make(tmp_path / "b", "PPO", 0, listeners=[ScheduledWeights([1.0])]).start()
+    with pytest.raises(UsageError, match="ScheduledWeights would change nothing: the reward has one entry, of which"):
+        make(tmp_path / "c", "SAC", 1, listeners=[ScheduledWeights([1.0])]).start()
 
 
 def test_iql_takes_a_scalar_reward_and_says_so(tmp_path):
