@@ -12,7 +12,8 @@ from alfish.runs.files import open_regular, sha256
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-MAX_MANIFEST = 2**20  # bytes
+MAX_MANIFEST = 2**24  # bytes, some hundred thousand files
+CARD = "README.md"
 # A path of plain names below the run's directory; no name begins with a dot.
 _NAME = re.compile(r"(?!.*(^|/)\.)[\w\-. +=,()]+(/[\w\-. +=,()]+)*", re.ASCII)
 
@@ -62,29 +63,43 @@ def parse(content: bytes, where: str) -> Manifest:
         if isinstance(form, int) and form > FORMAT:
             raise UsageError(f"{where} was packed by a newer alfish (format {form}); update alfish")
         entries = {name: Entry(int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{where} is no packed run: its {MANIFEST} cannot be read") from error
-    for name in entries:
+    for name, entry in entries.items():
         if not _NAME.fullmatch(name) or name == MANIFEST:
             raise UsageError(f"{where} is refused: it names the file {name!r}, which is not inside of a run")
+        if entry.size < 0:
+            raise UsageError(f"{where} is refused: {name} has the size {entry.size}")
     return Manifest(entries, values)
 
 
 def of_files(files: Mapping[str, Path | bytes], about: dict[str, Any]) -> Manifest:
-    """Returns the manifest of files, or of the contents of files."""
+    """Returns the manifest of files, or of the contents of files.
+
+    Raises:
+      UsageError: `parse` would refuse it, because of a file's name or of the number of files.
+    """
     entries = {}
     for name, source in files.items():
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{name!r} cannot be packed: names have ASCII letters, digits, spaces and -_.+=,() and do not begin "
+                "with a dot; rename the file"
+            )
         if isinstance(source, bytes):
             entries[name] = Entry(len(source), hashlib.sha256(source).hexdigest())
         else:
             entries[name] = Entry(source.stat().st_size, sha256(source))
-    return Manifest(entries, about)
+    manifest = Manifest(entries, about)
+    if len(manifest.to_json()) > MAX_MANIFEST:
+        raise UsageError(f"{len(entries):,} files are too many to pack; remove old evaluations from eval/")
+    return manifest
 
 
 def check_directory(directory: Path, where: str) -> Manifest:
-    """Checks a directory of a packed run, and returns its manifest.
+    """Checks a directory of a packed run, and returns its manifest. The card may have been edited.
 
     Raises:
       UsageError: it has no manifest, or a file is missing or is not the one that was packed.
@@ -94,6 +109,8 @@ def check_directory(directory: Path, where: str) -> Manifest:
             manifest = parse(file.read(MAX_MANIFEST), where)
         for name in manifest.files:
             path = directory / name
+            if name == CARD:
+                continue
             manifest.check(name, path.stat().st_size, sha256(path), where)
     except FileNotFoundError as error:
         missing = Path(error.filename).relative_to(directory)

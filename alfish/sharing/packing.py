@@ -5,7 +5,7 @@ from pathlib import Path
 
 import alfish
 from alfish.archives import archive
-from alfish.archives.manifest import Manifest
+from alfish.archives.manifest import CARD, Manifest
 from alfish.errors import RunError, UsageError
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs.checkpoints import RUN_FILE, Checkpoints
@@ -14,7 +14,6 @@ from alfish.sharing.card import card
 # Beside checkpoints, replay buffer, evaluations and films. The log and TensorBoard's files stay behind.
 FILES = (CONFIG_FILE, OPERATIVE_FILE, RUN_FILE, "provenance.json", "done", "metrics.csv")
 FILMS = (".mp4", ".gif")
-CARD = "README.md"
 PREVIEW = "replay.mp4"  # the film that the hub shows
 
 
@@ -71,7 +70,8 @@ def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
     yield from (checkpoints.path(step) for step in sorted(steps))
     yield from (Checkpoints(root_dir / "replay").path(step) for step in rows)
     yield from sorted((root_dir / "eval").glob("*.csv"))
-    yield from sorted(path for path in (root_dir / "films").rglob("*") if path.suffix in FILMS and path.is_file())
+    films = (root_dir / "films").rglob("[!.]*")  # a name that begins with a dot is that of an unfinished film
+    yield from sorted(path for path in films if path.suffix in FILMS and path.is_file())
     for learner in sorted(root_dir.glob("ranks/rank-???")):
         yield from _files(learner, replay)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sys
 import types
 import zipfile
@@ -12,7 +13,11 @@ from alfish.archives import archive, hub, opening
 from alfish.archives.manifest import MANIFEST, parse
 from alfish.errors import RunError, UsageError
 
-FILES = {"config.gin": b"Trainer.seed = 1\n", "checkpoints/checkpoint-000000000001.pt": bytes(range(256)) * 64}
+FILES = {
+    "config.gin": b"Trainer.seed = 1\n",
+    "checkpoints/checkpoint-000000000001.pt": bytes(range(256)) * 64,
+    "README.md": b"# A run\n",
+}
 
 
 @pytest.fixture
@@ -46,6 +51,24 @@ def test_what_is_packed_comes_out_again(packed, tmp_path):
 def test_equal_files_give_equal_archives(packed, tmp_path):
     archive.pack(tmp_path / "other.zip", FILES, {"alfish_version": "0"})
     assert packed.read_bytes() == (tmp_path / "other.zip").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["eval/läufer.csv", "films/.film.mp4", "it's.csv"])
+def test_what_would_not_be_unpacked_is_not_packed(tmp_path, name, monkeypatch):
+    with pytest.raises(UsageError, match=f"{re.escape(repr(name))} cannot be packed: .*; rename the file"):
+        archive.pack(tmp_path / "run.zip", {**FILES, name: b"x"}, {})
+    monkeypatch.setattr("alfish.archives.manifest.MAX_MANIFEST", 300)
+    with pytest.raises(UsageError, match="3 files are too many to pack"):
+        archive.pack(tmp_path / "run.zip", FILES, {})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("size", [-1, -(10**9)])
+def test_a_negative_size_is_refused(tmp_path, size):
+    entry = {"size": size, "sha256": hashlib.sha256(b"x").hexdigest()}
+    path = forged(tmp_path / "bad.zip", {"a": b"x"}, {"format": 1, "files": {"a": entry}})
+    with pytest.raises(UsageError, match=f"is refused: a has the size {size}"):
+        archive.unpack(path, tmp_path / "new")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +182,8 @@ def test_a_repository_of_the_hub_is_checked_and_opened(fake_hub, tmp_path):
     assert calls == [("org/run", "v1")]
     opening.unpack("hf:org/run", tmp_path / "mine")
     assert contents(tmp_path / "mine") == contents(directory)
+    (directory / "README.md").write_bytes(b"# A run, described on the hub\n")
+    assert hub.download("hf:org/run")
     (directory / "config.gin").write_bytes(b"Trainer.seed = 2\n")
     with pytest.raises(UsageError, match="config.gin is not the file that was packed"):
         hub.download("hf:org/run")

@@ -56,8 +56,10 @@ def test_a_packed_run_acts_as_the_run(run, tmp_path, capsys):
 
 
 def test_only_files_of_the_run_are_packed(run, tmp_path):
+    (run / "films" / ".film.12.34.tmp.mp4").write_bytes(b"of a process that was killed")
     manifest = pack(run, tmp_path / "run.zip")
     names = set(manifest.files)
+    assert (tmp_path / "run.zip").read_bytes().count(b"killed") == 0
     assert {"config.gin", "README.md", "films/best return=9.0.mp4", "replay.mp4", "metrics.csv", "run_id"} <= names
     assert not [name for name in names if name.startswith(("tensorboard", "log", "notes"))]
     packed = [name for name in names if name.startswith("checkpoints/checkpoint")]
