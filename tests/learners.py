@@ -147,11 +147,15 @@ def forgot(directory):
     return errors
 
 
-def parts(directory):
-    """Statistics of RND, which divide its rewards, and the weights that are learned with them."""
+def curious(directory, **options):
     rnd = functools.partial(RND, layers=(8,), output_size=4)
     algorithm = functools.partial(Composed, algorithm=PPO, rewards=[rnd], separate_values=True)
-    trainer = make(directory, TensorPointMass, {"length": 6}, 8, algorithm=algorithm, summary_period=40)
+    return make(directory, TensorPointMass, {"length": 6}, 8, algorithm=algorithm, **options)
+
+
+def parts(directory):
+    """Statistics of RND, which divide its rewards, and the weights that are learned with them."""
+    trainer = curious(directory, summary_period=40)
     trainer.train()  # each summary checks that networks and statistics are the same in all learners
     part = trainer.algorithm.rewards["rnd"]
     counts = [moments.count.item() for moments in (part.normalizer._moments[0], part.scale._moments)]
@@ -259,7 +263,7 @@ def same(one, other):
 
 def resume(directory):
     found = {}
-    for run, stop in ((on_policy, 3), (off_policy, 9)):
+    for run, stop in ((on_policy, 3), (curious, 3), (off_policy, 9)):
         whole, cut = directory / f"{run.__name__} whole", directory / f"{run.__name__} cut"
         uninterrupted = run(whole)
         uninterrupted.train()

@@ -196,7 +196,9 @@ class TestPair:
         assert first["from_one_learner"] < 1e-6 < 1e-3 < first["moved"]
 
     @of("resume")
-    @pytest.mark.parametrize("run, iterations, columns", [("on_policy", 8, 2), ("off_policy", 16, 2)])
+    @pytest.mark.parametrize(
+        "run, iterations, columns", [("on_policy", 8, 2), ("curious", 8, 2), ("off_policy", 16, 2)]
+    )
     def test_a_resumed_run_of_two_has_the_bits_of_one_that_never_stopped(self, pair, run, iterations, columns):
         first, second = (found[run] for found in pair[1]["resume"])
         assert first["differs"] == second["differs"] == []

@@ -1,8 +1,8 @@
 """Run directories of several learners: each saves what only it knows, and all continue from the same checkpoint.
 
 The first learner writes the run's directory as if it was the only one. Learner r keeps its environments, random state,
-log and rows of replay in `ranks/rank-00r`, in files of the same form; networks and optimizers are in the first one's
-checkpoint only.
+log and rows of replay in `ranks/rank-00r`, in files of the same form, and extra states of the algorithm's modules, as
+returns by environment. Networks and optimizers are in the first one's checkpoint only.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +46,8 @@ class SharedRunDirectory(RunDirectory):
 
     def save(self, clock: int, state: Nest, rows: Nest | None, best: bool) -> Path:
         if replicas.rank():
-            state = {name: entry for name, entry in state.items() if name not in COMMON}
+            extra = {name: entry for name, entry in state["algorithm"].items() if name.endswith("_extra_state")}
+            state = {name: entry for name, entry in state.items() if name not in COMMON} | {"extra": extra}
         return super().save(clock, state, rows, best)
 
     def with_rows(self) -> list[int]:
@@ -118,7 +119,9 @@ class SharedRunDirectory(RunDirectory):
             if replicas.rank() and state["counters"].get("num_learners", 1) == replicas.size():
                 if clock not in self.checkpoints.steps():
                     raise BrokenCheckpoint(f"{self.checkpoints.directory} has no checkpoint at {clock:,} steps")
-                state = state | self.checkpoints.load(clock, None, config)[1]
+                own = self.checkpoints.load(clock, None, config)[1]
+                extra = own.pop("extra", {})  # older versions saved none
+                state = state | own | {"algorithm": state["algorithm"] | extra}
             load(state)
 
         try:
