@@ -110,7 +110,16 @@ def operand(node: torch.fx.Node, argument: Any) -> Any:
         return argument
     typed = node.all_input_nodes if node.target in SCALAR_COMPARISONS else (node, *node.all_input_nodes)
     (dtype, *others) = {x.meta["val"].dtype for x in typed}
+    if node.target in SCALAR_COMPARISONS and not _fits(argument, dtype):  # torch wraps it, and numpy does not
+        raise NotTranslatable(f"{node.target} of {dtype} and {argument}")
     return np.array(argument, numpy_dtype(dtype)) if dtype.is_floating_point and not others else argument
+
+
+def _fits(number: int | float, dtype: torch.dtype) -> bool:
+    if dtype.is_floating_point or dtype is torch.bool or isinstance(number, float):
+        return True
+    limits = torch.iinfo(dtype)
+    return limits.min <= number <= limits.max
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
@@ -242,6 +251,18 @@ def _at_least(least: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.maximum(x, least)
 
 
+def _real(function: np.ufunc) -> Callable[..., Any]:
+    return functools.partial(_of_real, function)
+
+
+def _of_real(function: np.ufunc, node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
+    (x,) = node.all_input_nodes
+    if x.meta["val"].is_floating_point():
+        return function
+    # numpy would compute with bools and integers of 8 bits in float16.
+    return functools.partial(function, dtype=numpy_dtype(node.meta["val"].dtype).name)
+
+
 def _over(function: Callable[..., Any]) -> Callable[..., Any]:
     return _ufunc(functools.partial(_reduced, function))
 
@@ -273,7 +294,9 @@ def _subtracted(x: Any, y: Any, alpha: float = 1) -> Any:
 
 
 def _softplus(x: np.ndarray, beta: float = 1.0, threshold: float = 20.0) -> np.ndarray:
-    return np.logaddexp(beta * x, 0) / beta
+    result = np.logaddexp(beta * x, 0) / beta
+    # From 20 on, it is x to the precision of float32.
+    return result if threshold >= 20 else np.where(beta * x > threshold, x, result)
 
 
 def _where(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
@@ -377,7 +400,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
     **{op: _ufunc(function) for op, function in dict[Any, Callable[..., Any]]({
         aten.add.Tensor: np.add, aten.sub.Tensor: np.subtract, aten.mul.Tensor: np.multiply,
         aten.div.Tensor: np.true_divide, aten.neg.default: np.negative, aten.abs.default: np.abs,
-        aten.exp.default: np.exp, aten.log.default: np.log, aten.sqrt.default: np.sqrt, aten.tanh.default: np.tanh,
         aten.pow.Tensor_Scalar: np.power, aten.sigmoid.default: _sigmoid,
         aten.clamp.default: _clamp, aten.clamp.Tensor: _clamp,
         aten.silu.default: _silu, aten.rsub.Scalar: _subtracted,
@@ -392,6 +414,10 @@ TABLE: dict[Any, Callable[..., Any]] = {
         aten.bitwise_or.Tensor: np.bitwise_or, aten.logical_and.default: np.logical_and,
         aten.argmax.default: _arg_max, aten._log_softmax.default: _log_softmax, aten._softmax.default: _softmax,
     }).items()},
+    aten.exp.default: _real(np.exp),
+    aten.log.default: _real(np.log),
+    aten.sqrt.default: _real(np.sqrt),
+    aten.tanh.default: _real(np.tanh),
     aten.sum.dim_IntList: _over(np.sum),
     aten.mean.dim: _over(np.mean),
     aten.amax.default: _over(np.max),

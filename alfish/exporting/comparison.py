@@ -54,7 +54,8 @@ def inputs_of(program: PolicyGraph, steps: Sequence[Step]) -> list[Inputs]:
 def difference(found: Actions, expected: Actions) -> float:
     """Returns the largest absolute difference of two actions, relative to actions larger than 1."""
     pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(found, expected, strict=True)]
-    return max(float((np.abs(a - b) / np.maximum(1, np.abs(b))).max(initial=0)) for a, b in pairs)
+    largest = [(np.abs(a - b) / np.maximum(1, np.abs(b))).max(initial=0) for a, b in pairs]
+    return float(np.max(largest))  # nan if one is, unlike `max`
 
 
 def run_onnx(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Actions:

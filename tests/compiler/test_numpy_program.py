@@ -75,7 +75,8 @@ def assert_same(function, *arguments, then=None):
 UNARY = {
     "neg": torch.neg, "abs": torch.abs, "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "tanh": torch.tanh,
     "square": torch.square, "sigmoid": torch.sigmoid, "relu": torch.relu, "silu": F.silu, "softplus": F.softplus,
-    "softplus of beta": lambda x: F.softplus(x, 2.0), "clone": torch.clone, "detach": torch.detach,
+    "softplus of beta": lambda x: F.softplus(x, 2.0), "softplus of threshold": lambda x: F.softplus(x, 1.5, 0.1),
+    "clone": torch.clone, "detach": torch.detach,
     "power": lambda x: x**2, "root": lambda x: x**0.5, "ones_like": torch.ones_like, "zeros_like": torch.zeros_like,
     "full_like": lambda x: torch.full_like(x, 3),
     "like of another dtype": lambda x: torch.zeros_like(x, dtype=torch.int8),
@@ -93,7 +94,7 @@ UNARY = {
     "where": lambda x: torch.where(x > 0, x, -x),
     "in place on its own": lambda x: x.clone().mul_(3).add_(1).clamp_(0, 2),
 }  # fmt: skip
-OF_FLOATS = {"softplus", "softplus of beta", "silu", "root", "clamp below", "clamp above"}
+OF_FLOATS = {"softplus", "softplus of beta", "softplus of threshold", "silu", "root", "clamp below", "clamp above"}
 INPUTS = {
     "float32": f32(3, 4), "0-d": f32(), "empty": f32(0, 4), "float64": f64(3), "0-d float64": f64(), "int64": i64(5),
     "transposed": f32(4, 3).T, "0-d int64": i64(),
@@ -123,6 +124,12 @@ PAIRS = {
     "int32 and 0-d int64": (i64(3).int(), i64()),
     "bool and float32": (bits(3), f32(3)), "empty": (f32(0, 4), f32(4)),
 }  # fmt: skip
+
+
+def test_real_functions_of_small_integers_are_those_of_float32():
+    for x in (torch.tensor([1, 5, 12], dtype=torch.uint8), torch.tensor([1, 5, 11], dtype=torch.int8), bits(4)):
+        for function in (torch.exp, torch.log, torch.sqrt, torch.tanh, torch.sigmoid):
+            assert_same(function, x)
 
 
 def test_operations_of_two_tensors_equal_torchs():
@@ -285,6 +292,7 @@ REFUSED = {
     "writing through an overload with out": (lambda x: torch.add(x, x, out=torch.empty_like(x)), "writes|no argument"),
     "bfloat16": (lambda x: x.bfloat16().float(), "bfloat16"),
     "a number that does not fit": (lambda x: x.to(torch.uint8) + (-1), "out of bounds"),
+    "a comparison with one": (lambda x: x.to(torch.uint8) > -1, "gt.Scalar of torch.uint8 and -1"),
     "the mean of nothing": (lambda x: x[:0].mean(0), "in numpy: Mean"),
 }  # fmt: skip
 

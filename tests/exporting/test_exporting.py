@@ -305,8 +305,9 @@ def test_a_policy_that_would_act_differently_is_not_written(suffix, tmp_path):
 
 
 def test_a_number_that_is_not_one_is_a_difference():
-    nan = [np.array([np.nan])]
-    assert not exporting.comparison.difference(nan, [np.zeros(1)]) <= exporting.LIMIT
+    nan, zero = np.array([np.nan]), np.zeros(1)
+    for found in ([nan, zero], [zero, nan]):
+        assert not exporting.comparison.difference(found, [zero, zero]) <= exporting.LIMIT
 
 
 def test_a_numpy_file_refuses_other_weights(policy, tmp_path):
