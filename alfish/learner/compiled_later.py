@@ -86,6 +86,11 @@ class CompiledLater:
         self._compiled.close()
         return self._compiled
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether `finished` will raise NotCompilable."""
+        return bool(self._failure)
+
     def close(self) -> None:
         """Ends the other process."""
         self._compiled.close()

@@ -220,7 +220,9 @@ class Learner:
             "updates": self.updates,
         }
         frozen = {"frozen_parts": self.frozen.names} if self.frozen.names else {}
-        return {"optimizers": optimizers, "fell_back": self._fell_back, **frozen, **counters}
+        later = self._compiled
+        falls_back = type(later) is CompiledLater and self.is_switching and later.has_failed  # at the next update
+        return {"optimizers": optimizers, "fell_back": self._fell_back or falls_back, **frozen, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         there = list(state["optimizers"]), state.get("frozen_parts", [])

@@ -161,7 +161,8 @@ class RAdam(Adam):
       betas: decay rates of the first and second moment.
       eps: added to the root of the second moment.
 
-    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265.
+    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. As in torch, it is divided from a
+    length above 5 on, not above 4.
     """
 
     def __init__(
@@ -249,6 +250,8 @@ class TorchOptimizer:
                 raise UsageError(
                     f"TorchOptimizer.optimizer is {name!r}, and torch.optim has no such class; use 'AdamW'"
                 )
+        if name == "Adafactor":
+            raise UsageError("TorchOptimizer.optimizer is Adafactor, which does not work entry by entry; use 'AdamW'")
         try:
             self._optimizer = optimizer(list(parameters), lr=0.0)
         except (TypeError, ValueError) as error:

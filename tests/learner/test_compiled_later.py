@@ -220,6 +220,25 @@ def test_an_update_that_cannot_be_sent_is_compiled_here_if_the_run_is_long_enoug
     assert "it cannot be sent to another process" in words and "Local" in words
 
 
+def test_an_update_that_cannot_be_sent_stays_plain_in_a_run_that_continues_at_the_switch(tmp_path, monkeypatch):
+    class Local(DQN):
+        """Cannot be imported by another process."""
+
+    monkeypatch.setattr(compile_plan, "pays_in_foreground", lambda num_updates, work: False)
+    monkeypatch.setitem(RECIPES["dqn"], "algorithm", functools.partial(Local, **RECIPES["dqn"]["algorithm"].keywords))
+    trainer = Trainer(tmp_path, **RECIPES["dqn"], learner=Learner, listeners=[], num_env_steps=200)
+    trainer.start()
+    iterations = trainer.iterate()
+    while next(iterations).updates < FIRST:
+        assert not trainer.learner.state_dict()["fell_back"], "it makes the updates of a compiled run until then"
+    state = trainer.learner.state_dict()
+    assert not trainer.learner.is_plain and state["fell_back"]
+    trainer.close()
+    resumed = Trainer(tmp_path / "resumed", **RECIPES["dqn"], learner=Learner, listeners=[], num_env_steps=200)
+    resumed.learner.load_state_dict(state)
+    assert resumed.learner.is_plain
+
+
 def test_a_hook_that_cannot_be_traced_is_reported_at_the_switch(tmp_path, caplog):
     trainer = Trainer(
         tmp_path,
