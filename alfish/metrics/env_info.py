@@ -143,9 +143,9 @@ def _at_row(info: dict, where: np.ndarray, last: np.ndarray) -> Iterator[tuple[s
 
 
 def _flatten(info: dict, where: np.ndarray, prefix: str = "") -> Iterator[tuple[str, Any, np.ndarray]]:
+    masks = {f"_{key}" for key in info}
     for key, value in info.items():
-        is_mask = isinstance(key, str) and key.startswith("_") and key[1:] in info
-        if is_mask or (not prefix and key in ("final_obs", "final_info")):
+        if key in masks or (not prefix and key in ("final_obs", "final_info")):
             continue
         present = where & _mask(info, key, len(where))
         if not present.any():

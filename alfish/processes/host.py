@@ -84,7 +84,7 @@ class Host:
         news = asyncio.create_task(self._news.wait())
         await asyncio.wait({news, self._attending}, timeout=REPLY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         news.cancel()
-        if self._attending.done() and not self._events:
+        if self._attending.done() and not self._events and not self._lines:
             return self._attending.result()
         self._news.clear()
         events, self._events = self._events, []

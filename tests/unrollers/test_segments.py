@@ -108,10 +108,13 @@ def test_arrivals_stand_in_their_environments_columns(num_rewards):
 
 def test_infos_are_of_all_environments_with_a_mask_for_each_key():
     told = {"count": np.array([3, 4]), "_count": np.array([True, False]), "deep": {"twice": np.array([5.0, 6.0])}}
-    telling = arrived([[MID, MID]], [(0, told | {"text": "no array"})])
+    told |= {7: torch.tensor([1.5, 2.5]), "_7": np.array([False, True]), "_alone": np.array([8, 9])}
+    telling = arrived([[MID, MID]], [(0, told | {"text": "no array", "one": np.array(3)})])
     ((t, info),) = records_in_columns([[arrived([[MID, MID]])], [arrived([[MID, MID]] * 2), telling]]).infos
     assert t == 2
     assert info["count"].tolist() == [0, 0, 3, 4] and info["_count"].tolist() == [False, False, True, False]
     assert info["deep"]["twice"].tolist() == [0, 0, 5, 6]
     assert info["deep"]["_twice"].tolist() == [False, False, True, True]
-    assert "text" not in info
+    assert info[7].tolist() == [0, 0, 1.5, 2.5] and info["_7"].tolist() == [False, False, False, True]
+    assert info["_alone"].tolist() == [0, 0, 8, 9]
+    assert "text" not in info and "one" not in info

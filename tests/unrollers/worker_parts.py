@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 
 import gymnasium
@@ -216,7 +217,8 @@ class Informing(gymnasium.Env):
 
     def step(self, action):
         self._count += 1
-        return np.zeros(1, np.float32), 1.0, self._count == 3, False, {"count": self._count, "deep": {"twice": 2.0}}
+        info = {"count": self._count, "deep": {"twice": 2.0}, "lock": threading.Lock()}  # which cannot be sent
+        return np.zeros(1, np.float32), 1.0, self._count == 3, False, info
 
 
 class Serving(Stamped):

@@ -107,14 +107,17 @@ def _nothing_like(part: Experience) -> Experience:
 def _widened(info: dict[str, Any], columns: slice, num_envs: int) -> dict[str, Any]:
     """Widens a vector info of some environments to all environments, with a mask for each key."""
     wide: dict[str, Any] = {}
+    masks = {f"_{key}" for key in info}
     for key, value in info.items():
-        if key.startswith("_"):
+        if key in masks:
             continue
         mask = np.zeros(num_envs, bool)
         mask[columns] = info.get(f"_{key}", True)
+        if isinstance(value, torch.Tensor):
+            value = (value.double() if value.is_floating_point() else value).detach().cpu().numpy()
         if isinstance(value, dict):
             wide[key] = _widened(value, columns, num_envs)
-        elif isinstance(value, np.ndarray) and len(value) == columns.stop - columns.start:
+        elif isinstance(value, np.ndarray) and value.shape[:1] == (columns.stop - columns.start,):
             wide[key] = np.zeros((num_envs, *value.shape[1:]), value.dtype)
             wide[key][columns] = value
         else:

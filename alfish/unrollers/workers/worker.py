@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import itertools
 import os
+import pickle
 import random
 import signal
 import socket
@@ -241,7 +242,26 @@ def _fill_segments(
         seconds = Seconds(began - idle, env_seconds, unrolled - began - env_seconds, written - unrolled)
         infos = records.infos if setup.plan.keeps_infos else []
         count = len(records.step_type)
-        channel.send(Segment(setup.worker_index, grant.slot, sequence, version, count, infos, seconds))
+        segment = Segment(setup.worker_index, grant.slot, sequence, version, count, infos, seconds)
+        try:
+            channel.send(segment)
+        except (TypeError, AttributeError, pickle.PicklingError):  # of an object in infos; nothing was sent
+            channel.send(segment._replace(infos=[(row, _sendable(info)) for row, info in infos]))
+
+
+def _sendable(info: Any) -> Any:
+    """Returns an info, or a part of one, with None for objects that cannot be pickled."""
+    if isinstance(info, dict):
+        return {key: _sendable(value) for key, value in info.items()}
+    if isinstance(info, np.ndarray) and info.dtype == object:
+        parts = np.empty_like(info)
+        parts[...] = [_sendable(part) for part in info] if info.ndim else None
+        return parts
+    try:
+        pickle.dumps(info)
+    except (TypeError, AttributeError, pickle.PicklingError):
+        return None
+    return info
 
 
 def _close(environment: Environment) -> None:
