@@ -54,7 +54,7 @@ class ReplayBatches(SequenceBatches):
       offline_updates: number of updates on recorded data only, before the first environment step.
       max_chunk_size: largest number of updates whose windows are drawn at once; they use the priorities from before.
       device: of the rows; None: the algorithm's device.
-      directory: stores rows in memory-mapped files there; None: in memory.
+      directory: stores rows in memory-mapped files there, whose disk space is taken at the start; None: in memory.
       save: whether checkpoints save the rows. If they do not, a resumed run acts with its policy for
         `warmup_env_steps` before it trains.
     """

@@ -311,7 +311,8 @@ class RowStore:
             dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
             path = self._directory / f"leaf-{next(number):03d}.bin"
             with files.writing(path):
-                return torch.from_numpy(np.memmap(path, dtype, "w+", shape=(count, *leaf.shape[1:])))
+                files.reserve(path, count * leaf[0].numel() * dtype.itemsize)
+                return torch.from_numpy(np.memmap(path, dtype, "r+", shape=(count, *leaf.shape[1:])))
 
         self._set_rows(nest.map(allocate, row))
         self._stores = [nest.host_view(leaf) for leaf in nest.leaves(self.rows)]

@@ -53,6 +53,19 @@ def check_places(directory: str | os.PathLike, files: Iterable[str], directories
             raise UsageError(f"{path} is not a {kind}, and alfish writes a {kind} of that name; move it away")
 
 
+def reserve(path: str | os.PathLike, size: int) -> None:
+    """Creates a file of `size` bytes that are taken from the disk at once, not when they are written.
+
+    Raises:
+      OSError: as for a full disk.
+    """
+    with open(path, "wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
+
+
 def make_directory(path: str | os.PathLike) -> None:
     """Creates a directory and its missing parents; raises as `writing`."""
     with writing(path):

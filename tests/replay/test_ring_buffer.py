@@ -1,5 +1,6 @@
 """The ring against a copy of every row that was ever pushed: rows of Stamped, which tell where they belong."""
 
+import errno
 import io
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from alfish.errors import UsageError
 from alfish.replay import RingBuffer
 from alfish.replay.ring_buffer import SequenceIndex
 from alfish.runs.checkpoints import Checkpoints
+from alfish.runs.files import DiskError
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 
@@ -494,6 +496,21 @@ def test_rows_in_files_are_the_rows_in_memory(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(in_memory, in_files))
     num_bytes = sum(leaf.nbytes for leaf in nest.leaves(rings[0]._store.rows))
     assert sum(path.stat().st_size for path in (tmp_path / "replay").iterdir()) == num_bytes
+
+
+def test_files_of_rows_have_their_disk_space_from_the_start_or_the_run_ends_with_a_sentence(tmp_path, monkeypatch):
+    ring, columns = RingBuffer(30_000, 3, directory=tmp_path / "a"), Columns(3)
+    rows = columns.unroll([2, 2, 2])
+    ring.push(rows)
+    for path in (tmp_path / "a").iterdir():
+        assert path.stat().st_blocks * 512 >= path.stat().st_size >= 30_000, "a sparse file would fail at a write"
+
+    def full(descriptor, offset, size):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(DiskError, match=r"b cannot be written to: No space left on device \(leaf-000.bin\)"):
+        RingBuffer(30, 3, directory=tmp_path / "b").push(rows)
 
 
 @pytest.mark.parametrize(("capacity", "num_envs", "num_ignored"), [(1, 1, 0), (7, 4, 0), (11, 4, 1), (4, 1, 3)])
