@@ -46,6 +46,11 @@ def main(flag_values: flags.FlagValues) -> int:
         arguments = {"render_mode": "rgb_array"} if video else {}
         evaluator = trainer.evaluator(num_episodes, num_tiles, flag_values.max_length, **arguments)
         stack.callback(evaluator.close)
+        if video and num_tiles < evaluator.environment.num_envs:
+            raise UsageError(
+                f"{evaluator.environment.name} makes all episodes at once; film them side by side (--grid), or one "
+                "(--num_episodes=1)"
+            )
         recorder = None
         if video:
             camera, setting = Camera(evaluator.environment, "--video"), f"--video={video}"

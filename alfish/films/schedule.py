@@ -11,7 +11,7 @@ SETTING = "Evaluate.video_period"
 
 
 class FilmSchedule:
-    """Films of a run's evaluations: one in each period, and the last one.
+    """Films of a run's evaluations: one in each period, and the last one of a run that spends its budget.
 
     Args:
       period: clock steps between evaluations that are filmed, positive.

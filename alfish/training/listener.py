@@ -31,6 +31,7 @@ class Report:
       progress: spent fraction of the budget, in [0, 1].
       finished: True in the last report: the run is finished, has paused (`Trainer.stop_at`), or was interrupted.
       is_summary: True if a summary was due.
+      is_missed: True in a report of a resumed run that repeats the last one before a signal.
       scalars: by name; those of training only if `is_summary`, or at the first update after it.
       nominal_clock: clock of values that do not belong at `clock`, by the first segment of their names. An evaluation
         belongs at the multiple of its period at which it was due, so that evaluations of several seeds have equal
@@ -47,6 +48,7 @@ class Report:
     progress: float
     finished: bool
     is_summary: bool = False
+    is_missed: bool = False
     scalars: dict[str, float] = field(default_factory=dict)
     nominal_clock: dict[str, int] = field(default_factory=dict)
     films: dict[str, Path] = field(default_factory=dict)

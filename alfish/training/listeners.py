@@ -39,8 +39,8 @@ class Evaluate(Listener):
       num_envs: environments at a time; the result does not depend on it.
       seed: of the first episode; episode k has seed + k.
       name: of the files and scalars; several Evaluate listeners need different names.
-      video_period: clock steps between evaluations that are filmed, as is the last one; 0: no films. They are in the
-        directory `films` of the run, and need the extra 'video'.
+      video_period: clock steps between evaluations that are filmed, as is the last one of a run that spends its budget;
+        0: no films. They are in the directory `films` of the run, and need the extra 'video'.
       video_episodes: episodes of a film, from the first one on, side by side.
       video_captions: whether films show return, reward, value and action.
 
@@ -61,10 +61,10 @@ class Evaluate(Listener):
     ):
         self.period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
         self.name = name
-        if not re.fullmatch(r"[\w.-]+", name) or name in TRAINER_SCALARS:
+        if not re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) or name in TRAINER_SCALARS:
             raise UsageError(
-                f"Evaluate.name is {name!r}; it is part of names of files and scalars: take letters, digits, '_', '-' "
-                f"and '.', and none of {', '.join(TRAINER_SCALARS)}"
+                f"Evaluate.name is {name!r}; it is part of names of files and scalars: take ASCII letters, digits, "
+                f"'_', '-' and '.', which is not the first, and none of {', '.join(TRAINER_SCALARS)}"
             )
         if video_episodes > num_episodes:
             raise UsageError(
@@ -90,21 +90,20 @@ class Evaluate(Listener):
             self._films.start(self._evaluator.environment)
 
     def is_behind(self, run: Run) -> bool:
+        if run.clock.finished:  # a listener may have stopped the run because of the last evaluation
+            return (run.clock.value, run.clock.updates) != self._last
         return self.period > 0 and run.clock.value >= self._next
 
     def after_iteration(self, run: Run, report: Report) -> None:
         # After an interruption, a due evaluation follows the resume.
-        if not (self.is_behind(run) or run.clock.finished) or run.interrupted_by is not None:
-            return
-        policy = report.clock, report.updates
-        if policy == self._last:  # a listener has stopped the run because of this evaluation
+        if not self.is_behind(run) or (run.signals.number is not None and not run.clock.finished):
             return
         assert self._evaluator is not None
         nominal = self._nominal_clock(run, report)
         stem = f"{self.name}-{nominal:012d}"
         with run.signals.breaking():
             evaluation = self._evaluate(run, report, stem)
-        self._last = policy
+        self._last = report.clock, report.updates
         if self.period:
             self._next = (report.clock // self.period + 1) * self.period
         directory = run.directory.path / "eval"
@@ -140,10 +139,13 @@ class Evaluate(Listener):
             self._evaluator.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next} | ({"next_film": self._films.next} if self._films else {})
+        films = {"next_film": self._films.next} if self._films else {}
+        return {"next": self._next, "last": self._last and list(self._last), **films}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
+        if last := state.get("last"):  # older versions had none
+            self._last = last[0], last[1]
         if self._films:
             self._films.next = state.get("next_film", self._films.next)
 
@@ -174,12 +176,18 @@ class CheckpointSaver(Listener):
         self._period, self._keep_last, self._keep_period, self._keep_best = period, keep_last, keep_period, keep_best
         self._next = period
         self._best: float | None = None
+        self._best_clock: int | None = None  # of the checkpoint of the best policy
 
     def start(self, run: Run) -> None:
         checkpoints = run.directory.checkpoints
         checkpoints.keep(self._keep_last, self._keep_period)
-        if (checkpoints.best() or 0) > run.clock.value:
-            self._best = None  # the run continues from an earlier checkpoint and supersedes it
+        if self._best is None or self._best_clock == checkpoints.best():
+            return
+        # The run continues from an earlier checkpoint, or was killed before it marked the best one.
+        if self._best_clock in checkpoints.steps():
+            checkpoints.mark_best(self._best_clock)
+        else:
+            self._best = self._best_clock = None
 
     def after_iteration(self, run: Run, report: Report) -> None:
         due = report.finished or (bool(self._period) and report.clock >= self._next)
@@ -187,18 +195,21 @@ class CheckpointSaver(Listener):
         is_best = False
         if self._keep_best and evaluation is not None and math.isfinite(evaluation.mean):
             is_best = self._best is None or evaluation.mean >= self._best
-            self._best = evaluation.mean if is_best else self._best
-        if not (due or is_best) or (run.interrupted_by is not None and run.is_saved):
+            if is_best:
+                self._best, self._best_clock = evaluation.mean, report.clock
+        if not (due or is_best or report.is_missed) or (run.interrupted_by is not None and run.is_saved):
             return
         if due and self._period:
             self._next = (report.clock // self._period + 1) * self._period
-        run.save(best=is_best, rows=due)
+        # What was missed is saved at once, so that a later process does not make up for it again. The rows are saved.
+        run.save(best=is_best, rows=due and not report.is_missed)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next": self._next, "best": self._best}
+        return {"next": self._next, "best": self._best, "best_clock": self._best_clock}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next, self._best = state["next"], state["best"]
+        self._best_clock = state.get("best_clock")  # older versions had none
 
 
 @gin.configurable(module="alfish.training.listeners")
@@ -324,7 +335,8 @@ class StopWithoutProgress(_Watcher):
 def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[Listener]) -> list[Listener]:
     """Returns the listeners of a run in the order of their calls.
 
-    Listeners that change the algorithm come first, then evaluations, then all others.
+    Listeners that change the algorithm come first, then evaluations, then all others. Those that save checkpoints are
+    the last, so that these have the state of all listeners after the iteration.
 
     Of several learners, all but the first only save what is their own.
 
@@ -343,4 +355,9 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
             raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
     everywhere = [each.changes_algorithm or isinstance(each, CheckpointSaver) for each in together]
     here = [listener for listener, is_needed in zip(together, everywhere) if is_needed or replicas.rank() == 0]
-    return sorted(here, key=lambda listener: (not listener.changes_algorithm, not isinstance(listener, Evaluate)))
+
+    def place(listener: Listener) -> tuple[bool, ...]:
+        is_saver = isinstance(listener, CheckpointSaver)
+        return not listener.changes_algorithm, not isinstance(listener, Evaluate), is_saver
+
+    return sorted(here, key=place)

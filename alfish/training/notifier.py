@@ -1,6 +1,7 @@
 """Calls of a run to its listeners."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from alfish.runs.stop_signals import Interrupted
@@ -24,14 +25,17 @@ class Notifier:
             listener.start(run)
             self._started.append(listener)
 
+    def is_behind(self, run: Run) -> bool:
+        """Returns whether a signal has prevented a listener's work."""
+        return any(listener.is_behind(run) for listener in self._listeners)
+
     def missed_report(self, run: Run) -> Iterator[Report]:
         """Yields a report of a resumed run before its first iteration, if a signal prevented a listener's work on it.
 
         In a run that begins paused, the loop's own report is that.
         """
-        is_behind = any(listener.is_behind(run) for listener in self._listeners)
-        if is_behind and not run.clock.paused and run.signals.number is None:
-            yield Report.of(run.clock, finished=False)
+        if self.is_behind(run) and not run.clock.paused and run.signals.number is None:
+            yield replace(Report.of(run.clock, run.clock.finished), is_missed=True)
 
     def after_iteration(self, run: Run, report: Report) -> None:
         """Passes the report of an iteration to each listener; a signal may interrupt one of them."""

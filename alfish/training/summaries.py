@@ -102,7 +102,9 @@ class Summaries(Listener):
     def after_iteration(self, run: Run, report: Report) -> None:
         if not self._is_described:
             self._describe(run, report)
-        for name, value in self._measured(run, report).items():
+        with run.signals.breaking():  # of environments and functions of the user
+            measured = self._measured(run, report)
+        for name, value in measured.items():
             if isinstance(value, Histogram):
                 self._writer.histogram(name, value, report.clock)
             elif isinstance(value, Image):

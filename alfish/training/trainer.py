@@ -134,7 +134,7 @@ class Trainer:
     @property
     def interrupted_by(self) -> int | None:
         """Number of the signal that ended `train` before the run was finished; None: there was none."""
-        return None if self.clock.finished else self.signals.number
+        return None if _is_done(self, self._notifier) else self.signals.number
 
     @property
     def is_saved(self) -> bool:
@@ -156,7 +156,7 @@ class Trainer:
         start_external(self.algorithm, self.environment)
         if not self._loop.resume(self.directory, self.load_state_dict):
             self._parts.initial_parts.load(self.log)
-        if self.clock.finished:
+        if self.clock.finished and not any(behind for (behind,) in replicas.gather(self._notifier.is_behind(self))):
             return
         self.directory.begin()
         self._notifier.start(self)
@@ -200,7 +200,7 @@ class Trainer:
         try:
             with self.signals.breaking():
                 self.start()
-            if self.clock.finished:
+            if _is_done(self, self._notifier):
                 self.directory.mark_done(self.clock)
                 return None
             origins = {"steps": self.clock.value, **provenance(self.device, self.seed, kernels.num_threads())}
@@ -213,7 +213,7 @@ class Trainer:
                 self.log(f"Stopped at {self.clock.value:,} steps: {self.clock.stop_reason}")
             if self.clock.paused and self.interrupted_by is None:
                 self.log(f"Paused at {self.clock.value:,} steps (Trainer.stop_at = {self.clock.stop_at:,})")
-            if self.clock.finished:
+            if _is_done(self, self._notifier):
                 self.directory.mark_done(self.clock)
         except Interrupted:  # during the start: there is nothing to save
             pass
@@ -339,6 +339,10 @@ class Trainer:
                 part.close()
         except Interrupted:
             self.log(f"{type(part).__name__} did not close in time after {self.signals.name}")
+
+
+def _is_done(trainer: Trainer, notifier: Notifier) -> bool:
+    return trainer.clock.finished and not notifier.is_behind(trainer)
 
 
 def _warn_of_settings(trainer: Trainer) -> None:

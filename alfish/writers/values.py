@@ -8,6 +8,7 @@ import numpy as np
 
 MAX_VALUES = 10_000  # of a histogram; of more, evenly spaced ones are counted
 NUM_BINS = 32
+LARGEST_BIN = 2.0**52  # from there on, a whole number plus 0.5 is no float64
 
 
 class Histogram(NamedTuple):
@@ -31,7 +32,7 @@ class Histogram(NamedTuple):
         flat = flat[:: -(-len(flat) // MAX_VALUES) or 1].astype(np.float64)
         flat = flat[np.isfinite(flat)]
         low, high = (float(flat.min()), float(flat.max())) if len(flat) else (0.0, 0.0)
-        if (flat == np.round(flat)).all() and high - low < NUM_BINS:
+        if (flat == np.round(flat)).all() and high - low < NUM_BINS and max(-low, high) < LARGEST_BIN:
             edges = np.arange(low - 0.5, high + 1)
         else:
             margin = 0.0 if high - low > 1e-9 * max(-low, high) else max(1e-6 * max(-low, high), 1e-6)

@@ -151,6 +151,26 @@ def test_play_shows_all_episodes_in_one_grid(run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["four.gif"]
 
 
+def test_a_vector_class_that_makes_all_episodes_at_once_is_filmed_side_by_side(tmp_path, capsys, monkeypatch):
+    (tmp_path / "own_vector.py").write_text(
+        "import gin\n"
+        "from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv\n"
+        "@gin.configurable\n"
+        "def together(num_envs, render_mode=None):\n"
+        "    return CartPoleVectorEnv(num_envs=num_envs, render_mode=render_mode)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own.gin").write_text("import own_vector\ninclude 'ppo.gin'\nmake_environment.env_id = @together\n")
+    settings = ["Trainer.num_env_steps=64", "Trainer.unroll_length=16", "Trainer.listeners=[@CheckpointSaver()]"]
+    flags = [f"--gin_param={setting}" for setting in settings]
+    assert main(["train", "--gin_file=own.gin", "--root_dir=run", *flags]) == 0
+    capsys.readouterr()
+    assert main(["play", "--root_dir=run", "--video=play.mp4", "--num_episodes=3"]) != 0
+    assert "makes all episodes at once; film them side by side (--grid), or one" in capsys.readouterr().err
+    assert not (tmp_path / "play.mp4").exists()
+
+
 def test_values_of_a_film_are_those_of_the_networks(run):
     with contextlib.ExitStack() as stack:
         from alfish.configuration.opening import open_run

@@ -22,6 +22,7 @@ from alfish.errors import RunError, UsageError
 from alfish.networks import ActorCritic, PolicyHead
 from alfish.networks.bodies.noisy import NoisyLinear
 from alfish.specs import sample as sample_actions
+from alfish.training.evaluations import evaluation
 from alfish.training.evaluator import Evaluation, Evaluator, make_evaluator
 from alfish.transforms import ObservationNormalizer, RewardScale, Transforms
 
@@ -431,6 +432,14 @@ def test_the_interval_covers_the_mean_19_times_in_20():
         summary = Evaluation(0, 0, returns, (1,) * 30).summary()
         covered += summary["ci_low"] <= 5 <= summary["ci_high"]
     assert 0.88 < covered / 150 <= 0.99
+
+
+def test_the_interval_takes_little_memory_and_is_that_of_all_draws_at_once(monkeypatch):
+    returns = np.random.default_rng(3).normal(size=37)
+    draws = np.random.default_rng(0).choice(returns, (10_000, 37)).mean(1)
+    for block in (1, 1000, 10**9):
+        monkeypatch.setattr(evaluation, "BLOCK", block)
+        assert evaluation.bootstrap_interval(returns) == tuple(np.percentile(draws, [2.5, 97.5]))
 
 
 def test_one_episode_has_no_spread():

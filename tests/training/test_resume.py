@@ -27,6 +27,7 @@ from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, PredictiveCritic, Torso
 from alfish.runs.checkpoints import Checkpoints, Origin, run_id
+from alfish.runs.stop_signals import Interrupted
 from alfish.schedules import Linear
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
@@ -180,6 +181,51 @@ def test_an_evaluation_that_a_signal_prevented_is_that_of_the_same_policy(tmp_pa
     assert [report.finished for report in reports].count(True) == 1
     files = [{path.name: path.read_text() for path in (tmp_path / n / "eval").iterdir()} for n in ("whole", "cut")]
     assert files[0] == files[1] and len(files[0]) >= 2
+
+
+def test_a_last_evaluation_that_a_signal_broke_off_is_made_up_for_before_the_run_is_done(tmp_path, monkeypatch):
+    whole = make_pausing(tmp_path / "whole")
+    whole.train()
+    evaluate = Evaluate._evaluate
+
+    def broken_off(self, run, report, stem):
+        if not run.clock.finished:
+            return evaluate(self, run, report, stem)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluate, "_evaluate", broken_off)
+        stopped = make_pausing(tmp_path / "cut")
+        stopped.train()
+    assert stopped.clock.finished and stopped.interrupted_by == signal.SIGTERM
+    assert not (tmp_path / "cut" / "done").exists()
+    resumed = make_pausing(tmp_path / "cut")
+    report = resumed.train()
+    assert report.finished and report.evaluation is not None and resumed.interrupted_by is None
+    assert report.iterations == stopped.clock.iterations and (tmp_path / "cut" / "done").exists()
+    files = [{path.name: path.read_text() for path in (tmp_path / n / "eval").iterdir()} for n in ("whole", "cut")]
+    assert files[0] == files[1]
+    assert_same(tensors_of(whole), tensors_of(resumed))
+    assert make_pausing(tmp_path / "cut").train() is None, "it is not repeated"
+
+
+def test_an_evaluation_that_was_made_up_for_is_not_made_again_after_a_kill(tmp_path):
+    class Kill(Listener):
+        def after_iteration(self, run, report):
+            raise KeyboardInterrupt
+
+    stopped = make_pausing(tmp_path)
+    stopped.listeners.insert(0, SignalAtEvaluation())
+    last = stopped.train()
+    killed = make_pausing(tmp_path)
+    killed.listeners.append(Kill())
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    reports = resumed_reports(make_pausing(tmp_path))
+    assert reports[0].clock > last.clock
+    rows = [line.split(",")[0] for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]]
+    assert len(rows) == len(set(rows)), "each once"
 
 
 def resumed_reports(trainer):

@@ -41,7 +41,15 @@ from alfish.runs.files import DiskError
 from alfish.schedules import Linear
 from alfish.training.evaluator import Evaluation
 from alfish.training.listener import Listener
-from alfish.training.listeners import CheckpointSaver, Evaluate, Progress, StopAt, StopWithoutProgress, Summaries
+from alfish.training.listeners import (
+    CheckpointSaver,
+    Evaluate,
+    Progress,
+    StopAt,
+    StopWithoutProgress,
+    Summaries,
+    checked_listeners,
+)
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 from alfish.unrollers import SyncUnroller
@@ -129,7 +137,7 @@ def test_extra_listeners_and_metrics_stand_beside_the_defaults(tmp_path):
     metric = EnvironmentSteps(name="again")
     trainer = make(tmp_path / "a", listeners=None, extra_listeners=[recorder], extra_metrics=[metric])
     names = [type(one).__name__ for one in trainer.listeners]
-    assert names == ["Evaluate", "CheckpointSaver", "Summaries", "Progress", "Recorder"]
+    assert names == ["Evaluate", "Summaries", "Progress", "Recorder", "CheckpointSaver"]
     assert {"again", "environment_steps", "episodes"} <= set(trainer.metrics.results())
     trainer.close()
     trainer = make(tmp_path / "b", listeners=[], extra_listeners=[recorder])
@@ -325,6 +333,59 @@ def test_a_run_stops_without_progress_and_counts_over_a_resume(tmp_path):
             StopWithoutProgress(**options)
 
 
+def test_checkpoints_are_saved_after_all_other_listeners_have_seen_the_iteration():
+    listeners = checked_listeners([CheckpointSaver(), Summaries([]), Evaluate()], [StopWithoutProgress()])
+    assert [type(each) for each in listeners] == [Evaluate, Summaries, StopWithoutProgress, CheckpointSaver]
+
+
+class Evaluated(Listener):
+    """Reports evaluations with these returns, one an iteration."""
+
+    changes_algorithm = True  # and so comes first
+
+    def __init__(self, *returns):
+        self._returns = returns
+
+    def after_iteration(self, run, report):
+        report.evaluation = Evaluation(report.env_steps, 0, (self._returns[report.iterations - 1],), (1,))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, DiskError])
+def test_the_best_checkpoint_is_marked_after_a_resume_if_the_run_ended_before_it_was(tmp_path, monkeypatch, error):
+    def training():
+        listeners = [Evaluated(1.0, 2.0, 10.0, 5.0, 5.0, 5.0), CheckpointSaver(1)]
+        return make(tmp_path, num_iterations=6, listeners=listeners)
+
+    marked, mark_best = [], Checkpoints.mark_best
+
+    def mark(self, step):
+        marked.append(step)
+        if len(marked) == 3:
+            raise error("here")
+        mark_best(self, step)
+
+    monkeypatch.setattr(Checkpoints, "mark_best", mark)
+    with pytest.raises(error):
+        training().train()
+    resumed = training()
+    resumed.train()
+    assert resumed.clock.iterations == 6
+    assert resumed.directory.checkpoints.best() == marked[2] in resumed.directory.checkpoints.steps()
+
+
+def test_a_custom_summary_that_hangs_is_broken_off_by_a_signal(tmp_path):
+    def hangs(run):
+        if run.clock.iterations == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(60)
+        return {}
+
+    trainer = make(tmp_path, num_iterations=5, listeners=[Summaries([], custom_summary=hangs)], summary_period=1)
+    report = trainer.train()
+    assert report.finished and trainer.interrupted_by == signal.SIGTERM
+    assert "Summaries was broken off by SIGTERM" in (tmp_path / "log.txt").read_text()
+
+
 def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
     with pytest.raises(UsageError, match="StopAt.scalar is 'evaluation/mean_return', which no listener reports"):
         make(tmp_path, listeners=[StopAt(1)]).train()
@@ -346,7 +407,7 @@ def test_evaluations_are_written_wherever_they_stand_among_the_listeners(tmp_pat
     assert trainer.directory.checkpoints.best() is not None
 
 
-@pytest.mark.parametrize("name", ["eval/greedy", "", "train", "a b"])
+@pytest.mark.parametrize("name", ["eval/greedy", "", "train", "a b", "évaluation", ".hidden"])
 def test_evaluations_have_names_that_files_and_scalars_may_have(name):
     with pytest.raises(UsageError, match=f"Evaluate.name is '{name}'; it is part of names of files and scalars"):
         Evaluate(name=name)

@@ -318,13 +318,24 @@ def test_a_histogram_has_a_bin_for_each_whole_number():
 
 
 @pytest.mark.parametrize(
-    "values", [np.linspace(-1, 1, 1000), torch.linspace(0, 1, 50_001), np.full(3, 0.5), [np.inf], [1e17, 1e17 + 64]]
+    "values",
+    [
+        np.linspace(-1, 1, 1000),
+        torch.linspace(0, 1, 50_001),
+        np.full(3, 0.5),
+        [np.inf],
+        [1e17, 1e17 + 64],
+        np.full(4, 1e18),
+        np.full(5, 5e15),
+    ],
 )
 def test_a_histogram_counts_finite_values_between_ascending_edges(values):
     histogram = Histogram.of(values)
     assert (np.diff(histogram.edges) > 0).all()
     assert len(histogram.edges) == len(histogram.counts) + 1
-    assert histogram.counts.sum() == {1000: 1000, 50_001: 8334, 3: 3, 1: 0, 2: 2}[len(values)]  # every sixth of 50,001
+    assert (
+        histogram.counts.sum() == {1000: 1000, 50_001: 8334, 3: 3, 1: 0, 2: 2, 4: 4, 5: 5}[len(values)]
+    )  # every sixth of 50,001
 
 
 def test_what_a_custom_summary_returns_is_a_number_a_histogram_or_an_image():

@@ -1,5 +1,6 @@
 """Result of an evaluation."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from alfish.formatting import significant
+
+NUM_RESAMPLES = 10_000
+BLOCK = 1 << 20  # returns that are drawn at a time
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,15 @@ class Evaluation:
         """Mean of the returns."""
         return math.fsum(self.returns) / len(self.returns)
 
+    @functools.cached_property
+    def interval(self) -> tuple[float, float]:
+        """A 95 % bootstrap interval of the mean."""
+        return bootstrap_interval(self.returns)
+
     def summary(self) -> dict[str, Any]:
         """Returns the mean with a 95 % bootstrap interval, the spread, and all episodes."""
         returns = np.array(self.returns)
-        low, high = bootstrap_interval(returns)
+        low, high = self.interval
         by_objective = {name: list(returns) for name, returns in self.by_objective.items()}
         return {
             "env_steps": self.env_steps,
@@ -57,7 +66,7 @@ class Evaluation:
 
     def words(self) -> str:
         """Returns the mean with its interval, as a line of a log."""
-        low, high = map(significant, bootstrap_interval(self.returns))
+        low, high = map(significant, self.interval)
         return f"return {significant(self.mean)} [{low}, {high}] over {len(self.returns)} episodes"
 
     def to_csv(self) -> str:
@@ -75,6 +84,8 @@ def scalar_names(objectives: Sequence[str] = ()) -> list[str]:
 
 def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Returns a 95 % interval of the mean return of a policy, from the returns of some of its episodes."""
-    draws = np.random.default_rng(0).choice(returns, (10_000, len(returns))).mean(1)
-    low, high = np.percentile(draws, [2.5, 97.5])
+    rng, count = np.random.default_rng(0), len(returns)
+    rows = max(1, BLOCK // count)  # resamples at a time
+    means = [rng.choice(returns, (min(rows, NUM_RESAMPLES - k), count)).mean(1) for k in range(0, NUM_RESAMPLES, rows)]
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)
