@@ -18,7 +18,8 @@ def refuse_unread(reading: Reading) -> None:
 
     A configurable is reachable if it was called while building, or if a reachable binding refers to it
     (`@make_environment`). A later layer (a file, or --gin_param) may replace a part that an earlier layer configures.
-    The settings of the replaced part are no mistake.
+    The settings of the replaced part are no mistake. Neither is a setting that later layers override in each scope; one
+    that earlier layers override has no effect, and is refused.
 
     Raises:
       UsageError: names the parameters, and where they were bound.
@@ -37,6 +38,32 @@ def refuse_unread(reading: Reading) -> None:
             f"nothing reads {', '.join(sorted(unread))}, bound in {' and '.join(dict.fromkeys(unread.values()))}: no "
             "part of this Trainer uses it; remove the binding, or refer to its class or function with @"
         )
+    for one in reading.last():
+        if one.layer not in reading.saved and (scoped := _overriding(one, reading, reached)):
+            raise UsageError(
+                f"{one.name}, bound in {one.layer}, has no effect: {' and '.join(scoped)} override it; bind these"
+            )
+
+
+def _overriding(binding: Binding, reading: Reading, reached: set[Key]) -> list[str]:
+    """Returns the names of bindings of earlier layers that hold in place of this one wherever it would be read."""
+    (_, selector), parameter = binding.key, binding.parameter
+    later = reading.later_layers(binding.layer)
+    earlier = {
+        one.key: one.name
+        for one in reading.last()
+        if one.parameter == parameter and one.layer not in (binding.layer, *later)
+    }
+    found = []
+    for key in sorted(one for one in reached if one[1] == selector):
+        read = _keys_read_by(*key)
+        if binding.key not in read:
+            continue
+        scoped = [earlier[one] for one in read[read.index(binding.key) + 1 :] if one in earlier]
+        if not scoped:
+            return []
+        found += scoped[-1:]
+    return list(dict.fromkeys(found))
 
 
 def _closure(keys: Iterable[Key], values: Values) -> set[Key]:

@@ -78,7 +78,8 @@ def text() -> str:
 
 def operative_text() -> str:
     """Returns the configuration with all defaults in force."""
-    return gin.operative_config_str()
+    with gin_internals.without_inherited_defaults():
+        return gin.operative_config_str()
 
 
 def bind(settings: Mapping[str, Any]) -> None:

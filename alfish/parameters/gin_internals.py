@@ -6,6 +6,8 @@ gin-config in which a name has moved; only reading a configuration raises `GinCh
 
 import contextlib
 import importlib
+import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,6 +40,36 @@ def bindings() -> dict[Key, dict[str, Any]]:
 def called() -> list[Key]:
     """Returns the keys of the configurables that were called since the configuration was cleared."""
     return [(scope, selector) for scope, selector in _name_of("_OPERATIVE_CONFIG")]
+
+
+@contextlib.contextmanager
+def without_inherited_defaults() -> Iterator[None]:
+    """Within the context, a class that inherits its `__init__` has only its bound parameters in the operative config.
+
+    gin notes the defaults of the signature for it, also where bindings of the base class are in force.
+    """
+    config = _name_of("_OPERATIVE_CONFIG")
+    whole = {key: dict(values) for key, values in config.items()}
+    for (scope, selector), values in config.items():
+        if not _inherits_init(configurable(selector)):
+            continue
+        scopes = {"", *itertools.accumulate(scope.split("/"), "{}/{}".format)}
+        is_bound = {name for part in scopes for name in bindings().get((part, selector), ())}
+        for name in values.keys() - is_bound:
+            del values[name]
+    try:
+        yield
+    finally:
+        for key, values in whole.items():
+            config[key].update(values)
+
+
+def _inherits_init(part: Any) -> bool:
+    """Returns True for a class whose `__init__` is that of a registered base class."""
+    if not inspect.isclass(part):
+        return False
+    owner = inspect.unwrap(part.__init__).__qualname__.rpartition(".")[0]
+    return any(base.__qualname__ == owner and selector_of(base) is not None for base in part.__mro__[1:])
 
 
 def configurables() -> dict[str, Any]:

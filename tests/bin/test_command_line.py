@@ -30,6 +30,7 @@ from alfish.environments import make_environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.errors import UsageError
 from alfish.networks import ActorCritic, CriticEnsemble, Torso
+from alfish.parameters import differences
 from alfish.training.evaluator import Evaluation
 from alfish.training.trainer import Trainer
 
@@ -333,6 +334,44 @@ def test_a_file_may_replace_what_another_one_configures_and_not_what_it_configur
     )
     with pytest.raises(UsageError, match=f"nothing reads RewardClip.low, bound in {mine}: no part"):
         settings_of(mine)
+
+
+@pytest.mark.parametrize("conf, parameter, words", [
+    ("dqn_cartpole.gin", "Linear.start=77", "epsilon/Linear.start and learning_rate/Linear.start override it"),
+    ("dqn_cartpole.gin", "Linear.finish=0.5", None),  # one of the two is bound in the conf
+    ("dqn_cartpole.gin", "epsilon/Linear.start=0.5", None),
+    ("sac_halfcheetah.gin", "MLP.layers=[8]", None),
+])  # fmt: skip
+def test_a_setting_that_the_conf_overrides_wherever_it_is_read_is_refused(conf, parameter, words):
+    if words is None:
+        settings_of(conf, parameters=[parameter])
+        return
+    name = parameter.partition("=")[0]
+    with pytest.raises(UsageError, match=f"{name}, bound in --gin_param, has no effect: {words}; bind these"):
+        settings_of(conf, parameters=[parameter])
+
+
+def test_a_setting_that_a_later_file_overrides_in_each_scope_is_no_mistake(tmp_path):
+    mine = tmp_path / "mine.gin"
+    mine.write_text("include 'dqn_cartpole.gin'\nLinear.finish = 0.5\n")
+    settings_of(mine, parameters=["epsilon/Linear.finish=0.6", "learning_rate/Linear.finish=0.7"])
+
+
+@gin.configurable(module="tests.command_line")
+class InheritsInit(PPO):
+    def calc_loss(self, experience, info):
+        return super().calc_loss(experience, info)
+
+
+def test_the_operative_configuration_has_the_base_classs_values_where_a_subclass_inherits_its_init():
+    parameters = ["Trainer.algorithm=@InheritsInit", "PPO.gamma=0.7", "InheritsInit.lambda_=0.5"]
+    settings_of("ppo_cartpole.gin", parameters=parameters)
+    for _ in range(2):
+        found = differences.values(reading.operative_text())
+        assert found["PPO.gamma"] == "0.7"
+        assert {name: value for name, value in found.items() if name.startswith("InheritsInit")} == {
+            "InheritsInit.lambda_": "0.5"
+        }
 
 
 def test_a_network_of_ones_own_leaves_settings_of_the_usual_one_unread(tmp_path):
