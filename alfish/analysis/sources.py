@@ -2,9 +2,11 @@
 
 import glob
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from absl import logging
 
 from alfish.analysis.foreign import MONITOR, MonitorSource, is_monitor, read_table
 from alfish.analysis.run_source import METRICS_FILE, RunSource, is_run
@@ -14,23 +16,32 @@ from alfish.errors import UsageError
 Note = Callable[[str], Any]  # takes a sentence for the user
 
 
-def find(words: Iterable[str | Path]) -> list[Source]:
+def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Source]:
     """Returns the runs that the words name, each once.
 
     A word is a run directory, a directory with runs in it, a directory with monitors of stable-baselines3 or one
-    monitor, another CSV, or a glob of these. `LABEL=WORD` gives them a label.
+    monitor, another CSV, or a glob of these. `LABEL=WORD` gives them a label. A directory beside
+    runs that is none is left out, with a note.
 
     Raises:
       UsageError: a word names no run.
     """
     found: dict[Path, list[Source]] = {}
+    others = []
     for word in map(str, words):
         label, pattern = _split(word)
         for path in _expanded(pattern):
-            for run in _runs(path):
+            runs = _runs(path)
+            if not runs:
+                others.append(
+                    f"{path} is not a run: it has neither config.gin nor metrics.csv in it, and no directory with them"
+                )
+            for run in runs:
                 found.setdefault(run.resolve(), _read(run, label))
     if not found:
-        raise UsageError("no run is named; name run directories, as in runs/ppo-*")
+        raise UsageError(others[0] if others else "no run is named; name run directories, as in runs/ppo-*")
+    for other in others:
+        note(f"{other}; it is left out")
     return [source for sources in found.values() for source in sources]
 
 
@@ -70,17 +81,11 @@ def _expanded(pattern: str) -> Sequence[Path]:
     return [one for one in found if one.is_dir() or one.suffix == ".csv"]
 
 
-def _runs(path: Path) -> Iterator[Path]:
-    """Yields the runs that a path stands for."""
+def _runs(path: Path) -> list[Path]:
+    """Returns the runs that a path stands for."""
     if not path.is_dir() or is_run(path) or _monitors(path):
-        yield path
-        return
-    inside = [one for one in sorted(path.iterdir()) if (one / METRICS_FILE).is_file() or _monitors(one)]
-    if not inside:
-        raise UsageError(
-            f"{path} is not a run: it has neither config.gin nor metrics.csv in it, and no directory with them"
-        )
-    yield from inside
+        return [path]
+    return [one for one in sorted(path.iterdir()) if (one / METRICS_FILE).is_file() or _monitors(one)]
 
 
 def _read(path: Path, label: str | None) -> list[Source]:

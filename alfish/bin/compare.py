@@ -42,7 +42,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
 
     notes: list[str] = []
     options = flag_values.last, flag_values.threshold, flag_values.score_range
-    comparison = compare(find(words), flag_values.metric, notes.append, *options)
+    comparison = compare(find(words, notes.append), flag_values.metric, notes.append, *options)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if flag_values.format == "csv":

@@ -47,7 +47,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
     figures.check_output(output, SUFFIXES)
     notes: list[str] = []
     options = flag_values.metric, flag_values.x, flag_values.statistic
-    curves, axis = plotting.curves_of(find(words), *options, notes.append)
+    curves, axis = plotting.curves_of(find(words, notes.append), *options, notes.append)
     figure = plotting.draw(curves, axis, flag_values.metric, flag_values.threshold)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

@@ -143,6 +143,18 @@ def test_words_are_directories_globs_and_labels(make_run, tmp_path):
     assert {source.label for source in find([f"mine={tmp_path}/runs/*"])} == {"mine"}
 
 
+def test_a_directory_that_is_no_run_is_left_out_beside_runs(make_run, tmp_path):
+    make_run("runs/ppo", seed=0)
+    (tmp_path / "runs" / "refused").mkdir()
+    (tmp_path / "runs" / "refused" / "log.txt").write_text("")
+    for words in ([f"{tmp_path}/runs/*"], sorted((tmp_path / "runs").iterdir())):
+        notes = []
+        (source,) = find(words, notes.append)
+        assert source.name == str(tmp_path / "runs" / "ppo")
+        assert len(notes) == 1 and notes[0].startswith(f"{tmp_path}/runs/refused is not a run: it has neither")
+        assert notes[0].endswith("; it is left out")
+
+
 @pytest.mark.parametrize(
     "make, words",
     [
