@@ -7,7 +7,7 @@ therefore unpickle it, and a test can call it with tensors made by hand.
     random_action          replaces rollout_step while replay warms up    [B], no gradient
     preprocess_experience  computes advantages and returns                [T+1, B], no gradient
     train_step             runs the networks for the loss                 [T, N], with gradients
-    calc_loss              computes a loss for each row                   [T', N]
+    calc_loss              computes a loss for each row that trains       [T', N]
     after_update           updates target networks                        after each gradient step
     after_iteration        updates side modules                           after each iteration
 
@@ -32,7 +32,7 @@ from alfish.nest import Nest
 class ReplayNeeds(NamedTuple):
     """Data that replay stores for an off-policy algorithm, in addition to rows."""
 
-    info: tuple[str, ...] = ()  # fields of rollout_step's info
+    info: tuple[str, ...] = ()  # fields of rollout_step's info, a NamedTuple
     return_gamma: float | None = None  # discount of Experience.return_to_go; None: no returns
     recurrent_state: bool = False  # states of the memory; windows then start at rows that have one
 

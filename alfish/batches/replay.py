@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import gin
 
 from alfish import replicas
-from alfish.algorithms.contract import return_error
+from alfish.algorithms.contract import kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches.batches import Minibatches
 from alfish.batches.sequence_sampler import SequenceBatches, SequenceSampler
@@ -178,8 +178,10 @@ class ReplayBatches(SequenceBatches):
         try:
             kept = {name: getattr(experience.info, name) for name in needed}
         except AttributeError as error:
-            words = f"an info with the fields {', '.join(needed)}, which are in its replay_needs"
-            raise return_error(experience.info, f"AlgStep with {words}", self.algorithm, "rollout_step") from error
+            raise UsageError(
+                f"rollout_step of {type(self.algorithm).__name__} returned as info {kind_of(experience.info)}; it must "
+                f"be a NamedTuple with the fields {', '.join(needed)}, which are in its replay_needs"
+            ) from error
         self.buffer.push(experience._replace(info=kept or None))
 
     def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:

@@ -59,5 +59,9 @@ def main(flag_values: flags.FlagValues) -> int:
         if reading.report.num_read:
             print(reading.report)
     if flag_values.output is not None:
+        if reading.spaces == NO_SPACES:
+            print(
+                "the data declare no spaces; import them with --env_id, or set OfflineBuffer.env_id when you read them"
+            )
         print(f"written to {flag_values.output}; read it with OfflineBuffer.sources = ['alfish:{flag_values.output}']")
     return 0

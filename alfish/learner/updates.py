@@ -220,8 +220,8 @@ class Updates:
             mask = masks[name] = _mask(batch, loss)
             if loss.shape != mask.shape:
                 raise UsageError(
-                    f"calc_loss must return one loss per row: {name!r} has shape {tuple(loss.shape)} for rows of "
-                    f"{tuple(mask.shape)}"
+                    "calc_loss must return one loss per row that trains (of a window of replay, row 0 or all but the "
+                    f"last): {name!r} has shape {tuple(loss.shape)} for rows of {tuple(mask.shape)}"
                 )
             if batch.weight is not None and (weighted is None or name in weighted):
                 loss = loss * batch.weight

@@ -31,8 +31,7 @@ def linear(
         return noisy_linear(input_size, output_size, bias, unit)
     if not unit:
         return orthogonal(nn.Linear(input_size, output_size, bias), gain)
-    layer = UnitLinear(input_size, output_size, bias)
-    orthogonal(layer, gain or 1.0)  # the projection cannot scale rows of 0
+    layer: Any = orthogonal(UnitLinear(input_size, output_size, bias), gain or 1.0)  # rows of 0 cannot be scaled to 1
     layer.project()
     return layer
 

@@ -57,9 +57,13 @@ def build_network(
     Raises:
       UsageError: the factory does not take the arguments, or the network cannot stand there.
     """
+    from torch import nn
+
     network = _call(factory, f"{name} cannot be called as the shipped network is", *arguments, **keywords)
     has = has if takes is None else ("forward", *has)
-    missing = [one for one in has if not hasattr(network, one)]
+    # Each module has a `forward`; that of its base class raises an error.
+    lacks_forward = getattr(getattr(network, "forward", None), "__func__", None) is nn.Module.forward
+    missing = [one for one in has if not hasattr(network, one) or (one == "forward" and lacks_forward)]
     if missing:
         lacks = f"which has no {' and no '.join(missing)}; it needs {', '.join(has)}"
         raise UsageError(f"{name} made {_described(network)}, {lacks}")
@@ -132,6 +136,8 @@ def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords
         is_bound = unexpected is not None and unexpected[1] not in given  # by gin: `messages.complete`
         if is_bound or not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
             raise
+        if abstract := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(error)):
+            raise UsageError(f"{abstract[1]} does not define {abstract[2]}; add what is missing") from error
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument, as `@Linear()`
             raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error

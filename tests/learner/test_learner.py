@@ -258,7 +258,7 @@ class TestMistakes:
     )
     def test_a_loss_that_is_not_one_per_row_is_refused(self, wrong):
         algorithm = _Regression(lambda self, experience, info: LossInfo(wrong(info)))
-        with pytest.raises(UsageError, match=r"one loss per row.*'all'.*rows of \(1, 3\)"):
+        with pytest.raises(UsageError, match=r"one loss per row that trains.*'all'.*rows of \(1, 3\)"):
             Learner(algorithm).train([_chunk([1, 2, 3])])
 
     def test_a_loss_for_a_group_that_there_is_not_is_named(self):

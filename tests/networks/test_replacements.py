@@ -73,7 +73,7 @@ def algorithm(kind, action=CHOICE, **settings):
 REFUSED = [
     (
         algorithm(PPO, network=DQN),
-        "PPO.network made a DQN, which has no policy and no value; it needs forward, policy, value, initial_state",
+        "PPO.network made a DQN, which has no forward and no policy and no value; it needs forward, policy, value",
     ),
     (torso(mlp=Sizeless), "Torso.mlp made a Sizeless, which has no output_size; it needs forward, output_size"),
     (
@@ -145,7 +145,7 @@ def test_a_class_of_another_kind_in_gin_is_one_sentence(tmp_path, capsys):
     conf = tmp_path / "mine.gin"
     conf.write_text("include 'ppo_cartpole.gin'\nimport alfish.algorithms.dqn\nPPO.network = @DQN\n")
     assert main(["train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'run'}"]) == 2
-    assert "PPO.network made a DQN, which has no policy and no value" in capsys.readouterr().err
+    assert "PPO.network made a DQN, which has no forward and no policy and no value" in capsys.readouterr().err
 
 
 def test_a_schedule_whose_value_nothing_binds_is_one_sentence(tmp_path, capsys):
@@ -161,3 +161,16 @@ def test_an_error_inside_a_network_of_ones_own_is_shown_as_it_is():
 
     with pytest.raises(TypeError, match="unsupported operand"):
         Torso(OBSERVATION, mlp=broken)
+
+
+def test_a_network_without_a_forward_is_named():
+    class Headless(nn.Module):
+        output_size = 4
+
+        def __init__(self, input_size):
+            super().__init__()
+
+    with pytest.raises(
+        UsageError, match="Torso.mlp made a Headless, which has no forward; it needs forward, output_si"
+    ):
+        Torso(OBSERVATION, mlp=Headless)
