@@ -1,6 +1,7 @@
 """The `alfish` command: `alfish SUBCOMMAND --flags`."""
 
 import contextlib
+import difflib
 import importlib
 import sys
 import traceback
@@ -43,7 +44,9 @@ def _command(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in SUBCOMMANDS:
-        print(f"alfish: there is no subcommand {name!r}\n\n{_help()}", file=sys.stderr)
+        close = difflib.get_close_matches(name, SUBCOMMANDS, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        print(f"alfish: there is no subcommand {name!r}{hint}\n\n{_help()}", file=sys.stderr)
         return 2
     module = importlib.import_module(module_of(name))
     _define_verbosity(module)
@@ -74,7 +77,8 @@ def _run(name: str, module, rest: list[str]) -> int:
             except flags.Error as error:
                 raise UsageError(f"{error}; `alfish {name} --help` lists the flags") from error
             if left and not getattr(module, "TAKES_WORDS", False):
-                raise UsageError(f"{left[0]!r} is not a flag; flags look like --root_dir=runs/ppo")
+                flag = f"--gin_file={left[0]}" if left[0].endswith(".gin") else "--root_dir=runs/ppo"
+                raise UsageError(f"{left[0]!r} is not a flag; flags look like {flag}")
             if module.FLAGS.verbosity:
                 logging.set_verbosity(logging.DEBUG)
             return module.main(module.FLAGS, *left)

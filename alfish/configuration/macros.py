@@ -1,11 +1,9 @@
 """Checks of macros: names that a configuration sets, and refers to as `%name`."""
 
-import difflib
-import inspect
 from typing import Any
 
 from alfish.configuration.bindings import MACRO, Binding, Reading, macros
-from alfish.configuration.messages import close_names
+from alfish.configuration.messages import close_names, parameter_meant
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 
@@ -16,7 +14,7 @@ def refuse_unused(reading: Reading) -> None:
     for one in reading.bindings:
         if one.key[1] == MACRO and one.name not in used:
             raise UsageError(
-                f"{one.layer} sets {one.name}, and nothing refers to it as %{one.name}{_parameter_meant(one.name)}"
+                f"{one.layer} sets {one.name}, and nothing refers to it as %{one.name}{parameter_meant(one.name)}"
             )
 
 
@@ -40,15 +38,3 @@ def without_macros(value: Any, binding: Binding, within: tuple[str, ...] = ()) -
     if isinstance(value, dict):
         return {key: without_macros(inner, binding, within) for key, inner in value.items()}
     return value
-
-
-def _parameter_meant(name: str) -> str:
-    """Returns a hint at parameters with this name, or with a close one; parameters of configured classes come first."""
-    configured = {selector for _, selector in gin_internals.bindings()}
-    found: dict[str, list[str]] = {}
-    known = sorted(gin_internals.configurables().items(), key=lambda item: item[0] not in configured)
-    for selector, configurable in known:
-        for parameter in inspect.signature(configurable).parameters:
-            found.setdefault(parameter, []).append(f"{selector.rpartition('.')[2]}.{parameter}")
-    close = [name] if name in found else difflib.get_close_matches(name, list(found), 1)
-    return f"; did you mean {' or '.join(found[close[0]][:3])}?" if close else "; remove it"

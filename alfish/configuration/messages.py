@@ -90,6 +90,18 @@ def close_names(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
+def parameter_meant(name: str) -> str:
+    """Returns a hint at parameters with this name, or with a close one; parameters of configured classes come first."""
+    configured = {selector for _, selector in gin_internals.bindings()}
+    found: dict[str, list[str]] = {}
+    known = sorted(gin_internals.configurables().items(), key=lambda item: item[0] not in configured)
+    for selector, configurable in known:
+        for parameter in inspect.signature(configurable).parameters:
+            found.setdefault(parameter, []).append(f"{selector.rpartition('.')[2]}.{parameter}")
+    close = [name] if name in found else difflib.get_close_matches(name, list(found), 1)
+    return f"; did you mean {' or '.join(found[close[0]][:3])}?" if close else "; remove it"
+
+
 def _takes_any_keyword(selector: str) -> bool:
     parameters = inspect.signature(gin_internals.configurable(selector)).parameters.values()
     return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
@@ -134,5 +146,8 @@ def _suggestion(error: Exception) -> str:
         )
     parameter = re.search(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'", str(error))
     if parameter:
+        others = (inspect.signature(one).parameters for one in gin_internals.configurables().values())
+        if any(parameter[2] in names for names in others):
+            return parameter_meant(parameter[2])
         return close_names(parameter[2], list(inspect.signature(gin.get_configurable(parameter[1])).parameters))
     return ""

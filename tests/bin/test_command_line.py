@@ -475,10 +475,23 @@ def test_a_typo_that_a_subclass_hands_on_is_one_sentence(refused, tmp_path):
 # Mistakes in flags.
 
 
+def test_a_conf_without_its_flag_is_shown_with_it(refused):
+    assert "flags look like --gin_file=ppo_cartpole.gin" in refused("train", "ppo_cartpole.gin")
+
+
+@pytest.mark.parametrize("parameter, words", [
+    ("PPO.learning_rate=1e-3", "named 'learning_rate'; did you mean Learner.learning_rate?"),
+    ("Trainer.num_envs=4", "named 'num_envs'; did you mean make_environment.num_envs or Evaluate.num_envs?"),
+    ("Trainer.gamma=0.9", "named 'gamma'; did you mean PPO.gamma or "),
+])  # fmt: skip
+def test_a_parameter_of_another_class_is_found_there(refused, tmp_path, parameter, words):
+    assert words in refused(*train(tmp_path / "run", *TINY, parameter))
+
+
 def test_unknown_subcommands_are_refused_and_the_known_shown(capsys):
     assert main(["trian"]) == 2
     words = capsys.readouterr().err
-    assert "there is no subcommand 'trian'" in words and all(name in words for name in SUBCOMMANDS)
+    assert "there is no subcommand 'trian'; did you mean train?" in words and all(name in words for name in SUBCOMMANDS)
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
