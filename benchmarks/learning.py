@@ -119,6 +119,7 @@ GOALS = [
     Goal("flashsac_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("flashsac_small_halfcheetah", (0, 1, 2), 8000, False, settings=IN_BFLOAT16),
     Goal("tqc_halfcheetah", (0, 1, 2), 4500, False, settings=IN_BFLOAT16),
+    Goal("droq_halfcheetah", (0, 1), 5330, False, settings=IN_BFLOAT16),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("droq_pendulum", (0, 1, 2, 3, 4), -200, True),
     Goal("redq_pendulum", (0, 1, 2, 3, 4), -200, True),

@@ -481,7 +481,7 @@ def test_a_conf_without_its_flag_is_shown_with_it(refused):
 
 @pytest.mark.parametrize("parameter, words", [
     ("PPO.learning_rate=1e-3", "named 'learning_rate'; did you mean Learner.learning_rate?"),
-    ("Trainer.num_envs=4", "named 'num_envs'; did you mean make_environment.num_envs or Evaluate.num_envs?"),
+    ("Trainer.num_envs=4", "named 'num_envs'; did you mean make_environment.num_envs or Evaluate.num_envs"),
     ("Trainer.gamma=0.9", "named 'gamma'; did you mean PPO.gamma or "),
 ])  # fmt: skip
 def test_a_parameter_of_another_class_is_found_there(refused, tmp_path, parameter, words):

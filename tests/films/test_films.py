@@ -5,6 +5,7 @@ import io
 import json
 import re
 import subprocess
+import sys
 import weakref
 
 import gymnasium
@@ -151,7 +152,7 @@ def test_play_shows_all_episodes_in_one_grid(run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["four.gif"]
 
 
-def test_a_vector_class_that_makes_all_episodes_at_once_is_filmed_side_by_side(tmp_path, capsys, monkeypatch):
+def test_a_vector_class_that_makes_all_episodes_at_once_is_filmed_side_by_side(tmp_path):
     (tmp_path / "own_vector.py").write_text(
         "import gin\n"
         "from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv\n"
@@ -159,15 +160,18 @@ def test_a_vector_class_that_makes_all_episodes_at_once_is_filmed_side_by_side(t
         "def together(num_envs, render_mode=None):\n"
         "    return CartPoleVectorEnv(num_envs=num_envs, render_mode=render_mode)\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own.gin").write_text("import own_vector\ninclude 'ppo.gin'\nmake_environment.env_id = @together\n")
+
+    def alfish_command(*words):
+        """Runs in a process of its own, because names in gin outlive the module."""
+        command = [sys.executable, "-m", "alfish", *words, "--root_dir=run"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
     settings = ["Trainer.num_env_steps=64", "Trainer.unroll_length=16", "Trainer.listeners=[@CheckpointSaver()]"]
-    flags = [f"--gin_param={setting}" for setting in settings]
-    assert main(["train", "--gin_file=own.gin", "--root_dir=run", *flags]) == 0
-    capsys.readouterr()
-    assert main(["play", "--root_dir=run", "--video=play.mp4", "--num_episodes=3"]) != 0
-    assert "makes all episodes at once; film them side by side (--grid), or one" in capsys.readouterr().err
+    assert alfish_command("train", "--gin_file=own.gin", *(f"--gin_param={one}" for one in settings)).returncode == 0
+    played = alfish_command("play", "--allow_import=own_vector", "--video=play.mp4", "--num_episodes=3")
+    assert played.returncode == 2
+    assert "makes all episodes at once; film them side by side (--grid), or one" in played.stderr
     assert not (tmp_path / "play.mp4").exists()
 
 
