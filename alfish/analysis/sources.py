@@ -20,8 +20,8 @@ def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Sour
     """Returns the runs that the words name, each once.
 
     A word is a run directory, a directory with runs in it, a directory with monitors of stable-baselines3 or one
-    monitor, another CSV, or a glob of these. `LABEL=WORD` gives them a label. A directory beside
-    runs that is none is left out, with a note.
+    monitor, another CSV, or a glob of these. `LABEL=WORD` gives them a label. Where other words name runs, a directory
+    without a run is left out, with a note.
 
     Raises:
       UsageError: a word names no run.

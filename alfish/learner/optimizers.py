@@ -161,8 +161,8 @@ class RAdam(Adam):
       betas: decay rates of the first and second moment.
       eps: added to the root of the second moment.
 
-    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. As in torch, it is divided from a
-    length above 5 on, not above 4.
+    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. The length of the average from which on the
+    second moment divides is 5, as in torch; the paper has 4.
     """
 
     def __init__(

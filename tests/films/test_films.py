@@ -152,6 +152,7 @@ def test_play_shows_all_episodes_in_one_grid(run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["four.gif"]
 
 
+@pytest.mark.slow
 def test_a_vector_class_that_makes_all_episodes_at_once_is_filmed_side_by_side(tmp_path):
     (tmp_path / "own_vector.py").write_text(
         "import gin\n"

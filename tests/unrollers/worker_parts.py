@@ -217,7 +217,8 @@ class Informing(gymnasium.Env):
 
     def step(self, action):
         self._count += 1
-        info = {"count": self._count, "deep": {"twice": 2.0}, "lock": threading.Lock()}  # which cannot be sent
+        info = {"count": self._count, "deep": {"twice": 2.0}}
+        info |= {"lock": threading.Lock(), "locks": [threading.Lock()] * 3}  # which cannot be sent
         return np.zeros(1, np.float32), 1.0, self._count == 3, False, info
 
 

@@ -255,7 +255,8 @@ def _sendable(info: Any) -> Any:
         return {key: _sendable(value) for key, value in info.items()}
     if isinstance(info, np.ndarray) and info.dtype == object:
         parts = np.empty_like(info)
-        parts[...] = [_sendable(part) for part in info] if info.ndim else None
+        for index, part in np.ndenumerate(info):
+            parts[index] = _sendable(part)
         return parts
     try:
         pickle.dumps(info)
