@@ -215,14 +215,18 @@ def test_an_evaluation_that_was_made_up_for_is_not_made_again_after_a_kill(tmp_p
         def after_iteration(self, run, report):
             raise KeyboardInterrupt
 
-    stopped = make_pausing(tmp_path)
+    def training():
+        listeners = [Evaluate(64, num_episodes=2), CheckpointSaver(0, keep_best=False), Summaries()]
+        return make(tmp_path, TensorPointMass, {"length": 6}, 8, listeners=listeners)
+
+    stopped = training()
     stopped.listeners.insert(0, SignalAtEvaluation())
     last = stopped.train()
-    killed = make_pausing(tmp_path)
+    killed = training()
     killed.listeners.append(Kill())
     with pytest.raises(KeyboardInterrupt):
         killed.train()
-    reports = resumed_reports(make_pausing(tmp_path))
+    reports = resumed_reports(training())
     assert reports[0].clock > last.clock
     rows = [line.split(",")[0] for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]]
     assert len(rows) == len(set(rows)), "each once"
