@@ -1,6 +1,7 @@
 """Reopening of runs from their saved configuration: as a Trainer for evaluation and films, or as a policy."""
 
 import contextlib
+import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,13 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
             "root_dir, and call load_policy"
         )
     if not path.is_file():
-        runs = sorted(str(found.parent) for found in root_dir.parent.glob(f"*/{CONFIG_FILE}"))
-        hint = f"; there are {', '.join(runs[:3])}" if runs else ""
+        runs = [
+            str(found.parent)
+            for directory in (root_dir, root_dir.parent)
+            for found in sorted(directory.glob(f"*/{CONFIG_FILE}"))
+        ]
+        near = difflib.get_close_matches(str(root_dir), runs, 3, 0.0)
+        hint = f"; runs that are near: {', '.join(near)}" if near else ""
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}{hint}")
     with (
         reading.preserved(),

@@ -556,6 +556,12 @@ def test_a_directory_that_is_no_run_is_refused(refused, run, tmp_path, name):
     words = refused(name, f"--root_dir={tmp_path}")
     assert f"{tmp_path} is not a run" in words and "config.gin" in words
     assert str(run) in refused(name, f"--root_dir={run.parent / 'cartpol'}")  # there are others
+    for other in ("awr", "bc", "ppo", "sac"):
+        (tmp_path / "runs" / other).mkdir(parents=True)
+        (tmp_path / "runs" / other / "config.gin").write_text("")
+    assert f"; runs that are near: {tmp_path}/runs/ppo, " in refused(name, f"--root_dir={tmp_path}/runs/pp")
+    assert f"{tmp_path}/runs/sac" in refused(name, f"--root_dir={tmp_path}/runs/sacc")
+    assert f"; runs that are near: {tmp_path}/runs/" in refused(name, f"--root_dir={tmp_path}/runs")
 
 
 @pytest.mark.parametrize("name", ["evaluate", "play"])
