@@ -185,6 +185,10 @@ class Learner:
             self._compiled.forget_batch()
         return self._finish(summarize and self.updates > before)
 
+    def unreported(self) -> dict[str, float]:
+        """Returns the scalars of updates since the last summary, as `train` does; empty if there were none."""
+        return self._finish(summarize=not self._means.is_empty)
+
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """Returns the losses and extras of a batch as `train` does, without training; no random state changes."""

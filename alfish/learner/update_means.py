@@ -30,6 +30,11 @@ class UpdateMeans:
         if len(self._records) >= MAX_RECORDS:
             self._sum_up()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no update since the last summary."""
+        return not (self._records or self._sums)
+
     def take(self) -> dict[str, float]:
         """Returns the means of all learners, and removes the numbers; waits for the device.
 

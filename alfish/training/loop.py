@@ -144,11 +144,10 @@ class Loop:
         Raises:
           UsageError: no checkpoint can be continued from.
         """
-        batches, clock = self._parts.batches, self._clock
+        batches, clock, checkpoints = self._parts.batches, self._clock, directory.checkpoints
         needs_rows = batches.stored() is not None
         if (found := directory.load_newest(load, needs_rows)) is None:
             return False
-        checkpoints = directory.checkpoints
         if found != clock.value:
             raise UsageError(
                 f"The checkpoint at {found} steps in {checkpoints.directory} was saved at {clock.value} and has been "
@@ -301,7 +300,8 @@ class Loop:
         batches, learner, clock = self._parts.batches, self._parts.learner, self._clock
         self._next_summary = (clock.value // self._summary_period + 1) * self._summary_period
         self.check_equal()
-        scalars: dict[str, float] = {}
+        last = learner.unreported() if clock.finished else {}  # a short run may have had no summary before
+        scalars = {f"train/{name}": value for name, value in last.items()}
         if (held := batches.holdout()) is not None:
             scalars |= {f"holdout/{name}": value for name, value in learner.evaluate(held).items()}
         scalars |= {f"metrics/{name}": value for name, value in self._parts.metrics.results().items()}

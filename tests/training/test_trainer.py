@@ -957,6 +957,18 @@ def test_summaries_come_at_their_period_and_at_the_end(tmp_path):
     assert recorder.reports[-1].scalars
 
 
+@pytest.mark.parametrize("budget", [{"num_iterations": 1}, {"num_iterations": None, "num_env_steps": 10},
+                                    {"num_iterations": None, "num_updates": 1}])  # fmt: skip
+def test_a_run_without_a_summary_before_its_end_reports_its_losses_there(tmp_path, budget):
+    found = []
+    for period in (1, 10**6):
+        trainer = make(tmp_path / str(period), summary_period=period, listeners=[recorder := Recorder()], **budget)
+        trainer.train()
+        (report,) = recorder.reports
+        found.append({name: report.scalars.get(name) for name in ("train/loss", "train/grad_norm")})
+    assert found[0] == found[1] and None not in found[0].values()
+
+
 def test_the_default_listeners_make_a_whole_run_directory(tmp_path):
     make(tmp_path, OneState, listeners=None).train()
     names = {path.name for path in tmp_path.iterdir()}
