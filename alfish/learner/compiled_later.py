@@ -88,7 +88,7 @@ class CompiledLater:
 
     @property
     def has_failed(self) -> bool:
-        """Whether `finished` will raise NotCompilable."""
+        """True if the update cannot be compiled, so that `finished` raises NotCompilable."""
         return bool(self._failure)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class UpdateMeans:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was no update since the last summary."""
+        """True if nothing was added since the last `take`."""
         return not (self._records or self._sums)
 
     def take(self) -> dict[str, float]:

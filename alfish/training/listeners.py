@@ -201,7 +201,7 @@ class CheckpointSaver(Listener):
             return
         if due and self._period:
             self._next = (report.clock // self._period + 1) * self._period
-        # What was missed is saved at once, so that a later process does not make up for it again. The rows are saved.
+        # What was missed is saved at once, so that a later process does not repeat it. Replay did not change since.
         run.save(best=is_best, rows=due and not report.is_missed)
 
     def state_dict(self) -> dict[str, Any]:
