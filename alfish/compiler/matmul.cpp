@@ -1,9 +1,10 @@
 // Matrix products: `alfish::product` of float32, and `alfish::bfloat16_product` with sums and result in float32.
 //
 // The result is computed in panels, each a few vectors wide. A tile of a panel stays in registers during the loop over
-// the inner dimension. The part of b that a panel needs is copied to contiguous memory first, unless it is contiguous.
-// Arguments may have any strides. OpenMP's threads, or helpers of `thread_pool.h`, which stands before this file, divide
-// the panels and their rows. The result does not depend on them.
+// the inner dimension. The part of b that a panel needs is copied to contiguous memory first, unless its rows are near
+// one another. Rows of a whose neighbours are far apart are copied too, once for several panels. Arguments may have any
+// strides. OpenMP's threads, or helpers of `thread_pool.h`, which stands before this file, divide the panels and their
+// rows. The result does not depend on them.
 //
 // The processor multiplies two bfloat16 at a time that are neighbours along the inner dimension. Such a pair is a word
 // of 32 bits, like a float32, so tiles and copies work for both.
@@ -40,7 +41,11 @@ constexpr int64_t LANES = Vec::size();
 constexpr int ROWS = 6;
 constexpr int COLUMNS = LANES == 8 ? 2 : 4;
 constexpr int64_t WIDTH = COLUMNS * LANES;  // of a panel
+constexpr int64_t GROUP = 256;              // columns of a task that copies rows of a
 constexpr int64_t DEPTH = 256;              // of the inner dimension at a time, for a panel's part of b to stay cached
+constexpr int64_t HEIGHT = 48;              // rows of a that are copied at a time
+// Words between neighbours from which a copy is faster: few such lines fit in a cache, and each is on another page.
+constexpr int64_t FAR = 512;
 // Multiply-adds of the smallest product for threads that spin, and of the smallest for helpers that sleep.
 constexpr int64_t WORTH_THREADS = 1 << 19, WORTH_HELPERS = 1 << 23;
 constexpr int64_t TASKS = 8;          // at least so many, for whoever comes late to find some
@@ -114,6 +119,21 @@ void panel(Matrix a, Matrix b, float* out, int64_t out_row, int64_t rows, int64_
   i = tiles<PAIRS, 2, C>(i, a, b, out, out_row, rows, inner, last, adds);
   tiles<PAIRS, 1, C>(i, a, b, out, out_row, rows, inner, last, adds);
 }
+
+// Computes all rows of a panel of at most WIDTH columns.
+template <bool PAIRS>
+void multiply(
+    Matrix a, Matrix b, float* out, int64_t out_row, int64_t rows, int64_t inner, int64_t columns, bool adds) {
+  int64_t vectors = (columns + LANES - 1) / LANES, last = columns - (vectors - 1) * LANES;
+  switch (vectors) {
+    case 1: return panel<PAIRS, 1>(a, b, out, out_row, rows, inner, last, adds);
+    case 2: return panel<PAIRS, 2>(a, b, out, out_row, rows, inner, last, adds);
+    case 3: return panel<PAIRS, std::min(3, COLUMNS)>(a, b, out, out_row, rows, inner, last, adds);
+    default: return panel<PAIRS, COLUMNS>(a, b, out, out_row, rows, inner, last, adds);
+  }
+}
+
+int64_t whole_vectors(int64_t numbers) { return (numbers + LANES - 1) / LANES * LANES; }
 
 // Copies `from` to contiguous `[rows, padded]`, with zeros beyond its columns. `padded` is a multiple of LANES.
 void pack(Matrix from, float* to, int64_t rows, int64_t columns, int64_t padded) {
@@ -190,7 +210,7 @@ Tensor product(const Tensor& left, const Tensor& right) {
     a.row /= 2, a_member /= 2;
   } else if (PAIRS) {
     auto* numbers = static_cast<const uint16_t*>(left.const_data_ptr());
-    int64_t padded = (rows + LANES - 1) / LANES * LANES;
+    int64_t padded = whole_vectors(rows);
     pairs.reset(new float[members * depth * padded]);
     for (int64_t e = 0; e < members; ++e) {
       pack_pairs({numbers + e * a_member, a.column, a.row}, pairs.get() + e * depth * padded, inner, rows, padded);
@@ -198,7 +218,8 @@ Tensor product(const Tensor& left, const Tensor& right) {
     a = {pairs.get(), 1, padded}, a_member = depth * padded;
   }
 
-  int64_t panels = (columns + WIDTH - 1) / WIDTH, parts = 1;  // of the rows
+  bool copies = a.row == 1 && a.column >= FAR;
+  int64_t group = copies ? GROUP : WIDTH, groups = (columns + group - 1) / group, parts = 1;  // of the rows
   int64_t work = members * rows * inner * columns, threads = 1;
 #ifdef _OPENMP
   threads = omp_get_max_threads();
@@ -206,39 +227,48 @@ Tensor product(const Tensor& left, const Tensor& right) {
   auto& pool = alfish::ThreadPool::instance();
   bool shares = threads > 1 && work >= WORTH_THREADS;
   bool helped = threads == 1 && work >= WORTH_HELPERS && pool.has_helpers();
-  if (shares && members * panels < threads) parts = threads;
-  if (helped) parts = std::clamp<int64_t>(TASKS / (members * panels), 1, rows / LEAST_HEIGHT + 1);
-  int64_t height = (rows + parts - 1) / parts, tasks = members * panels * parts;
+  if (shares && members * groups < threads) parts = threads;
+  if (helped) parts = TASKS / (members * groups);
+  parts = std::clamp<int64_t>(parts, 1, rows / LEAST_HEIGHT + 1);
+  int64_t height = (rows + parts - 1) / parts, tasks = members * groups * parts;
+
+  // Returns a panel's part of b: `deep` words from k on, of `wide` columns from j on. Copies it to `to` if need be.
+  auto part_of_b = [&](int64_t e, int64_t k, int64_t j, int64_t deep, int64_t wide, int64_t tall, float* to) {
+    int64_t padded = whole_vectors(wide), offset = e * of_right[0] + j * of_right[m + 1];
+    if constexpr (PAIRS) {
+      auto* numbers = static_cast<const uint16_t*>(right.const_data_ptr());
+      Halves from{numbers + offset + 2 * k * of_right[m], of_right[m], of_right[m + 1]};
+      pack_pairs(from, to, std::min(inner - 2 * k, 2 * DEPTH), wide, padded);
+    } else {
+      auto* numbers = static_cast<const float*>(right.const_data_ptr());
+      Matrix from{numbers + offset + k * of_right[m], of_right[m], of_right[m + 1]};
+      if (from.column == 1 && wide == padded && (from.row < FAR || tall < 2 * HEIGHT)) return from;
+      pack(from, to, deep, wide, padded);
+    }
+    return Matrix{to, padded, 1};
+  };
   auto run = [&](int64_t task) {
-    alignas(64) float packed[DEPTH * WIDTH];
-    int64_t e = task / (panels * parts), i = task % parts * height, j = task / parts % panels * WIDTH;
-    int64_t tall = std::min(rows - i, height), wide = std::min(columns - j, WIDTH);
-    int64_t vectors = (wide + LANES - 1) / LANES, last = wide - (vectors - 1) * LANES;
+    alignas(64) float copy_of_a[HEIGHT * DEPTH], copies_of_b[GROUP * DEPTH];
+    Matrix of_b[GROUP / WIDTH];
+    int64_t e = task / (groups * parts), i = task % parts * height, j = task / parts % groups * group;
+    int64_t tall = std::min(rows - i, height), wide = std::min(columns - j, group);
     float* to = result + (e * rows + i) * columns + j;
     for (int64_t k = 0; k == 0 || k < depth; k += DEPTH) {
-      int64_t deep = std::min(depth - k, DEPTH);
-      Matrix of_a{a.data + e * a_member + i * a.row + k * a.column, a.row, a.column};
-      Matrix of_b{packed, vectors * LANES, 1};
-      if (PAIRS) {
-        auto* numbers = static_cast<const uint16_t*>(right.const_data_ptr());
-        numbers += e * of_right[0] + 2 * k * of_right[m] + j * of_right[m + 1];
-        Halves from{numbers, of_right[m], of_right[m + 1]};
-        pack_pairs(from, packed, std::min(inner - 2 * k, 2 * DEPTH), wide, vectors * LANES);
-      } else {
-        auto* numbers = static_cast<const float*>(right.const_data_ptr());
-        numbers += e * of_right[0] + k * of_right[m] + j * of_right[m + 1];
-        Matrix from{numbers, of_right[m], of_right[m + 1]};
-        if (from.column == 1 && last == LANES) {
-          of_b = from;
-        } else {
-          pack(from, packed, deep, wide, vectors * LANES);
-        }
+      int64_t deep = std::min(depth - k, DEPTH), step = copies ? HEIGHT : std::max<int64_t>(tall, 1);
+      for (int64_t c = 0; c < wide; c += WIDTH) {
+        of_b[c / WIDTH] = part_of_b(e, k, j + c, deep, std::min(wide - c, WIDTH), tall, copies_of_b + c * DEPTH);
       }
-      switch (vectors) {
-        case 1: panel<PAIRS, 1>(of_a, of_b, to, columns, tall, deep, last, k > 0); break;
-        case 2: panel<PAIRS, 2>(of_a, of_b, to, columns, tall, deep, last, k > 0); break;
-        case 3: panel<PAIRS, std::min(3, COLUMNS)>(of_a, of_b, to, columns, tall, deep, last, k > 0); break;
-        default: panel<PAIRS, COLUMNS>(of_a, of_b, to, columns, tall, deep, last, k > 0);
+      for (int64_t r = 0; r < tall; r += step) {
+        int64_t high = std::min(tall - r, step), padded = whole_vectors(deep);
+        Matrix of_a{a.data + e * a_member + (i + r) * a.row + k * a.column, a.row, a.column};
+        if (copies) {
+          pack(of_a, copy_of_a, high, deep, padded);
+          of_a = {copy_of_a, padded, 1};
+        }
+        for (int64_t c = 0; c < wide; c += WIDTH) {
+          float* out_panel = to + r * columns + c;
+          multiply<PAIRS>(of_a, of_b[c / WIDTH], out_panel, columns, high, deep, std::min(wide - c, WIDTH), k > 0);
+        }
       }
     }
   };

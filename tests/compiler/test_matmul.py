@@ -103,6 +103,22 @@ def test_processors_with_bfloat16_products_use_them():
     assert matmul.has_bfloat16_products() == (pairs and not torch.cpu._is_amx_tile_supported())
 
 
+@kernel
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_the_cost_of_bfloat16_is_measured(has_kernel, monkeypatch):
+    """With and without the kernel for it; how fast it is depends on the processor."""
+    called, expected = [], has_kernel and matmul.has_bfloat16_products()
+
+    def seconds(function):
+        called.append(function())
+        return len(called)
+
+    monkeypatch.setattr(matmul, "_seconds", seconds)
+    monkeypatch.setattr(matmul, "has_bfloat16_products", lambda: expected)
+    assert matmul.bfloat16_cost.__wrapped__() == 0.5
+    assert all(torch.equal(result, torch.full((256, 256), 256.0)) for result in called) and len(called) == 2
+
+
 def both_kernels():
     """Each as (function, dtype of what it takes)."""
     assert matmul.has_products()
@@ -142,6 +158,20 @@ def test_the_kernels_go_through_a_long_inner_dimension_in_parts():
 
 
 @kernel
+@pytest.mark.parametrize("inner", [30, 257])
+@pytest.mark.parametrize("columns", [1, 63, 128, 300])
+def test_the_kernels_copy_what_lies_far_apart(inner, columns):
+    """Gradients of the weights of wide layers: the left matrix is the transpose of a contiguous one."""
+    torch.manual_seed(0)
+    for kernel, dtype in both_kernels():
+        for rows in (515, 600):
+            a, b = torch.randn(2, inner, rows).to(dtype).mT, torch.randn(2, inner, 600).to(dtype)[..., :columns]
+            check(kernel, a, b)
+            check(kernel, a.contiguous(), b)
+            check(kernel, a[0], b.mT.contiguous().mT[1])
+
+
+@kernel
 @pytest.mark.parametrize("shape", [(3, 70, 90, 130), (1, 700, 30, 40), (1, 7, 900, 90), (5, 64, 64, 64)], ids=str)
 def test_the_kernels_give_the_same_numbers_on_any_number_of_threads(shape):
     """Of these, one has more panels than threads, and two have but one or two."""
@@ -150,6 +180,7 @@ def test_the_kernels_give_the_same_numbers_on_any_number_of_threads(shape):
     num_threads = torch.get_num_threads()
     for kernel, dtype in both_kernels():
         a, b = torch.randn(members, rows, inner).to(dtype), torch.randn(members, inner, columns).to(dtype)
+        a = a.mT.contiguous().mT if rows > 512 else a
         found = []
         try:
             for count in (1, 2, 5):
@@ -194,15 +225,16 @@ def test_the_kernels_propagate_values_that_are_not_finite():
 
 
 @kernel
+@pytest.mark.parametrize("rows", [20, 600])
 @pytest.mark.parametrize("turned", [False, True])
-def test_the_kernels_read_nothing_beside_their_matrices(turned):
+def test_the_kernels_read_nothing_beside_their_matrices(turned, rows):
     for kernel, dtype in both_kernels():
-        a, b = (torch.full((20, 40), torch.nan, dtype=dtype) for _ in range(2))
+        a, b = (torch.full((rows, 40), torch.nan, dtype=dtype) for _ in range(2))
         a[:, :11], b[:11, :19] = 1, 2
         left, right = a[:, :11], b[:11, :19]
         if turned:
             left, right = a.T.contiguous().T[:, :11], b.T.contiguous().T[:11, :19]
-        assert torch.equal(kernel(left, right), torch.full((20, 19), 22.0))
+        assert torch.equal(kernel(left, right), torch.full((rows, 19), 22.0))
 
 
 @kernel
