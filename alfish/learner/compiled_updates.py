@@ -9,7 +9,7 @@ from absl import logging
 
 from alfish import nest, replicas
 from alfish.batches import Minibatches, take
-from alfish.compiler import torch_internals
+from alfish.compiler import matmul, torch_internals
 from alfish.compiler.background import BackgroundCompiler, Compilation
 from alfish.compiler.cuda_graphs import RecordedFunction
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
@@ -23,6 +23,7 @@ from alfish.runs import random_state
 
 # During these calls kernels are loaded, and libraries allocate their working memory.
 CALLS_BEFORE_RECORDING = 3
+SLOWER = 1.1  # times the time of a product in float32
 
 
 class CompiledUpdates:
@@ -206,6 +207,11 @@ class CompiledUpdates:
         arguments = self._tensors, self._here(self._coefficients), index, source
         function = CompiledFunction(self._update, arguments, self._precision)
         self._log(f"Compiled the update of {name} in {time.perf_counter() - began:.1f} s")
+        if self._precision == "bfloat16" and self._plain.on_cpu and matmul.bfloat16_cost() > SLOWER:
+            self._log(
+                f"On this processor a large product takes {matmul.bfloat16_cost():.1f} times as long in bfloat16 as in "
+                "float32; Learner.precision = 'float32' is faster"
+            )
         return _Graph(function, self._update.notes)
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:

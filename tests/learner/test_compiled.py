@@ -541,7 +541,7 @@ def test_a_hook_that_cannot_be_compiled_runs_as_it_is(name, caplog, capsys):
     for one, other in zip(plain, made):
         one, other = ((state_of(x) if hasattr(x, "state_dict") else x) for x in (one, other))
         for a, b in zip(nest.leaves(one), nest.leaves(other)):
-            assert torch.equal(torch.as_tensor(a), torch.as_tensor(b)) or a != a
+            torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=0, atol=0, equal_nan=True)
     [record] = warnings_in(caplog)
     line = hook.__code__.co_firstlineno + 1
     assert "Regression cannot be compiled, and its updates stay plain" in record.message
@@ -810,6 +810,17 @@ def test_each_graph_is_reported_with_the_seconds_that_it_took(interpreted):
     begun, done = lines
     assert begun == "Compiling the update of PPO; training waits"
     assert done.startswith("Compiled the update of PPO in ") and done.endswith(" s")
+
+
+@pytest.mark.parametrize(
+    "precision, cost, says", [("bfloat16", 1.8, True), ("bfloat16", 0.6, False), ("float32", 1.8, False)]
+)
+def test_it_is_said_where_bfloat16_is_the_slower_one(interpreted, monkeypatch, precision, cost, says):
+    monkeypatch.setattr(matmul, "bfloat16_cost", lambda: cost)
+    learner, lines = Learner(make("ppo"), compile=True, precision=precision), []
+    learner.log = lines.append
+    learner.train(chunks_of("ppo", 10))
+    assert any("takes 1.8 times as long in bfloat16" in line for line in lines) == says
 
 
 def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):
