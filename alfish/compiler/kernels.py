@@ -20,6 +20,7 @@ from alfish.compiler import cache, torch_internals
 SOURCES = ("thread_pool.h", "matmul.cpp")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time in a period, or "max", and the period
 
+_given: int | Literal["auto"] = "auto"  # by `set_num_threads`
 _wanted = (0, True)  # helpers, and whether they give way
 _file = ""  # of the library; empty: torch's compiler builds it
 
@@ -106,8 +107,16 @@ def use_helpers(number: int, adapts: bool = True) -> None:
 
 def set_num_threads(number: int | Literal["auto"]) -> None:
     """Sets torch's threads; 'auto' is one, and a helper for each other core."""
+    global _given
+    _given = number
     torch.set_num_threads(1 if number == "auto" else number)
     use_helpers(available_cores() - 1 if number == "auto" else 0)
+
+
+def keep_num_threads(saved: int) -> None:
+    """Sets torch's threads to those of a saved run, unless `set_num_threads` was given a number for this process."""
+    if _given == "auto":
+        torch.set_num_threads(saved)
 
 
 def num_threads() -> int | Literal["auto"]:

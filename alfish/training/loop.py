@@ -10,6 +10,7 @@ import torch
 from alfish import nest, replicas
 from alfish.algorithms.acting import ModeSwitch, without_states
 from alfish.batches import ReplayBatches
+from alfish.compiler import kernels
 from alfish.data import IS_STEP, Experience
 from alfish.errors import UsageError, first_line
 from alfish.offline.spaces import TrainedSpaces
@@ -218,7 +219,7 @@ class Loop:
         self._next_summary, self._owed_steps = counters["next_summary"], counters["owed_steps"]
         self._owes_summary = counters.get("owes_summary", False)  # older versions had none
         self._at_summary = self._totals()
-        torch.set_num_threads(state["num_threads"])
+        kernels.keep_num_threads(state["num_threads"])
         if not self._is_of_others or replicas.rank() == 0:
             set_rng_state(state["rng"])
 

@@ -287,6 +287,18 @@ def test_the_thread_count_of_the_run_is_restored(tmp_path):
         torch.set_num_threads(1)
 
 
+def test_an_explicit_thread_count_goes_before_that_of_the_run(tmp_path):
+    env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
+    stop_after(make(tmp_path, env_id, env_kwargs, unroll_length, num_threads="auto"), 1)
+    trainer = make(tmp_path, env_id, env_kwargs, unroll_length, num_threads=2)
+    try:
+        trainer.start()
+        assert torch.get_num_threads() == 2
+    finally:
+        trainer.close()
+        kernels.set_num_threads(1)
+
+
 def test_idle_cores_change_no_thread_count_of_a_run(tmp_path):
     """A run of one thread may go on with 'auto', which has the same results; a run of two keeps its two."""
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
