@@ -8,7 +8,7 @@
   python -m benchmarks.cluster score --seconds=120       # APPO on CartPole under kills
 
 `speed` trains APPO on CartPole with steps of 2 ms. Its efficiency is the rate over that of one worker times the
-number of workers. The results are appended to benchmarks/results/cluster.csv.
+number of workers, if --workers begins with one. The results are appended to benchmarks/results/cluster.csv.
 """
 
 import argparse
@@ -47,13 +47,14 @@ def main() -> None:
 def _results(nodes: Nodes, what: str, seconds: float, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     spares = f", {arguments.spare_hosts} spare" if arguments.spare_hosts else ""
     if what == "speed":
-        one = 0.0
+        one = 0.0  # worker's rate
         for count in map(int, arguments.workers.split(",")):
             steps, stats = rate(nodes, count, seconds, arguments.kill_period, arguments.spare_hosts)
-            one = one or steps / count
+            one = steps if count == 1 else one
             shares = stats["trainer_wait_fraction"], stats["worker_wait_fraction"]
             waits = f"trainer waits {shares[0]:.0%}, workers wait {shares[1]:.0%}"
-            detail = f"{steps / (one * count):.1%} of {count} x {one:.0f}; {waits}; {stats['restarts']:.0f} restarts"
+            share = f"{steps / (one * count):.1%} of {count} x {one:.0f}; " if one else ""
+            detail = f"{share}{waits}; {stats['restarts']:.0f} restarts"
             yield _row(f"speed, kill period {arguments.kill_period:g} s{spares}", count, steps, detail)
     elif what == "score":
         mean, env_steps, breaking = score(nodes, seconds)

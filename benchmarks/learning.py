@@ -39,6 +39,7 @@ class Goal:
     num_episodes: int = 100
     settings: tuple[str, ...] = ()  # bindings beside the conf's
     variant: str = ""  # what these make of it
+    gin_files: tuple[str, ...] = ()  # after the conf
     imports: str = ""  # module that the conf imports, which `alfish evaluate` must be allowed to
 
     @property
@@ -78,7 +79,7 @@ GOALS = [
     Goal("ppo_pendulum", (0, 1, 2), -200, True),
     Goal("ppo_lunarlander", (0, 1, 2), 200, True),
     Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
-    Goal("appo_halfcheetah", (0, 1, 2, 3, 4), 3000, False),
+    Goal("appo_halfcheetah", (0, 1, 2, 3, 4), 3000, False, variant="async", gin_files=("async.gin",)),
     Goal("ppo_hopper", (0, 1, 2), 2300, False),
     Goal("dqn_cartpole", (0, 1, 2, 3, 4), 475, True),
     Goal("dqn_acrobot", (0, 1, 2, 3, 4), -100, True),
@@ -213,7 +214,11 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--unfinished", action="store_true", help="publish existing runs as far as they are trained")
     arguments = parser.parse_args()
-    goals = [goal for goal in GOALS + OFFLINE + IMITATION + ABLATIONS if goal.name in arguments.confs.split(",")]
+    all_goals = {goal.name: goal for goal in GOALS + OFFLINE + IMITATION + ABLATIONS}
+    names = arguments.confs.split(",")
+    if unknown := [name for name in names if name not in all_goals]:
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(all_goals)}")
+    goals = [goal for name, goal in all_goals.items() if name in names]
     if not arguments.table:
         for goal in goals:
             seeds = [int(seed) for seed in arguments.seeds.split(",")] if arguments.seeds else goal.seeds
@@ -224,12 +229,14 @@ def main() -> None:
     print(table(goals))
 
 
-def train(goal: Goal, seed: int, root_dir: Path) -> float:
-    """Trains a seed if needed; returns the seconds that the command took."""
+def train(goal: Goal, seed: int, root_dir: Path) -> float | None:
+    """Trains a seed if needed; returns the seconds that the command took, or None for the rest of an earlier run."""
+    is_new = not (root_dir / "checkpoints").exists()
+    files = [f"--gin_file={name}" for name in (f"{goal.conf}.gin", *goal.gin_files)]
     settings = [f"--gin_param={one}" for one in (f"Trainer.seed={seed}", *goal.settings)]
     began = time.perf_counter()
-    processes.alfish("train", f"--gin_file={goal.conf}.gin", f"--root_dir={root_dir}", *settings)
-    return time.perf_counter() - began
+    processes.alfish("train", *files, f"--root_dir={root_dir}", *settings)
+    return time.perf_counter() - began if is_new else None
 
 
 def record(goal: Goal, seed: int, root_dir: Path, seconds: float | None) -> None:
@@ -239,17 +246,20 @@ def record(goal: Goal, seed: int, root_dir: Path, seconds: float | None) -> None
       goal: the conf and its evaluation.
       seed: of training.
       root_dir: of the run, which may still train.
-      seconds: that training took; None if it has not ended.
+      seconds: that training took. None: it has not ended, or took several commands; the published value stays if the
+        evaluation is the same.
     """
+    path = RESULTS / f"{goal.name}.csv"
     evaluate = ["evaluate", f"--root_dir={root_dir}", f"--num_episodes={goal.num_episodes}", "--json"]
     evaluate += [f"--allow_import={goal.imports}"] if goal.imports else []
     result = processes.run_script([sys.executable, "-m", "alfish", *evaluate], processes.with_threads(1))
     row = {"seed": seed} | {name: result[name] for name in ("env_steps", "num_episodes", "mean", "ci_low", "ci_high")}
-    row |= {name: result[name] for name in ("std", "min", "max")} | {
-        "command_seconds": "" if seconds is None else round(seconds, 1)
-    }
+    row |= {name: result[name] for name in ("std", "min", "max")}
+    same = [old for old in tables.read_rows(path) if all(old[name] == str(row[name]) for name in row)]
+    published = same[0]["command_seconds"] if same else ""
+    row["command_seconds"] = published if seconds is None else round(seconds, 1)
     print(f"{goal.name} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
-    publish(RESULTS / f"{goal.name}.csv", [row])
+    publish(path, [row])
     curve = []
     for path in sorted((root_dir / "eval").glob("evaluation-*.csv")):
         returns = [float(episode["return"]) for episode in tables.read_rows(path)]

@@ -2,7 +2,7 @@
 
   python -m benchmarks.offline --transitions=1_000_000 --episode_length=1000
 
-Writes a data set of 17 observations and 6 actions with Minari (HDF5) into --directory. Then one process runs
+Writes a data set of 17 observations and 6 actions with Minari (HDF5). Then one process runs
 `alfish import`, and another loads the result into an OfflineBuffer and draws batches. Needs the extra 'minari', and
 Linux, which reports a process's memory. Writes a table to `benchmarks/results/offline.md`.
 """
@@ -22,11 +22,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transitions", type=int, default=1_000_000)
     parser.add_argument("--episode_length", type=int, default=1000)
-    parser.add_argument("--directory", default=None, help="where data are put; None: a temporary one")
+    parser.add_argument("--directory", default=None, help="where a temporary directory for the data is made")
     arguments = parser.parse_args()
     lines = [HEADER]
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = os.path.abspath(arguments.directory or temporary)
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as temporary:
+        directory = os.path.abspath(temporary)
         environment = processes.with_threads(1) | {"MINARI_DATASETS_PATH": directory}
         sizes = [str(arguments.transitions), str(arguments.episode_length)]
         for step in STEPS:

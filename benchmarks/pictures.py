@@ -2,8 +2,8 @@
 
   python -m benchmarks.pictures
 
-Writes `docs/pictures/learning_curves.png`, for the README, a picture for each page in `docs/algorithms/`, and one of
-the targets of bins.
+Writes `docs/pictures/learning_curves.png`, for the README, one for each of several pages in `docs/algorithms/`, and
+one of the targets of bins.
 """
 
 import argparse

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,13 +36,16 @@ def machine() -> str:
 
 
 def peer_python(peer: str) -> str:
-    """Returns the Python of a library's virtual environment; creates it from `peers/PEER.txt` at first use."""
+    """Returns the Python of a library's virtual environment.
+
+    It is made from `peers/PEER.txt` at first use, and again if that file has changed or the installation broke off.
+    """
     directory = PEERS / f".venv-{peer}"
-    python = directory / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-        requirements = PEERS / f"{peer}.txt"
+    python, requirements, installed = directory / "bin" / "python", PEERS / f"{peer}.txt", directory / "installed.txt"
+    if not installed.is_file() or installed.read_bytes() != requirements.read_bytes():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--requirement", requirements], check=True)
+        shutil.copy(requirements, installed)
     return str(python)
 
 

@@ -63,7 +63,10 @@ def row(checkpoint: int | str, acts_by: str, results: np.ndarray) -> dict[str, A
 
 def compare(root_dir: str, openings: int, num_random_moves: int) -> list[dict[str, Any]]:
     """Returns a row for each earlier checkpoint of a run and each way to act, and for all of them together."""
-    *earlier, last = Checkpoints(Path(root_dir) / "checkpoints").steps()
+    steps = Checkpoints(Path(root_dir) / "checkpoints").steps()
+    if len(steps) < 2:
+        raise SystemExit(f"{root_dir} has {len(steps)} checkpoints; a comparison needs two: train there first")
+    *earlier, last = steps
     final, rows = alfish.load(root_dir, last, allow_import=["examples"]), []
     for acts_by in ("mode", "sample"):
         results = []

@@ -224,7 +224,8 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
             ]
             cells = [
                 f"{name}, {task.env_steps:,} steps, {task.threshold:g}",
-                own[0][0]["versions"] + (library.removeprefix("alfish") if library in (EMPTY, WARM) else ""),
+                " and ".join(dict.fromkeys(run[0]["versions"] for run in own))
+                + (library.removeprefix("alfish") if library in (EMPTY, WARM) else ""),
                 threads,
                 len(own),
                 f"{np.median(ends):.1f} [{ends.min():.1f}, {ends.max():.1f}]",

@@ -12,7 +12,7 @@ with several values of N, ratios use the peer's fastest one. The cell of a recip
 --busy=N runs N busy processes at the same time.
 
 Writes the raw runs and a table to `benchmarks/results/throughput.{csv,md}` after each recipe, and keeps the rows of
-recipes that were not run; with --busy=N it writes `throughput-busyN.{csv,md}`.
+recipes that were not run; with --busy=N it writes `throughput-busyN.{csv,md}`. Give --output for a trial.
 
 A ratio is one of medians, with a bootstrap interval over runs. Memory is the maximum over all processes of a run,
 compilers included, sampled twice a second; a page that several processes map counts once.
@@ -45,6 +45,7 @@ def main() -> None:
     )
     parser.add_argument("--peers", default="sb3", help="each PEER or PEER:THREADS; empty: none")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="CSV in place of the published one; the table is put beside it")
     parser.add_argument("--busy", type=int, default=0, help="processes that compete for the processor")
     arguments = parser.parse_args()
     libraries = [
@@ -55,7 +56,8 @@ def main() -> None:
     ]
     pythons = {name: sys.executable if is_ours(name) else processes.peer_python(name) for name, _ in libraries}
     common = {"machine": processes.machine(), "date": datetime.date.today().isoformat()}
-    path = RESULTS / (f"throughput-busy{arguments.busy}.csv" if arguments.busy else "throughput.csv")
+    published = RESULTS / (f"throughput-busy{arguments.busy}.csv" if arguments.busy else "throughput.csv")
+    path = arguments.output or published
     with processes.busy_processes(arguments.busy):
         for recipe in arguments.recipes.split(","):
             able, runs = list(libraries), []

@@ -8,16 +8,16 @@
 alfish trains its shipped confs; stable-baselines3 uses the hyperparameters of RL Baselines3 Zoo
 (`runs/sb3_threshold.py`). Libraries take turns seed by seed, each run in its own process on one torch thread. The time
 begins with the process, so it includes imports and compilation (with an empty cache). It ends with the last iteration
-before the evaluation that reaches the threshold, and stops during evaluations. Evaluations are equal for both: the same
+before the evaluation that reaches the threshold, and stops during evaluations, while alfish's compiler works on.
+Evaluations are equal for both: the same
 period in environment steps, the same episodes, statistics frozen. A run that spends its recipe's budget is censored.
 
 Writes `benchmarks/results/time_to_threshold.{csv,md}`, the CSV after every run; existing runs are not repeated.
 """
 
 import argparse
+import datetime
 import math
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -36,7 +36,7 @@ NUMBERS = ("threshold", "mean", "wall_seconds", "cpu_seconds", "evaluation_secon
 COUNTS = ("seed", "env_steps", "updates")
 FIELDS = (
     *KEY, "threshold", "reached", "mean", "wall_seconds", "cpu_seconds", "env_steps", "updates", "evaluation_seconds",
-    "versions",
+    "versions", "machine", "date",
 )  # fmt: skip
 MEASURES = {"wall_seconds": ".1f", "cpu_seconds": ".1f", "env_steps": ",.0f"}
 HEADINGS = [
@@ -96,7 +96,8 @@ def _run(python: str, library: str, key: dict, arguments: argparse.Namespace) ->
     with tempfile.TemporaryDirectory() as cache:
         # What an earlier run has compiled is not there, as it is not for whoever trains for the first time.
         environment = processes.with_threads(1) | {"TORCHINDUCTOR_CACHE_DIR": cache}
-        return processes.run_script([*command, f"--started={time.monotonic()}"], environment)
+        result = processes.run_script([*command, f"--started={time.monotonic()}"], environment)
+    return result | {"machine": processes.machine(), "date": datetime.date.today().isoformat()}
 
 
 def _key(run: dict) -> tuple[str, ...]:
@@ -120,8 +121,9 @@ def read() -> list[dict[str, Any]]:
 
 def table(runs: list[dict]) -> str:
     """Returns a Markdown table of medians and ratios, one line for each task and library."""
+    machines = "; ".join(dict.fromkeys(run["machine"] for run in runs))
     lines = [
-        f"{platform.machine()}, {os.cpu_count()} cores, one torch thread; medians over seeds, to the first evaluation "
+        f"{machines}, one torch thread; medians over seeds, to the first evaluation "
         "that reaches the threshold, without the time of evaluations; ratio of medians over alfish's, 95 % bootstrap "
         "interval over seeds. A run that never reaches it counts as endless: `>` marks a median of such runs, of which "
         "the figure is when they ended.",

@@ -10,7 +10,8 @@ learning rate, and with a new encoder frozen, as a control. The measure is the n
 first of two consecutive evaluations of at least --threshold, of 50 episodes each, every 250 steps.
 
 Speed: DQN on Catch of 80 x 40 pixels, with NatureCNN trained, frozen in the network, and in front of it. The measures
-are environment steps per second of a whole run, with one update for each four steps, and the bytes of a row in replay.
+are environment steps per second of a whole run, with one update for each four steps, and the bytes of an observation in
+replay.
 
 Writes `docs/results/transfer.csv` or `docs/results/transfer-speed.csv` and prints a table of them.
 """

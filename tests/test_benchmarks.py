@@ -172,12 +172,46 @@ def test_a_peers_environment_is_made_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(processes, "PEERS", tmp_path)
     monkeypatch.setattr(subprocess, "run", make)
+    (tmp_path / "sb3.txt").write_text("stable-baselines3==2.7.0\n")
     python = str(tmp_path / ".venv-sb3" / "bin" / "python")
     assert [processes.peer_python("sb3") for _ in range(2)] == [python, python]
-    assert commands == [
-        [sys.executable, "-m", "venv", str(tmp_path / ".venv-sb3")],
+    made = [
+        [sys.executable, "-m", "venv", "--clear", str(tmp_path / ".venv-sb3")],
         [python, "-m", "pip", "install", "--quiet", "--requirement", str(tmp_path / "sb3.txt")],
     ]
+    assert commands == made
+    (tmp_path / "sb3.txt").write_text("stable-baselines3==2.9.2\n")
+    processes.peer_python("sb3")
+    assert commands == 2 * made
+
+
+def test_a_peers_environment_whose_installation_broke_off_is_made_again(tmp_path, monkeypatch):
+    (tmp_path / "sb3.txt").write_text("stable-baselines3==2.7.0\n")
+    commands = []
+
+    def fail_once(command, check):
+        commands.append(command)
+        (tmp_path / ".venv-sb3" / "bin").mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".venv-sb3" / "bin" / "python").touch()
+        if len(commands) == 2:
+            raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(processes, "PEERS", tmp_path)
+    monkeypatch.setattr(subprocess, "run", fail_once)
+    with pytest.raises(subprocess.CalledProcessError):
+        processes.peer_python("sb3")
+    processes.peer_python("sb3")
+    assert len(commands) == 4
+
+
+def test_the_time_of_a_process_has_that_of_its_running_children():
+    code = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        before = run_scripts.cpu_seconds()
+        child.stdout.readline()
+        assert run_scripts.cpu_seconds() - before + 0.05 > 0.2 and run_scripts.cpu_seconds(child.pid) >= 0.25
+        child.stdin.close()
+    assert run_scripts.cpu_seconds(child.pid) == 0.0
 
 
 # Result files.
@@ -415,7 +449,8 @@ def test_a_race_of_its_own_raw_data_replaces_them(command_line, capsys, monkeypa
 
     def result(python, library, key, arguments):
         row = old[key["task"], key["library"], key["seed"]]
-        numbers = {name: json.loads(row[name].lower()) for name in row if name not in ("task", "library", "versions")}
+        words = ("task", "library", "versions", "machine", "date")
+        numbers = {name: json.loads(row[name].lower()) for name in row if name not in words}
         return row | numbers
 
     monkeypatch.setattr(time_to_threshold, "_run", result)
@@ -591,6 +626,52 @@ def test_a_run_that_still_trains_is_published_as_far_as_it_is(monkeypatch, tmp_p
     assert (row["env_steps"], row["mean"], row["command_seconds"]) == ("500", "2.0", "")
     (point,) = tables.read_rows(tmp_path / "results" / "ppo_pong-curve.csv")
     assert (point["env_steps"], point["mean"], point["episodes"]) == ("250", "-20.0", "2")
+
+
+def test_the_seconds_of_a_run_are_those_of_the_command_that_trained_it(monkeypatch, tmp_path):
+    """A later command finds the run done, or trains its rest only."""
+    result = {
+        "env_steps": 500,
+        "num_episodes": 10,
+        "mean": 2.0,
+        "ci_low": 1,
+        "ci_high": 3,
+        "std": 1,
+        "min": 1,
+        "max": 3,
+    }
+    monkeypatch.setattr(learning, "RESULTS", tmp_path)
+    monkeypatch.setattr(learning.processes, "run_script", lambda command, environment: result)
+    root_dir = tmp_path / "runs"
+    monkeypatch.setattr(
+        learning.processes, "alfish", lambda *_: (root_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+    )
+    goal = next(goal for goal in learning.GOALS if goal.name == "ppo_cartpole")
+
+    def seconds():
+        learning.record(goal, 0, root_dir, learning.train(goal, 0, root_dir))
+        return tables.read_rows(tmp_path / "ppo_cartpole.csv")[0]["command_seconds"]
+
+    first = seconds()
+    assert float(first) >= 0 and seconds() == first
+    result["mean"] = 3.0  # it was trained again, in several commands
+    assert seconds() == ""
+
+
+def test_an_unknown_conf_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["learning", "--table", "--confs=ppo_cartpole,nonsense"])
+    with pytest.raises(SystemExit):
+        learning.main()
+    assert "there is no nonsense; there are ppo_cartpole" in capsys.readouterr().err
+
+
+def test_confs_whose_result_needs_another_file_are_trained_with_it(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(learning.processes, "alfish", lambda *words: given.extend(words))
+    goal = next(goal for goal in learning.GOALS if goal.name == "appo_halfcheetah-async")
+    learning.train(goal, 0, tmp_path)
+    assert given[:3] == ["train", "--gin_file=appo_halfcheetah.gin", "--gin_file=async.gin"]
+    assert tables.read_rows(learning.RESULTS / f"{goal.name}.csv")
 
 
 def test_learning_results_are_printed_as_a_table(monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ from alfish.configuration.runs import configured_trainer
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.listeners import Evaluate
 
-SETTINGS = ["Learner.compile = True"]
+SETTINGS = ["Learner.compile = True", "Trainer.num_threads = 1"]
 WARMUP = 1000  # environment steps, in place of the conf's
 FIRST_UPDATES = 200  # which compile, and are compared with plain ones
 

@@ -83,7 +83,7 @@ def ppo(env_id: str, num_env_steps: int, seed: int, variant: str = "plain") -> N
         8,
         seed,
         variant,
-        algorithm=PPO,
+        algorithm=functools.partial(PPO, value_coef=1.0),  # times half the squared error
         batches=functools.partial(EpochBatches, num_epochs=10, minibatch_size=256),
         learner=functools.partial(
             Learner,
@@ -103,7 +103,7 @@ def appo(num_env_steps: int, seed: int, variant: str = "sync") -> None:
         32,
         seed,
         variant,
-        algorithm=APPO,
+        algorithm=functools.partial(APPO, value_coef=1.0),  # times half the squared error
         batches=functools.partial(EpochBatches, num_epochs=10, minibatch_size=256),
         learner=functools.partial(
             Learner, optimizer=functools.partial(Adam, eps=1e-5), learning_rate=3e-4, max_grad_norm=0.5
@@ -123,7 +123,7 @@ def appo_slow(num_env_steps: int, seed: int, variant: str = "sync") -> None:
         seed,
         variant,
         environment={"wrappers": [functools.partial(Delayed, mean=0.002)]},
-        algorithm=functools.partial(APPO, network=network),
+        algorithm=functools.partial(APPO, network=network, value_coef=1.0),
         batches=functools.partial(EpochBatches, num_epochs=12, minibatch_size=64),
         learner=functools.partial(Learner, learning_rate=3e-4, max_grad_norm=0.5),
         unroll_length=32,

@@ -40,7 +40,7 @@ def main() -> None:
     arguments = threshold.parse()
     race = Race(TASKS[arguments.task], arguments.started, arguments.max_env_steps)
     files = [f"{arguments.task}.gin"]
-    found = reading.read(files, [f"Trainer.seed = {arguments.seed}", *arguments.gin_param])
+    found = reading.read(files, [f"Trainer.seed = {arguments.seed}", "Trainer.num_threads = 1", *arguments.gin_param])
     with tempfile.TemporaryDirectory() as root_dir:
         trainer = configured_trainer(root_dir, found)
         kept = [listener for listener in trainer.listeners if not isinstance(listener, Evaluate)]

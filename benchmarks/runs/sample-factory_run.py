@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 import gymnasium
-import psutil
 import torch
 from sample_factory.algo.runners.runner import AlgoObserver, Runner
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
@@ -27,10 +26,7 @@ class Clock(AlgoObserver):
     """Reads at the end of each iteration; the first one has more than eight updates."""
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
-        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        times = [process.cpu_times() for process in processes]
         self.last = script.read(training_iteration_since_resume * ROWS, training_iteration_since_resume * UPDATES)
-        self.last = self.last._replace(cpu_seconds=sum(time.user + time.system for time in times))
         self.first = getattr(self, "first", self.last)
 
 

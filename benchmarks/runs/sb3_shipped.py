@@ -47,6 +47,7 @@ def ppo_cartpole(seed: int, algorithm: Any = PPO) -> Any:
         n_epochs=20,
         gamma=0.98,
         gae_lambda=0.95,
+        vf_coef=0.25,  # of the whole squared error
         learning_rate=LinearSchedule(2e-3, 0.0, 1.0),
         clip_range=LinearSchedule(0.2, 0.0, 1.0),
         seed=seed,
@@ -117,7 +118,7 @@ def ppo_halfcheetah(seed: int, algorithm: Any = PPO, activation: Any = torch.nn.
         gamma=0.98,
         gae_lambda=0.92,
         clip_range=0.1,
-        vf_coef=0.58,
+        vf_coef=0.29,  # of the whole squared error
         ent_coef=0.0004,
         learning_rate=2e-5,
         max_grad_norm=0.8,

@@ -6,12 +6,13 @@ task's threshold, or its own budget is spent, and prints one JSON object: the fi
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from benchmarks.runs import script
 
 EVALUATION_SEED = 10_000  # of episode 0, the others follow; far from what environments train with
 
@@ -74,10 +75,10 @@ class Race:
     @contextmanager
     def stopped_clock(self) -> Iterator[None]:
         """Context whose wall and CPU seconds do not count."""
-        wall, cpu = time.monotonic(), _cpu_seconds()
+        wall, cpu = time.monotonic(), script.cpu_seconds()
         yield
         self._stopped_wall += time.monotonic() - wall
-        self._stopped_cpu += _cpu_seconds() - cpu
+        self._stopped_cpu += script.cpu_seconds() - cpu
 
     def is_over(self, env_steps: int, updates: int, spent: bool, evaluate: Callable[[], float]) -> bool:
         """Returns whether the run is over; evaluates if an evaluation is due. Call it after every iteration.
@@ -94,7 +95,7 @@ class Race:
             return False
         self._next = (env_steps // self.task.period + 1) * self.task.period
         wall = time.monotonic() - self._started - self._stopped_wall
-        cpu = _cpu_seconds() - self._stopped_cpu
+        cpu = script.cpu_seconds() - self._stopped_cpu
         with self.stopped_clock():
             mean = evaluate()
         print(f"{env_steps:,} env steps, {wall:.1f} s: {mean:.1f}", file=sys.stderr, flush=True)
@@ -109,9 +110,3 @@ class Race:
         if self.result is None:
             raise SystemExit("the run ended before its budget was spent")
         print(json.dumps(self.result | {"versions": versions}))
-
-
-def _cpu_seconds() -> float:
-    """Returns CPU seconds of this process and of finished children (compilers), user and system mode."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
