@@ -10,13 +10,16 @@ binding in a gin file raises the same. Defaults are not checked. Of values that 
 objects are refused.
 """
 
+import collections.abc
 import functools
 import inspect
 import typing
 from typing import Any, TypeVar
 
 from alfish.errors import UsageError
-from alfish.parameters.kinds import SEQUENCES, bare, elements, is_number, members, mistake, shown
+from alfish.parameters.kinds import SEQUENCES, bare, elements, is_number, members, mistake, shown, values_of
+
+MAPPINGS = (collections.abc.Mapping, dict)
 
 T = TypeVar("T")
 
@@ -75,9 +78,15 @@ def _whole(value: Any, kinds: list[Any]) -> Any:
     kinds = list(map(bare, kinds))
     if bool in kinds and is_number(value):
         return bool(value)
-    if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
+    if int in kinds and float not in kinds and is_number(value) and float(value).is_integer():
         return int(value)
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+    if type(value) in (list, tuple) or "float" in str(getattr(value, "dtype", "")):
         parts = [part for kind in kinds if typing.get_origin(kind) in SEQUENCES for part in elements(kind)]
-        return type(value)(_whole(one, parts) for one in value) if parts else value
+        if int not in map(bare, parts) and type(value) not in (list, tuple):
+            return value
+        made = type(value) if isinstance(value, (list, tuple)) else list  # of an array or a tensor
+        return made(_whole(one, parts) for one in value) if parts else value
+    if type(value) is dict:
+        parts = [part for kind in kinds if typing.get_origin(kind) in MAPPINGS for part in values_of(kind)]
+        return {key: _whole(one, parts) for key, one in value.items()} if parts else value
     return value

@@ -86,6 +86,40 @@ def test_a_value_is_of_the_declared_kind_and_in_its_range_or_what_is_taken_is_sa
             assert (mistake(value, annotation) or "").startswith(words), value
 
 
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        (2.0, 2),
+        (np.float32(2), 2),
+        (torch.tensor(2.0), 2),
+        ([1.0, 2], [1, 2]),
+        ((1.0,), (1,)),
+        (np.array([2.0, 3.0]), [2, 3]),
+        (torch.tensor([2.0]), [2]),
+        ({"a": 2.0}, {"a": 2}),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_whole_numbers_become_ints_in_every_form(value, expected):
+    @checked
+    def function(x: PositiveInt | Sequence[PositiveInt] | Mapping[str, PositiveInt] | None):
+        return x
+
+    found = function(value)
+    assert found == expected and repr(found) == repr(expected)
+
+
+def test_numbers_of_another_kind_stay_as_they_are():
+    @checked
+    def function(x: float | Sequence[float] | Mapping[str, float]):
+        return x
+
+    for value in (2.0, [2.0], {"a": 2.0}, array := np.array([2.0])):
+        assert function(value) is value or repr(function(value)) == repr(value)
+    assert function(array) is array
+
+
 def test_a_plain_call_says_what_a_parameter_takes():
     for build, words in (
         (lambda: PPO(*SPECS, gamma=None), "PPO.gamma is None; it must be a number in [0, 1]"),
