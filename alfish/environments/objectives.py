@@ -39,25 +39,25 @@ class VectorRewards(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, rewards: Rewards | None = None):
         super().__init__(env)
         self._name = type(env.unwrapped).__name__ if rewards is None else f"make_environment.rewards = {rewards!r}"
+        self._shape: tuple[int, ...] | None = None  # that the reward must have
         if isinstance(rewards, Mapping):
             self._sources = [self._source(where) for where in rewards.values()]
             self.reward_space = specs.reward_spec(list(rewards))
         else:
             self._sources = []
             self.reward_space = named(declared(env), rewards)
+            self._shape = self.reward_space.shape
 
     def step(self, action: Any) -> tuple[Any, np.ndarray, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        if self._sources:
-            vector = np.array([source(reward, info) for source in self._sources], np.float32)
-        else:
-            vector = np.asarray(reward, np.float32)
-        if vector.shape != self.reward_space.shape:
+        shape = np.asarray(reward).shape
+        if self._shape is not None and shape != self._shape:
             raise UsageError(
-                f"{self._name}: a step returned a reward of shape {vector.shape}, and the environment declared "
-                f"{self.reward_space.shape}; a wrapper that adds the entries up needs a reward_space of shape ()"
+                f"{self._name}: a step returned a reward of shape {shape}, and the environment declared "
+                f"{self._shape}; a wrapper that adds the entries up needs a reward_space of shape ()"
             )
-        return observation, vector, terminated, truncated, info
+        entries = [source(reward, info) for source in self._sources] if self._sources else reward
+        return observation, np.asarray(entries, np.float32), terminated, truncated, info
 
     def _source(self, where: str) -> Callable[[Any, dict[str, Any]], float]:
         """Returns a function of the environment's reward and info that returns an entry."""
@@ -65,7 +65,8 @@ class VectorRewards(gymnasium.Wrapper):
         if where == "reward":
             return lambda reward, info: self._number(reward, where)
         if kind == "reward" and key.isdecimal():
-            size = sum(named(declared(self.env), None).shape)
+            self._shape = named(declared(self.env), None).shape
+            size = sum(self._shape)
             if int(key) >= size:
                 raise UsageError(f"{self._name}: {where!r} is none of the {size} entries of the environment's reward")
             return lambda reward, info: self._number(reward[int(key)], where)

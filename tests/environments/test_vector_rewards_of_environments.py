@@ -1,6 +1,7 @@
 """Vector rewards of environments: declared by the environment, named, or taken from infos."""
 
 import pickle
+import re
 
 import gymnasium
 import numpy as np
@@ -62,6 +63,19 @@ def test_entries_come_from_infos_from_the_reward_and_from_its_entries():
     assert reward_spec.names == ("sum", "second") and rewards[1, 0].tolist() == [3, 2]
     _, rewards = steps(env=OneState, rewards={"score": "reward"})
     assert rewards[:, 0].tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize(("reward", "shape"), [(1.0, "()"), (np.ones(1), "(1,)"), (np.ones(3), "(3,)")], ids=str)
+def test_an_entry_of_a_reward_of_another_shape_than_declared_is_refused(reward, shape):
+    class Changed(TwoGoals):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, reward, *rest
+
+    with pytest.raises(
+        UsageError, match=re.escape(f"returned a reward of shape {shape}, and the environment declared (2,)")
+    ):
+        steps(env=Changed, rewards={"second": "reward:1"})
 
 
 def test_a_wrapper_that_adds_the_entries_up_makes_a_scalar_reward():
