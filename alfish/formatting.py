@@ -17,5 +17,7 @@ def size(num_bytes: int) -> str:
     """Returns '12 kB' or '3.4 MB', in powers of 1000."""
     if num_bytes < 1000:
         return counted(num_bytes, "byte")
-    power, unit = next(((power, unit) for power, unit in ((9, "GB"), (6, "MB")) if num_bytes >= 10**power), (3, "kB"))
-    return f"{num_bytes / 10**power:.3g} {unit}"
+    units = ((12, "TB"), (9, "GB"), (6, "MB"), (3, "kB"))
+    # From 999.5 on, three digits are 1 of the next unit.
+    power, unit = next((power, unit) for power, unit in units if num_bytes >= 0.9995 * 10**power)
+    return f"{significant(num_bytes / 10**power, 3)} {unit}"

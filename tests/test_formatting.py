@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from alfish.formatting import significant
+from alfish.formatting import significant, size
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,21 @@ from alfish.formatting import significant
 )
 def test_a_number_has_its_significant_digits(value, text):
     assert significant(value) == text
+
+
+@pytest.mark.parametrize(
+    "num_bytes, text",
+    [
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (1000, "1 kB"),
+        (12_345, "12.3 kB"),
+        (999_400, "999 kB"),
+        (999_999, "1 MB"),
+        (3_400_000, "3.4 MB"),
+        (999_950_000, "1 GB"),
+        (1_500_000_000_000, "1.5 TB"),
+    ],
+)
+def test_a_size_has_the_largest_unit_of_which_it_is_at_least_one(num_bytes, text):
+    assert size(num_bytes) == text

@@ -9,6 +9,7 @@ from alfish.analysis import statistics
 from alfish.analysis.grouping import Group
 from alfish.analysis.series import AXES, Series
 from alfish.errors import UsageError
+from alfish.formatting import significant
 
 NUM_POINTS = 200  # of a curve whose runs have no points in common
 
@@ -69,6 +70,9 @@ def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple
 
     Returns:
       `[N]` and `[R, N]`.
+
+    Raises:
+      UsageError: a run ends before another one begins.
     """
     lasts = [np.append(np.diff(clock) > 0, True) for clock in clocks]
     clocks, values = ([one[last] for one, last in zip(side, lasts)] for side in (clocks, values))
@@ -77,7 +81,13 @@ def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple
         shared = np.intersect1d(shared, clock, assume_unique=True)
     if 2 * len(shared) >= min(map(len, clocks)):
         return shared, np.stack([one[np.isin(clock, shared)] for clock, one in zip(clocks, values)])
-    points = np.linspace(max(clock[0] for clock in clocks), min(clock[-1] for clock in clocks), NUM_POINTS)
+    begin, end = max(clock[0] for clock in clocks), min(clock[-1] for clock in clocks)
+    if begin > end:
+        raise UsageError(
+            f"a run ends at {significant(end)} and another begins at {significant(begin)}, so they have no point in "
+            "common; draw them separately"
+        )
+    points = np.linspace(begin, end, NUM_POINTS)
     return points, np.stack([np.interp(points, clock, one) for clock, one in zip(clocks, values)])
 
 

@@ -139,8 +139,14 @@ def _read_monitor(path: Path) -> tuple[dict, dict[str, list[str]]]:
     first, _, rest = _content(path).partition(b"\n")
     try:
         header = json.loads(first.removeprefix(b"#"))
-    except ValueError as error:
-        raise UsageError(f"{path} is no monitor of stable-baselines3: its first line is not '#{{...}}'") from error
+    except ValueError:
+        header = None
+    named = isinstance(header, dict) and isinstance(header.get("env_id"), str | None)
+    if not named or not isinstance(header.get("t_start", 0), (int, float)):
+        raise UsageError(
+            f"{path} is no monitor of stable-baselines3: its first line is not '#{{...}}' with a number t_start and a "
+            "text env_id"
+        )
     return header, _columns(path, rest)
 
 

@@ -114,7 +114,7 @@ def parse(argument: str) -> Parameter:
     """Returns the parameter of a `--search` argument.
 
     Raises:
-      UsageError: it is no search, or a range is upside down.
+      UsageError: it is no search, or a range is upside down or endless.
     """
     said = f"--search={argument}"
     match = re.fullmatch(r"\s*([\w./]+)\s*=\s*(\w+)\((.*)\)\s*", argument, re.DOTALL)
@@ -132,6 +132,8 @@ def parse(argument: str) -> Parameter:
     if len(items) != 2 or not all(re.fullmatch(number, item) for item in items):
         raise UsageError(f"{said}: {kind}(a, b) takes two {'integers' if kind == 'int' else 'numbers'}")
     low, high = map(float, items)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise UsageError(f"{said}: bounds are finite numbers")
     check_range(low, high, said, f"{kind}({items[1]}, {items[0]})")
     if kind == "log" and low <= 0:
         raise UsageError(f"{said}: log(a, b) takes positive numbers; uniform(a, b) takes others")

@@ -202,6 +202,10 @@ def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):
     assert list(one(tmp_path / "y.csv").series("b").values) == [2]
     with pytest.raises(UsageError, match="monitor without 'entropy'"):
         one(make_monitor("m.monitor.csv", [(1, 1, 1)])).series("train/entropy")
+    for first in ("[]", "5", '{"t_start": null}', '{"t_start": "a"}', '{"env_id": ["a"]}'):
+        (tmp_path / "damaged.monitor.csv").write_text(f"#{first}\nr,l,t\n1,2,3\n")
+        with pytest.raises(UsageError, match="is no monitor of stable-baselines3"):
+            one(tmp_path / "damaged.monitor.csv")
     (tmp_path / "broken.monitor.csv").write_text("r,l,t\n1,2,3\n")
     with pytest.raises(UsageError, match="first line"):
         one(tmp_path / "broken.monitor.csv")

@@ -89,6 +89,12 @@ def test_runs_without_common_points_are_interpolated_where_both_have_values():
     np.testing.assert_allclose(values, [points / 100, points / 10])
 
 
+def test_runs_that_do_not_overlap_are_refused():
+    clocks = [np.array([0, 1000, 2000]), np.array([5000, 6000, 7000])]
+    with pytest.raises(UsageError, match="a run ends at 2000 and another begins at 5000"):
+        aligned(clocks, [np.arange(3.0), np.arange(3.0)])
+
+
 def test_a_few_points_in_common_are_not_enough_to_leave_out_the_others():
     clocks = [np.array([0, 10, 20, 30, 40]), np.array([0, 7, 17, 27, 37])]
     points, _ = aligned(clocks, [np.arange(5.0), np.arange(5.0)])

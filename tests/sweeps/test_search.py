@@ -58,6 +58,8 @@ def test_searches_are_parsed_and_written_as_they_are_read():
         ("PPO.gamma=uniform(0, nan)", "takes two numbers"),
         ("PPO.epochs=int(1, 2.5)", "takes two integers"),
         ("PPO.gamma=log(0, 1)", "takes positive numbers"),
+        ("PPO.gamma=uniform(0, 1e999)", "bounds are finite numbers"),
+        ("PPO.gamma=log(1, 1e999)", "bounds are finite numbers"),
         ("PPO.gamma=grid()", "one or more different values"),
         ("PPO.gamma=grid(1, 2, 1)", "one or more different values"),
         ("PPO.gamma=grid((1, 2)", "not gin"),
