@@ -249,7 +249,7 @@ class Composed(RLAlgorithm):
         """
         if self.algorithm.reward_weights is None:
             raise UsageError(
-                f"Composed.separate_values needs an algorithm with reward_weights (PPO, A2C, APPO, DQN, SAC), and "
+                f"Composed.separate_values needs an algorithm with reward_weights, such as PPO, DQN, SAC or TD3, and "
                 f"{type(self.algorithm).__name__} has none; set it to False"
             )
         for entry, part in enumerate(self.rewards.values(), math.prod(self.reward_spec.shape)):

@@ -258,7 +258,8 @@ class RowStore:
             )
         filled = int(pos.clamp(max=self.length).max()) * self.num_envs
         saved = nest.leaves(state["rows"])
-        if (start < 0).any() or (start > pos).any() or any(len(leaf) != filled for leaf in saved):
+        agree = all(len(leaf) == filled for leaf in saved) and bool(saved or not filled)
+        if not agree or (start < 0).any() or (start > pos).any():
             raise ValueError(f"positions {start.tolist()} to {pos.tolist()} of {[len(leaf) for leaf in saved]} rows")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -46,7 +46,8 @@ class Timer:
             try:
                 return function(*arguments, **keywords)
             finally:
-                self._switch(outer, time.perf_counter())
+                if self._is_on:
+                    self._switch(outer, time.perf_counter())
 
         return timed
 

@@ -14,6 +14,7 @@ from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.replay import RingBuffer
 from alfish.replay.ring_buffer import SequenceIndex
+from alfish.replay.row_store import RowStore
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import DiskError
 
@@ -378,6 +379,14 @@ def test_rows_whose_frame_stack_was_overwritten_start_no_window():
     expected = valid_starts(columns.history, 12, 2, 3)
     assert buffer.sample(1000, 2).position.unique().tolist() == [p for _, p in expected]
     assert expected[0][1] >= 1 + 3
+
+
+def test_a_saved_replay_whose_positions_have_no_rows_is_refused():
+    store = RowStore(4, 2, "cpu", None)
+    state = store.state_dict()
+    store.check_fits(state)
+    with pytest.raises(ValueError, match="positions"):
+        store.check_fits(state | {"pos": state["pos"] + 4})
 
 
 def test_clear_forgets_every_row_and_positions_go_on():
