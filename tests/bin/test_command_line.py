@@ -635,10 +635,10 @@ def test_help_shows_examples_and_every_flag(capsys, name, flag):
 
 def test_help_of_the_whole_lists_the_subcommands(capsys):
     assert main(["--help"]) == 0
-    assert all(f"  {name} " in (words := capsys.readouterr().out) or name in words for name in list(SUBCOMMANDS)[:1])
+    asked = capsys.readouterr().out
     assert main([]) == 2
-    words = capsys.readouterr().out
-    assert all(name in words and text in words for name, text in SUBCOMMANDS.items())
+    for words in (asked, capsys.readouterr().out):
+        assert all(name in words and text in words for name, text in SUBCOMMANDS.items())
 
 
 def test_the_version_is_printed(capsys):

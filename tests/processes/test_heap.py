@@ -8,6 +8,7 @@ from alfish.processes import heap
 
 # Ten times 64 arrays of 1 MB are written and freed, the last one first, which leaves the end of the heap free.
 PROGRAM = """
+import ctypes
 import resource
 import numpy as np
 from alfish.processes import heap
@@ -17,6 +18,7 @@ def fill():
     while arrays:
         arrays.pop()
 
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: one fault would bring 2 MB
 if {kept}:
     assert heap.keep_freed_memory()
 fill()

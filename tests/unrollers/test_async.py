@@ -983,22 +983,22 @@ def test_a_lambda_is_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "words"),
     [
-        {"mode": "fast"},
-        {"num_workers": 0},
-        {"slots": 1},
-        {"unroll_length": 0},
-        {"unroll_length": 5},
-        {"mode": "lockstep", "segments_per_unroll": 3},
-        {"segments_per_unroll": 5, "num_workers": 2},
-        {"mode": "lockstep", "workers": functools.partial(Workers, on_failure="shrink")},
-        {"workers": functools.partial(Workers, on_failure="ignore")},
+        ({"mode": "fast"}, "mode is 'fast'"),
+        ({"num_workers": 0}, "num_workers is 0"),
+        ({"slots": 1}, "slots is 1"),
+        ({"unroll_length": 0}, "unroll_length is 0"),
+        ({"unroll_length": 5}, "on-policy both must be equal"),
+        ({"mode": "lockstep", "segments_per_unroll": 2}, "in lockstep each worker fills one"),
+        ({"segments_per_unroll": 5, "num_workers": 2}, "2 workers of 2 slots have 4 at most"),
+        ({"mode": "lockstep", "workers": functools.partial(Workers, on_failure="shrink")}, "lockstep waits for each"),
+        ({"workers": functools.partial(Workers, on_failure="ignore")}, "on_failure is 'ignore'"),
     ],
     ids=str,
 )
-def test_settings_that_do_not_fit_are_refused(settings):
-    with pytest.raises(UsageError):
+def test_settings_that_do_not_fit_are_refused(settings, words):
+    with pytest.raises(UsageError, match=words):
         unroller_of(**settings)
 
 
