@@ -28,7 +28,7 @@ test-all: .venv/installed-dev
 mutants: .venv/installed-dev
 	.venv/bin/python tests/mutants.py
 
-fingerprints: .venv/installed-dev
+fingerprints: .venv/installed-mo
 	.venv/bin/python -m benchmarks.fingerprints --check
 
 check: .venv/installed-dev
@@ -39,7 +39,7 @@ check: .venv/installed-dev
 docs: .venv/installed-docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
 
-results: .venv/installed-dev
+results: .venv/installed-mo
 	.venv/bin/python -m benchmarks.learning
 
 soak: .venv/installed-dev
@@ -52,8 +52,9 @@ bench: .venv/installed-dev
 clean:
 	rm -rf .venv build dist
 
+# Without ensurepip, `venv` leaves a directory that has a Python and no pip.
 .venv/bin/python:
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
 
 .venv/installed: .venv/bin/python pyproject.toml constraints.txt
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[mujoco,box2d,plot,video]'
@@ -62,6 +63,11 @@ clean:
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch .venv/installed $@
+
+# Without what it asks for: pygame, whose files are those of pygame-ce, which gymnasium's extras ask for.
+.venv/installed-mo: .venv/installed-dev
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps mo-gymnasium
+	touch $@
 
 .venv/installed-docs: .venv/installed
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -9,7 +9,7 @@
 
 The command builds the environment, examines its spaces, and acts at random for some episodes. It reports observations
 outside their space, values that are not finite, resets that ignore their seed, episodes that never end, vector rewards,
-and any exception. An environment without a time limit gets a note.
+and any exception. A registered environment without a time limit gets a note.
 """
 
 import ast

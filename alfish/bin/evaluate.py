@@ -8,8 +8,9 @@ The seed of episode k is `seed + k`. Every episode that starts is run to its end
 --num_envs. An episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 by default) and
 counts as truncated; --max_length sets another limit. --json prints one JSON object with the keys env_steps,
 num_episodes, mean, std, ci_low, ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and num_cut
-(the number of episodes that were cut). --video films the first episode, or --video_episodes side by side, into the
-run's directory `films`; the results are the same. Films need the extra 'video': pip install 'alfish[video]'.
+(the number of episodes that were cut); with several objectives also by_objective, the returns of each. --video films
+the first episode, or --video_episodes side by side, into the run's directory `films`; the results are the same. Films
+need the extra 'video': pip install 'alfish[video]'.
 """
 
 import contextlib
