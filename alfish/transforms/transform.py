@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import nest
+from alfish import nest, specs
 from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -36,7 +36,8 @@ class Transform(nn.Module):
       observation_spec, reward_spec: specs of the input rows.
 
     Attributes:
-      observation_spec, reward_spec: specs of the output rows; a subclass replaces the specs that it changes.
+      observation_spec, reward_spec: specs of the output rows; a subclass replaces the specs that it changes. The first
+        rows are compared with them.
       look_back: number of rows before a row that its output depends on.
       changes_rewards: True if rewards change.
       shows_rewards: True if observations have the reward of arriving at their row.
@@ -125,10 +126,11 @@ class Transforms(nn.Module):
         self._chain: Any = nn.ModuleList()
         self.encoders: list[Transform] = []
         self.others: list[Transform] = []
+        self._fit: set[Transform] = set()  # whose first rows fit their spec
         for factory in factories:
-            specs = self.observation_spec, self.reward_spec
+            given = self.observation_spec, self.reward_spec
             keywords = {"action_spec": action_spec} if "action_spec" in parameter_names(factory) else {}
-            transform = build(factory, Transform, "Trainer.transforms", *specs, **keywords)
+            transform = build(factory, Transform, "Trainer.transforms", *given, **keywords)
             name = type(transform).__name__
             if transform.encodes and self.others:
                 raise UsageError(
@@ -168,13 +170,13 @@ class Transforms(nn.Module):
         states = []
         for transform, before in zip(self.others, state, strict=True):
             found, after = transform(time_step, before)
-            time_step = _checked(found, transform)
+            time_step = self._checked(found, transform)
             states.append(after)
         return time_step, tuple(states)
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
         for transform, before in zip(self.others, state or (), strict=True):
-            time_step = _checked(transform.transform(time_step, before), transform)
+            time_step = self._checked(transform.transform(time_step, before), transform)
         return time_step
 
     def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
@@ -201,13 +203,31 @@ class Transforms(nn.Module):
             transform.observe(nest.at(time_step, slice(num_seen, None)))
             time_step = after
 
-
-def _checked(found: Any, transform: Transform) -> TimeStep:
-    """Returns a transform's result; raises UsageError if it is no time step."""
-    if isinstance(found, TimeStep):
+    def _checked(self, found: Any, transform: Transform) -> TimeStep:
+        """Returns a transform's result; raises UsageError if it is no time step, or does not fit the spec."""
+        if not isinstance(found, TimeStep):
+            kind = "None" if found is None else f"a {type(found).__name__}"
+            raise UsageError(
+                f"{type(transform).__name__}.transform returned {kind}; it must return the time step, as in return "
+                "time_step._replace(observation=...)"
+            )
+        if transform not in self._fit:
+            _check_fits(found, transform)
+            self._fit.add(transform)
         return found
-    kind = "None" if found is None else f"a {type(found).__name__}"
-    raise UsageError(
-        f"{type(transform).__name__}.transform returned {kind}; it must return the time step, as in return "
-        "time_step._replace(observation=...)"
-    )
+
+
+def _check_fits(time_step: TimeStep, transform: Transform) -> None:
+    """Raises UsageError if rows have other observations than the transform's spec says."""
+    name, spec, observation = type(transform).__name__, transform.observation_spec, time_step.observation
+    remedy = "set self.observation_spec in its constructor to what it returns"
+    if nest.paths(observation) != nest.paths(spec):
+        found, wanted = (", ".join(nest.paths(each)) or "one" for each in (observation, spec))
+        raise UsageError(f"{name} returned the observations {found}, and its observation_spec has {wanted}; {remedy}")
+    for path, leaf, space in zip(nest.paths(spec), nest.leaves(observation), nest.leaves(spec)):
+        shape, dtype = tuple(leaf.shape[time_step.step_type.ndim :]), str(leaf.dtype).removeprefix("torch.")
+        if shape != space.shape or dtype != str(specs.torch_dtype(space)).removeprefix("torch."):
+            raise UsageError(
+                f"{name} returned observations{f' {path}' if path else ''} of shape {shape} and {dtype}, and its "
+                f"observation_spec has {space}; {remedy}"
+            )

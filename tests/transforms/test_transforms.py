@@ -429,6 +429,34 @@ def test_rows_observed_before_count_once(factories):
     torch.testing.assert_close(moments.scale, expected.scale)
 
 
+def _changing(change):
+    """A transform whose observations `change` returns, and whose spec is that of its input."""
+
+    class Changes(Transform):
+        def transform(self, time_step, state):
+            return time_step._replace(observation=change(time_step.observation))
+
+    return Changes
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: torch.cat([x, x], -1), r"of shape \(6,\) and float32, and its observation_spec has Box"),
+        (lambda x: x[..., :1], r"of shape \(1,\) and float32"),
+        (lambda x: x.double(), r"of shape \(3,\) and float64"),
+        (lambda x: {"a": x, "b": x}, "the observations a, b, and its observation_spec has one"),
+    ],
+    ids=["wider", "narrower", "of another dtype", "of other leaves"],
+)
+def test_observations_that_do_not_fit_the_spec_of_their_transform_are_refused(change, words):
+    chain, rows = Transforms([_changing(change)], VECTOR, SCALAR), _rows(reward=torch.ones(3, 2))
+    for call in (chain, chain.transform):
+        with pytest.raises(UsageError, match=f"Changes returned .*{words}"):
+            call(rows, (None,))
+    Transforms([_changing(lambda x: x + 1)], VECTOR, SCALAR).transform(rows, (None,))
+
+
 def test_a_transform_that_returns_no_time_step_is_named():
     class Forgets(Transform):
         def transform(self, time_step, state):
