@@ -295,7 +295,8 @@ def test_weights_are_published_every_so_many_iterations(made):
 def test_rows_that_are_too_old_are_not_trained_on(made):
     unroller = made(slots=4, max_policy_lag=1)
     for k in range(8):
-        time.sleep(0.05)
+        if k == 2:
+            wait_until_slots_are_full(unroller)
         unroll = unroller.unroll(4)
         old = k - unroll.policy_version > 1
         assert ((unroll.time_step.step_type == PAD).all(0) == old).all()
@@ -398,7 +399,7 @@ def test_a_worker_from_which_nobody_takes_rows_burns_no_processor_time(made, alg
 
     before = seconds()
     time.sleep(0.5)
-    assert seconds() - before <= 0.02
+    assert seconds() - before < 0.1  # a few ticks, where a loop would take 0.5
 
 
 def test_statistics_follow_environments_whose_columns_change(made):
@@ -698,7 +699,7 @@ def test_the_traceback_comes_though_environments_do_not_close(made):
             unroller.unroll(4)
     began = time.monotonic()
     unroller.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_an_image_is_not_written_out_where_its_reward_is_not_finite(made, tmp_path):
