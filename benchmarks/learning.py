@@ -25,7 +25,8 @@ import numpy as np
 from benchmarks import PROJECT, processes, tables
 
 RESULTS = PROJECT / "docs" / "results"
-IN_BFLOAT16 = ("Learner.compile = True", "Learner.precision = 'bfloat16'")
+COMPILED = ("Learner.compile = True",)
+IN_BFLOAT16 = (*COMPILED, "Learner.precision = 'bfloat16'")
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ GOALS = [
     Goal("flashsac_small_halfcheetah", (0, 1, 2), 8000, False, settings=IN_BFLOAT16),
     Goal("tqc_halfcheetah", (0, 1, 2), 4500, False, settings=IN_BFLOAT16),
     Goal("droq_halfcheetah", (0, 1), 5330, False, settings=IN_BFLOAT16),
+    Goal("tqc_bipedalwalker", (0,), 300, False, settings=COMPILED),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("droq_pendulum", (0, 1, 2, 3, 4), -200, True),
     Goal("redq_pendulum", (0, 1, 2, 3, 4), -200, True),
