@@ -326,7 +326,7 @@ def test_a_run_stops_without_progress_and_counts_over_a_resume(tmp_path):
     risen = [1.0, 1.1, 1.2, 3.0] + 4 * [None]
     words = "evaluation/mean_return has not risen above 1 in 2 evaluations (StopWithoutProgress)"
     assert stopped_at(tmp_path, risen, StopWithoutProgress(2, 0.5), name="small") == (3, words)
-    exactly = [1.0, 1.5, 2.0, None]
+    exactly = [1.0, 1.5, 1.5] + 4 * [None]
     assert stopped_at(tmp_path, exactly, StopWithoutProgress(2, 0.5), name="exactly")[0] == 3
     assert stopped_at(tmp_path, values, StopWithoutProgress(3), num_iterations=5, name="cut") == (5, None)
     assert stopped_at(tmp_path, values, StopWithoutProgress(3), name="cut")[0] == 6

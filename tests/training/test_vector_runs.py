@@ -157,6 +157,14 @@ class Apart(nn.Module):
         return self.first.initial_state(batch_size)
 
 
+def beside(first, second):
+    """Stacks two values, whose gradients are contiguous: some libraries round products of other strides differently."""
+    for value in (first, second):
+        if value.requires_grad:
+            value.register_hook(lambda gradient: gradient.contiguous())
+    return torch.stack([first, second], -1)
+
+
 class TwoQNetworks(Apart):
     def __init__(self, observation_spec, num_actions, num_values):
         assert num_values == 2
@@ -164,7 +172,7 @@ class TwoQNetworks(Apart):
 
     def forward(self, time_step, state):
         first, state = self.first(time_step, state)
-        return torch.stack([first, self.second(time_step, None)[0]], -1), state
+        return beside(first, self.second(time_step, None)[0]), state
 
 
 class TwoCritics(Apart):
@@ -178,11 +186,11 @@ class TwoCritics(Apart):
         return self.first.policy(time_step, state)
 
     def value(self, time_step, state):
-        return torch.stack([each.value(time_step, state) for each in (self.first, self.second)], -1)
+        return beside(*(each.value(time_step, state) for each in (self.first, self.second)))
 
     def forward(self, time_step, state):
         (policy, value), state = self.first(time_step, state)
-        return PolicyValue(policy, torch.stack([value, self.second.value(time_step, None)], -1)), state
+        return PolicyValue(policy, beside(value, self.second.value(time_step, None))), state
 
 
 @pytest.mark.parametrize("name", ["DQN", "PPO"])
