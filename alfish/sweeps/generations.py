@@ -50,8 +50,6 @@ class Perturbed(Parameter):
             raise UsageError(f"{said} is not NAME=LOW..HIGH, as in --perturb=PPO.clip=0.1..0.3")
         name, *items = match.groups()
         low, high = map(float, items)
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise UsageError(f"{said}: bounds are finite numbers")
         check_range(low, high, said, f"{items[1]}..{items[0]}")
         if low < 0:
             raise UsageError(f"{said}: values are multiplied by {FACTORS[0]} or {FACTORS[1]}; LOW is at least 0")

@@ -132,8 +132,6 @@ def parse(argument: str) -> Parameter:
     if len(items) != 2 or not all(re.fullmatch(number, item) for item in items):
         raise UsageError(f"{said}: {kind}(a, b) takes two {'integers' if kind == 'int' else 'numbers'}")
     low, high = map(float, items)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise UsageError(f"{said}: bounds are finite numbers")
     check_range(low, high, said, f"{kind}({items[1]}, {items[0]})")
     if kind == "log" and low <= 0:
         raise UsageError(f"{said}: log(a, b) takes positive numbers; uniform(a, b) takes others")
@@ -141,13 +139,15 @@ def parse(argument: str) -> Parameter:
 
 
 def check_range(low: float, high: float, said: str, turned: str) -> None:
-    """Raises UsageError about an argument whose range is upside down or empty.
+    """Raises UsageError about an argument whose range is upside down, empty or endless.
 
     Args:
       low, high: ends of the range.
       said: the argument.
       turned: text of the range from `high` to `low`.
     """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise UsageError(f"{said}: bounds are finite numbers")
     if low >= high:
         hint = f"write {turned}" if low > high else "one value is a binding: --gin_param"
         raise UsageError(f"{said}: the range is {'upside down' if low > high else 'empty'}; {hint}")
