@@ -602,19 +602,13 @@ def test_a_seeds_results_replace_its_old_ones(tmp_path):
     assert len(tables.read_rows(path)) == len(tables.read_rows(learning.RESULTS / path.name)) - len(own) + 1
 
 
+# What `alfish evaluate --json` prints, as far as it is published.
+EVALUATED = {"env_steps": 500, "num_episodes": 10, "mean": 2.0, "ci_low": 1, "ci_high": 3, "std": 1, "min": 1, "max": 3}
+
+
 def test_a_run_that_still_trains_is_published_as_far_as_it_is(monkeypatch, tmp_path):
-    numbers = {
-        "env_steps": 500,
-        "num_episodes": 10,
-        "mean": 2.0,
-        "ci_low": 1,
-        "ci_high": 3,
-        "std": 1,
-        "min": 1,
-        "max": 3,
-    }
     monkeypatch.setattr(learning, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(learning.processes, "run_script", lambda command, environment: numbers)
+    monkeypatch.setattr(learning.processes, "run_script", lambda command, environment: EVALUATED)
     monkeypatch.setattr(learning, "train", lambda *_: pytest.fail("it trains"))
     evaluations = tmp_path / "ppo_pong" / "seed0" / "eval"
     evaluations.mkdir(parents=True)
@@ -630,16 +624,7 @@ def test_a_run_that_still_trains_is_published_as_far_as_it_is(monkeypatch, tmp_p
 
 def test_the_seconds_of_a_run_are_those_of_the_command_that_trained_it(monkeypatch, tmp_path):
     """A later command finds the run done, or trains its rest only."""
-    result = {
-        "env_steps": 500,
-        "num_episodes": 10,
-        "mean": 2.0,
-        "ci_low": 1,
-        "ci_high": 3,
-        "std": 1,
-        "min": 1,
-        "max": 3,
-    }
+    result = dict(EVALUATED)
     monkeypatch.setattr(learning, "RESULTS", tmp_path)
     monkeypatch.setattr(learning.processes, "run_script", lambda command, environment: result)
     root_dir = tmp_path / "runs"
