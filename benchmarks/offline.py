@@ -2,8 +2,8 @@
 
   python -m benchmarks.offline --transitions=1_000_000 --episode_length=1000
 
-Writes a data set of 17 observations and 6 actions with Minari (HDF5). Then one process runs
-`alfish import`, and another loads the result into an OfflineBuffer and draws batches. Needs the extra 'minari', and
+Writes a data set of 17 observations and 6 actions with Minari (HDF5). Then one process runs `alfish import`, and
+another loads the result into an OfflineBuffer and draws batches. Needs the extra 'minari', and
 Linux, which reports a process's memory. Writes a table to `benchmarks/results/offline.md`.
 """
 

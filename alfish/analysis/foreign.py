@@ -144,8 +144,8 @@ def _read_monitor(path: Path) -> tuple[dict, dict[str, list[str]]]:
     named = isinstance(header, dict) and isinstance(header.get("env_id"), str | None)
     if not named or not isinstance(header.get("t_start", 0), (int, float)):
         raise UsageError(
-            f"{path} is no monitor of stable-baselines3: its first line is not '#{{...}}' with a number t_start and a "
-            "text env_id"
+            f"{path} is no monitor of stable-baselines3: its first line is not '#{{...}}' in which t_start is a "
+            "number and env_id is text"
         )
     return header, _columns(path, rest)
 

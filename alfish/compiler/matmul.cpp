@@ -44,7 +44,7 @@ constexpr int64_t WIDTH = COLUMNS * LANES;  // of a panel
 constexpr int64_t GROUP = 256;              // columns of a task that copies rows of a
 constexpr int64_t DEPTH = 256;              // of the inner dimension at a time, for a panel's part of b to stay cached
 constexpr int64_t HEIGHT = 48;              // rows of a that are copied at a time
-// Words between neighbours from which a copy is faster: few such lines fit in a cache, and each is on another page.
+// Distance of neighbours in words from which a copy is faster: few such lines fit in a cache, and each has a page.
 constexpr int64_t FAR = 512;
 // Multiply-adds of the smallest product for threads that spin, and of the smallest for helpers that sleep.
 constexpr int64_t WORTH_THREADS = 1 << 19, WORTH_HELPERS = 1 << 23;

@@ -153,7 +153,7 @@ def has_bfloat16_products() -> bool:
 def bfloat16_cost() -> float:
     """Returns the time of a large product in bfloat16, casts included, as a multiple of the time in float32.
 
-    Processors of Intel compute half as much in bfloat16 as in float32 where a virtual machine hides their tiles.
+    An Intel processor is slower in bfloat16 than in float32 if a virtual machine hides its tiles (AMX).
     """
     a, b = torch.ones(256, 256), torch.ones(256, 256)
 

@@ -236,8 +236,9 @@ def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merges the infos of B environments into gymnasium's format for vector environments.
 
     A key's value is an array `[B, ...]`, with 0 or None for environments that did not report it. `_key` is the mask
-    `[B]` bool of those that did. Numbers of different types are converted to one type, as numpy does: int and float to
-    float64. Other values, and arrays of different shapes, are kept as objects. Nested infos are merged in the same way.
+    `[B]` bool of those that did. Numbers of different types are converted to one type by numpy's rules, for example
+    int and float to float64. Other values, and arrays of different shapes, are kept as objects. Nested infos are merged
+    in the same way.
     """
     result: dict[str, Any] = {}
     for i, info in enumerate(infos):

@@ -300,7 +300,7 @@ class StopWithoutProgress(_Watcher):
 
     Args:
       num_evaluations: number of consecutive values without an increase that stop the run, at least 1.
-      min_increase: what the difference from the best value must exceed to count as an increase, at least 0.
+      min_increase: a value counts as an increase if it is larger than the best one by more than this, at least 0.
       scalar: as in `StopAt`.
     """
 
