@@ -42,7 +42,7 @@ class PettingZooColumns(Environment):
       UsageError: there is no parallel environment, or its agents have different spaces.
     """
 
-    ragged = has_gaps = True
+    uneven = has_gaps = True
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def _column(*kinds):
     return torch.tensor(kinds, dtype=torch.int32)[:, None]
 
 
-def _stream(num_rows, num_envs, num_rewards=None, seed=0, ragged=True):
+def _stream(num_rows, num_envs, num_rewards=None, seed=0, uneven=True):
     """Random columns of the grammar: episodes that terminate or are truncated, lost lives, PAD at the end."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -56,7 +56,7 @@ def _stream(num_rows, num_envs, num_rewards=None, seed=0, ragged=True):
     step_type = torch.zeros(num_rows, num_envs, dtype=torch.int32)
     discount = torch.ones(num_rows, num_envs)
     for b in range(num_envs):
-        length = num_rows - (int(chance() * num_rows / 2) if ragged and b else 0)
+        length = num_rows - (int(chance() * num_rows / 2) if uneven and b else 0)
         previous = LAST if chance() < 0.5 else MID
         for t in range(num_rows):
             if t >= length:

@@ -19,7 +19,7 @@ class Environment(abc.ABC):
     """B environments that step together.
 
     In gymnasium's mode NEXT_STEP a finished environment resets itself in the next step. Each step then makes one row
-    per environment: `step` returns the LAST row, and the next `step` the FIRST row. In the other modes (`ragged`) a
+    per environment: `step` returns the LAST row, and the next `step` the FIRST row. In the other modes (`uneven`) a
     finished environment makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row after
     it.
 
@@ -34,8 +34,8 @@ class Environment(abc.ABC):
       observation_space, action_space: gymnasium's, of one environment.
       observation_spec, action_spec, reward_spec: see `alfish.specs`.
       env_id: `[B]` int32, global ids.
-      ragged: True if a finished environment makes two rows in one step.
-      has_gaps: True if `step` may return PAD rows, which are not stored. Needs `ragged`.
+      uneven: True if a finished environment makes two rows in one step.
+      has_gaps: True if `step` may return PAD rows, which are not stored. Needs `uneven`.
       resets_rows: True if `reset` takes a mask of rows.
       seeds_rows: True if `reset` also takes one seed per row; evaluation then seeds each episode.
       name: the name of the task in messages: an id or a class.
@@ -49,7 +49,7 @@ class Environment(abc.ABC):
       can_replace: True if `replace` is implemented.
     """
 
-    ragged = False
+    uneven = False
     has_gaps = False
     follows_progress = False
     can_replace = False
@@ -64,7 +64,6 @@ class Environment(abc.ABC):
         observation_space: spaces.Space,
         action_space: spaces.Space,
         reward_spec: spaces.Box,
-        first_env_id: int = 0,
     ):
         self.num_envs = num_envs
         self.observation_space, self.action_space = observation_space, action_space
@@ -74,7 +73,7 @@ class Environment(abc.ABC):
         self.name = type(self).__name__
         self.stepping = self.remark = ""
         self.env_spec: EnvSpec | None = None
-        self.env_id: Array = np.arange(first_env_id, first_env_id + num_envs, dtype=np.int32)
+        self.env_id: Array = np.arange(num_envs, dtype=np.int32)
         self.infos = {}
         self._masks = specs.mask_reader(self.observation_spec, self.action_spec)
 
@@ -172,7 +171,7 @@ class Environment(abc.ABC):
     def take_resets(self) -> tuple[Array, TimeStep] | None:
         """Returns the FIRST rows that follow this step's LAST rows: a mask `[B]` bool and rows `[B]`.
 
-        None if no episode ended, or the environments are not `ragged`.
+        None if no episode ended, or the environments are not `uneven`.
         """
         return None
 

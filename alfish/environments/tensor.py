@@ -27,7 +27,6 @@ class TensorEnvironment(Environment):
     Args:
       env: has `metadata['autoreset_mode']`, and a `device` (default: cpu).
       seed: seed of the first reset.
-      first_env_id: global id of environment 0.
       action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: there is none.
       rewards: names of the entries of a vector reward; None: the names that `env.reward_space` has, or numbers.
 
@@ -39,7 +38,6 @@ class TensorEnvironment(Environment):
         self,
         env: VectorEnv,
         seed: int,
-        first_env_id: int = 0,
         action_mask: str | None = None,
         rewards: Sequence[str] | None = None,
     ):
@@ -49,11 +47,11 @@ class TensorEnvironment(Environment):
         observed = (
             env.single_observation_space if action_mask is None else marked(env.single_observation_space, action_mask)
         )
-        super().__init__(env.num_envs, observed, env.single_action_space, named(declared(env), rewards), first_env_id)
+        super().__init__(env.num_envs, observed, env.single_action_space, named(declared(env), rewards))
         self.device = device = torch.device(getattr(env, "device", "cpu"))
         self.env_id = torch.from_numpy(self.env_id).to(device)
         self.env = env
-        self.ragged = mode == AutoresetMode.SAME_STEP
+        self.uneven = mode == AutoresetMode.SAME_STEP
         self._seed: int | None = seed
         self._units = ActionUnits(env.single_action_space, device)
         self._read = ObservationUnits(observed, device).from_environment
@@ -79,7 +77,7 @@ class TensorEnvironment(Environment):
         self._check_results(reward, terminated, truncated)
         terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
         observation, done, first = self._read(observation), terminated | truncated, self._was_done
-        if self.ragged:
+        if self.uneven:
             if "final_obs" not in self.infos:
                 raise UsageError(
                     f"{type(self.env).__name__} resets in the same step but gives no infos['final_obs'], so truncated "

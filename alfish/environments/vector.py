@@ -27,7 +27,6 @@ class VectorEnvironment(Environment):
       env: any vector environment that has `metadata['autoreset_mode']`. `env.reward_space`, a Box of shape (R,),
         declares vector rewards.
       seeds: one per environment, for the first reset. A vector class of its own takes only the first seed.
-      first_env_id: global id of environment 0.
       autoreset: False: under DISABLED, the caller resets environments (`reset(seeds, rows)`), as evaluation does.
       action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: none, or a marked one.
       rewards: names of the entries of a vector reward; None: the names that `env.reward_space` has, or numbers.
@@ -40,7 +39,6 @@ class VectorEnvironment(Environment):
         self,
         env: VectorEnv,
         seeds: Sequence[int],
-        first_env_id: int = 0,
         autoreset: bool = True,
         action_mask: str | None = None,
         rewards: Sequence[str] | None = None,
@@ -51,14 +49,13 @@ class VectorEnvironment(Environment):
             env.single_observation_space if action_mask is None else marked(env.single_observation_space, action_mask),
             env.single_action_space,
             named(declared(env), rewards),
-            first_env_id,
         )
         self.env, self._mode = env, mode
         self._members = Members(env, seeds)
         self.resets_rows = mode == AutoresetMode.DISABLED
         self.seeds_rows = self.resets_rows and self._members.have_seeds
-        self.ragged = mode != AutoresetMode.NEXT_STEP and autoreset
-        self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.ragged else None
+        self.uneven = mode != AutoresetMode.NEXT_STEP and autoreset
+        self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.uneven else None
         self.can_replace = self._sequential is not None
         self.follows_progress = bool(self._members.curricula())
         self._units = ActionUnits(env.single_action_space)
@@ -131,14 +128,14 @@ class VectorEnvironment(Environment):
         first, done = self._was_done, terminated | truncated
         if self._mode == AutoresetMode.NEXT_STEP:
             self._was_done, self._nothing_began = done.copy(), not done.any()
-        elif self.ragged:
+        elif self.uneven:
             time_step = self._split_resets(time_step, done)
         elif self._mode == AutoresetMode.SAME_STEP:
             time_step = self._final_observation(time_step, done)
         return self._with_ends(time_step, np.array(reward, np.float32), terminated, done, first, executed)
 
     def read_executed_actions(self) -> None:
-        if self.ragged:
+        if self.uneven:
             raise UsageError(
                 "executed actions are read from environments that reset in the next step; build them with "
                 "AutoresetMode.NEXT_STEP"

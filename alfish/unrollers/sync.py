@@ -97,7 +97,7 @@ class SyncUnroller(Unroller):
     def unroll(self, length: int, at_random: bool = False) -> Experience:
         """Collects `length` rows. On-policy one more row follows for its value, which is row 0 of the next unroll.
 
-        If environments make two rows at an episode's end (`Environment.ragged`), columns with more ends fill up sooner.
+        If environments make two rows at an episode's end (`Environment.uneven`), columns with more ends fill up sooner.
         The unroll stops when a column is full, and PAD rows complete the others. It then has `length + 1` rows.
 
         Args:
@@ -122,7 +122,7 @@ class SyncUnroller(Unroller):
             step_type = as_tensor(self.time_step.step_type).to(self._device)
             with torch.no_grad():
                 state = reset_state(nest.tensors(state), self._initial_state, step_type)
-        unroll = self._unroll_ragged if self.environment.ragged else self._unroll_aligned
+        unroll = self._unroll_uneven if self.environment.uneven else self._unroll_aligned
         time_step, *rows = unroll(length, unseen)
         if self._cut is not None:
             self._cut.finish()
@@ -137,7 +137,7 @@ class SyncUnroller(Unroller):
         call continues the last one.
 
         Args:
-          num_steps: vector steps, at least 1; rows if environments reset in the same step (`Environment.ragged`).
+          num_steps: vector steps, at least 1; rows if environments reset in the same step (`Environment.uneven`).
 
         Returns:
           The result of `unroll` in tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. The last action
@@ -257,7 +257,7 @@ class SyncUnroller(Unroller):
         self.records = aligned_rollout.records(unrolled[0], after, unseen, infos, self.shown)
         return unrolled if self._cut is None else aligned_rollout.filled_up(unrolled, length + 1)
 
-    def _unroll_ragged(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
+    def _unroll_uneven(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """Unrolls environments in which an episode's end is one more row of its column."""
         if length < 2 and self._algorithm.on_policy:
             raise UsageError(

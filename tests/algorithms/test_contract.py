@@ -552,7 +552,7 @@ def test_who_corrects_for_rows_of_an_older_policy():
 
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_padding_may_hold_anything(name):
-    """A ragged column ends in rows of zeros; whatever is computed from them must not reach a parameter."""
+    """An uneven column ends in rows of zeros; whatever is computed from them must not reach a parameter."""
     weights = []
     for filler in (0.0, 1e4):
         algorithm = _make(name)

@@ -264,7 +264,7 @@ class TestTargetKL:
 
     @pytest.mark.parametrize("kind", [LAST, PAD])
     def test_is_measured_over_trained_rows_only(self, kind):
-        """A ragged column's padding holds no distribution at all: log-probabilities of 0."""
+        """An uneven column's padding holds no distribution at all: log-probabilities of 0."""
         ppo = _ppo(target_kl=0.01)
         step_type = torch.full((5, 2), MID, dtype=torch.int32)
         step_type[2:, 1] = kind

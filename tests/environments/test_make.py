@@ -82,7 +82,7 @@ def test_what_we_build_resets_in_the_next_step(vectorization, kind):
     environment = make_environment("CartPole-v1", num_envs=2, vectorization=vectorization)
     assert isinstance(environment.env, kind)
     assert environment.env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-    assert not environment.ragged
+    assert not environment.uneven
     environment.close()
 
 
@@ -91,7 +91,7 @@ def test_evaluation_is_always_single_environments_whose_resets_the_caller_owns(v
     environment = make_environment("CartPole-v1", num_envs=2, vectorization=vectorization, evaluation=True)
     assert isinstance(environment.env, SequentialVectorEnv)
     assert environment.env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
-    assert environment.seeds_rows and not environment.ragged
+    assert environment.seeds_rows and not environment.uneven
 
 
 def test_a_constructor_takes_env_kwargs():

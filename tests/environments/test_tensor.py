@@ -50,7 +50,7 @@ def push(time_step):
 def test_every_episode_is_whole_and_in_order(mode):
     length = 4
     environment = TensorEnvironment(TensorPointMass(3, length, autoreset=mode), seed=5)
-    assert environment.ragged == (mode == "same_step")
+    assert environment.uneven == (mode == "same_step")
     for column in columns(environment, 30, push):
         for i, row in enumerate(column):
             step = i % (length + 1)

@@ -107,7 +107,8 @@ def test_dtypes_and_shapes_are_those_of_the_stream(mode):
 
 def test_env_ids_are_global():
     env = SyncVectorEnv([Stamped] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
-    environment = VectorEnvironment(env, seeds=[1, 2], first_env_id=40)
+    environment = VectorEnvironment(env, seeds=[1, 2])
+    environment.env_id += 40
     assert environment.reset().env_id.tolist() == [40, 41]
     assert environment.step(np.zeros(2, np.int64)).env_id.tolist() == [40, 41]
 
@@ -518,7 +519,7 @@ def test_the_first_reset_uses_the_seeds_and_later_ones_go_on(mode):
 def test_under_disabled_the_evaluator_owns_the_resets():
     env = SyncVectorEnv([lambda: Stamped((2,)), lambda: Stamped((3,))], autoreset_mode=AutoresetMode.DISABLED)
     environment = VectorEnvironment(env, [1, 2], autoreset=False)
-    assert environment.seeds_rows and not environment.ragged
+    assert environment.seeds_rows and not environment.uneven
     action = np.zeros(2, np.int64)
     environment.reset([1, 2])
     environment.step(action)

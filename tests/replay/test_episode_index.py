@@ -105,10 +105,10 @@ def test_the_index_agrees_with_the_rows_after_any_operations(tmp_path, num_envs,
 
     buffer = make()
     for _ in range(80):
-        operation = rng.choice(["aligned", "ragged", "reload", "clear"], p=[0.46, 0.43, 0.08, 0.03])
+        operation = rng.choice(["aligned", "uneven", "reload", "clear"], p=[0.46, 0.43, 0.08, 0.03])
         if operation == "aligned":
             buffer.push(columns.unroll([int(rng.integers(1, length + 1))] * num_envs))
-        elif operation == "ragged":
+        elif operation == "uneven":
             counts = rng.integers(0, 1 + rng.integers(1, length + 1), num_envs)
             counts[rng.integers(num_envs)] += counts.max() == 0
             if rng.random() < 0.3:  # all columns level again

@@ -166,10 +166,10 @@ def test_every_window_has_consecutive_rows_of_one_environment_after_any_operatio
     buffer = make()
     buffer.check_valid()
     for _ in range(NUM_OPERATIONS):
-        operation = rng.choice(["aligned", "ragged", "reload", "clear"], p=[0.41, 0.42, 0.09, 0.08])
+        operation = rng.choice(["aligned", "uneven", "reload", "clear"], p=[0.41, 0.42, 0.09, 0.08])
         if operation == "aligned":
             buffer.push(unroll([int(rng.integers(1, length + 1))] * num_envs))
-        elif operation == "ragged":
+        elif operation == "uneven":
             counts = rng.integers(0, 1 + rng.integers(1, length + 1), num_envs)
             counts[rng.integers(num_envs)] += counts.max() == 0
             if rng.random() < 0.3:  # all columns level again
@@ -251,10 +251,10 @@ def test_with_states_every_window_starts_at_a_row_that_has_one_and_brings_it(
 
     buffer = make()
     for _ in range(100):
-        operation = rng.choice(["aligned", "ragged", "reload", "clear"], p=[0.5, 0.38, 0.08, 0.04])
+        operation = rng.choice(["aligned", "uneven", "reload", "clear"], p=[0.5, 0.38, 0.08, 0.04])
         if operation == "aligned":
             push_with_states(buffer, states, columns, [int(rng.integers(1, period + 1))] * num_envs)
-        elif operation == "ragged":
+        elif operation == "uneven":
             counts = rng.integers(0, 1 + min(period + 1, length), num_envs)
             counts[rng.integers(num_envs)] += counts.max() == 0
             push_with_states(buffer, states, columns, counts.tolist())
@@ -567,8 +567,8 @@ def check_low(batch):
 
 PUSHES = {
     "aligned": [[5, 5, 5], [7, 7, 7], [4, 4, 4]],  # the last one goes round the ring's end
-    "ragged": [[5, 2, 5], [1, 6, 4], [7, 3, 0], [4, 8, 9]],
-    "ragged, then aligned": [[5, 2, 5], [0, 3, 0], [6, 6, 6], [6, 6, 6]],
+    "uneven": [[5, 2, 5], [1, 6, 4], [7, 3, 0], [4, 8, 9]],
+    "uneven, then aligned": [[5, 2, 5], [0, 3, 0], [6, 6, 6], [6, 6, 6]],
 }
 
 

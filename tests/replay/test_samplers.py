@@ -279,7 +279,7 @@ SETTINGS = [  # num_envs, rows a column, rows ignored, window length, seed
     (2, 19, 2, 5, 1),
 ]
 ALPHA, BETA = 0.7, 0.9
-CHANCES = {"aligned": 6, "ragged": 5, "ring": 1, "clear": 1, "update": 5, "stale": 1, "reload": 1}
+CHANCES = {"aligned": 6, "uneven": 5, "ring": 1, "clear": 1, "update": 5, "stale": 1, "reload": 1}
 
 
 @pytest.mark.parametrize(("num_envs", "length", "num_ignored", "window_length", "seed"), SETTINGS)
@@ -297,7 +297,7 @@ def test_prioritized_equals_its_reference_after_any_operations(num_envs, length,
         operation = rng.choice(list(CHANCES), p=np.array(list(CHANCES.values())) / sum(CHANCES.values()))
         if operation == "aligned":
             recording.push(int(rng.integers(1, length + 1)))
-        elif operation == "ragged":
+        elif operation == "uneven":
             counts = rng.integers(0, 1 + rng.integers(1, length + 1), num_envs)
             counts[rng.integers(num_envs)] += counts.max() == 0
             recording.push(*counts.tolist())

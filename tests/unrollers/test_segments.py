@@ -62,9 +62,9 @@ def test_parts_one_after_another_begin_with_the_first_ones_state():
 
 
 def test_pad_rows_within_a_column_move_to_its_end():
-    ragged = [[(FIRST, 1), (LAST, 2), (FIRST, 3)], [(MID, 11), (PAD, 0), (PAD, 0)]]
+    uneven = [[(FIRST, 1), (LAST, 2), (FIRST, 3)], [(MID, 11), (PAD, 0), (PAD, 0)]]
     more = [[(MID, 4), (PAD, 0), (PAD, 0)], [(MID, 12), (LAST, 13), (PAD, 0)]]
-    joined = one_after_another([part(ragged), part(more)])
+    joined = one_after_another([part(uneven), part(more)])
     assert numbers(joined) == [
         [(FIRST, 1), (LAST, 2), (FIRST, 3), (MID, 4)],
         [(MID, 11), (MID, 12), (LAST, 13), (PAD, 0)],

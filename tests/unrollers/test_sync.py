@@ -125,7 +125,7 @@ def test_info_and_action_are_those_of_their_own_row(mode):
 
 
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
-def test_a_ragged_column_may_be_full_early_and_then_all_stop(mode):
+def test_an_uneven_column_may_be_full_early_and_then_all_stop(mode):
     unroller = unroller_of(recorded(mode))
     experience = unroll(unroller, 8)
     step_type = experience.time_step.step_type
@@ -334,7 +334,8 @@ class Breaking(Stamped):
 def test_a_value_that_is_not_finite_is_named(where, leaf, value):
     makers = [lambda: Breaking("", 0), lambda: Breaking(where, value)]
     env = SyncVectorEnv(makers, autoreset_mode=NEXT_STEP)
-    unroller = unroller_of(VectorEnvironment(env, [0, 1], first_env_id=10), Still)
+    unroller = unroller_of(VectorEnvironment(env, [0, 1]), Still)
+    unroller.environment.env_id += 10
     with pytest.raises(RunError, match=f"environment 11 returned {leaf} that is not finite in row 3 of the unroll"):
         unroll(unroller, 8)
 
@@ -402,7 +403,7 @@ def test_elsewhere_an_episode_under_way_ends_truncated_and_the_next_begins():
 
 
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
-def test_elsewhere_ragged_columns_begin_anew_too(mode):
+def test_elsewhere_uneven_columns_begin_anew_too(mode):
     one = unroller_of(recorded(mode, lengths=((9,), (9,))))
     unroll(one, 4)
     other = unroller_of(recorded(mode, lengths=((9,), (9,))))
@@ -495,7 +496,7 @@ def test_on_policy_an_overwritten_action_is_refused():
 
 @pytest.mark.parametrize("numpy_policy", [0, None])
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
-def test_one_ragged_environment_is_a_column_too(mode, numpy_policy):
+def test_one_uneven_environment_is_a_column_too(mode, numpy_policy):
     environment = recorded(mode, lengths=LENGTHS[:1])
     made = PPO(environment.observation_spec, environment.action_spec, environment.reward_spec)
     transforms = Transforms([], environment.observation_spec, environment.reward_spec)

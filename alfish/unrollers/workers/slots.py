@@ -131,7 +131,7 @@ def slot_of(
     """
     example = example_row(environment, algorithm, transforms, num_envs, stores_states)
     records = example_records(example, shown)
-    num_rows = length + (1 if algorithm.on_policy or environment.ragged else 0)
-    num_records = 2 * length + 3 if environment.ragged else length + 1
+    num_rows = length + (1 if algorithm.on_policy or environment.uneven else 0)
+    num_records = 2 * length + 3 if environment.uneven else length + 1
     _, structure = nest.flatten((example, records))
     return slot_forms(example, records, num_rows, num_records), structure
