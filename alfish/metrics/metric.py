@@ -116,8 +116,6 @@ class Metrics:
             "action": any(getattr(metric, "reads_actions", False) for metric in metrics),
         }
         self.reads = tuple(name for name in wanted if wanted[name])
-        self._env_id = np.arange(num_envs, dtype=np.int32)
-        self._env_id_given = False
         self._open_length = np.full(num_envs, -1)
         self._clear()
 
@@ -126,7 +124,6 @@ class Metrics:
         step_type: np.ndarray | torch.Tensor,
         reward: np.ndarray | torch.Tensor,
         infos: Sequence[InfoRow] = (),
-        env_id: np.ndarray | torch.Tensor | None = None,
         observation: Nest = None,
         action: Nest = None,
     ) -> None:
@@ -136,18 +133,15 @@ class Metrics:
 
         Args:
           step_type, reward, infos: see `StepBatch`; arrays or tensors.
-          env_id: `[B]` int, equal in all calls.
           observation, action: see `StepBatch`; read only if they are in `reads`.
 
         Raises:
-          ValueError: the columns differ from those of earlier calls, or a part that metrics read is missing.
+          ValueError: the rows are not of `num_envs` environments, or a part that metrics read is missing.
         """
         step_type, reward = _copy(step_type), _copy(reward)
         if step_type.shape[1:] != (self._num_envs,) or reward.shape[:2] != step_type.shape:
             expected = f"[T, {self._num_envs}]"
             raise ValueError(f"Expected {expected} rows, got step_type {step_type.shape} and reward {reward.shape}.")
-        if env_id is not None:
-            self._check_env_id(_numpy(env_id))
         if self.reads_infos:
             self._infos += [(self._num_rows + row, own_info(info, "cpu")) for row, info in infos]
         for name in self.reads:
@@ -196,12 +190,6 @@ class Metrics:
             if name in self._metrics:
                 self._metrics[name].load_state_dict(metric_state)
 
-    def _check_env_id(self, env_id: np.ndarray) -> None:
-        if not self._env_id_given:
-            self._env_id, self._env_id_given = env_id.copy(), True
-        if not np.array_equal(env_id, self._env_id):
-            raise ValueError(f"Columns were environments {self._env_id.tolist()} and are now {env_id.tolist()}.")
-
     def _clear(self) -> None:
         self._step_type: list[np.ndarray] = []
         self._reward: list[np.ndarray] = []
@@ -214,10 +202,10 @@ class Metrics:
         if self._num_rows == 0:
             return
         step_type, reward = np.concatenate(self._step_type), np.concatenate(self._reward)
-        shown = {name: nest.map(lambda *parts: np.concatenate(parts), *own) for name, own in self._shown.items()}
+        shown = {name: nest.map(lambda *rows: np.concatenate(rows), *parts) for name, parts in self._shown.items()}
         weights = np.concatenate(self._reward_weights) if self._reward_weights else None
-        place = self._infos, self._env_id, self._open_length
-        rows = StepBatch(step_type, reward, *place, **shown, objectives=self._objectives, reward_weights=weights)
+        own = {**shown, "objectives": self._objectives, "reward_weights": weights}
+        rows = StepBatch(step_type, reward, self._infos, self._open_length, **own)
         self._clear()
         self._open_length = rows.next_open_length
         for metric in self._metrics.values():

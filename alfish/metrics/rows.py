@@ -40,7 +40,6 @@ class StepBatch:
       step_type: `[T, B]` int, T >= 1; values of `StepType`.
       reward: `[T, B]` or `[T, B, R]`, received on arriving at the row; arbitrary at FIRST and PAD.
       infos: (t, info) for rows with an info, arrays `[B, ...]` in gymnasium's format for vector environments.
-      env_id: `[B]` int. Default: 0 ... B-1.
       open_length: `[B]` int, `next_open_length` of the rows before: the number of actions in each column's open
         episode, -1 if there is none or its FIRST row is missing. Default: -1.
       observation: `[T, B, ...]` as environments return them, before transforms; float64 as float32, Discrete from 0.
@@ -58,7 +57,6 @@ class StepBatch:
         step_type: np.ndarray,
         reward: np.ndarray,
         infos: Sequence[InfoRow] = (),
-        env_id: np.ndarray | None = None,
         open_length: np.ndarray | None = None,
         observation: Nest = None,
         action: Nest = None,
@@ -68,7 +66,6 @@ class StepBatch:
         self.step_type = step_type
         self.infos = infos
         self.num_envs = step_type.shape[1]
-        self.env_id = np.arange(self.num_envs, dtype=np.int32) if env_id is None else env_id
         self.open_length = np.full(self.num_envs, -1) if open_length is None else open_length
         self._reward, self._observation, self._action = reward, observation, action
         self._objectives, self._reward_weights = objectives, reward_weights

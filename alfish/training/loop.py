@@ -266,8 +266,7 @@ class Loop:
         records = unroller.records
         assert records is not None
         steps = self._agreement.steps(int(np.count_nonzero(IS_STEP.take(records.step_type))))
-        seen, taken = records.observation, records.action
-        self._parts.metrics.update(records.step_type, records.reward, records.infos, observation=seen, action=taken)
+        self._parts.metrics.update(*records)
         self._timer.begin(STORE)
         batches.add(experience)
         return experience, steps

@@ -75,7 +75,7 @@ def test_each_row_that_arrives_is_shown_once_with_the_action_that_led_to_it(mode
         unroller.unroll(length)
         arrived = unroller.records
         num_arrived += np.isin(arrived.step_type, (MID, LAST)).sum()
-        metrics.update(arrived.step_type, arrived.reward, observation=arrived.observation, action=arrived.action)
+        metrics.update(*arrived)
     assert metrics.results() == {"witness": num_arrived} and num_arrived > 20
 
 
