@@ -1,8 +1,6 @@
 """Figures of matplotlib without its global state, in one style; the only module that imports matplotlib."""
 
 import io
-import os
-from pathlib import Path
 from typing import Any
 
 from alfish.errors import UsageError
@@ -47,21 +45,3 @@ def encoded(figure: Any, suffix: str) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "alfish"}):
         figure.savefig(content, format=suffix.removeprefix("."), dpi=120, metadata=metadata)
     return content.getvalue()
-
-
-def check_output(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Checks that a file can be written, before anything is read.
-
-    Raises:
-      UsageError: it is a directory, stands below a file, may not be written, or has another suffix.
-    """
-    if path.suffix not in suffixes:
-        choices = " or ".join(filter(None, (", ".join(suffixes[:-1]), suffixes[-1])))
-        raise UsageError(f"--output={path} must end in {choices}")
-    parent = path.parent
-    if path.is_dir():
-        raise UsageError(f"--output={path} is a directory; name a file in it")
-    if not parent.is_dir():
-        raise UsageError(f"--output={path} cannot be written: there is no directory {parent}")
-    if not os.access(path if path.exists() else parent, os.W_OK):
-        raise UsageError(f"--output={path} cannot be written: permission denied")

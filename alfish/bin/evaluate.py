@@ -19,7 +19,6 @@ import json
 from absl import flags
 
 from alfish.bin import shared_flags
-from alfish.errors import UsageError
 from alfish.formatting import counted, significant
 
 FLAGS = flags.FlagValues()
@@ -33,8 +32,7 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.configuration.opening import open_run
     from alfish.films import Camera, Recorder
 
-    if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    shared_flags.check_root_dir(flag_values.root_dir)
     num_filmed = shared_flags.num_filmed(flag_values, flag_values.num_episodes)
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))

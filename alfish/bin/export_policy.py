@@ -15,12 +15,9 @@ Before the file is kept, it acts on --num_steps observations, of the environment
 difference from the policy of the run is printed. A policy that acts differently is not written.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from alfish.bin import shared_flags, show
-from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run, or a packed run.", flag_values=FLAGS)
@@ -35,14 +32,8 @@ flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_va
 
 
 def main(flag_values: flags.FlagValues) -> int:
-    from alfish.analysis import figures
-
-    if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a run of `alfish train`")
-    if not flag_values.output:
-        raise UsageError("--output is missing: name a file, such as policy.onnx")
-    output = Path(flag_values.output)
-    figures.check_output(output, (".onnx", ".py", ".pt2"))
+    shared_flags.check_root_dir(flag_values.root_dir)
+    output = shared_flags.output_file(flag_values.output, ".onnx", ".py", ".pt2")
     which = shared_flags.checkpoint(flag_values.checkpoint)
     from alfish.exporting.runs import export_run
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from absl import flags
 
-from alfish.bin import show
-from alfish.errors import UsageError
+from alfish.bin import shared_flags, show
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
@@ -26,14 +25,8 @@ flags.DEFINE_boolean("replay", False, "Pack the replay buffer, too.", flag_value
 
 
 def main(flag_values: flags.FlagValues) -> int:
-    from alfish.analysis import figures
-
-    if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a run of `alfish train`")
-    if not flag_values.output:
-        raise UsageError("--output is missing: name a file, such as run.zip")
-    output = Path(flag_values.output)
-    figures.check_output(output, (".zip",))
+    shared_flags.check_root_dir(flag_values.root_dir)
+    output = shared_flags.output_file(flag_values.output, ".zip")
     from alfish.formatting import counted, size
     from alfish.sharing.card import continuing
     from alfish.sharing.packing import pack

@@ -31,8 +31,7 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.configuration.opening import open_run
     from alfish.films import Camera, Recorder
 
-    if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    shared_flags.check_root_dir(flag_values.root_dir)
     num_episodes, video = flag_values.num_episodes, flag_values.video
     num_tiles = num_episodes if flag_values.grid else 1
     if video:

@@ -16,17 +16,14 @@ episodes is drawn. A curve ends where the first run of its group ends.
 """
 
 import sys
-from pathlib import Path
 
 from absl import flags
 
 from alfish.analysis.series import AXES, DEFAULT_METRIC
-from alfish.bin import show
-from alfish.errors import UsageError
+from alfish.bin import shared_flags, show
 
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
-SUFFIXES = (".png", ".svg", ".html")
 flags.DEFINE_string("output", None, "File to write: .png, .svg or .html.", flag_values=FLAGS)
 flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of what is drawn.", flag_values=FLAGS)
 flags.DEFINE_enum("x", None, AXES, "Axis; default: env_steps, or updates for offline runs.", flag_values=FLAGS)
@@ -41,10 +38,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
     from alfish.analysis.sources import find
     from alfish.runs.files import write_atomically
 
-    if not flag_values.output:
-        raise UsageError("--output is missing: name a file to write, as --output=curves.png")
-    output = Path(flag_values.output)
-    figures.check_output(output, SUFFIXES)
+    output = shared_flags.output_file(flag_values.output, ".png", ".svg", ".html")
     notes: list[str] = []
     options = flag_values.metric, flag_values.x, flag_values.statistic
     curves, axis = plotting.curves_of(find(words, notes.append), *options, notes.append)

@@ -114,8 +114,7 @@ def _record(
 
 def check_arguments(root_dir: str | None, output: str | None) -> None:
     """Raises UsageError if the run or the output is not named, or if the output exists already."""
-    if not root_dir:
-        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    shared_flags.check_root_dir(root_dir)
     if not output:
         raise UsageError("--output is missing: name a directory to create, or a data set as minari:namespace/name-v0")
     from alfish.offline import open_writer

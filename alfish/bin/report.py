@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from alfish.bin import show
+from alfish.bin import shared_flags, show
 from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
@@ -20,13 +20,10 @@ flags.DEFINE_string("output", "report.html", "File to write.", flag_values=FLAGS
 
 
 def main(flag_values: flags.FlagValues) -> int:
-    from alfish.analysis import figures
     from alfish.analysis.run_source import is_run
 
-    if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a run of `alfish train`")
-    directory, output = Path(flag_values.root_dir), Path(flag_values.output)
-    figures.check_output(output, (".html", ".htm"))
+    shared_flags.check_root_dir(flag_values.root_dir)
+    directory, output = Path(flag_values.root_dir), shared_flags.output_file(flag_values.output, ".html", ".htm")
     if not is_run(directory):
         raise UsageError(f"{directory} is not a run: it has neither config.gin nor metrics.csv in it")
     from alfish.analysis.report import report

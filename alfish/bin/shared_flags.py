@@ -1,5 +1,8 @@
 """Flags that several commands share: their texts, definitions and checks."""
 
+import os
+from pathlib import Path
+
 from absl import flags
 
 from alfish.errors import UsageError
@@ -68,3 +71,32 @@ def checkpoint(name: str) -> str | int:
     if name.replace("_", "").isdigit():
         return int(name)
     raise UsageError(f"--checkpoint is {name!r}; it must be latest, best, or a number of steps")
+
+
+def check_root_dir(root_dir: str | None) -> None:
+    """Raises UsageError if no run is named."""
+    if not root_dir:
+        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+
+
+def output_file(output: str | None, *suffixes: str) -> Path:
+    """Returns the path of --output, after a check that the file can be written.
+
+    Raises:
+      UsageError: it is missing, is a directory, stands below a file, may not be written, or has none of `suffixes`.
+    """
+    *others, last = suffixes
+    choices = " or ".join(filter(None, (", ".join(others), last)))
+    if not output:
+        raise UsageError(f"--output is missing: name a file that ends in {choices}")
+    path = Path(output)
+    if path.suffix not in suffixes:
+        raise UsageError(f"--output={path} must end in {choices}")
+    parent = path.parent
+    if path.is_dir():
+        raise UsageError(f"--output={path} is a directory; name a file in it")
+    if not parent.is_dir():
+        raise UsageError(f"--output={path} cannot be written: there is no directory {parent}")
+    if not os.access(path if path.exists() else parent, os.W_OK):
+        raise UsageError(f"--output={path} cannot be written: permission denied")
+    return path

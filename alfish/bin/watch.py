@@ -19,7 +19,6 @@ import contextlib
 from absl import flags
 
 from alfish.bin import shared_flags
-from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=FLAGS)
@@ -43,8 +42,7 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.configuration.opening import open_run
     from alfish.training.evaluations.watch import Watch
 
-    if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+    shared_flags.check_root_dir(flag_values.root_dir)
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         episodes = {"num_episodes": 20, "seed": 0, **reading.bound("Evaluate", "num_episodes", "seed")}
         given = {name: flag_values[name].value for name in episodes if flag_values[name].value is not None}
