@@ -1,6 +1,7 @@
 """Convolutions in a graph, in bfloat16 on request.
 
-oneDNN sums in float32 and rounds each result to bfloat16. Biases and their gradients are added in float32.
+oneDNN sums in float32 and rounds each result to bfloat16. Biases and their gradients are added in float32. Where oneDNN
+cannot do that (`torch_internals.has_bfloat16_convolutions`), convolutions stay in float32.
 """
 
 import math
@@ -9,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 from torch.fx import Graph, Node
+
+from alfish.compiler import torch_internals
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
@@ -30,6 +33,8 @@ def rewrite_convolution(graph: Graph, node: Node, smallest: int, in_bfloat16: Ca
     pixels = result.meta["val"]  # type: ignore[union-attr]
     size = pixels.numel() * math.prod(weight.meta["val"].shape[1:])  # type: ignore[union-attr]
     if node.kwargs or pixels.dtype != torch.float32 or size < smallest:
+        return
+    if not torch_internals.has_bfloat16_convolutions():
         return
     with graph.inserting_before(node):
         low_image, low_weight = in_bfloat16(image), in_bfloat16(weight)  # type: ignore[arg-type]

@@ -62,6 +62,12 @@ def __getattr__(name: str) -> Any:
         raise TorchChanged(f"torch {torch.__version__} has no {home.replace(':', '.')}") from error
 
 
+def has_bfloat16_convolutions() -> bool:
+    """Returns True if oneDNN convolves in bfloat16 on this processor; torch's own code sums gradients in bfloat16."""
+    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return is_supported is not None and bool(is_supported())
+
+
 def build_settings(**settings: Any) -> Any:
     """Returns a context with settings of torch's compiler, and `BUILD_SETTINGS`.
 

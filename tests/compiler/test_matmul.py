@@ -13,7 +13,7 @@ from hidden_names import hide
 from torch import nn
 from torch.torch_version import TorchVersion
 
-from alfish.compiler import inductor, kernels, matmul
+from alfish.compiler import inductor, kernels, matmul, torch_internals
 from alfish.compiler.inductor import CompiledFunction
 
 pytestmark = [
@@ -405,6 +405,7 @@ def two_convolutions(convolve, dtype=torch.float32):
     return function
 
 
+@pytest.mark.skipif(not torch_internals.has_bfloat16_convolutions(), reason="oneDNN has no bfloat16 on this processor")
 def test_convolutions_in_bfloat16_differ_from_exact_ones_by_the_rounding_of_arguments_and_results_only(monkeypatch):
     monkeypatch.setattr(matmul, "LARGE_PRODUCT", 1)
     torch.manual_seed(0)
@@ -423,3 +424,18 @@ def test_convolutions_in_bfloat16_differ_from_exact_ones_by_the_rounding_of_argu
         assert error < 0.5 * (found - without).norm(), "it is rounded, and nearly all of the difference comes from that"
     plain = graph_of(exact, given)[1]
     torch.testing.assert_close(plain(given), exact(given))
+
+
+def test_convolutions_stay_in_float32_where_onednn_has_no_bfloat16(monkeypatch):
+    monkeypatch.setattr(matmul, "LARGE_PRODUCT", 1)
+    monkeypatch.setattr(torch_internals, "has_bfloat16_convolutions", lambda: False)
+    given = [
+        torch.randn(4, 3, 12, 12),
+        torch.randn(8, 3, 3, 3),
+        torch.randn(8),
+        torch.randn(5, 8, 3, 3),
+        torch.randn(5),
+    ]
+    targets, function = graph_of(two_convolutions(nn.functional.conv2d), given, "bfloat16")
+    assert count(targets, "convolution") == 4 and count(targets, "_to_copy") == 0
+    torch.testing.assert_close(function(given), two_convolutions(nn.functional.conv2d)(given))
