@@ -21,7 +21,7 @@ from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, spaces_of
 from alfish.parameters import PositiveInt, Range, Rate, UnitInterval, checked
 from alfish.replay import RingBuffer, RingView
 
-PUSHED_ROWS = 4096  # of each column at a time
+PUSHED_ROWS, PUSHED_BYTES = 4096, 2**27  # at a time: rows of each column, and bytes of all columns
 
 
 class StoredEpisode(NamedTuple):
@@ -48,6 +48,8 @@ class EpisodeBuffer(RingBuffer):
     Attributes:
       episodes: place of each episode, in the given order.
     """
+
+    has_newest = False  # the longest episodes stand first
 
     def __init__(
         self,
@@ -109,8 +111,10 @@ class EpisodeBuffer(RingBuffer):
             rows.time_step.env_id[:] = np.arange(len(columns))
             return rows
 
-        for start in range(0, self.length, PUSHED_ROWS):
-            rows = empty(min(PUSHED_ROWS, self.length - start))
+        row_bytes = len(columns) * sum(leaf[0].nbytes for leaf in nest.leaves(example))
+        size = max(1, min(PUSHED_ROWS, PUSHED_BYTES // row_bytes))
+        for start in range(0, self.length, size):
+            rows = empty(min(size, self.length - start))
             for b, reader in enumerate(readers):
                 reader.read_into(nest.at(rows, (slice(None), b)), encoder)
             super().push(nest.map(torch.from_numpy, rows))
@@ -135,7 +139,8 @@ class OfflineBuffer(EpisodeBuffer):
       action_limit: largest magnitude of trained Box actions, in (0, 1], because a tanh policy has infinite
         log-probability at +-1. `prev_action` is the action that was executed.
       device: of the rows and of the windows.
-      directory: for memory-mapped files of the rows, on the CPU; None: in memory.
+      directory: for memory-mapped files of the rows, on the CPU; None: in memory. The episodes are read into memory
+        first, in both cases.
       keeps_episodes: whether the buffer knows where each row's episode begins and ends.
       return_gamma: discount per environment step of `return_to_go`; None: rows have none.
 

@@ -89,8 +89,9 @@ def without_final_observation(
 ) -> Episode:
     """Returns an episode whose final observation was not recorded: every given array is `[T, ...]`.
 
-    If the episode terminated, the final observation is not used in training, so the last observation is repeated. If it
-    did not, its value would be needed: the last transition is dropped, and its first observation becomes the final one.
+    If the episode terminated, the value of the final observation is not used, so the last observation is repeated. If
+    it did not, the value is needed: the last transition is dropped, and its first observation becomes the final one.
+    Goals of `HindsightReplay` and rewards of `ICM` do read the final observation of a terminated episode.
     """
     if len(terminated) and terminated[-1]:
         repeated = nest.map(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observations)

@@ -140,7 +140,7 @@ class EpisodeForm:
             observations = self._mask.added(observations, num_observations)
         observations = self._cast(observations, "observation", episode.id)
         actions = self._cast(episode.actions, "action", episode.id)
-        if self._mask is not None and self._mask.forbids(observations, actions):
+        if length and self._mask is not None and self._mask.forbids(observations, actions):
             raise UnusableError(f"an action is one that its mask, {self._mask.name}, forbids")
         mended = Episode(episode.id, observations, actions, rewards, terminated, truncated)
         return self._completed(mended, num_observations) if length else mended

@@ -6,6 +6,7 @@ import numpy as np
 from absl import logging
 
 from alfish.errors import UsageError
+from alfish.formatting import counted
 from alfish.offline.episode import Episode
 from alfish.offline.reading import Reading
 
@@ -25,10 +26,14 @@ def selected(
       UsageError: no episode fits, or none is left to train on.
     """
     episodes = _fitting(reading, length)
+    report = reading.report
+    if report.num_bad:
+        number = f"{report.num_bad:,} of {counted(report.num_read, 'episode')}"
+        logging.warning("%s: %s left out: %s", report.name, number, report.sentences("error"))
     for level in ("warning", "mended"):
-        if reading.report.found(level):
-            logging.warning("%s: %s", reading.report.name, reading.report.sentences(level))
-    return _split(_best(episodes, top_fraction), holdout_fraction, reading.report.name)
+        if report.found(level):
+            logging.warning("%s: %s", report.name, report.sentences(level))
+    return _split(_best(episodes, top_fraction), holdout_fraction, report.name)
 
 
 def _fitting(reading: Reading, length: int | None) -> list[Episode]:

@@ -219,7 +219,10 @@ def _same_observations(there: spaces.Space, here: spaces.Space) -> bool:
 
 def _actions_fit(there: spaces.Space, here: spaces.Space) -> bool:
     if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
-        return there.shape == here.shape and np.allclose(there.low, here.low) and np.allclose(there.high, here.high)
+        # The units of integers are widened by half a step at both bounds, see `specs.ActionUnits`.
+        if there.shape != here.shape or (there.dtype.kind == "f") != (here.dtype.kind == "f"):
+            return False
+        return np.allclose(there.low, here.low) and np.allclose(there.high, here.high)
     return _fit(there, here, _actions_fit)
 
 

@@ -46,6 +46,8 @@ class RingBuffer:
       num_envs, device: as above.
     """
 
+    has_newest = True  # rows stand in the order in which they were collected
+
     def __init__(
         self,
         capacity: int,
@@ -67,9 +69,8 @@ class RingBuffer:
         self.length, self.num_envs, self.device = length, num_envs, self._store.device
         self._states = None if state_period is None else StateStore(self._store, state_period)
         self._starts = StartIndex(self._store, self._states, num_ignored)
-        self._episodes: EpisodeIndex | None = None
-        if keeps_episodes or return_gamma is not None:
-            self._episodes = EpisodeIndex(self._store, return_gamma)
+        keeps_episodes = keeps_episodes or return_gamma is not None
+        self._episodes = EpisodeIndex(self._store, return_gamma) if keeps_episodes else None
 
     @property
     def keeps_episodes(self) -> bool:
@@ -147,8 +148,7 @@ class RingBuffer:
         Args:
           num_windows: N.
           window_length: L, rows.
-          newest: draws from this many newest rows of each column, at least L, if any of them may start a window; None:
-            draws from all rows.
+          newest: draws from this many newest rows of each column, at least L, if any may start a window; None: all.
         """
         column, position = map(torch.from_numpy, self._draw(num_windows, window_length, newest))
         if self.device.type != "cpu":  # on the CPU the call alone would take as long as the draw

@@ -94,7 +94,8 @@ class Uniform(Sampler):
 
     Args:
       recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. It is exact over any part
-        of a run to within one window. If none of the newest rows may start a window, all rows are drawn from.
+        of a run to within one window. If none of the newest rows may start a window, all rows are drawn from; also from
+        an `OfflineBuffer`, which has no newest rows.
       recent_rows: number of rows that count as the newest, of all environments together, in equal parts.
     """
 
@@ -108,6 +109,8 @@ class Uniform(Sampler):
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
+        if not buffer.has_newest:
+            self._recent_fraction = 0.0
         if self._recent_fraction == 0:
             return
         assert self._recent_rows is not None

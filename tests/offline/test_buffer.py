@@ -15,6 +15,7 @@ from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.offline import buffer as buffer_module
 from alfish.offline.buffer import packed_columns
+from alfish.replay import RingBuffer, Uniform
 from alfish.replay.ring_buffer import SequenceIndex
 from alfish.specs import reward_spec
 from alfish.transforms import FrameStack
@@ -25,6 +26,36 @@ from alfish.transforms import FrameStack
 def test_every_row_is_right_however_many_columns(num_columns, pushed_rows, monkeypatch):
     monkeypatch.setattr(buffer_module, "PUSHED_ROWS", pushed_rows)
     assert_rows(OfflineBuffer([source(record())], num_columns=num_columns), record())
+
+
+def test_large_rows_are_pushed_a_few_at_a_time(monkeypatch):
+    sizes = []
+    push = RingBuffer.push
+    monkeypatch.setattr(buffer_module, "PUSHED_BYTES", 600)
+
+    def counted(self, rows):
+        sizes.append(sum(leaf.nbytes for leaf in nest.leaves(rows)))
+        push(self, rows)
+
+    monkeypatch.setattr(RingBuffer, "push", counted)
+    assert_rows(OfflineBuffer([source(record())], num_columns=3), record())
+    assert len(sizes) > 3 and max(sizes) <= 600
+
+
+def test_episodes_that_are_left_out_of_a_training_are_logged(caplog):
+    episodes = record()
+    episodes[2].rewards[0] = np.nan
+    OfflineBuffer([source(episodes)], policy="drop_episode")
+    assert "arrays: 1 of 11 episodes left out: reward is not finite (1 episode: 2)" in caplog.text
+
+
+def test_recorded_rows_have_no_newest_ones():
+    buffer = OfflineBuffer([source(record())], num_columns=2)
+    sampler = Uniform(recent_fraction=1.0, recent_rows=1)
+    sampler.bind(buffer, 2)
+    drawn = sampler.draw(5000, 0.0)
+    starts = set(zip(drawn.column.tolist(), drawn.position.tolist()))
+    assert len(starts) == sum(episode.length for episode in record())
 
 
 def test_box_actions_are_in_canonical_units_and_leave_the_bounds_where_they_are_trained():
@@ -147,6 +178,11 @@ def test_spaces_that_differ_are_both_named():
 def test_observation_bounds_may_differ_but_action_bounds_are_units():
     buffer = OfflineBuffer([source(record(continuous=True), BOX_SPACES)])
     buffer.check_spaces(spaces.Box(-np.inf, np.inf, (3,), np.float64), BOX_SPACES.action)
+    of_integers = spaces.Box(
+        BOX_SPACES.action.low.astype(np.int8), BOX_SPACES.action.high.astype(np.int8), dtype=np.int8
+    )
+    with pytest.raises(UsageError, match="action"):
+        buffer.check_spaces(SPACES.observation, of_integers)
     with pytest.raises(UsageError, match="the actions of"):
         buffer.check_spaces(SPACES.observation, spaces.Box(-1, 1, (2,), np.float32))
 

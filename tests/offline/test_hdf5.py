@@ -313,6 +313,14 @@ def test_a_part_that_is_larger_than_the_memory_at_hand_is_named(tmp_path, monkey
 
 
 @pytest.mark.parametrize("write", [d4rl, d3rlpy])
+def test_episodes_that_do_not_fit_into_memory_are_not_taken_for_damaged_ones(tmp_path, monkeypatch, write):
+    reading = Reading([write(tmp_path / "a", record())], policy="drop_episode")
+    monkeypatch.setattr(limits, "memory_at_hand", lambda: 40)  # what was read before has taken the rest
+    with pytest.raises(UsageError, match="takes .* bytes of memory, and 40 bytes are at hand; free memory"):
+        list(reading)
+
+
+@pytest.mark.parametrize("write", [d4rl, d3rlpy])
 @pytest.mark.parametrize("share", [0.5, 0.95])
 def test_a_file_that_is_cut_off_says_that_nothing_is_readable(tmp_path, write, share):
     name = write(tmp_path / "a", record())

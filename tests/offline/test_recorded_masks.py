@@ -65,6 +65,15 @@ def test_a_recorded_action_that_its_mask_forbids_is_an_error_with_its_episodes(f
             validator.finish()
 
 
+def test_an_episode_without_steps_is_left_out_of_data_with_masks():
+    whole = episodes(1)[0]
+    observations = {name: leaf[:1] for name, leaf in whole.observations.items()}
+    empty = Episode("empty", observations, *(part[:0] for part in whole[2:]))
+    validator = Validator(MASKED)
+    assert [one.id for item in (empty, whole) for one in validator.check(item)] == ["0"]
+    assert validator.report.found("mended")["it is empty, and left out"] == ["empty"]
+
+
 @pytest.mark.parametrize(
     ("form", "of"),
     [("bare", MASKED), ("dict", MASKED), ("dict inside", INSIDE), ("masked", MASKED), ("inside", INSIDE)],

@@ -14,6 +14,8 @@ from alfish.__main__ import main
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, open_source
+from alfish.offline.sources import limits
+from alfish.offline.sources import run as run_source
 from alfish.offline.spaces import spaces_of
 from alfish.runs.checkpoints import Checkpoints
 from alfish.specs import ObservationUnits
@@ -50,6 +52,22 @@ def test_every_row_that_a_run_keeps_is_an_episodes(tmp_path, truncates, steps):
         assert len(rows) == 30 if steps == 200 else 20 < len(rows) <= 30
     buffer = OfflineBuffer([name], spaces=SPACES)
     assert_rows(buffer, [episode for episode in read if episode.length])
+
+
+def test_rows_that_were_never_written_need_no_memory(monkeypatch):
+    capacity = 100_000
+    state = {
+        "pos": torch.tensor([5]),
+        "start": torch.tensor([0]),
+        "startable": torch.zeros(capacity, 1, dtype=torch.bool),
+        "length": capacity,
+        "rows": {"observation": torch.zeros(5, 3)},
+    }
+    monkeypatch.setattr(limits, "memory_at_hand", lambda: 60)
+    run_source._check_state(state)
+    monkeypatch.setattr(limits, "memory_at_hand", lambda: 59)
+    with pytest.raises(UsageError, match="the replay takes 60 bytes of memory"):
+        run_source._check_state(state)
 
 
 def test_rows_of_other_learners_are_spoken_of(tmp_path):

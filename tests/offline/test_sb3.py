@@ -124,6 +124,13 @@ def test_a_column_that_breaks_off_is_cut_there_with_its_true_last_observation(tm
     assert "column 0 has 10 episodes that break off without a flag" in read.report.sentences("note")
 
 
+@pytest.mark.parametrize("continuous", [False, True])
+def test_a_buffer_without_rows_says_so(tmp_path, buffer_class, continuous):
+    buffer = filled(buffer_class, [record(continuous)], 60, BOX_SPACES if continuous else SPACES, pos=0, full=False)
+    with pytest.raises(UsageError, match="holds no episode to learn from"):
+        OfflineBuffer([saved(tmp_path / "b.pkl", buffer)])
+
+
 @pytest.mark.parametrize("fields", [{"handle_timeout_termination": False}, {"timeouts": None}])
 def test_ends_without_a_time_out_flag_are_truncated_and_reported(tmp_path, buffer_class, fields):
     buffer = OfflineBuffer([saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, **fields))])

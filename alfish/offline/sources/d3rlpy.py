@@ -26,7 +26,7 @@ from alfish.offline.sources.files import (
     open_hdf5,
     said,
 )
-from alfish.offline.sources.limits import check_memory
+from alfish.offline.sources.limits import NotEnoughMemory, check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 COLUMNS = ("observations", "actions", "rewards", "terminated")
@@ -83,6 +83,8 @@ class D3rlpySource(EpisodeSource):
             for i in range(num_episodes):
                 try:
                     parts = [_column(file, name, i) for name in COLUMNS]
+                except NotEnoughMemory:
+                    raise
                 except HDF5_DAMAGE as error:
                     yield Unreadable(str(i), said(error).strip("'\""))
                     continue

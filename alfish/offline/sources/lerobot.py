@@ -17,7 +17,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, without_final_observation
 from alfish.offline.sources.files import check_regular, existing_directory, extra, read_json, said
-from alfish.offline.sources.limits import check_expansion, check_memory
+from alfish.offline.sources.limits import NotEnoughMemory, check_expansion, check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NUMBER_BYTES = 8
@@ -76,6 +76,8 @@ class LeRobotSource(EpisodeSource):
         for path in self._files:
             try:
                 table = self._read(path, columns)
+            except NotEnoughMemory:
+                raise
             except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
                 if unread.length:  # rows after a lost file do not continue these
                     yield self._episode(unread)

@@ -14,6 +14,10 @@ MAX_PARTS = 1000  # of a nest
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
+class NotEnoughMemory(UsageError):
+    """Data are not damaged, but do not fit in the available memory."""
+
+
 def check_expansion(declared: int, stored: int, name: str) -> None:
     """Checks that a file does not declare far more content than it stores.
 
@@ -40,11 +44,11 @@ def check_memory(num_bytes: int, name: str) -> None:
       name: of the file, or of its part.
 
     Raises:
-      UsageError: they do not; gives both sizes.
+      NotEnoughMemory: they do not; gives both sizes.
     """
     at_hand = memory_at_hand()
     if num_bytes > at_hand:
-        raise UsageError(
+        raise NotEnoughMemory(
             f"{name} takes {_size(num_bytes)} of memory, and {_size(at_hand)} are at hand; free memory, or split the "
             "file"
         )

@@ -4,6 +4,7 @@ The pickle is read without Stable-Baselines3, and nothing of it is executed (`pi
 read from its oldest row. The file has Box actions in [-1, 1], which are stretched to the space's bounds.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,7 +160,8 @@ class SB3Source(EpisodeSource):
 
         observations, actions = of(declared.observation, fields["observations"]), of(declared.action, fields["actions"])
         if isinstance(declared.action, spaces.Box):  # Stable-Baselines3 stores them in [-1, 1], as alfish does
-            stretched = specs.ActionUnits(declared.action).to_environment(actions.reshape(len(actions), -1))
+            flat_actions = actions.reshape(len(actions), math.prod(declared.action.shape))
+            stretched = specs.ActionUnits(declared.action).to_environment(flat_actions)
             actions = stretched.astype(declared.action.dtype)
         following = fields["next_observations"]
         table = flat.Table(
