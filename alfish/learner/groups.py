@@ -17,6 +17,7 @@ class Group:
     """Parameters that one loss trains, as views of flat vectors: one for each part and dtype.
 
     Args:
+      name: of the group and its loss.
       parameters: of each part, see `learner.parts.split`.
 
     Attributes:
@@ -25,14 +26,15 @@ class Group:
       parts: name of each part, and its vectors in `flat`.
     """
 
-    def __init__(self, parameters: Mapping[str, list[nn.Parameter]]):
+    def __init__(self, name: str, parameters: Mapping[str, list[nn.Parameter]]):
+        self._name = name
         self._members: list[list[nn.Parameter]] = []
         self.parts: list[tuple[str, slice]] = []
-        for name, own in parameters.items():
+        for part, own in parameters.items():
             by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
             for parameter in own:
                 by_dtype.setdefault(parameter.dtype, []).append(parameter)
-            self.parts.append((name, slice(len(self._members), len(self._members) + len(by_dtype))))
+            self.parts.append((part, slice(len(self._members), len(self._members) + len(by_dtype))))
             self._members += by_dtype.values()
         self.parameters = [parameter for same in self._members for parameter in same]
         self.flat = [flat_parameters.lay_side_by_side(same) for same in self._members]
@@ -42,10 +44,18 @@ class Group:
         return [view for vector, same in zip(vectors, self._members) for view in flat_parameters.views(vector, same)]
 
     def gradients(self, loss: torch.Tensor, parameters: list[Any], retain_graph: bool) -> list[torch.Tensor]:
-        gradients = torch.autograd.grad(
-            loss, parameters, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
-        )
-        remaining = iter(gradients)
+        """Returns the gradients of the group's loss, laid out like `self.flat`; 0 for a parameter that it lacks.
+
+        Raises:
+          UsageError: the loss depends on none of the parameters.
+        """
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
+        if parameters and all(gradient is None for gradient in gradients):
+            raise UsageError(
+                f"the loss {self._name!r} depends on no parameter of its group, only on those of others; something is "
+                "detached, or parameter_groups names other parameters than the networks have now"
+            )
+        remaining = iter(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients))
         return [torch.cat([next(remaining).reshape(-1) for _ in same]) for same in self._members]
 
 

@@ -111,7 +111,7 @@ class Learner:
 
     @property
     def is_plain(self) -> bool:
-        """Whether updates are plain, not compiled."""
+        """True if updates are plain, not compiled."""
         return self._compiled is None
 
     def plan(self, num_updates: float, num_rows: int) -> None:
@@ -135,7 +135,7 @@ class Learner:
 
     @property
     def is_switching(self) -> bool:
-        """Whether the next call of `train` begins to use the compiled update, for which it may wait."""
+        """True if the next call of `train` begins to use the compiled update, for which it may wait."""
         later = self._compiled
         return type(later) is CompiledLater and self.updates >= later.first
 
@@ -193,9 +193,10 @@ class Learner:
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """Returns the losses and extras of a batch as `train` does, without training; no random state changes."""
         algorithm = self._algorithm
-        with in_eval_mode(algorithm), random_state.preserved(), replicas.apart():
+        # With gradients, as in an update, because a loss may differentiate.
+        with in_eval_mode(algorithm), random_state.preserved(), replicas.apart(), torch.enable_grad():
             means, loss_info = self._plain.means(batch)
-        values = {self._means.name("loss", name): float(loss) for name, loss in means.losses.items()}
+        values = {self._means.name("loss", name): float(loss.detach()) for name, loss in means.losses.items()}
         sums = extra_sums(loss_info, batch)
         return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}
 

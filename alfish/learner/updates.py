@@ -25,6 +25,8 @@ from alfish.losses import masked_mean
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
 
+OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # of the learner; with a group's name behind
+
 # A window's priority mixes the largest priority of its rows with their mean; this is the weight of the largest
 # (Kapturowski et al., 2019, section 2.3).
 LARGEST_FRACTION = 0.9
@@ -81,7 +83,7 @@ class Updates:
     ):
         self.algorithm = algorithm
         claimed = split(algorithm, claimed_parameters(algorithm), parts)
-        self.groups = {name: Group(parameters) for name, parameters in claimed.items()}
+        self.groups = {name: Group(name, parameters) for name, parameters in claimed.items()}
         self.optimizers = {
             name: optimizer(group.flat[vectors]) for group in self.groups.values() for name, vectors in group.parts
         }
@@ -258,13 +260,19 @@ class Updates:
 
 
 def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
-    """Returns `LossInfo.extra` as `UpdateStats.extra`; a 0-d tensor counts as one row."""
+    """Returns `LossInfo.extra` as `UpdateStats.extra`; a 0-d tensor counts as one row.
+
+    Raises:
+      UsageError: an entry is no tensor, has other rows, or a name of the learner's own scalars.
+    """
     sums = {}
     for name, value in (loss_info.extra or {}).items():
         if not isinstance(value, torch.Tensor):
             raise UsageError(
                 f"LossInfo.extra[{name!r}] is a {type(value).__name__}; it must be a tensor, 0-d or one per row"
             )
+        if name.partition("/")[0] in OWN_SCALARS:
+            raise UsageError(f"LossInfo.extra has {name!r}, a name of the learner's own scalars; give it another one")
         value = value.detach().float()
         if value.ndim:
             mask = batch.mask[: len(value)]

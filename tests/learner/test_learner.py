@@ -178,6 +178,15 @@ class TestGroups:
         Learner(algorithm).train([_chunk([1, 2])])
         assert all(torch.equal(value, before[name]) for name, value in algorithm.state_dict().items())
 
+    def test_a_loss_that_reaches_no_parameter_of_its_group_is_named(self):
+        class Detached(_ActorCritic):
+            def train_step(self, experience, state):
+                action = self.actor(experience.time_step.observation[..., None])
+                return AlgStep(info=(action, self.critic(action.detach())))
+
+        with pytest.raises(UsageError, match="the loss 'actor' depends on no parameter of its group, only on those"):
+            Learner(Detached()).train([_chunk([1, 2, 3])])
+
     def test_frozen_parameters_belong_to_no_group_and_stay(self):
         algorithm = _ActorCritic()
         Learner(algorithm).train([_chunk([1, 2])])
@@ -563,6 +572,24 @@ def test_summaries_are_means_over_trained_rows_of_all_updates():
     assert summary["seen"] == pytest.approx(3)
     assert summary["largest"] == pytest.approx((100 + 6) / 2)
     assert Learner(_Regression(calc_loss)).train([chunk], summarize=False) == {}
+
+
+@pytest.mark.parametrize("name", ["loss", "loss/critic", "grad_norm", "learning_rate", "nonfinite_updates"])
+def test_an_extra_has_no_name_of_the_learners_own_scalars(name):
+    algorithm = _Regression(lambda self, experience, info: LossInfo(info, extra={name: info}))
+    with pytest.raises(UsageError, match=f"LossInfo.extra has '{name}', a name of the learner's own scalars"):
+        Learner(algorithm).train([_chunk([1, 2, 3])])
+
+
+def test_a_loss_may_differentiate_where_it_is_only_evaluated():
+    def calc_loss(self, experience, info):
+        (steepness,) = torch.autograd.grad(info.sum(), self.weight, create_graph=True)
+        return LossInfo(info + steepness)
+
+    algorithm = _Regression(calc_loss)
+    chunk = _chunk([1, 2, 6])
+    assert Learner(algorithm).evaluate(chunk.source)["loss"] == pytest.approx((1 + 4 + 36) / 6 - 9)
+    assert algorithm.weight.grad is None
 
 
 def test_after_update_runs_after_every_update_without_gradients():
