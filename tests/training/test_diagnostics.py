@@ -20,6 +20,7 @@ from alfish.algorithms.reppo import REPPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.batches import EpochBatches, ReplayBatches
+from alfish.data import AlgStep
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
@@ -94,6 +95,21 @@ class Recorder(Writer):
         self.shown.setdefault(name, []).append((steps, histogram))
 
     image = film = histogram
+
+
+class Differentiating(PPO):
+    """Takes gradients inside `train_step`, as an algorithm with an action gradient does."""
+
+    def train_step(self, experience, state):
+        step = super().train_step(experience, state)
+        torch.autograd.grad(step.info.value.sum(), list(self.parameters()), retain_graph=True, allow_unused=True)
+        return step
+
+
+def test_diagnostics_read_an_algorithm_that_differentiates_in_train_step(tmp_path):
+    ppo(tmp_path, everything(), algorithm=Differentiating, num_iterations=2).train()
+    shown = table(tmp_path)[-1]
+    assert all(shown[name] for name in ("dormant_units/all", "values/explained_variance", "monte_carlo/value"))
 
 
 @pytest.mark.parametrize("kind", [ppo, sac, recurrent])
@@ -203,7 +219,7 @@ def test_units_of_convolutions_are_channels(size):
         for layer in layers[::2]:
             layer.weight[:], layer.bias[:] = 0, 0
             layer.weight[1::2], layer.bias[1::2] = 0.01, 1
-    run.algorithm.train_step = lambda experience, state: run.algorithm.encoder(torch.randn(5, 3, *size))
+    run.algorithm.train_step = lambda *_: AlgStep(info=run.algorithm.encoder(torch.randn(5, 3, *size)))
     update = SimpleNamespace(batch=SimpleNamespace(experience=SimpleNamespace(state=None)))
     assert DormantUnits(threshold=0.0).measure(run, update)["dormant_units/all"] == 0.5
 

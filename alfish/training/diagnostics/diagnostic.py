@@ -13,7 +13,7 @@ from alfish.algorithms.acting import in_eval_mode
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches
 from alfish.batches.batches import take
-from alfish.data import Batch
+from alfish.data import Batch, Experience
 from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.training.listener import Run
@@ -70,6 +70,12 @@ def reading(algorithm: RLAlgorithm) -> Iterator[None]:
         yield
 
 
+def info_of(algorithm: RLAlgorithm, experience: Experience) -> Any:
+    """Returns the info of `train_step`, which has gradients as in an update, because it may differentiate."""
+    with torch.enable_grad():
+        return algorithm.train_step(experience, experience.state).info
+
+
 def module_of(name: str, depth: int) -> str:
     """Returns the module of a parameter or layer, of at most `depth` parts: `critic.mlp` of `critic.mlp.0.weight`."""
     parts = name.split(".")
@@ -77,7 +83,7 @@ def module_of(name: str, depth: int) -> str:
 
 
 def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor]:
-    """Returns the estimates in what `train_step` returned, by name: `value` and `q`, if it has them.
+    """Returns the estimates in what `train_step` returned, without gradient, by name: `value` and `q`, if it has them.
 
     They are `[T', N]`; of a vector reward `[T', N, R]`, unless they are weighted sums already. Distributions and
     ensembles have their means.
@@ -92,6 +98,7 @@ def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor
         estimate = getattr(info, name, None)
         if not isinstance(estimate, torch.Tensor):
             continue
+        estimate = estimate.detach()
         if isinstance(values, Distribution) and estimate.ndim > 2:
             estimate = values.scalarized(estimate)
         is_ensemble = estimate.ndim > (3 if isinstance(values, Vector) else 2)

@@ -13,7 +13,7 @@ from alfish.offline import Episode
 from alfish.offline.rows import EpisodeEncoder
 from alfish.offline.spaces import Spaces
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
-from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, reading, value_estimates
+from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, info_of, reading, value_estimates
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Run
 from alfish.values import Scalar, Vector
@@ -81,8 +81,7 @@ class MonteCarlo(Diagnostic):
             experience = rows._replace(time_step=step, state=nest.to(algorithm.initial_state(1), device))
             if not (algorithm.on_policy or algorithm.replay_needs.recurrent_state):
                 experience = _pairs(experience)
-            info = algorithm.train_step(experience, experience.state).info
-            found = value_estimates(algorithm, info)
+            found = value_estimates(algorithm, info_of(algorithm, experience))
             reward, discount = values.rows(step)
         length, is_vector, compared = episode.length, isinstance(values, Vector), {}
         for name, estimate in found.items():

@@ -9,7 +9,7 @@ from torch import nn
 from alfish.networks import CriticEnsemble
 from alfish.networks.layers import ACTIVATIONS
 from alfish.parameters import NonNegativeFloat, checked
-from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, module_of, reading
+from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, info_of, module_of, reading
 from alfish.training.listener import Run
 from alfish.writers import Shown
 
@@ -52,7 +52,7 @@ class DormantUnits(Diagnostic):
                 kind = _of_channels if name.rpartition(".")[0] in with_images else kind
                 hooks.append(layer.register_forward_hook(self._reader(name, kind, dormant)))
             try:
-                run.algorithm.train_step(batch.experience, batch.experience.state)
+                info_of(run.algorithm, batch.experience)
             finally:
                 for hook in hooks:
                     hook.remove()

@@ -4,7 +4,7 @@ import gin
 import torch
 
 from alfish.parameters import checked
-from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, reading, value_estimates
+from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, info_of, reading, value_estimates
 from alfish.training.listener import Run
 from alfish.writers import Shown
 
@@ -25,7 +25,7 @@ class ExplainedVariance(Diagnostic):
         if not isinstance(target, torch.Tensor):
             return {}
         with reading(algorithm):
-            info = algorithm.train_step(experience, experience.state).info
+            info = info_of(algorithm, experience)
         value = value_estimates(algorithm, info).get("value")
         if value is None:
             return {}
