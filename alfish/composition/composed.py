@@ -28,7 +28,7 @@ from alfish.schedules import Schedule, as_schedule
 
 
 class ComposedRows(NamedTuple):
-    """What an on-policy algorithm trains on, `[T, B]`."""
+    """Rows on which an on-policy algorithm trains, `[T, B]`."""
 
     algorithm: Nest  # info of its preprocess_experience
     transitions: Transitions  # without `observation`, which the rows have
@@ -170,13 +170,15 @@ class Composed(RLAlgorithm):
         self.algorithm.after_update()
         for part in self._parts().values():
             part.after_update()
+        if self._separates and not self.on_policy:  # it may train where nothing is collected
+            self._weigh()
 
     def after_iteration(self, experience: Experience) -> None:
         if self.algorithm.overrides("after_iteration"):
             self.algorithm.after_iteration(experience._replace(time_step=self._seen(experience.time_step)))
         for part in self._parts().values():
             part.after_iteration(experience, num_seen=1 if self.on_policy else 0)
-        if self._separates:
+        if self._separates and self.on_policy:
             self._weigh()
 
     def graph_key(self) -> Any:

@@ -362,3 +362,12 @@ def test_each_part_has_an_entry_of_the_reward_with_its_own_weight_and_discount()
     made.progress.fill_(1.0)
     made.after_iteration(experience_of(step))
     assert objectives.weights.tolist() == [2.0, 2.0]
+
+
+def test_weights_of_values_follow_their_schedules_where_nothing_is_collected():
+    part = functools.partial(PARTS["icm"], coef=lambda progress: 3.0 - progress)
+    made = composed(DQN, rewards=[part], separate_values=True)
+    assert made.algorithm.values.weights.tolist() == [1.0, 3.0]
+    made.progress.fill_(1.0)
+    made.after_update()
+    assert made.algorithm.values.weights.tolist() == [1.0, 2.0]
