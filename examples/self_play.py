@@ -108,7 +108,7 @@ class Opponent:
         self._runner, self._space, self._units = runner, policy.observation_space, ActionUnits(policy.action_space)
         self._read = ObservationUnits(self._space).from_environment
         self._state, self._transform_state = policy.algorithm.initial_state(1), policy.transforms.initial_state(1)
-        reward, action = specs.zeros((policy.algorithm.reward_spec, specs.action_spec(policy.action_space)), (1,))
+        reward, action = specs.zeros((policy.transforms.raw_reward_spec, specs.action_spec(policy.action_space)), (1,))
         first, one = np.full(1, StepType.FIRST, np.int32), np.ones(1, np.float32)
         self._row = nest.arrays(TimeStep(first, reward, one, None, action, np.zeros(1, np.int32)))
 

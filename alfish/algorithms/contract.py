@@ -30,7 +30,7 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
       owner, hook: for the message.
       action_spec: canonical action nest.
       batch_size: B.
-      initial_state: of the algorithm, `[B, ...]`; a state has its structure and shapes.
+      initial_state: of the algorithm, `[B, ...]`; a state has its structure, shapes and dtypes.
 
     Raises:
       UsageError: a part of `step` is wrong; the message says what it must be.
@@ -43,10 +43,16 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
         if not _is_tensor(leaf) or leaf.shape[:1] != (batch_size,):
             asked = f"a tensor that begins with [{batch_size}]"
             raise UsageError(f"{who} returned as {name} {kind_of(leaf)}; it must be {asked}")
-    states = [[(path, tuple(leaf.shape)) for path, leaf in nest.named_leaves(state, "state") if _is_tensor(leaf)]
-              for state in (step.state, initial_state)]  # fmt: skip
-    if states[0] != states[1]:
-        carried, first = (", ".join(f"{path} {list(shape)}" for path, shape in state) or "none" for state in states)
+    carried, first = (
+        ", ".join(
+            f"{path} {list(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
+            for path, leaf in nest.named_leaves(state, "state")
+            if _is_tensor(leaf)
+        )
+        for state in (step.state, initial_state)
+    )
+    if carried != first:
+        carried, first = carried or "none", first or "none"
         raise UsageError(f"{who} returned a state of {carried}, and initial_state one of {first}; make them alike")
 
 

@@ -47,7 +47,7 @@ class PolicyStep:
         self._units = ActionUnits(policy.action_space, CPU)
         observation = _examples("observation", policy.observation_space)
         self._observation_structure = nest.flatten(specs.map_space(lambda leaf: leaf, policy.observation_space))[1]
-        reward = torch.zeros(policy.algorithm.reward_spec.shape)
+        reward = torch.zeros(policy.transforms.raw_reward_spec.shape)
         state = {
             "prev_action": specs.zeros(specs.action_spec(policy.action_space), (1,)),
             "transforms": policy.transforms.initial_state(1),

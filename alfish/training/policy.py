@@ -205,7 +205,7 @@ class Policy:
 
     def _reward(self, given: Any, is_first: torch.Tensor) -> torch.Tensor:
         """Returns rewards `[B]` or `[B, R]`: 0 where an episode begins; elsewhere missing if none is given."""
-        spec, size = self.algorithm.reward_spec, len(is_first)
+        spec, size = self.transforms.raw_reward_spec, len(is_first)
         zeros = specs.zeros(spec, (size,), self._device)
         if bool(is_first.all()):
             return zeros

@@ -218,7 +218,7 @@ class Transforms(nn.Module):
 
 
 def _check_fits(time_step: TimeStep, transform: Transform) -> None:
-    """Raises UsageError if rows have other observations than the transform's spec says."""
+    """Raises UsageError if rows have other observations or rewards than the transform's specs say."""
     name, spec, observation = type(transform).__name__, transform.observation_spec, time_step.observation
     remedy = "set self.observation_spec in its constructor to what it returns"
     if nest.paths(observation) != nest.paths(spec):
@@ -231,3 +231,9 @@ def _check_fits(time_step: TimeStep, transform: Transform) -> None:
                 f"{name} returned observations{f' {path}' if path else ''} of shape {shape} and {dtype}, and its "
                 f"observation_spec has {space}; {remedy}"
             )
+    shape = tuple(time_step.reward.shape[time_step.step_type.ndim :])
+    if shape != transform.reward_spec.shape:
+        raise UsageError(
+            f"{name} returned rewards of shape {shape}, and its reward_spec has {transform.reward_spec.shape}; set "
+            "self.reward_spec in its constructor to what it returns"
+        )

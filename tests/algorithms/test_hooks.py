@@ -77,7 +77,7 @@ WRONG = {
     "a choice that is none": ("rollout_step", output(lambda action: action + 100), "Discrete.2. counts from 0"),
     "another nest": ("rollout_step", output(lambda action: {"arm": action}), "action.arm; the action space asks for a"),
     "a state from nowhere": ("rollout_step", lambda step: step._replace(state=torch.zeros(B, 3)),
-                             r"a state of state \[4, 3\], and initial_state one of none"),
+                             r"a state of state \[4, 3\] float32, and initial_state one of none"),
     "no experience": ("preprocess_experience", None, "preprocess_experience of Wrong returned None"),
     "columns first": ("preprocess_experience", lambda rows: rows._replace(info={"a": torch.zeros(B, 8)}),
                       r"returned info\.a, a tensor of shape \[4, 8\] and .*; it must begin with \[8, 4\]"),
@@ -203,6 +203,16 @@ class Blind(Right):
         return super().rollout_step(time_step, state)
 
 
+class Columns(Transform):
+    def transform(self, time_step, state):
+        return time_step._replace(reward=time_step.reward.unsqueeze(-1))
+
+
+def test_a_transform_whose_rewards_do_not_fit_its_spec_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"Columns returned rewards of shape \(1,\), and its reward_spec has \(\)"):
+        train(tmp_path, Right, [Columns])
+
+
 @pytest.mark.parametrize(("algorithm", "transforms"), [(Right, [Halves]), (Blind, []), (PPO, [Halves])])
 def test_nothing_is_written_into_rows_that_are_stored(tmp_path, algorithm, transforms):
     with pytest.raises(UsageError, match="writes to the time step or the state in its arguments"):
@@ -217,3 +227,10 @@ def test_actions_in_nests_of_every_kind_are_looked_at_leaf_by_leaf():
     wrong["gears"][1, 0] = 2
     with pytest.raises(UsageError, match=r"returned as action\.gears 2; MultiDiscrete\(\[2 3\]\) counts from 0"):
         check_step(AlgStep(wrong), None, "rollout_step", spec, B, None)
+
+
+def test_a_state_has_the_dtype_of_the_initial_state():
+    step, spec = AlgStep(torch.zeros(B).long(), torch.zeros(B, 1)), spaces.Discrete(2)
+    check_step(step, None, "rollout_step", spec, B, torch.zeros(B, 1))
+    with pytest.raises(UsageError, match=r"a state of state \[4, 1\] float32, and initial_state one of .* int64; make"):
+        check_step(step, None, "rollout_step", spec, B, torch.zeros(B, 1).long())

@@ -36,7 +36,7 @@ from alfish.schedules import Linear
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
-from alfish.transforms import RewardNormalizer
+from alfish.transforms import RewardNormalizer, Transform
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 from alfish.weighting import LagrangianWeights, ScheduledWeights
 
@@ -407,6 +407,29 @@ def test_workers_act_by_weights_that_change_and_lockstep_repeats_its_bits(tmp_pa
         trainer = trained(tmp_path / where, name, **settings)
         found.append(parameters(trainer))
     assert torch.equal(*found)
+
+
+class Total(Transform):
+    """Adds up the entries of the reward."""
+
+    def __init__(self, observation_spec, reward_spec):
+        super().__init__(observation_spec, reward_spec)
+        self.reward_spec = specs.reward_spec()
+
+    def transform(self, time_step, state):
+        return time_step._replace(reward=time_step.reward.sum(-1))
+
+
+@pytest.mark.parametrize("unroller", [
+    SyncUnroller,
+    pytest.param(functools.partial(AsyncUnroller, num_workers=1, mode="lockstep"), marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_transform_may_make_a_number_of_a_vector_reward(tmp_path, unroller):
+    trainer = trained(tmp_path, "APPO", transforms=[Total], unroller=unroller)
+    policy = trainer.policy()
+    observation = np.zeros(2, np.float32)
+    first = policy.act(observation)
+    assert policy.act(observation, reward=np.float32([-1, -2])) == pytest.approx(first)
 
 
 def test_rewards_may_be_normalized_each_by_its_own_spread(tmp_path):

@@ -11,6 +11,7 @@ from alfish import nest
 from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Stamped
+from alfish.errors import UsageError
 from alfish.processes.messages import Seconds, Segment
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers.unroller import StepRecords
@@ -47,6 +48,18 @@ def test_an_example_has_what_the_policy_gives_and_raw_rows(example):
     assert example.time_step.observation.shape == (2, 3) and example.action.shape == (2,)
     assert example.info["memory"].shape == (2,) and example.state.shape == (2,)
     assert nest.leaves(example.transform_state) and example.policy_version is None
+
+
+def test_a_wrong_rollout_step_is_named_before_a_worker_starts():
+    class Bare(Remembering):
+        def rollout_step(self, time_step, state):
+            return super().rollout_step(time_step, state).output
+
+    environment = make_environment(Stamped)
+    transforms = Transforms([], environment.observation_spec, environment.reward_spec)
+    algorithm = Bare(environment.observation_spec, environment.action_spec, environment.reward_spec)
+    with pytest.raises(UsageError, match="rollout_step of Bare returned a tensor .* it must return AlgStep"):
+        example_row(environment, algorithm, transforms, num_envs=2)
 
 
 def test_what_is_written_is_read_in_place_and_other_slots_are_left_alone(example):

@@ -7,6 +7,7 @@ import torch
 
 from alfish import nest, specs
 from alfish.algorithms.acting import StatefulInfo
+from alfish.algorithms.contract import check_step
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, StepType, TimeStep
 from alfish.environments import Environment
@@ -71,7 +72,7 @@ def example_row(
     device = algorithm.progress.device
     time_step = TimeStep(
         torch.full((num_envs,), StepType.FIRST, dtype=torch.int32),
-        torch.zeros(num_envs, *algorithm.reward_spec.shape),
+        torch.zeros(num_envs, *transforms.raw_reward_spec.shape),
         torch.ones(num_envs),
         specs.zeros(environment.observation_spec, (num_envs,)),
         specs.zeros(environment.action_spec, (num_envs,)),
@@ -82,6 +83,7 @@ def example_row(
     with random_state.preserved():
         seen, _ = transforms(row, before)
         step = algorithm.rollout_step(seen, here)
+    check_step(step, algorithm, "rollout_step", environment.action_spec, num_envs, here)
     info = StatefulInfo(step.info, state) if stores_states else step.info
     return Experience(time_step, step.output, info, state, None, transform_state)
 
