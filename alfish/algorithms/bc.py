@@ -22,7 +22,7 @@ from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks import FLOORED_HEAD, Torso, Window, head_masks
+from alfish.networks import FLOORED_HEAD, Torso, Window, head_masks, policy_of
 from alfish.parameters import checked
 from alfish.parameters.parts import build_network, build_torso
 
@@ -96,6 +96,4 @@ class BC(RLAlgorithm):
         return LossInfo(-log_prob, extra=extra)
 
     def _policy(self, features: torch.Tensor, time_step: TimeStep) -> Distribution:
-        if self.action_masks is None:
-            return self.policy_head(features)
-        return self.policy_head(features, self.action_masks(time_step.observation))
+        return policy_of(self.policy_head, features, self.action_masks, time_step.observation)

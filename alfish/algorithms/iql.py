@@ -31,6 +31,7 @@ from alfish.networks import (
     Encoder,
     TargetNetwork,
     head_masks,
+    policy_of,
     transitions,
 )
 from alfish.networks.encoders import Flat, OneHot
@@ -172,11 +173,7 @@ class IQL(RLAlgorithm):
 
     def _policy(self, observation: Nest) -> Distribution:
         features = self.actor_mlp(self.actor_encoder(observation))
-        return (
-            self.policy_head(features)
-            if self.action_masks is None
-            else self.policy_head(features, self.action_masks(observation))
-        )
+        return policy_of(self.policy_head, features, self.action_masks, observation)
 
     def _value(self, time_step: TimeStep) -> torch.Tensor:
         return self.value(self.value.features(time_step, None)[0])[0]

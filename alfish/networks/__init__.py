@@ -10,7 +10,7 @@ from alfish.networks.actor_critic import ActorCritic, PolicyValue
 from alfish.networks.actors import DeterministicActor
 from alfish.networks.critics import ONE_CRITIC, CriticEnsemble
 from alfish.networks.encoders import Encoder, Flat, OneHot
-from alfish.networks.heads import FLOORED_HEAD, PolicyHead, head_masks
+from alfish.networks.heads import FLOORED_HEAD, PolicyHead, head_masks, policy_of
 from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.layers import MLP
@@ -47,6 +47,7 @@ __all__ = [
     "Window",
     "burn_in_state",
     "head_masks",
+    "policy_of",
     "transitions",
     "ONE_CRITIC",
     "FLOORED_HEAD",

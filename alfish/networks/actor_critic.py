@@ -12,7 +12,7 @@ from alfish import nest
 from alfish.data import TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
-from alfish.networks.heads import PolicyHead, head_masks
+from alfish.networks.heads import PolicyHead, head_masks, policy_of
 from alfish.networks.layers import orthogonal
 from alfish.networks.torsos import Torso
 from alfish.parameters import checked
@@ -102,9 +102,7 @@ class ActorCritic(nn.Module):
         return {name: torso.initial_state(batch_size) for name, torso in torsos.items()}
 
     def _policy(self, features: torch.Tensor, time_step: TimeStep) -> Distribution:
-        if self._masks is None:
-            return self.policy_head(features)
-        return self.policy_head(features, self._masks(time_step.observation))
+        return policy_of(self.policy_head, features, self._masks, time_step.observation)
 
     def _value(self, features: torch.Tensor) -> torch.Tensor:
         value = self.value_head(features)

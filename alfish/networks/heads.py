@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import gin
 import torch
@@ -107,6 +108,18 @@ def head_masks(head: nn.Module, observation_spec: Nest, action_spec: Nest) -> Ma
             "second argument, the mask of each leaf, as PolicyHead has"
         )
     return reader
+
+
+def policy_of(head: Any, features: torch.Tensor, masks: MaskReader | None, observation: Nest) -> Distribution:
+    """Returns a policy head's distribution at features `[..., input_size]`.
+
+    Args:
+      head: a policy head.
+      features: its input.
+      masks: `head_masks` of the head; None: all actions are allowed.
+      observation: leaves `[..., *shape]`, from which the masks are read.
+    """
+    return head(features) if masks is None else head(features, masks(observation))
 
 
 # For recorded data: without a lower bound on std the likelihood of constant actions is unbounded.

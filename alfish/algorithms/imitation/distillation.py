@@ -71,15 +71,14 @@ class Distillation(Apprentice):
         return AlgStep(info=BCTrain(self._policy(features, experience.time_step), experience.info.label))
 
     def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:
-        policy: Any = info.policy
-        parts = nest.leaves(policy if is_distribution(policy) else policy.parts, is_leaf=is_distribution)
+        parts = nest.leaves(info.policy, is_leaf=is_distribution)
         leaves = zip(nest.leaves(self.action_spec), parts, nest.leaves(info.action))
         loss = sum_of(
             self._regression(part.mode() - label) if isinstance(spec, spaces.Box) else -part.log_prob(label)
             for spec, part, label in leaves
         )
         with torch.no_grad():
-            extra = {"log_prob": policy.log_prob(info.action)}
+            extra = {"log_prob": info.policy.log_prob(info.action)}
         return LossInfo(loss, extra=extra)
 
     def _regression(self, error: torch.Tensor) -> torch.Tensor:
