@@ -30,11 +30,11 @@ from alfish.compiler.torch_internals import storage_id
 from alfish.errors import first_line
 from alfish.nest import Nest
 from alfish.processes.channel import Channel
+from alfish.runs.processes import WITHOUT_WORKING_DIRECTORY, import_path
 
-# `-c` puts the working directory first in sys.path; the process imports from this one's path only.
 PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "from alfish.compiler.compiling_process import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+    f"{WITHOUT_WORKING_DIRECTORY}from alfish.compiler.compiling_process import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 LONGEST_SECONDS = 1800.0  # of a wait; torch waits 600 for another process that compiles the same
 LOOK_SECONDS = 0.5  # between two looks at whether the process has ended
@@ -144,14 +144,13 @@ class BackgroundCompiler:
 
     def _start(self) -> None:
         end, theirs = socket.socketpair()
-        path = [entry or os.getcwd() for entry in sys.path]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", PROGRAM, str(os.getpid()), str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
-                    env=cache.environment() | {"PYTHONPATH": os.pathsep.join(path)},
+                    env=cache.environment() | {"PYTHONPATH": os.pathsep.join(import_path())},
                     stdin=subprocess.DEVNULL,
                     stdout=self._words,
                     stderr=self._words,

@@ -19,6 +19,7 @@ import torch
 from absl import logging
 
 from alfish.errors import UsageError, first_line
+from alfish.runs.processes import variable_set
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 GIVEN = os.environ.get(VARIABLE)  # by the user, before torch's compiler writes its own default there
@@ -88,15 +89,8 @@ def environment() -> dict[str, str]:
 def in_use() -> Iterator[Path]:
     """Makes torch's compiler use the directory within the context, in the whole process."""
     path = directory()
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(path)
-    try:
+    with variable_set(VARIABLE, str(path)):
         yield path
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
 
 
 @contextlib.contextmanager

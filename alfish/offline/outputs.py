@@ -3,11 +3,8 @@
 In both, an error leaves no files, and the data set gets its name when it is complete (`writer`).
 """
 
-import contextlib
 import os
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,6 +18,7 @@ from alfish.offline.sources import SCHEMES
 from alfish.offline.sources.files import extra
 from alfish.offline.spaces import NO_SPACES, Spaces
 from alfish.offline.writer import EpisodeWriter
+from alfish.runs.processes import variable_set
 
 MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # Minari reads it at each access
 MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # remarks on metadata that are left out
@@ -139,7 +137,7 @@ class MinariWriter(EpisodeWriter):
         """Creates the data set in a directory that Minari does not list."""
         import minari
 
-        with _data_sets_in(self._making), warnings.catch_warnings():
+        with variable_set(MINARI_VARIABLE, str(self._making)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", MINARI_REMARKS, UserWarning)
             return minari.create_dataset_from_buffers(
                 self._id,
@@ -151,17 +149,3 @@ class MinariWriter(EpisodeWriter):
                 data_format="hdf5",
                 jpeg_encoding=False,
             )
-
-
-@contextlib.contextmanager
-def _data_sets_in(directory: Path) -> Iterator[None]:
-    """Makes Minari create data sets in that directory while the context lasts."""
-    before = os.environ.get(MINARI_VARIABLE)
-    os.environ[MINARI_VARIABLE] = str(directory)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[MINARI_VARIABLE]
-        else:
-            os.environ[MINARI_VARIABLE] = before

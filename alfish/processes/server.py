@@ -26,14 +26,12 @@ from typing import NamedTuple
 from alfish.errors import RunError
 from alfish.processes.pickling import from_bytes, to_bytes
 from alfish.processes.shared_memory import SharedMemory
-from alfish.runs.processes import follow
+from alfish.runs.processes import WITHOUT_WORKING_DIRECTORY, follow, import_path
 
 # Each of these sets the size of a thread pool; a worker has one core to itself.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# `-c` puts the working directory first in sys.path; workers import from the trainer's path only.
 PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); "
-    "from alfish.runs.processes import follow; follow(int(sys.argv[1])); "
+    f"{WITHOUT_WORKING_DIRECTORY}from alfish.runs.processes import follow; follow(int(sys.argv[1])); "
     "from alfish.processes.server import main; main(int(sys.argv[2]), sys.argv[3])"
 )
 NUMBER = struct.Struct("<q")  # two answers to a request: process id (or -errno), later exit code
@@ -131,7 +129,7 @@ class Server:
           RunError: the server ended before it forked the worker.
           OSError: fork failed.
         """
-        path, environment = _path(), _environment()
+        path, environment = import_path(), _environment()
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         data = to_bytes(Launch(environment, path, cpus, list(fds), setup), "the worker's setup")
         memory = SharedMemory(len(data))
@@ -288,13 +286,9 @@ def _serve(trainer: socket.socket) -> list[int]:
     return fds
 
 
-def _path() -> list[str]:
-    return [entry or os.getcwd() for entry in sys.path]
-
-
 def _environment() -> dict[str, str]:
     """Returns the environment variables of the server and of workers."""
-    return os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": os.pathsep.join(_path())}
+    return os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": os.pathsep.join(import_path())}
 
 
 def _report_end(pid: int, status: socket.socket) -> bool:

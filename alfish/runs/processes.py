@@ -1,9 +1,18 @@
-"""First calls of a process that alfish starts, before its imports, which take seconds."""
+"""Environment variables and first calls of processes that alfish starts.
 
+The module imports little, because a process follows its parent before its other imports, which take seconds.
+"""
+
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+
+# Begins a program for `-c`, which puts the working directory first in sys.path: the process shall import from its
+# PYTHONPATH only, which holds `import_path()`.
+WITHOUT_WORKING_DIRECTORY = "import sys; sys.path[:] = filter(None, sys.path); "
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>; the kernel sends the signal when the starting thread ends
 
@@ -23,3 +32,22 @@ def follow(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
+
+
+def import_path() -> list[str]:
+    """Returns the directories from which this process imports, also for a process elsewhere."""
+    return [entry or os.getcwd() for entry in sys.path]
+
+
+@contextlib.contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable within the context, in the whole process."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
