@@ -130,12 +130,19 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
         raise NotTranslatable(f"numpy has no {dtype}") from error
 
 
-# Methods that fill a tensor with the numbers that an operation draws.
-RANDOM: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((aten.rand.default, aten.rand_like.default), torch.Tensor.uniform_),
-    **dict.fromkeys((aten.randn.default, aten.randn_like.default), torch.Tensor.normal_),
-    aten.exponential.default: torch.Tensor.exponential_,
-    aten.randint_like.default: torch.Tensor.random_,
+# Distributions of random operations.
+DISTRIBUTIONS: dict[Any, str] = {
+    **dict.fromkeys((aten.rand.default, aten.rand_like.default), "uniform"),
+    **dict.fromkeys((aten.randn.default, aten.randn_like.default), "normal"),
+    aten.exponential.default: "exponential",
+    aten.randint_like.default: "integers",
+}
+# Methods that fill a tensor with numbers of a distribution.
+DRAWS: dict[str, Callable[..., Any]] = {
+    "uniform": torch.Tensor.uniform_,
+    "normal": torch.Tensor.normal_,
+    "exponential": torch.Tensor.exponential_,
+    "integers": torch.Tensor.random_,
 }
 
 
@@ -144,10 +151,10 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
         raise NotTranslatable(f"{node.target} in another order than that of rows")
     if node.kwargs.keys() - LAYOUT or (node.target is aten.exponential.default and len(node.args) > 1):
         raise NotTranslatable(f"{node.target} with {node.args[1:]} and {dict(node.kwargs)}")
-    fill = RANDOM.get(node.target)
-    if fill is None:
+    distribution = DISTRIBUTIONS.get(node.target)
+    if distribution is None:
         raise NotTranslatable(f"{node.target} has no translation")
-    bounds = node.args[1:] if node.target is aten.randint_like.default else ()
+    fill, bounds = DRAWS[distribution], node.args[1:] if distribution == "integers" else ()
     drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because a new one takes longer than the numbers
     array = drawn.numpy()
     may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)  # alive after the next draw

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from alfish.compiler.numpy_operations import DISTRIBUTIONS, DRAWS, LAYOUT
 from alfish.compiler.tracer import is_random, record
 from alfish.errors import UsageError, first_line
 from alfish.exporting.policy_step import Leaf, PolicyStep
@@ -24,19 +25,6 @@ FILLED = {
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.new_zeros.default,
     aten.new_ones.default, aten.new_full.default,
 }  # fmt: skip
-# Distributions of random operations.
-DISTRIBUTIONS = {
-    **dict.fromkeys((aten.rand.default, aten.rand_like.default), "uniform"),
-    **dict.fromkeys((aten.randn.default, aten.randn_like.default), "normal"),
-    aten.exponential.default: "exponential",
-    aten.randint_like.default: "integers",
-}
-DRAWS: dict[str, Callable[..., Any]] = {
-    "uniform": torch.Tensor.uniform_,
-    "normal": torch.Tensor.normal_,
-    "exponential": torch.Tensor.exponential_,
-    "integers": torch.Tensor.random_,
-}
 
 
 class NotExportable(UsageError):
@@ -48,7 +36,7 @@ class Noise(NamedTuple):
 
     Attributes:
       leaf: their name and shape.
-      distribution: a key of `DRAWS`.
+      distribution: a key of `numpy_operations.DRAWS`.
       bounds: of integers: low and high, or high.
       is_read: False if no result depends on them.
     """
@@ -178,7 +166,7 @@ class PolicyGraph:
         needed = _ancestors(self.results)
         for node in [node for node in self.graph.nodes if node.op == "call_function" and is_random(node)]:
             distribution = DISTRIBUTIONS.get(node.target)
-            others = node.kwargs.keys() - {"dtype", "layout", "device", "pin_memory", "memory_format"}
+            others = node.kwargs.keys() - LAYOUT
             if distribution is None or others or (distribution == "exponential" and len(node.args) > 1):
                 raise NotExportable(f"{node.meta['place']} cannot be exported: it samples with {node.target}")
             bounds = tuple(node.args[1:]) if distribution == "integers" else ()
