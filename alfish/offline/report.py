@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from alfish.errors import printable
+from alfish.formatting import counted
 
 LEVELS = ("error", "mended", "warning", "note")
 NUM_SHOWN = 5  # ids of episodes in one line
@@ -109,8 +110,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name}: {_plural(self.num_read, 'episode')} read, {self.num_kept:,} kept, "
-            f"{_plural(self.num_transitions, 'transition')} ({self.num_terminated:,} terminated, "
+            f"{self.name}: {counted(self.num_read, 'episode')} read, {self.num_kept:,} kept, "
+            f"{counted(self.num_transitions, 'transition')} ({self.num_terminated:,} terminated, "
             f"{self.num_truncated:,} truncated)"
         ]
         if self._lengths:
@@ -142,11 +143,7 @@ def _about(ids: list[str]) -> str:
     if not ids:
         return ""
     more = ", ..." if len(ids) > NUM_SHOWN else ""
-    return f" ({_plural(len(ids), 'episode')}: {', '.join(ids[:NUM_SHOWN])}{more})"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    return f" ({counted(len(ids), 'episode')}: {', '.join(ids[:NUM_SHOWN])}{more})"
 
 
 def _span(low: np.ndarray, high: np.ndarray) -> str:

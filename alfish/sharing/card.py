@@ -9,6 +9,7 @@ import alfish
 from alfish.analysis.grouping import ALGORITHM
 from alfish.analysis.report import command_of, provenance_of
 from alfish.analysis.run_source import RunSource, read_evaluations
+from alfish.analysis.tables import as_markdown
 from alfish.formatting import counted, significant
 from alfish.parameters import differences
 from alfish.training.evaluations.evaluation import bootstrap_interval
@@ -107,11 +108,11 @@ def _results(returns: Mapping[int, Sequence[float]]) -> str:
     if not returns:
         return "## Results\n\nThe run was not evaluated while it trained."
     rows = [
-        f"| {which} | {clock:,} | {significant(sum(values) / len(values))} | {_interval(values)} | {len(values)} |"
+        (which, f"{clock:,}", significant(sum(values) / len(values)), _interval(values), f"{len(values):,}")
         for which, clock, values in _chosen(returns)
     ]
-    header = "| evaluation | steps | mean return | 95 % interval | episodes |\n|---|---|---|---|---|"
-    return "\n".join(["## Results", "", header, *rows])
+    table = as_markdown([("evaluation", "steps", "mean return", "95 % interval", "episodes"), *rows])
+    return f"## Results\n\n{table}"
 
 
 def _films(films: Sequence[str]) -> str:
