@@ -11,7 +11,7 @@ optimizer with both can be part of a compiled update.
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol
 
 import gin
 import torch
@@ -29,27 +29,6 @@ class Optimizer(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the state of an optimizer of the same class; settings are not part of the state."""
-
-
-@runtime_checkable
-class CompilableOptimizer(Optimizer, Protocol):
-    """An optimizer whose step can be part of a compiled update; see `FlatOptimizer`."""
-
-    num_coefficients: int
-    tensors: list[torch.Tensor]
-
-    def coefficients(self, learning_rate: float) -> list[float]: ...
-
-    def count(self) -> None: ...
-
-    def apply(
-        self,
-        parameters: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
-        coefficients: Sequence[Any],
-        is_applied: torch.Tensor | None,
-    ) -> None: ...
 
 
 class FlatOptimizer:

@@ -7,13 +7,13 @@ import torch
 from alfish.batches import take
 from alfish.compiler import torch_internals
 from alfish.compiler.inductor import NotCompilable
-from alfish.learner.optimizers import CompilableOptimizer
+from alfish.learner.optimizers import FlatOptimizer
 from alfish.learner.updates import Updates, extra_sums, write_buffers
 from alfish.nest import Nest
 
 
 class TracedUpdate:
-    """What a graph of an update computes: `function(tensors, coefficients, index, source)`.
+    """The function of which a graph is made: an update `function(tensors, coefficients, index, source)`.
 
     It reads and writes tensors of its arguments only, so another process can trace it.
 
@@ -30,7 +30,7 @@ class TracedUpdate:
     def __init__(self, updates: Updates):
         self._updates = updates
         algorithm, groups = updates.algorithm, updates.groups
-        self.optimizers = {n: each for n, each in updates.optimizers.items() if isinstance(each, CompilableOptimizer)}
+        self.optimizers = {n: each for n, each in updates.optimizers.items() if isinstance(each, FlatOptimizer)}
         names = {id(tensor): name for name, tensor in algorithm.named_parameters()}
         self._names = {group: [names.pop(id(p)) for p in groups[group].parameters] for group in groups}
         unclaimed = set(names.values())
