@@ -252,7 +252,7 @@ class _Watcher(Listener):
         self._scalar = scalar
 
     def start(self, run: Run) -> None:
-        """Raises UsageError if nothing reports the scalar."""
+        """Raises UsageError if the scalar is neither of an evaluation nor of the trainer."""
         name = type(self).__name__
         prefixes = [listener.name for listener in run.listeners if isinstance(listener, Evaluate)]
         names = scalar_names(specs.reward_names(run.environment.reward_spec))
@@ -260,8 +260,8 @@ class _Watcher(Listener):
         if self._scalar not in of_evaluations and not self._scalar.startswith(tuple(f"{p}/" for p in TRAINER_SCALARS)):
             others = ", ".join((*of_evaluations, *(f"{prefix}/..." for prefix in TRAINER_SCALARS)))
             raise UsageError(
-                f"{name}.scalar is {self._scalar!r}, which no listener reports; add @Evaluate(), which reports "
-                f"evaluation/mean_return, or watch one of {others}"
+                f"{name}.scalar is {self._scalar!r}, and must be one of {others}; @Evaluate() adds "
+                "evaluation/mean_return"
             )
 
     def after_iteration(self, run: Run, report: Report) -> None:
@@ -280,7 +280,8 @@ class StopAt(_Watcher):
 
     Args:
       return_: value at which the run stops.
-      scalar: name in metrics.csv; an `Evaluate` that reports it must precede this listener.
+      scalar: name in metrics.csv, of an `Evaluate` or of the trainer (`metrics/...`, `train/...`); those of diagnostics
+        and of other listeners cannot be watched.
     """
 
     def __init__(self, return_: FiniteFloat = gin.REQUIRED, scalar: str = "evaluation/mean_return"):
