@@ -61,3 +61,9 @@ class Announce(Listener):
         if not self._said and report.scalars.get("metrics/average_episode_length", 0) >= self._length:
             self._said = True
             run.log(f"Episodes are {self._length:.0f} steps long after {report.env_steps:,} steps")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"said": self._said}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._said = state["said"]
