@@ -70,8 +70,9 @@ def retrace(
 ) -> torch.Tensor:
     """Returns targets of the action values of a policy pi, from rows of a policy mu.
 
-        G_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda c_{t+1} (G_{t+1} - Q_{t+1})),   without the last term where row t+1
-                                                                                 does not train
+        G_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda c_{t+1} (G_{t+1} - Q_{t+1}))
+
+    Where row t+1 does not train, the last term is left out.
 
     With c = min(1, pi / mu) the targets lead to the values of pi for every mu. Any c in [0, pi / mu] is correct; c = 0
     is the one-step return. With c = 1 and Q = V the targets are `returns.lambda_return`.

@@ -36,7 +36,7 @@ HL_GAUSS = functools.partial(Bins, smoothing=0.75)
 
 
 class REPPOTarget(NamedTuple):
-    """What the unroll gives the losses, `[T, B]`."""
+    """Inputs of the losses that are computed once for an unroll, `[T, B]`."""
 
     policy: SquashedNormal  # which acted
     target: torch.Tensor  # of the value

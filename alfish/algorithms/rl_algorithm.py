@@ -4,12 +4,12 @@ An algorithm owns parameters. It owns no environment, replay, optimizer, unrolle
 therefore unpickle it, and a test can call it with tensors made by hand.
 
     rollout_step           acts                                           [B], no gradient
-    random_action          replaces rollout_step while replay warms up    [B], no gradient
+    random_action          replaces the action while replay warms up      [B], no gradient
     preprocess_experience  computes advantages and returns                [T+1, B], no gradient
     train_step             runs the networks for the loss                 [T, N], with gradients
     calc_loss              computes a loss for each row that trains       [T', N]
     after_update           updates target networks                        after each gradient step
-    after_iteration        updates side modules                           after each iteration
+    after_iteration        updates side modules                           after each iteration that collected rows
 
 All hooks but `after_update` and `after_iteration` are pure. They write no attribute, so the learner can compile a whole
 update. Update buffers in place, and never write into a time step.
@@ -32,7 +32,7 @@ from alfish.nest import Nest
 class ReplayNeeds(NamedTuple):
     """Data that replay stores for an off-policy algorithm, in addition to rows."""
 
-    info: tuple[str, ...] = ()  # fields of rollout_step's info, a NamedTuple
+    info: tuple[str, ...] = ()  # fields of rollout_step's info, a NamedTuple; Experience.info is then a dict of them
     return_gamma: float | None = None  # discount of Experience.return_to_go; None: no returns
     recurrent_state: bool = False  # states of the memory; windows then start at rows that have one
 
@@ -116,7 +116,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Updates target networks, after every gradient step, under no_grad."""
 
     def after_iteration(self, experience: Experience) -> None:
-        """Updates side modules, once an iteration, under no_grad; `experience` are its new rows, after transforms."""
+        """Updates side modules with the rows that an iteration collected, if any, after transforms; under no_grad."""
 
     def graph_key(self) -> Hashable:
         """Returns a key of the next update's control flow, e.g. whether a delayed actor trains. Default: None.

@@ -112,7 +112,7 @@ def suits_products() -> bool:
 
 
 def expects_products() -> bool:
-    """Begins to build `matmul.cpp`; returns False if it is known that `has_products` will be."""
+    """Begins to build `matmul.cpp`. Returns False if it is already known that `has_products()` is False."""
     if not suits_products():
         return False
     if has_products.cache_info().currsize:

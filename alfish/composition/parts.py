@@ -20,7 +20,7 @@ from alfish.schedules import Schedule, as_schedule
 class Transitions(NamedTuple):
     """Steps of environments, `[...]`: a row, the action that was executed there, and the row that it led to.
 
-    Steps that do not train (`data.trainable`) may hold anything, because their rewards and losses are masked.
+    Steps that do not train (`data.trainable`) may hold any finite numbers, because their rewards and losses are masked.
     """
 
     observation: Nest  # [...]

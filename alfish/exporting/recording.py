@@ -18,7 +18,7 @@ NUM_EPISODES = 8  # at a time; environments that cannot be seeded one by one nee
 
 
 class Step(NamedTuple):
-    """What a policy receives before it acts."""
+    """The input of a policy before it acts."""
 
     observation: Nest  # in the environment's units and structure
     first: bool  # of an episode

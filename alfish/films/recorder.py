@@ -20,7 +20,7 @@ FILMS = "films"  # directory of a run
 
 
 class Row(NamedTuple):
-    """What an evaluation tells after every reset and step of its environments.
+    """The rows of an evaluation after a reset or a step of its environments.
 
     Attributes:
       episode: `[B]` int, the episode of each environment, or -1. One that has just finished still has its index.

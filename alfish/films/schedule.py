@@ -1,4 +1,4 @@
-"""Which evaluations of a training are filmed."""
+"""The choice of the evaluations that a training films."""
 
 from pathlib import Path
 

@@ -20,7 +20,7 @@ BLOCK = 1 << 22
 
 
 def is_image(spec: spaces.Space) -> bool:
-    """Whether a leaf is a Box of three dimensions, of uint8 or with at least 36 x 36 pixels."""
+    """Returns True if a leaf is a Box of three dimensions, of uint8 or with at least 36 x 36 pixels."""
     if not isinstance(spec, spaces.Box) or len(spec.shape) != 3:
         return False
     return spec.dtype == np.uint8 or sorted(spec.shape)[1] >= 36

@@ -95,7 +95,7 @@ class _Memory(nn.Module):
         raise NotImplementedError
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
-        """Whether `in_pieces` is faster than `row_by_row` on a CPU.
+        """Returns True if `in_pieces` is faster than `row_by_row` on a CPU.
 
         `in_pieces` takes one step for each row of the longest piece. Its steps take up to twice as long, and longer for
         many features. Measured over 8 to 128 rows, 8 to 64 columns, 32 to 256 features.

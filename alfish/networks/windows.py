@@ -80,8 +80,8 @@ class Window:
 def transitions(experience: Experience, lambda_: float) -> Experience:
     """Returns windows `[L, N]` as row 0 and the row from which its return bootstraps, `[2, N]`.
 
-    That is row 1 if `lambda_` is 0. If it is 1, that is the end of the episode, or of rows that train for another
-    reason, or else the last row. For other `lambda_` the return reads all rows, and windows are returned as they are.
+    If `lambda_` is 0, that is row 1. If it is 1, that is the first row after row 0 that does not train, or the last row
+    if all of them train. For other `lambda_` the return reads all rows, and windows are returned as they are.
     """
     step_type = experience.time_step.step_type
     length = step_type.shape[0]

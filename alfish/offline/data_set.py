@@ -3,8 +3,8 @@
     data_set.json                             spaces, counts, where the data came from, the validator's report
     episodes/checkpoint-000000000000.pt, ...  whole episodes, in the stream's dtypes and the environment's units
 
-The files are numbered from 0. Each has a checksum, and loading it executes nothing (`checkpoint`). The directory gets
-its name when it is complete.
+The files are numbered from 0. Each has a checksum, and loading it executes nothing (`checkpoint_file`). The
+directory gets its name when it is complete.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""How the C library keeps memory that was freed, in place of returning it to the system after each update.
+"""Makes the C library keep freed memory, in place of returning it to the system after each update.
 
 By default, glibc returns free memory at the end of its heap, and each array above a limit that it raises by itself, as
 soon as they are freed. An update allocates and frees the same arrays each time. The system then takes a page fault for

@@ -46,7 +46,7 @@ class Heartbeat:
 
     @property
     def stopped(self) -> bool:
-        """Whether the worker was asked to stop."""
+        """True if the worker was asked to stop."""
         return bool(self._words[2])
 
     def stop(self) -> None:

@@ -1,1 +1,1 @@
-"""What a run leaves behind and how a process is ended: checkpoints, files, logs, generators. Knows no RL."""
+"""Files of a run (checkpoints, configuration, logs), its random generators, and the end of a process. Nothing of RL."""

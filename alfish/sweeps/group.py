@@ -1,4 +1,4 @@
-"""What sweeps and populations share: a specification, which is a file in their directory, and the training of runs.
+"""The common part of sweeps and populations: settings, which are a file in their directory, and the training of runs.
 
 Both keep nothing that the directories do not have, so that any process of theirs can be killed at any moment.
 """
@@ -32,7 +32,7 @@ Kind = TypeVar("Kind", bound="Specification")
 
 @dataclass(frozen=True)
 class Specification(abc.ABC):
-    """What a group of runs does, as its file in the directory of the group says. Its fields are flags of the command.
+    """The settings of a group of runs, a file in the directory of the group. Its fields are flags of the command.
 
     Attributes:
       group: noun of the group, and stem of the file's name.

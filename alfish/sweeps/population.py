@@ -22,7 +22,7 @@ BEST = "best"  # a link to the best member of the newest whole generation
 
 @dataclass(frozen=True)
 class PopulationSpecification(Specification):
-    """What a population does. Member m trains with `Trainer.seed` = seed + m.
+    """The settings of a population. Member m trains with `Trainer.seed` = seed + m.
 
     Attributes:
       perturb: bounds of each parameter that differs between members, as `--perturb` has them.

@@ -132,7 +132,7 @@ class MedianPruner:
 
 
 def make_sampler(name: str, parameters: Sequence[Parameter], seed: int) -> Sampler:
-    """Returns the sampler with one of the names `SAMPLERS`.
+    """Returns the sampler 'grid', 'random' or 'tpe'.
 
     Raises:
       UsageError: a grid with a range, or Optuna is not installed.

@@ -18,14 +18,14 @@ NUM_TRIALS = 20  # by default, of a sampler without an end
 
 @dataclass(frozen=True)
 class SweepSpecification(Specification):
-    """What a sweep does.
+    """The settings of a sweep.
 
     Attributes:
       search: what is varied, as `--search` has it, by parameter.
-      sampler: one of `samplers.SAMPLERS`.
+      sampler: 'grid', 'random' or 'tpe'.
       sampler_seed: of the sampler.
       seeds: number of runs of each trial; run k trains with `Trainer.seed` = seed + k.
-      prune: whether trials that are worse than others are stopped.
+      prune: True if trials that are worse than others are stopped.
       trials: number of trials.
     """
 

@@ -65,7 +65,7 @@ class Run:
 
     @property
     def failure(self) -> str | None:
-        """Why the run has no value; None: it has one, or is not over.
+        """The reason for which the run has no value; None: it has one, or is not over.
 
         A run that failed may be done, because `alfish train` has continued it.
         """
@@ -104,7 +104,7 @@ class Trial:
 
     @property
     def failure(self) -> str | None:
-        """Why the trial failed; None: it did not."""
+        """The reason for which the trial failed; None: it did not."""
         return next((run.failure for run in self.runs if run.failure is not None), None)
 
     @property

@@ -1,4 +1,4 @@
-"""What the learners of a run must know alike: steps, seconds, and the end of the run.
+"""Numbers that all learners of a run must share: steps, seconds, and the end of the run.
 
 Each learner counts the steps of its own environments and receives signals of its own. The first one measures the time,
 and its listeners may stop the run. Once in an iteration, between collecting and training, all learners exchange these

@@ -49,7 +49,7 @@ class Parts(NamedTuple):
 
     @property
     def observes(self) -> bool:
-        """Whether the algorithm or a transform reads the rows of an iteration."""
+        """True if the algorithm or a transform reads the rows of an iteration."""
         return self.algorithm.overrides("after_iteration") or bool(self.transforms)
 
 

@@ -61,7 +61,7 @@ class Trainer:
       metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances; None: evaluation, checkpoints, summaries and progress.
       extra_metrics: instances beside those of `metrics`.
-      extra_listeners: instances beside those of `listeners`; they receive reports after them, evaluations before both.
+      extra_listeners: instances beside those of `listeners`; among listeners of one kind they are called last.
       unroll_length: vector steps an iteration. Off-policy it may be a fraction: 0.25 is one step in four iterations.
         0: what an asynchronous unroller has ready.
       num_env_steps: budget in environment steps, all environments together.

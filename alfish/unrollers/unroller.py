@@ -23,7 +23,7 @@ SHOWN_FIELDS = {"observation": "observation", "action": "prev_action"}
 
 
 class StepRecords(NamedTuple):
-    """What metrics need of the rows that an unroll was the first to see, in the order they arrived."""
+    """The new rows of an unroll for metrics, in the order in which they arrived."""
 
     step_type: np.ndarray  # [S, B]
     reward: np.ndarray  # [S, B] or [S, B, R], raw
@@ -34,7 +34,7 @@ class StepRecords(NamedTuple):
 
 
 def without_infos(records: StepRecords) -> Any:
-    """What of records are arrays."""
+    """Returns the records with infos None, so that every leaf is an array."""
     return records._replace(infos=None)  # type: ignore[arg-type]
 
 

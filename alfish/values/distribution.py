@@ -43,7 +43,7 @@ class Distribution(nn.Module, Scalar):
     ) -> torch.Tensor:
         """Returns the target of row 0, `[1, N, J]`; `lambda_` is 1, or 0 for one step.
 
-        Values are those of `targets.transitions`, `[1, N, K]`.
+        Values are those of `windows.transitions`, `[1, N, K]`.
         """
         step_type = experience.time_step.step_type
         reward, discount = self.rows(experience.time_step)

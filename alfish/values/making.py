@@ -1,4 +1,4 @@
-"""Which kind of values an algorithm learns."""
+"""The choice of the kind of values that an algorithm learns."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias

@@ -24,7 +24,7 @@ WATCH = "watch"  # directory of results in `eval/`, and of events in `tensorboar
 
 @dataclass(frozen=True)
 class Episodes:
-    """What a policy is evaluated on.
+    """The episodes of an evaluation.
 
     Attributes:
       environment: in words that are the same for the same environment.

@@ -190,7 +190,7 @@ class RayWorkers(Transport):
     # Weights.
 
     def _is_due(self, host: RemoteHost) -> bool:
-        """Whether weights are to be sent that no grant needs: not too often, and not before the last ones arrived."""
+        """Returns True if weights that no grant needs are due: not too often, and not before the last ones arrived."""
         return (
             host.greeting is not None
             and host.newest == host.sent < self.newest

@@ -98,7 +98,7 @@ class RemoteHost:
 
     @property
     def has_orders(self) -> bool:
-        """Whether there are grants to send."""
+        """True if there are grants to send."""
         return bool(self._orders)
 
     @property

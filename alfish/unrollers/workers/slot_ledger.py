@@ -35,7 +35,7 @@ class SlotLedger:
         return free[-1] if free else None
 
     def is_idle(self, worker_index: int) -> bool:
-        """Whether the worker has neither a slot to fill nor a segment that waits to be taken."""
+        """Returns True if the worker has no slot to fill, and no segment of it waits to be taken."""
         return not self._granted[worker_index] and all(segment.worker_index != worker_index for segment in self.ready)
 
     def grant(self, worker_index: int) -> None:
