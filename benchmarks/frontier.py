@@ -6,7 +6,8 @@
   python -m benchmarks.frontier --draw                       draws from what is there
 
 The returns are those of `docs/results/CONF-curve.csv`, which `benchmarks.learning` writes; confs without a curve are
-left out. No record of a training has the seconds of its processor. They are therefore computed:
+left out, and those without costs have a line over environment steps only. No record of a training has the seconds of
+its processor. They are therefore computed:
 
   seconds of a run = seconds to start and compile + warm-up steps x seconds of one + other steps x seconds of one
 
@@ -120,11 +121,10 @@ def main() -> None:
             if arguments.again or conf not in present:
                 publish(measure(conf, arguments.seconds))
     known = costs()
-    drawn = {conf: found for conf, found in curves.items() if conf in known}
     for conf in curves.keys() - known.keys():
-        print(f"{conf} is left out: its costs have not been measured", file=sys.stderr)
-    draw(drawn, known, PICTURE)
-    text = table(drawn, known)
+        print(f"{conf} has no line over CPU time: its costs have not been measured", file=sys.stderr)
+    draw(curves, known, PICTURE)
+    text = table(curves, known)
     page = PAGE.read_text()
     tables.write_text(PAGE, TABLE.sub(lambda found: found[1] + text + found[3], page))
     print(text)
@@ -173,29 +173,29 @@ def first_above(curve: Curve, threshold: float) -> float:
 
 
 def table(curves: dict[str, Curve], costs: dict[str, Costs]) -> str:
-    """Returns the Markdown table of the learners, in the order of the legend."""
+    """Returns the Markdown table of the learners, in the order of the legend; cells of unknown costs are empty."""
     goal = f"to {THRESHOLD:,.0f}"
     headings = ["learner", "conf", "seeds", "env steps", "return", "CPU ms/step", "CPU seconds"]
     lines = [tables.header([*headings, f"env steps {goal}", f"CPU seconds {goal}"])]
     for member in MEMBERS:
         if (found := curves.get(member.conf)) is None:
             continue
-        own, last = costs[member.conf], found.returns[:, -1]
+        own, last = costs.get(member.conf), found.returns[:, -1]
         mean, interval = statistics.estimate(last[:, None], statistics.mean)
         reached = first_above(found, THRESHOLD)
+        is_reached = math.isfinite(reached)
+        # The whole run, and the part of it until the threshold.
+        whole, part = (f"{own.seconds(np.array(x)):,.0f}" if own else "" for x in (found.env_steps[-1], reached))
         cells = [
             member.label,
             f"`{member.conf}`",
             len(last),
             f"{found.env_steps[-1]:,.0f}",
             f"{mean:,.0f}" if interval is None else f"{mean:,.0f} [{interval[0]:,.0f}, {interval[1]:,.0f}]",
-            f"{1000 * own.step_seconds:.2f}",
-            f"{own.seconds(found.env_steps)[-1]:,.0f}",
-            *(
-                (f"{reached:,.0f}", f"{own.seconds(np.array(reached)):,.0f}")
-                if math.isfinite(reached)
-                else ("not reached", "")
-            ),
+            f"{1000 * own.step_seconds:.2f}" if own else "",
+            whole,
+            f"{reached:,.0f}" if is_reached else "not reached",
+            part if is_reached else "",
         ]
         lines.append(tables.line(cells))
     return "\n".join(lines) + "\n"
@@ -209,7 +209,7 @@ def number(x: float) -> str:
 
 
 def draw(curves: dict[str, Curve], costs: dict[str, Costs], path: Path) -> None:
-    """Draws both panels, with one legend beside them."""
+    """Draws both panels, with one legend beside them; the right one lacks learners of unknown costs."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -220,7 +220,7 @@ def draw(curves: dict[str, Curve], costs: dict[str, Costs], path: Path) -> None:
     for member in MEMBERS:
         if (found := curves.get(member.conf)) is None:
             continue
-        xs = found.env_steps, costs[member.conf].seconds(found.env_steps)
+        xs = [found.env_steps, *(own.seconds(found.env_steps) for own in [costs.get(member.conf)] if own)]
         count = len(found.returns)
         style = {"color": member.color, "marker": member.marker, "linestyle": "--" if member.on_policy else "-"}
         label = f"{member.label} ({count} seed{'s' * (count > 1)})"

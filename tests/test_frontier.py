@@ -202,11 +202,14 @@ def test_an_interrupted_measurement_keeps_what_it_has(results, measured, monkeyp
     assert measured == ["sac_halfcheetah", "interrupted", "ppo_halfcheetah"]
 
 
-def test_drawing_measures_nothing_and_names_what_it_leaves_out(results, measured, monkeypatch, capsys):
+def test_drawing_measures_nothing_and_names_learners_of_unknown_costs(results, measured, monkeypatch, capsys):
     call(monkeypatch, "--confs=sac_halfcheetah")
     call(monkeypatch, "--draw")
     assert measured == ["sac_halfcheetah"]
-    assert "ppo_halfcheetah is left out: its costs have not been measured" in capsys.readouterr().err
+    assert "ppo_halfcheetah has no line over CPU time: its costs have not been measured" in capsys.readouterr().err
+    assert "| PPO | `ppo_halfcheetah` | 2 | 30,000 | 6,005 [6,000, 6,010] |  |  | 30,000 |  |" in (
+        frontier.PAGE.read_text()
+    )
 
 
 def test_a_learner_that_is_not_in_the_picture_is_refused(results, measured, monkeypatch, capsys):
