@@ -220,7 +220,9 @@ def draw(curves: dict[str, Curve], costs: dict[str, Costs], path: Path) -> None:
     for member in MEMBERS:
         if (found := curves.get(member.conf)) is None:
             continue
-        xs = [found.env_steps, *(own.seconds(found.env_steps) for own in [costs.get(member.conf)] if own)]
+        xs = [found.env_steps]
+        if member.conf in costs:
+            xs.append(costs[member.conf].seconds(found.env_steps))
         count = len(found.returns)
         style = {"color": member.color, "marker": member.marker, "linestyle": "--" if member.on_policy else "-"}
         label = f"{member.label} ({count} seed{'s' * (count > 1)})"

@@ -25,7 +25,7 @@ from alfish.losses import masked_mean
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
 
-OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # of the learner; with a group's name behind
+OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # of the learner; also as 'loss/GROUP'
 
 # A window's priority mixes the largest priority of its rows with their mean; this is the weight of the largest
 # (Kapturowski et al., 2019, section 2.3).

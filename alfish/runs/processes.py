@@ -35,7 +35,7 @@ def follow(parent: int) -> None:
 
 
 def import_path() -> list[str]:
-    """Returns the directories from which this process imports, also for a process elsewhere."""
+    """Returns sys.path with the name of the working directory in place of ''."""
     return [entry or os.getcwd() for entry in sys.path]
 
 
