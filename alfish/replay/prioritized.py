@@ -8,6 +8,7 @@ from alfish import replicas
 from alfish.errors import UsageError
 from alfish.parameters import PositiveFloat, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer, no_window
+from alfish.replay.row_store import copy_entries
 from alfish.replay.samplers import Sampler, check_held
 from alfish.replay.sequence_index import SequenceIndex
 from alfish.replay.start_index import rows_between
@@ -137,17 +138,21 @@ class Prioritized(Sampler):
         """Restores `state`; the ring's rows are loaded before.
 
         Raises:
-          UsageError: it was saved with another capacity or number of environments, or the ring lacks its rows.
+          UsageError: it was saved with another number of environments, or the ring lacks its rows.
         """
-        if len(state["priority"]) != len(self._priority) or len(state["low"]) != len(self._low):
+        saved_low, high, num_envs = state["low"].numpy(), state["high"].numpy(), self.buffer.num_envs
+        if len(saved_low) != num_envs:
             raise UsageError(
-                f"the saved priorities are of {len(state['low'])} columns and {len(state['priority'])} rows, this "
-                f"replay is of {len(self._low)} and {len(self._priority)}; keep the capacity and the number of "
+                f"the saved priorities are of {len(saved_low)} columns, this replay has {num_envs}; keep the number of "
                 "environments"
             )
-        check_held(self.buffer, self.window_length, state["high"].numpy())
-        self._priority[:] = state["priority"].numpy()
-        self._low[:], self._high[:] = state["low"].numpy(), state["high"].numpy()
+        check_held(self.buffer, self.window_length, high)
+        oldest = self.buffer.oldest_position(torch.arange(num_envs)).cpu().numpy()
+        self._low[:], self._high[:] = np.clip(oldest, saved_low, high), high
+        self._priority[:] = 0
+        source, target = state["priority"], torch.from_numpy(self._priority)
+        shape = num_envs, -1
+        copy_entries(source.unflatten(0, shape).T, target.unflatten(0, shape).T, self._low, self._high)
         self._largest, self._alpha = np.float32(state["largest"].item()), float(state["alpha"])
         self._count = int(np.count_nonzero(self._priority))
         self._weigh(np.arange(len(self._priority)))

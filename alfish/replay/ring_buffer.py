@@ -248,10 +248,10 @@ class RingBuffer:
         return {**self._store.state_dict(), **self._starts.state_dict(), "state_period": self.state_period, **states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`.
+        """Restores `state`; that of a ring with another capacity, as far as the newest rows fit.
 
         Raises:
-          UsageError: it was saved with another capacity, number of environments or state period.
+          UsageError: it was saved with another number of environments or state period.
           ValueError: its positions do not agree with its rows.
         """
         self._store.check_fits(state)
@@ -260,7 +260,6 @@ class RingBuffer:
                 f"the saved replay has a state every {state.get('state_period')} rows, this one every "
                 f"{self.state_period}; keep ReplayBatches.state_period, and the memory"
             )
-        self.clear()
         self._store.load_state_dict(state)
         self._starts.load_state_dict(state)
         if self._states is not None:

@@ -247,24 +247,25 @@ class RowStore:
         """Checks that `state` can be loaded.
 
         Raises:
-          UsageError: it was saved with another capacity or number of environments.
+          UsageError: it was saved with another number of environments.
           ValueError: its positions do not agree with its rows.
         """
         pos, start = state["pos"], state["start"]
-        if state["length"] != self.length or len(pos) != self.num_envs:
+        if len(pos) != self.num_envs:
             raise UsageError(
-                f"the saved replay has {len(pos)} columns of {state['length']} rows, this one {self.num_envs} "
-                f"of {self.length}; keep the capacity and the number of environments"
+                f"the saved replay has {len(pos)} columns, this one {self.num_envs}; keep the number of environments"
             )
-        filled = int(pos.clamp(max=self.length).max()) * self.num_envs
+        filled = int(pos.clamp(max=state["length"]).max()) * self.num_envs
         saved = nest.leaves(state["rows"])
         agree = all(len(leaf) == filled for leaf in saved) and bool(saved or not filled)
         if not agree or (start < 0).any() or (start > pos).any():
             raise ValueError(f"positions {start.tolist()} to {pos.tolist()} of {[len(leaf) for leaf in saved]} rows")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a `state` that passes `check_fits`."""
+        """Restores a `state` that passes `check_fits`; of a longer store, the newest rows."""
         self.end, self.start = state["pos"].numpy().copy(), state["start"].numpy().copy()
+        if state["length"] < self.length:
+            self.start = np.maximum(self.start, self.end - state["length"])  # it had overwritten the rows before
         self.env_id[:] = state["env_id"].numpy()
         self._has_env_id, self._has_all_env_ids = self.end > 0, False
         if state["rows"] is None:
@@ -272,7 +273,8 @@ class RowStore:
         if self.rows is None:
             self._allocate(Row(*state["rows"]))
         for leaf, saved in zip(nest.leaves(self.rows), nest.leaves(state["rows"]), strict=True):
-            leaf[: len(saved)] = saved.to(self.device)
+            source, target = saved.unflatten(0, (-1, self.num_envs)), leaf.unflatten(0, (-1, self.num_envs))
+            copy_entries(source, target, self.oldest(), self.end)
 
     def check_valid(self) -> None:
         """Raises AssertionError if positions, sizes and rows do not agree."""
@@ -329,6 +331,26 @@ class RowStore:
 
     def _set_rows(self, rows: Row) -> None:
         self.rows, self._structure = rows, nest.flatten(rows)[1]
+
+
+def copy_entries(source: torch.Tensor, target: torch.Tensor, low: np.ndarray, high: np.ndarray) -> None:
+    """Copies entries of each column between grids of different lengths.
+
+    Entry k of a column is at row `k % S` of `source`, and at row `k % L` of `target`.
+
+    Args:
+      source: `[S, B, ...]`.
+      target: `[L, B, ...]`, changed in place; on any device.
+      low, high: `[B]`; entries in [low, high) are copied, at most S and at most L of a column.
+    """
+    is_level = bool((low == low[0]).all() and (high == high[0]).all())
+    columns: list[Any] = [slice(None)] if is_level else list(range(len(low)))
+    for column, at, end in zip(columns, low.tolist(), high.tolist()):
+        while at < end:
+            here, there = at % len(source), at % len(target)
+            count = min(end - at, len(source) - here, len(target) - there)
+            target[there : there + count, column] = source[here : here + count, column]
+            at += count
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from alfish.data import StepType, trainable
 from alfish.errors import UsageError
-from alfish.replay.row_store import RowStore
+from alfish.replay.row_store import RowStore, copy_entries
 from alfish.replay.state_store import StateStore
 
 MAX_ROUNDS = 1000  # of rejection sampling in one draw
@@ -153,7 +153,8 @@ class StartIndex:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state`; the rows are loaded before."""
-        self._trains[:] = state["startable"].numpy()
+        self.clear()
+        copy_entries(state["startable"], torch.from_numpy(self._trains), self._store.oldest(), self._store.end)
         self._newest[:] = self._newest_step_types()
 
     def check_valid(self) -> None:

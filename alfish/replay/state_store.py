@@ -7,7 +7,7 @@ import torch
 
 from alfish import nest
 from alfish.nest import Nest
-from alfish.replay.row_store import RowStore
+from alfish.replay.row_store import RowStore, copy_entries
 
 
 class StateStore:
@@ -73,8 +73,20 @@ class StateStore:
         return {"state_position": torch.from_numpy(self._position.copy()), "states": nest.plain(self._states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._position[:] = state["state_position"].numpy()
-        self._states = nest.map(lambda leaf: leaf.to(self._store.device).clone(), state["states"])
+        """Restores `state`; the rows are loaded before."""
+        store, num_envs = self._store, self._store.num_envs
+        stretches = store.oldest() // self.period, (store.end - 1) // self.period + 1  # of the stored rows
+
+        def restored(leaf: torch.Tensor) -> torch.Tensor:
+            kept = torch.zeros(self._num_slots * num_envs, *leaf.shape[1:], dtype=leaf.dtype, device=store.device)
+            copy_entries(leaf.unflatten(0, (-1, num_envs)), kept.unflatten(0, (-1, num_envs)), *stretches)
+            return kept
+
+        self.clear()
+        copy_entries(state["state_position"], torch.from_numpy(self._position), *stretches)
+        in_place = self._position // self.period % self._num_slots == np.arange(self._num_slots)[:, None]
+        self._position[~in_place | (self._position < store.start)] = -1  # a stretch without a state; overwritten rows
+        self._states = nest.map(restored, state["states"])
         self._knows_structure = False
 
     def check_valid(self) -> None:

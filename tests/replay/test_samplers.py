@@ -560,15 +560,42 @@ def test_settings_outside_their_ranges_are_refused(settings, message):
         bound(Prioritized(**settings), recording.ring).draw(4, 1.0)
 
 
-@pytest.mark.parametrize(("num_envs", "length"), [(3, 40), (2, 60)])
-def test_priorities_of_another_ring_are_refused_by_both_numbers(num_envs, length):
-    one, other = Recording(2), Recording(num_envs, length)
+def test_priorities_of_another_number_of_columns_are_refused_by_both_numbers():
+    one, other = Recording(2), Recording(3)
     for recording in (one, other):
         recording.push(30)
     sampler = bound(Prioritized(), one.ring)
-    message = rf"2 columns and 80 rows, this replay is of {num_envs} and {num_envs * length}; keep the capacity"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="of 2 columns, this replay has 3; keep the number of environments"):
         bound(Prioritized(), other.ring).load_state_dict(sampler.state_dict())
+
+
+@pytest.mark.parametrize("length", [6, 25, 33, 40, 57, 90])
+@pytest.mark.parametrize("late", [0, 5])
+def test_priorities_go_with_their_rows_to_a_ring_of_another_capacity(length, late):
+    """Rows that came after the last draw get the largest priority there, too."""
+    torch.manual_seed(0)
+    recording = Recording(2)
+    recording.push(40, 33)
+    recording.push(13, 20)
+    sampler = bound(Prioritized(alpha=1.0), recording.ring)
+    column, position = sampler.draw(400, 0.0)[:2]
+    sampler.update(SequenceIndex(column, position), (10 * position + column).float())
+    if late:
+        recording.push(late)
+    largest = float(sampler._largest)
+    seen = set(pairs(SequenceIndex(column, position)))
+    recording.make, recording.length = (lambda: RingBuffer(2 * length, 2)), length
+    before = recording.starts(2)
+    recording.length = min(length, 40)  # what was overwritten is not there
+    held = recording.starts(2)
+    assert set(held) <= set(before)
+    other = reloaded(recording, sampler, Prioritized(alpha=1.0))
+    other.draw(4, 0.0)
+    other.check_valid()
+    found = {pair: float(other._priority[other._leaf(*np.array(pair))]) for pair in held}
+    expected = {(c, p): 10 * p + c + 1e-6 if (c, p) in seen else largest for c, p in held}
+    assert len(held) > 2 and found == pytest.approx(expected)
+    assert np.count_nonzero(other._priority) == len(held)
 
 
 @pytest.mark.parametrize("break_it", [

@@ -358,12 +358,24 @@ def test_no_window_goes_across_a_resume_that_could_not_continue_its_episodes(tmp
 
 
 def test_a_resume_that_fails_leaves_the_checkpoint_as_it_was(tmp_path):
-    name = "sac_saved_state"
-    stop_after(make(tmp_path, name), 7)
+    name = "recurrent_sac_saved_state"
+    stop_after(make(tmp_path, name), 13)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.pt")}
-    with pytest.raises(UsageError, match="keep the capacity"):
-        make(tmp_path, name, batches=functools.partial(ReplayBatches, 80, 4, 3, 1.0, 20)).train()
+    with pytest.raises(UsageError, match="keep ReplayBatches.state_period"):
+        make(tmp_path, name, replay={"state_period": 4}).train()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.pt")} == files
+
+
+@pytest.mark.parametrize("capacity", [40, 90])
+def test_a_run_may_go_on_with_another_capacity_of_replay(tmp_path, capacity):
+    name = "recurrent_sac_saved_state"
+    cut = stop_after(make(tmp_path, name, replay={"sampler": Prioritized}), 13)
+    resumed = make(tmp_path, name, replay={"sampler": Prioritized, "capacity": capacity})
+    resumed.start()
+    assert resumed.batches.buffer.num_rows == min(cut.batches.buffer.num_rows, capacity)
+    resumed.train()
+    resumed.batches.buffer.check_valid()
+    assert resumed.clock.updates > cut.clock.updates
 
 
 class Failing(Listener):
