@@ -26,7 +26,7 @@ def as_directory(name: str | Path) -> Iterator[Path]:
     """
     if str(name).startswith(hub.PREFIX):
         yield hub.download(str(name))
-    elif Path(name).suffix == SUFFIX and Path(name).is_file():
+    elif is_packed(name):
         with tempfile.TemporaryDirectory(prefix="alfish-") as temporary:
             directory = Path(temporary) / Path(name).stem
             directory.mkdir()
@@ -34,6 +34,11 @@ def as_directory(name: str | Path) -> Iterator[Path]:
             yield directory
     else:
         yield Path(name)
+
+
+def is_packed(name: str | Path) -> bool:
+    """Returns whether a name is that of a packed run or of a repository, and not of a directory."""
+    return str(name).startswith(hub.PREFIX) or Path(name).suffix == SUFFIX and Path(name).is_file()
 
 
 def unpack(name: str, directory: Path) -> Manifest:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from absl import flags
-from gymnasium.vector.utils import iterate
+from gymnasium.vector.utils import batch_space, iterate
 
 import alfish.algorithms
 from alfish import nest, specs
@@ -145,22 +145,23 @@ def examine(environment: Any, num_steps: int) -> Iterator[str]:
     masks = specs.mask_reader(environment.observation_spec, environment.action_spec)
 
     def random_action(observation: Any) -> Any:
-        if masks is None:
-            return env.action_space.sample()
-        allowed = masks(nest.tensors(observation))
-        return units.to_environment(nest.arrays(specs.sample(environment.action_spec, env.num_envs, allowed)))
+        allowed = None if masks is None else masks(nest.tensors(observation))
+        action = units.to_environment(nest.arrays(specs.sample(environment.action_spec, env.num_envs, allowed)))
+        return environment.convert(action)
 
     observations = [nest.tensors(environment.reset([5, 6]).observation) for _ in range(2)]
     if any(not torch.isfinite(leaf.float()).all() for leaf in nest.leaves(observations[0])):
         yield "a reset returns an observation that is not finite"
     elif any(not torch.equal(a, b) for a, b in zip(*map(nest.leaves, observations))):
         yield "two resets with the same seed give different observations, so evaluations cannot be repeated"
-    env.action_space.seed(0)
+    batched_space = batch_space(env.single_observation_space, env.num_envs)
+    torch.manual_seed(0)  # of the actions
     observation = nest.arrays(observations[1])
     num_ended, said_outside = 0, False
     for _ in range(num_steps):
-        observation, reward, terminated, truncated, _ = env.step(random_action(observation))
-        faults = (specs.outside(one, space, "observation") for one in iterate(env.observation_space, observation))
+        results = env.step(random_action(observation))
+        observation, reward, terminated, truncated = (nest.map(_on_host, part) for part in results[:4])
+        faults = (specs.outside(one, space, "observation") for one in iterate(batched_space, observation))
         if not said_outside and (fault := next(filter(None, faults), None)):
             said_outside = True
             yield f"an observation is outside its space: {fault}"
@@ -170,9 +171,14 @@ def examine(environment: Any, num_steps: int) -> Iterator[str]:
         done = terminated | truncated
         if done.any():
             num_ended += int(done.sum())
-            observation = environment.reset([None, None], done).observation
+            if environment.resets_rows:  # else it resets by itself
+                observation = environment.reset([None, None], done).observation
     if not num_ended:
         yield f"no episode ended in {num_steps} random steps; without an end there are no returns to report"
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    return leaf.cpu().numpy() if isinstance(leaf, torch.Tensor) else np.asarray(leaf)
 
 
 def algorithms() -> list[type[RLAlgorithm]]:

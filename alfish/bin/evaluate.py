@@ -34,6 +34,8 @@ def main(flag_values: flags.FlagValues) -> int:
 
     shared_flags.check_root_dir(flag_values.root_dir)
     num_filmed = shared_flags.num_filmed(flag_values, flag_values.num_episodes)
+    if num_filmed:
+        shared_flags.check_writable_run(flag_values.root_dir, "--video")
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
         clock = trainer.clock.value

@@ -1,6 +1,7 @@
 """Flags that several commands share: their texts, definitions and checks."""
 
 import os
+import re
 from pathlib import Path
 
 from absl import flags
@@ -68,7 +69,7 @@ def checkpoint(name: str) -> str | int:
     """
     if name in ("latest", "best"):
         return name
-    if name.replace("_", "").isdigit():
+    if re.fullmatch("[0-9]+(_[0-9]+)*", name):
         return int(name)
     raise UsageError(f"--checkpoint is {name!r}; it must be latest, best, or a number of steps")
 
@@ -77,6 +78,20 @@ def check_root_dir(root_dir: str | None) -> None:
     """Raises UsageError if no run is named."""
     if not root_dir:
         raise UsageError("--root_dir is missing: name a run of `alfish train`")
+
+
+def check_writable_run(root_dir: str, flag: str) -> None:
+    """Raises UsageError if a run is packed, so that its directory is only a temporary copy.
+
+    Args:
+      flag: what would write into the directory.
+    """
+    from alfish.archives.opening import is_packed
+
+    if is_packed(root_dir):
+        raise UsageError(
+            f"{flag} writes into the directory of the run, and {root_dir} is packed; `alfish unpack` it first"
+        )
 
 
 def output_file(output: str | None, *suffixes: str) -> Path:

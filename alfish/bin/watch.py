@@ -43,6 +43,7 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.training.evaluations.watch import Watch
 
     shared_flags.check_root_dir(flag_values.root_dir)
+    shared_flags.check_writable_run(flag_values.root_dir, "alfish watch")
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
         episodes = {"num_episodes": 20, "seed": 0, **reading.bound("Evaluate", "num_episodes", "seed")}
         given = {name: flag_values[name].value for name in episodes if flag_values[name].value is not None}

@@ -21,7 +21,6 @@ EXTRA_OF_MODULE = {
     "mujoco": "mujoco",
     "ale_py": "atari",
     "Box2D": "box2d",
-    "box2d": "box2d",
     "envpool": "envpool",
     "mo_gymnasium": "mo",
 }
@@ -134,6 +133,6 @@ def _check_exists(env_id: str) -> None:
 def _missing_extra(env_id: str, error: Exception) -> UsageError:
     words = str(error)
     for module, extra in EXTRA_OF_MODULE.items():
-        if module.lower() in words.lower():
+        if module.lower() in words.lower() and importlib.util.find_spec(module) is None:
             return UsageError(f"{env_id} needs the extra {extra!r}: pip install 'alfish[{extra}]'")
     return UsageError(f"{env_id} cannot be built: {words}")

@@ -170,7 +170,7 @@ def _replaced(value: Any, path: list[str], leaf: Any) -> Any:
     """Returns a Dict or its space with another leaf at a path."""
     if not path:
         return leaf
-    parts = {**value, path[0]: _replaced(value[path[0]], path[1:], leaf)}
+    parts = {**value, path[0]: _replaced(value.get(path[0], {}), path[1:], leaf)}
     return spaces.Dict(parts) if isinstance(value, spaces.Dict) else parts
 
 

@@ -29,6 +29,7 @@ class Members:
 
     def __init__(self, env: VectorEnv, seeds: Sequence[int]):
         self._env = env
+        self._inner = env.unwrapped  # without vector wrappers: it has the members
         self.first_seeds: Sequence[int] | None = list(seeds)
         self.abandoned = False
         self._is_pending = False  # a call of the members has not ended
@@ -37,7 +38,7 @@ class Members:
     @property
     def have_seeds(self) -> bool:
         """True if each member takes a seed of its own."""
-        return isinstance(self._env.unwrapped, ONE_BY_ONE)
+        return isinstance(self._inner, ONE_BY_ONE)
 
     def seed_argument(self, seeds: Sequence[int | None] | None) -> Any:
         """Returns the argument `seed` of the vector environment's next reset.
@@ -54,19 +55,19 @@ class Members:
         """Returns the members' methods `set_progress`, also those of wrapped members."""
         if singles := single_environments(self._env):
             return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
-        if isinstance(self._env, AsyncVectorEnv):
-            has_one = all(self._env.call("has_wrapper_attr", "set_progress"))
-            return [functools.partial(self._env.call, "set_progress")] if has_one else []
+        if isinstance(self._inner, AsyncVectorEnv):
+            has_one = all(self._inner.call("has_wrapper_attr", "set_progress"))
+            return [functools.partial(self._inner.call, "set_progress")] if has_one else []
         method = getattr(self._env, "set_progress", None)
         return [] if method is None else [method]
 
     def method(self, name: str) -> Callable[..., Any] | None:
         """Returns a method of the members' class or of a wrapper, or None if none has this name."""
-        env: Any = self._env.unwrapped
+        env: Any = self._inner
         if singles := single_environments(self._env):
             env = singles[0]
-        elif isinstance(self._env, AsyncVectorEnv):
-            self._one_here = env = self._one_here or self._env.env_fns[0]()
+        elif isinstance(self._inner, AsyncVectorEnv):
+            self._one_here = env = self._one_here or self._inner.env_fns[0]()
         if not isinstance(env, gymnasium.Env):
             return getattr(env, name, None)
         return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
@@ -83,8 +84,17 @@ class Members:
         generators = self._generators()
         for generator, state in zip(generators, states):
             generator.bit_generator.state = json.loads(state)
-        if isinstance(self._env, AsyncVectorEnv):
-            self._env.set_attr("np_random", generators)  # these are copies: the members are in other processes
+        if isinstance(self._inner, AsyncVectorEnv):
+            self._inner.set_attr("np_random", generators)  # these are copies: the members are in other processes
+
+    def seeds_of_restart(self) -> list[int] | None:
+        """Returns seeds for the reset after a resume; None: restored generators determine the next episodes.
+
+        They come from numpy's global generator, which the run restores; else each resume would begin as the run did.
+        """
+        if self._generators():
+            return None
+        return self._new_seeds()
 
     def note_failure(self, error: BaseException) -> None:
         """Stores whether a call is still pending after `error`: after a signal, and if a process has died."""
@@ -92,34 +102,38 @@ class Members:
 
     def close(self) -> None:
         """Closes the vector environment, also during a step."""
-        if not isinstance(self._env, AsyncVectorEnv):
+        if not isinstance(self._inner, AsyncVectorEnv):
             self._env.close()
         elif self._is_pending:
-            _end_processes(self._env)  # gymnasium would wait for the end of the call
+            _end_processes(self._inner)  # gymnasium would wait for the end of the call
         else:
             try:
                 self._env.close()
             except BaseException:  # the environments may raise anything, and a signal may interrupt the wait
-                _end_processes(self._env)
+                _end_processes(self._inner)
                 raise
         if self._one_here is not None:
             self._one_here.close()
+
+    def _new_seeds(self) -> list[int]:
+        return [int(seed) for seed in np.random.randint(2**31, size=self._inner.num_envs)]
 
     def _generators(self) -> list[np.random.Generator]:
         """Returns one generator per member, or the only one of a vector class of its own."""
         if singles := single_environments(self._env):
             return [env.unwrapped.np_random for env in singles]
-        if isinstance(self._env, AsyncVectorEnv):
+        if isinstance(self._inner, AsyncVectorEnv):
             if self.abandoned:
-                return [np.random.default_rng(int(seed)) for seed in np.random.randint(2**31, size=self._env.num_envs)]
-            return list(self._env.get_attr("np_random"))
-        generator = getattr(self._env.unwrapped, "np_random", None)
+                return [np.random.default_rng(seed) for seed in self._new_seeds()]
+            return list(self._inner.get_attr("np_random"))
+        generator = getattr(self._inner, "np_random", None)
         return [generator] if isinstance(generator, np.random.Generator) else []
 
 
 def single_environments(env: VectorEnv) -> list[gymnasium.Env]:
     """Returns the members of a vector environment that steps them one after another in this process, else none."""
-    return list(env.envs) if isinstance(env, SyncVectorEnv | SequentialVectorEnv) else []
+    inner = env.unwrapped
+    return list(inner.envs) if isinstance(inner, SyncVectorEnv | SequentialVectorEnv) else []
 
 
 def _end_processes(env: AsyncVectorEnv) -> None:

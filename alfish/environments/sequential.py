@@ -21,7 +21,9 @@ from alfish.errors import UsageError, first_line
 _GYMNASIUM, _NUMPY = Path(gymnasium.__file__).parent, Path(np.__file__).parent
 _CALLERS = {_GYMNASIUM / "wrappers", _GYMNASIUM / "core.py", _GYMNASIUM / "vector"}
 _CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__)}
-_CALLERS |= {Path(__file__).with_name(name) for name in ("make.py", "finding.py", "wrapping.py")}
+_CALLERS |= {
+    Path(__file__).with_name(name) for name in ("make.py", "finding.py", "wrapping.py", "masks.py", "objectives.py")
+}
 
 _IN_NUMPY = {kind: np.dtype(kind).type for kind in (bool, int, float)}
 

@@ -22,10 +22,11 @@ class TensorEnvironment(Environment):
     """A `gymnasium.vector.VectorEnv` whose observations, rewards and flags are torch tensors `[B, ...]`.
 
     The environment must not write to tensors that it has returned, since none is copied; it may write to actions. The
-    autoreset mode is NEXT_STEP, or SAME_STEP with `infos['final_obs']` as a batch like the observation.
+    autoreset mode is NEXT_STEP, or SAME_STEP with `infos['final_obs']` as a batch like the observation, at least where
+    an episode ends.
 
     Args:
-      env: has `metadata['autoreset_mode']`, and a `device` (default: cpu).
+      env: has `metadata['autoreset_mode']`, and a `device`.
       seed: seed of the first reset.
       action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: there is none.
       rewards: names of the entries of a vector reward; None: the names that `env.reward_space` has, or numbers.
@@ -54,7 +55,7 @@ class TensorEnvironment(Environment):
         self.uneven = mode == AutoresetMode.SAME_STEP
         self._seed: int | None = seed
         self._units = ActionUnits(env.single_action_space, device)
-        self._read = ObservationUnits(observed, device).from_environment
+        self._observed = ObservationUnits(observed, device)
         self._was_done = torch.zeros(self.num_envs, dtype=torch.bool, device=device)
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
         self._restart = False
@@ -63,28 +64,31 @@ class TensorEnvironment(Environment):
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         seed, self._seed = (self._seed if seeds is None else seeds[0]), None
         observation, self.infos = self.env.reset(seed=seed)
+        self._observed.check_kinds(observation, self.name)
         self._was_done, self._restart = torch.zeros_like(self._was_done), False
-        first = self._first(self._read(observation))
+        first = self._first(self._observed.from_environment(observation))
         self._check_masks(first.observation)
         return first
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
-            return self.reset()
+            # From numpy's global generator, which the run restores: else each resume would begin as the run did.
+            return self.reset([int(np.random.randint(2**31))])
         executed = self._units.executed(action)
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         observation, reward, terminated, truncated, self.infos = self.env.step(handed)
         self._check_results(reward, terminated, truncated)
         terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
-        observation, done, first = self._read(observation), terminated | truncated, self._was_done
+        observation, done, first = self._observed.from_environment(observation), terminated | truncated, self._was_done
         if self.uneven:
-            if "final_obs" not in self.infos:
-                raise UsageError(
-                    f"{type(self.env).__name__} resets in the same step but gives no infos['final_obs'], so truncated "
-                    "episodes cannot be bootstrapped; let it reset in the next step"
-                )
             self._resets = done, self._first(observation)
-            observation = nest.where(done, self._read(self.infos["final_obs"]), observation)
+            if "final_obs" in self.infos:
+                observation = nest.where(done, self._observed.from_environment(self.infos["final_obs"]), observation)
+            elif bool(done.any()):  # this look at values is avoided where each step has final observations
+                raise UsageError(
+                    f"{type(self.env).__name__} resets in the same step but gives no infos['final_obs'] where an "
+                    "episode ends, so truncated episodes cannot be bootstrapped; let it reset in the next step"
+                )
         else:
             self._was_done = done
         # Whole-array operations without a look at any value: a look would wait for the device.

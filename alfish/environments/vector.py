@@ -59,7 +59,7 @@ class VectorEnvironment(Environment):
         self.can_replace = self._sequential is not None
         self.follows_progress = bool(self._members.curricula())
         self._units = ActionUnits(env.single_action_space)
-        self._read = ObservationUnits(self.observation_space).from_environment
+        self._observed = ObservationUnits(self.observation_space)
         copies = self._sequential is None  # a sequential environment makes a new batch at each step
         self._read_step = ObservationUnits(self.observation_space, copies=copies).from_environment
         self._reads_executed = False
@@ -80,16 +80,17 @@ class VectorEnvironment(Environment):
         except BaseException as error:  # the environment may raise anything, and so may a signal
             self._refuse(error, "reset")
             raise
+        self._observed.check_kinds(observation, self.name)
         self._was_done[:] = False
         self._nothing_began, self._restart = True, False
-        first = self._first(self._read(observation))
+        first = self._first(self._observed.from_environment(observation))
         self._check_shapes(first.observation)
         self._check_masks(first.observation)
         return first
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
-            return self.reset()
+            return self.reset(self._members.seeds_of_restart())
         executed = self._units.executed(action)
         # An environment may write to its action, so it receives a copy.
         handed = nest.map(_apart, self._units.stretch(executed), executed)
@@ -177,7 +178,7 @@ class VectorEnvironment(Environment):
 
     def replace(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
         assert self._sequential is not None
-        observations = self._read(self._sequential.replace(rows))
+        observations = self._observed.from_environment(self._sequential.replace(rows))
         self._was_done = self._was_done & ~rows
         self._nothing_began = not self._was_done.any()
         first = self._first(observations)
@@ -279,7 +280,7 @@ class VectorEnvironment(Environment):
         """Stores the FIRST rows for `take_resets`, and returns the observations of the LAST and MID rows."""
         if self._mode == AutoresetMode.DISABLED:
             after, _ = self.env.reset(options={"reset_mask": done.copy()})  # infos stay those of the step
-            first, final = self._read(after), observation
+            first, final = self._observed.from_environment(after), observation
         else:
             first, final = observation, self._final_observation(observation, done)
         self._resets = done, self._first(first)
@@ -294,10 +295,10 @@ class VectorEnvironment(Environment):
             )
         final = self.infos["final_obs"]
         if not (isinstance(final, np.ndarray) and final.dtype == object):  # batched, in the observation's own structure
-            return nest.where(done, self._read(final), observation)
+            return nest.where(done, self._observed.from_environment(final), observation)
         result = nest.map(np.copy, observation)
         for i in np.flatnonzero(done):
-            single = self._read(specs.batch_of_one(final[i], self.observation_space))
+            single = self._observed.from_environment(specs.batch_of_one(final[i], self.observation_space))
             nest.map(lambda target, value, i=i: target.__setitem__(i, value[0]), result, single)
         return result
 

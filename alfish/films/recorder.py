@@ -25,7 +25,7 @@ class Row(NamedTuple):
     Attributes:
       episode: `[B]` int, the episode of each environment, or -1. One that has just finished still has its index.
       reward: `[B]` float64, received on arriving at the row; 0 after a reset.
-      action: `[B, ...]`, the action that led to the row, as it was executed; 0 after a reset.
+      action: `[B, ...]`, the action that led to the row, as it was executed; without meaning after a reset.
       value: `[B]`, the policy's estimate of the return from here; None: it was not asked for, or there is none.
       ended: `[B]` bool, whether the episode ends with this row.
     """
@@ -134,10 +134,12 @@ class Recorder(contextlib.AbstractContextManager):
         numbers = {"return": self._returns[tile], "reward": row.reward[lane]}
         if row.value is not None:
             numbers["value"] = row.value[lane]
-        action = [np.asarray(leaf[lane]).reshape(-1) for leaf in nest.leaves(row.action)]
-        words = [f"{name} {significant(float(number))}" for name, number in numbers.items()]
-        first = f"episode {self._first + tile}  step {self._lengths[tile]:.0f}"
-        return [first, *words, f"action {', '.join(format(number, '.3g') for number in np.concatenate(action)[:8])}"]
+        lines = [f"episode {self._first + tile}  step {self._lengths[tile]:.0f}"]
+        lines += [f"{name} {significant(float(number))}" for name, number in numbers.items()]
+        if self._lengths[tile] > 0:
+            action = np.concatenate([np.asarray(leaf[lane]).reshape(-1) for leaf in nest.leaves(row.action)])
+            lines.append(f"action {', '.join(format(number, '.3g') for number in action[:8])}")
+        return lines
 
 
 def grid(tiles: Sequence[np.ndarray]) -> np.ndarray:

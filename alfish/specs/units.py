@@ -9,9 +9,11 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs.checks import check_learnable
 from alfish.specs.leaves import observation_leaf
+from alfish.specs.masks import ActionMask
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype
 
 
@@ -30,9 +32,33 @@ class ObservationUnits:
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None, copies: bool = True):
         check_learnable(space, "observation")
+        self._device = device
         self._starts = map_space(lambda leaf: _start(leaf, device), space)
         self._space = space
         self.from_environment: Callable[[Any], Nest] = _reader(space, device, copies)
+
+    def check_kinds(self, observation: Any, name: str) -> None:
+        """Raises UsageError where floats stand for integers or bools of the space, or tensors for arrays.
+
+        Args:
+          observation: as for `from_environment`.
+          name: of the environment.
+        """
+
+        def check(leaf: spaces.Space, value: Any) -> None:
+            if self._device is None and isinstance(value, torch.Tensor):
+                raise UsageError(
+                    f"{name}.reset returned tensors, and {name} has no attribute `device`, by which environments of "
+                    "tensors are recognized; give it one, as torch.device('cpu')"
+                )
+            dtype = str(getattr(value, "dtype", ""))  # of numpy or torch
+            if "float" in dtype and np.dtype(leaf.dtype).kind in "biu" and not isinstance(leaf, ActionMask):
+                raise UsageError(
+                    f"{name}.reset returned observations of dtype {dtype}, which would be cut to integers: their space "
+                    f"{leaf} has {leaf.dtype}; give the space the dtype of the observations, or cast them"
+                )
+
+        map_space(check, self._space, observation)
 
     def to_environment(self, observation: Nest) -> Nest:
         """Returns the environment's observations; float64 has the precision of float32."""

@@ -18,7 +18,7 @@ from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.parameters.parts import build
 from alfish.runs.loading import load_model
-from alfish.specs import ActionUnits, ObservationUnits
+from alfish.specs import ActionMask, ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 
 
@@ -135,7 +135,8 @@ class Policy:
             step = (self.algorithm.rollout_step if sample else self.algorithm.predict_step)(seen, state)
         executed = nest.map(lambda leaf: leaf.cpu().numpy(), step.output)
         self._state, self._transform_state = step.state, transform_state
-        self._prev_action = nest.map(torch.from_numpy, self._units.executed(executed))
+        # A copy, because the caller may write to the action.
+        self._prev_action = nest.map(torch.tensor, self._units.executed(executed))
         action = self._units.to_environment(executed)
         return action if batched else nest.map(lambda leaf: leaf[0], action)
 
@@ -152,12 +153,16 @@ class Policy:
                 leaves.append(_missing(name, spec, sizes[0], self._device))
                 continue
             try:
-                rows = read(value if batched else np.asarray(value)[None])
+                given = np.asarray(value) if batched else np.asarray(value)[None]
+                rows = read(given)
             except (TypeError, ValueError) as error:
                 raise UsageError(
                     f"{name} is no array of numbers ({first_line(error)}); act takes the observation alone, the first "
                     "result of reset and of step"
                 ) from error
+            _check_held(name, given, spec)
+            if isinstance(spec, ActionMask):
+                rows = rows.reshape(len(rows), -1)  # the environment's may have any shape
             wanted = [sizes[0], *spec.shape]
             if list(rows.shape) != wanted:
                 found, wanted = (list(rows.shape), wanted) if batched else (list(rows.shape[1:]), wanted[1:])
@@ -217,6 +222,20 @@ class Policy:
                 raise ValueError(f"reward has shape {list(np.shape(given))}, and {shape} is expected")
             reward = torch.as_tensor(given, dtype=zeros.dtype, device=self._device).expand_as(zeros)
         return torch.where(nest.widened(is_first.to(self._device), zeros), zeros, reward)
+
+
+def _check_held(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
+    """Raises UsageError if the integers or bools of a leaf do not hold what was given, e.g. an image of floats."""
+    assert spec.dtype is not None
+    if spec.dtype.kind not in "biu" or rows.dtype == spec.dtype:
+        return
+    with np.errstate(invalid="ignore"):
+        lost = rows.astype(spec.dtype) != rows
+    if lost.any():
+        raise UsageError(
+            f"{name} has the value {rows[lost][0]}, and its dtype is {spec.dtype}; act takes observations as the "
+            "environment returns them"
+        )
 
 
 def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:

@@ -570,8 +570,9 @@ def test_a_checkpoint_that_is_not_there_is_refused(refused, run, name):
     step = int(path.stem.partition("-")[2])
     words = refused(name, f"--root_dir={run}", "--checkpoint=7")
     assert "There is no checkpoint at 7 steps" in words and f"[{step}]" in words
-    words = refused(name, f"--root_dir={run}", "--checkpoint=newest")
-    assert "--checkpoint is 'newest'; it must be latest, best, or a number" in words
+    for given in ("newest", "1_", "\u00b2", "-1"):
+        words = refused(name, f"--root_dir={run}", f"--checkpoint={given}")
+        assert f"--checkpoint is {given!r}; it must be latest, best, or a number" in words
 
 
 def test_a_run_without_a_checkpoint_is_refused(refused, run, tmp_path):
@@ -917,6 +918,11 @@ def test_check_env_says_yes_to_a_good_environment(capsys):
     assert "observation" in words and "Discrete(2)" in words and "problem" not in words
     assert any(line.split() == ["PPO", "yes"] for line in words.splitlines())
     assert any(line.split() == ["A2C", "yes"] for line in words.splitlines())
+
+
+def test_check_env_examines_classes_of_tensors(capsys):
+    assert main(["check-env", "--env_id=@alfish.environments.toy.TensorPointMass", "--num_steps=250"]) == 0
+    assert "problem" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("source", ["info:action_mask", "method:action_masks"])

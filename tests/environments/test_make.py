@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.make import spawn_seeds
@@ -43,11 +44,18 @@ def test_sync_and_async_start_alike():
     assert stamps(3, 2) == stamps(3, 2, vectorization="async")
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
+def wrapped_cart_poles(num_envs):
+    """Members behind a vector wrapper."""
+    return RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync"))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point", "wrapped"])
 def test_a_resumed_run_goes_on_with_the_episodes_that_would_have_come(vectorization):
     """And not, at every resume, with those from the run's beginning."""
 
     def make():
+        if vectorization == "wrapped":
+            return make_environment(wrapped_cart_poles, num_envs=2, seed=3)
         return make_environment("CartPole-v1", num_envs=2, vectorization=vectorization, seed=3)
 
     def starts(environment, num_steps):
@@ -244,6 +252,13 @@ def test_a_missing_extra_is_named_with_its_pip_command(monkeypatch, env_id, modu
     monkeypatch.setitem(sys.modules, modules[0], None)  # what a missing module looks like to import
     with pytest.raises(UsageError, match=rf"{env_id} needs the extra '{extra}': pip install 'alfish\[{extra}\]'"):
         make_environment(env_id)
+
+
+@pytest.mark.filterwarnings("ignore:.*out of date")
+def test_an_id_that_a_package_has_given_up_does_not_ask_for_its_extra():
+    pytest.importorskip("mujoco")
+    with pytest.raises(UsageError, match="HalfCheetah-v3 cannot be built: .*gymnasium-robotics"):
+        make_environment("HalfCheetah-v3")
 
 
 def test_missing_atari_is_named_with_its_pip_command(monkeypatch):
@@ -475,6 +490,21 @@ def test_environments_that_do_not_do_as_gymnasium_asks_are_told_so(name):
     with pytest.raises(UsageError, match=words):
         environment.reset()
         environment.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reset": lambda row: (row[0], {"mask": np.ones(OneState().action_space.n)}), "step": lambda row: row[:4]},
+        {"reset": lambda row: (row[0], None)},
+    ],
+)
+def test_a_breach_is_one_also_where_masks_or_rewards_are_read(changes):
+    for settings in ({"action_mask": "info:mask"}, {"rewards": {"all": "reward"}}):
+        with pytest.raises(UsageError, match="breaks gymnasium's interface"):
+            environment = make_environment(returning(**changes), **settings)
+            environment.reset()
+            environment.step(np.zeros(1, np.int64))
 
 
 def test_a_wrong_seed_argument_is_a_breach_and_an_error_of_the_environments_own_is_none():

@@ -201,6 +201,18 @@ def test_without_a_saved_state_every_episode_starts_again():
     assert other.step(push(row)).step_type.tolist() == [MID, MID]
 
 
+def test_without_a_saved_state_each_resume_begins_other_episodes():
+    starts = []
+    for resume in range(3):
+        np.random.seed(resume)  # as the run restores it
+        environment = TensorEnvironment(Stateless(2), seed=1)
+        starts.append(environment.reset().observation[:, 0].tolist())
+        environment.load_state_dict({})
+        starts.append(environment.step(torch.zeros(2, 1)).observation[:, 0].tolist())
+    first, *others = map(tuple, starts)
+    assert starts[::2] == [list(first)] * 3 and len({first, *others}) == 4
+
+
 def test_a_reset_after_a_resume_is_the_only_one():
     environment = TensorEnvironment(Stateless(2), seed=1)
     environment.load_state_dict({})
@@ -262,10 +274,26 @@ def test_same_step_without_final_observations_is_refused():
             *rest, _ = super().step(action)
             return *rest, {}
 
-    environment = TensorEnvironment(Forgetful(2, autoreset="same_step"), 0)
+    environment = TensorEnvironment(Forgetful(2, 3, autoreset="same_step"), 0)
     environment.reset()
+    for _ in range(2):  # where nothing ends, none is needed
+        assert environment.step(torch.zeros(2, 1)).step_type.tolist() == [MID, MID]
     with pytest.raises(UsageError, match="Forgetful resets in the same step but gives no infos.*final_obs"):
         environment.step(torch.zeros(2, 1))
+
+
+def test_floats_are_not_cut_to_the_integers_of_a_space():
+    env = TensorPointMass(2)
+    env.single_observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    with pytest.raises(UsageError, match="reset returned observations of dtype torch.float32, which would be cut to"):
+        TensorEnvironment(env, 0).reset()
+
+
+def test_tensors_without_a_device_are_refused():
+    env = TensorPointMass(2)
+    env.device = None
+    with pytest.raises(UsageError, match="reset returned tensors, and .* has no attribute `device`"):
+        make_environment(lambda num_envs: env, num_envs=2).reset()
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])

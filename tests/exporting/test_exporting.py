@@ -151,6 +151,21 @@ def test_a_numpy_file_acts_like_the_policy_call_by_call(policy, tmp_path):
     assert np.array_equal(mine.act(np.ones(3)), one)
 
 
+def test_the_caller_of_a_numpy_file_may_write_to_an_action(tmp_path):
+    torch.manual_seed(0)
+    policy = of_spaces(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-np.inf, np.inf, (2,)), [PreviousStep])
+    exporting.export(policy, tmp_path / "policy.py", sampled(policy, 10))
+    found = []
+    for writes in (False, True):
+        mine = loaded(tmp_path / "policy.py")()
+        for _ in range(4):
+            action = mine.act(np.ones(3), reward=0.5)
+            found.append(action.tolist())
+            if writes:
+                action += 5
+    assert found[:4] == found[4:] and found[0] != found[1]
+
+
 def test_the_state_of_a_step_is_the_callers(policy, tmp_path):
     exporting.export(policy, tmp_path / "policy.py", sampled(policy, 10))
     mine = loaded(tmp_path / "policy.py")()

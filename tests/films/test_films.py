@@ -303,6 +303,8 @@ def test_captions_say_what_happens_and_leave_the_rest_of_the_frame(tmp_path):
     recorder, _ = recorder_of(tmp_path, 1, captions=True)
     shown = Row(np.array([0]), np.array([2.5]), np.array([[0.25, -1.0]]), np.array([7.0]), np.array([False]))
     with recorder:
+        first = recorder_of(tmp_path, 1, captions=True)[0]._lines(shown, 0, 0)  # no action led to it
+        assert first == ["episode -1  step 0", "return 0", "reward 2.5", "value 7"]
         recorder(shown)
         assert recorder._lines(shown, 0, 0) == [
             "episode 0  step 1",

@@ -136,6 +136,13 @@ def test_what_cannot_be_packed_is_one_sentence(run, tmp_path, capsys):
     assert not list(tmp_path.glob("*.zip"))
 
 
+def test_nothing_is_written_into_the_copy_of_a_packed_run(run, tmp_path, capsys):
+    pack(run, tmp_path / "run.zip")
+    for command in (["evaluate", "--video"], ["watch", "--idle_seconds=0"]):
+        assert main([*command, f"--root_dir={tmp_path / 'run.zip'}"]) == 2
+        assert "run.zip is packed; `alfish unpack` it first" in capsys.readouterr().err
+
+
 def test_the_configuration_of_a_packed_run_is_not_trusted(run, tmp_path, capsys):
     """As that of any run: docs/security.md."""
     shutil.copytree(run, tmp_path / "theirs")

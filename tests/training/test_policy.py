@@ -20,13 +20,13 @@ from alfish.networks.encoders import Encoder
 from alfish.networks.torsos import Torso
 from alfish.training.evaluator import make_evaluator
 from alfish.training.policy import Policy
-from alfish.transforms import ObservationNormalizer, Transform, Transforms
+from alfish.transforms import ObservationNormalizer, PreviousStep, Transform, Transforms
 
 
 def policy_of(env_id, algorithm=None, factories=(), **options):
     environment = make_environment(env_id, **options)
     torch.manual_seed(0)
-    transforms = Transforms(factories, environment.observation_spec, environment.reward_spec)
+    transforms = Transforms(factories, environment.observation_spec, environment.reward_spec, environment.action_spec)
     network = functools.partial(ActorCritic, policy_head=functools.partial(PolicyHead, gain=2.0))
     algorithm = algorithm or functools.partial(PPO, network=network)
     made = algorithm(transforms.observation_spec, environment.action_spec, environment.reward_spec)
@@ -91,6 +91,66 @@ def test_the_whole_result_of_reset_is_refused_with_what_act_takes():
     policy = policy_of("Pendulum-v1")
     with pytest.raises(UsageError, match="observation is no array of numbers .*act takes the observation alone"):
         policy.act(gymnasium.make("Pendulum-v1").reset(seed=0))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "words"),
+    [(np.full((8, 8, 1), 0.5), "observation.image has the value 0.5"), (np.full((8, 8, 1), 300), "has the value 300")],
+)
+def test_what_the_dtype_of_a_leaf_does_not_hold_is_refused(pixels, words):
+    torso = functools.partial(Torso, encoder=encoder)
+    algorithm = functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso))
+    policy = policy_of(NestedBandit, algorithm, env_kwargs={"nested_action": False, "image_size": 8})
+    observation, _ = NestedBandit(False, image_size=8).reset(seed=0)
+    assert observation["image"].shape == pixels.shape
+    with pytest.raises(UsageError, match=words + ".* and its dtype is uint8; act takes observations as"):
+        policy.act({**observation, "image": pixels})
+    policy.act({**observation, "image": observation["image"].astype(np.float64)})  # whole numbers
+
+
+@pytest.mark.parametrize("kind", ["multi_discrete", "multi_binary", "box"])
+def test_the_caller_may_write_to_an_action(kind):
+    space = spaces.Box(-np.inf, np.inf, (2,)) if kind == "box" else None
+    policy = policy_of(*((functools.partial(Unbounded, space),) if space else (Bandit,)), factories=[PreviousStep],
+                       **({} if space else {"env_kwargs": {"action": kind}}))  # fmt: skip
+    observation = policy.observation_space.sample()
+    found = []
+    for writes in (False, True):
+        policy.reset()
+        torch.manual_seed(1)
+        for _ in range(5):
+            action = policy.act(observation, reward=0.0, sample=True)
+            kept = action.copy()
+            if writes:
+                action[...] = 1 - action
+        found.append(kept.tolist())
+    assert found[0] == found[1]
+
+
+class Unbounded(gymnasium.Env):
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+
+def test_a_mask_has_any_shape_that_the_environment_gives_it():
+    env = Marked()
+    policy = policy_of(Marked, action_mask="observation:legal")
+    observation, _ = env.reset()
+    assert policy.act(observation) == 2
+    batch = {name: np.stack([leaf] * 3) for name, leaf in observation.items()}
+    policy.reset()
+    assert policy.act(batch, batched=True).tolist() == [2, 2, 2]
+
+
+class Marked(gymnasium.Env):
+    observation_space = spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float32), legal=spaces.Box(0, 1, (1, 3), np.float32))
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"x": np.zeros(2, np.float32), "legal": np.array([[0, 0, 1]], np.float32)}, {}
 
 
 def test_another_number_of_rows_asks_for_a_reset():
