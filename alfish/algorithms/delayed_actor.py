@@ -10,11 +10,11 @@ class DelayedActor(RLAlgorithm):
     """
 
     actor_period = 1
-    _num_updates = 0
+    _num_updates, shows_all_losses = 0, False  # the latter: the actor has its loss in each call, which trains nothing
 
     def trains_actor(self) -> bool:
         """Returns True if the next update trains the actor."""
-        return (self._num_updates + 1) % self.actor_period == 0
+        return self.shows_all_losses or (self._num_updates + 1) % self.actor_period == 0
 
     def graph_key(self) -> bool:
         return self.trains_actor()

@@ -19,6 +19,7 @@ from absl import logging
 
 from alfish import nest, replicas
 from alfish.algorithms.acting import in_eval_mode
+from alfish.algorithms.delayed_actor import DelayedActor
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches
 from alfish.compiler.inductor import NotCompilable
@@ -192,9 +193,7 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """Returns the losses and extras of a batch as `train` does, without training; no random state changes."""
-        algorithm = self._algorithm
-        # With gradients, as in an update, because a loss may differentiate.
-        with in_eval_mode(algorithm), random_state.preserved(), replicas.apart(), torch.enable_grad():
+        with self._showing_losses():
             means, loss_info = self._plain.means(batch)
         values = {self._means.name("loss", name): float(loss.detach()) for name, loss in means.losses.items()}
         sums = extra_sums(loss_info, batch)
@@ -205,16 +204,29 @@ class Learner:
 
         Gradients are those of this learner's rows, and are not clipped.
         """
-        algorithm, plain = self._algorithm, self._plain
-        names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
+        plain = self._plain
+        names = {id(parameter): name for name, parameter in self._algorithm.named_parameters()}
         found: dict[str, torch.Tensor] = {}
-        with in_eval_mode(algorithm), random_state.preserved(), replicas.apart(), torch.enable_grad():
+        with self._showing_losses():
             means, _ = plain.means(batch)
             for name, loss in means.losses.items():
                 group = plain.groups[name]
                 vectors = group.gradients(loss, group.parameters, retain_graph=True)
                 found |= {names[id(p)]: view for p, view in zip(group.parameters, group.views(vectors), strict=True)}
         return found
+
+    @contextlib.contextmanager
+    def _showing_losses(self) -> Iterator[None]:
+        """Prepares the algorithm for losses that are only shown: all of them, with gradients, which a loss may need."""
+        delayed = [part for part in self._algorithm.modules() if isinstance(part, DelayedActor)]
+        with in_eval_mode(self._algorithm), random_state.preserved(), replicas.apart(), torch.enable_grad():
+            try:
+                for part in delayed:
+                    part.shows_all_losses = True
+                yield
+            finally:
+                for part in delayed:
+                    part.shows_all_losses = False
 
     def state_dict(self) -> dict[str, Any]:
         plain = self._plain

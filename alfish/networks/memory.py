@@ -139,7 +139,7 @@ class _Memory(nn.Module):
             True,  # with biases
             1,  # layer
             0.0,  # dropout
-            self.training,
+            self.training or torch.is_grad_enabled(),  # without dropout it matters to cuDNN alone, for gradients
             False,  # in both directions
         )
         place = np.empty_like(source)

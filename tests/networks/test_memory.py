@@ -112,6 +112,24 @@ def test_both_ways_have_the_same_gradients(kind, share):
 
 
 @kinds
+@pytest.mark.parametrize("enabled", [True, False])
+def test_gradients_are_announced_to_the_fused_kernel_also_in_eval_mode(kind, enabled, monkeypatch):
+    """cuDNN computes no gradients otherwise; diagnostics take them in eval mode."""
+    memory, modes = make(kind).eval(), []
+    kernel = kind.fused
+
+    def recorded(*arguments):
+        modes.append(arguments[7])
+        return kernel(*arguments)
+
+    monkeypatch.setattr(kind, "fused", staticmethod(recorded))
+    features, step_type = some_rows(0.15)
+    with torch.set_grad_enabled(enabled):
+        memory.in_pieces(features, a_state(memory), cut(step_type))
+    assert modes == [enabled]
+
+
+@kinds
 @pytest.mark.parametrize("way", ["row_by_row", "in_pieces"])
 def test_nothing_and_no_gradient_goes_across_a_first_row(kind, way):
     memory = make(kind)

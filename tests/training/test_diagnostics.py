@@ -179,6 +179,25 @@ def test_norms_are_those_of_the_parameters_the_gradient_and_the_last_step(tmp_pa
     assert row["gradient_norm/network"] == pytest.approx(float(expected), rel=1e-4)
 
 
+def test_a_delayed_actor_has_its_numbers_in_each_summary(tmp_path):
+    delayed = functools.partial(SMALL_SAC, actor_period=3)
+    keeper = Keeper()
+    summaries = Summaries([ModuleNorms(), keeper], diagnostics_period=1)
+    trainer = sac(tmp_path, summaries, algorithm=delayed, num_iterations=12)
+    trainer.train()
+    rows = [row for row in table(tmp_path) if float(row["updates"])]
+    norms = [name for name in rows[0] if name.startswith("gradient_norm/actor")]
+    assert len(rows) > 3 and norms and all(float(row[name]) > 0 for row in rows for name in norms)
+    for _ in range(3):
+        assert set(trainer.learner.evaluate(keeper.batch)) >= {"loss/critic", "loss/actor", "loss/alpha"}
+        trainer.algorithm.after_update()
+    turns = []
+    for _ in range(3):
+        turns.append(trainer.algorithm.trains_actor())
+        trainer.algorithm.after_update()
+    assert sum(turns) == 1  # updates keep their turns
+
+
 def test_units_that_are_zero_everywhere_are_dormant(tmp_path):
     keeper = Keeper()
     trainer = ppo(tmp_path, Summaries([keeper]), num_iterations=1)
