@@ -18,6 +18,8 @@ from alfish.schedules import Schedule, as_schedule
 from alfish.training.listener import Listener, Report, Run
 from alfish.values import Vector
 
+MEAN = "average_reward"  # the metric that `LagrangianWeights` reads
+
 
 class WeightListener(Listener, abc.ABC):
     """Writes the weights of a vector reward, and reports them in summaries as `reward_weights/NAME`.
@@ -118,6 +120,14 @@ class LagrangianWeights(WeightListener):
         self._thresholds, self._rate = dict(thresholds), rate
         self._min_weight, self._max_weight = min_weight, max_weight
 
+    def start(self, run: Run) -> None:
+        super().start(run)
+        if MEAN not in run.metrics.names:
+            raise UsageError(
+                f"LagrangianWeights would change nothing: it reads the metric {MEAN}, and there are "
+                f"{', '.join(run.metrics.names) or 'none'}; add @AverageReward() to Trainer.extra_metrics"
+            )
+
     def check(self, names: Sequence[str], weights: torch.Tensor) -> None:
         for name in self._thresholds:
             if name not in names:
@@ -133,7 +143,7 @@ class LagrangianWeights(WeightListener):
     def change(self, weights: torch.Tensor, names: Sequence[str], report: Report) -> None:
         if not report.scalars:
             return
-        found = [f"metrics/average_reward/{name}" for name in self._thresholds]
+        found = [f"metrics/{MEAN}/{name}" for name in self._thresholds]
         count = [report.scalars.get(f"{name}/n", 0.0) for name in found]
         total = [report.scalars.get(name, 0.0) * n for name, n in zip(found, count)]
         sums = replicas.total(torch.tensor([total, count], dtype=torch.float64))  # of all learners

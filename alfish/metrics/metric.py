@@ -119,6 +119,11 @@ class Metrics:
         self._open_length = np.full(num_envs, -1)
         self._clear()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the metrics."""
+        return tuple(self._metrics)
+
     def update(
         self,
         step_type: np.ndarray | torch.Tensor,

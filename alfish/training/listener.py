@@ -9,6 +9,7 @@ import torch
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.environments import Environment
 from alfish.learner.learner import Learner
+from alfish.metrics.metric import Metrics
 from alfish.runs.stop_signals import StopSignals
 from alfish.runs.timer import Timer
 from alfish.training.clock import Clock
@@ -69,7 +70,7 @@ class Run(Protocol):
       listeners: all of them, in the order in which they receive reports.
       signals: SIGTERM, SIGUSR1 and SIGINT. A listener that waits for other code uses `with run.signals.breaking()`.
       timer: of the parts of an iteration.
-      environment, algorithm, transforms, unroller, learner, device: those of the trainer.
+      environment, algorithm, transforms, unroller, learner, metrics, device: those of the trainer.
     """
 
     clock: Clock
@@ -82,6 +83,7 @@ class Run(Protocol):
     transforms: Transforms
     unroller: Unroller
     learner: Learner
+    metrics: Metrics
     device: torch.device
 
     @property

@@ -29,6 +29,7 @@ from alfish.data import TimeStep
 from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
+from alfish.metrics import AverageReturn, AverageReward
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
 from alfish.networks.actor_critic import PolicyValue
 from alfish.offline import OfflineBuffer
@@ -444,6 +445,12 @@ def test_rewards_may_be_normalized_each_by_its_own_spread(tmp_path):
 def test_listeners_that_do_not_fit_the_reward_are_refused(tmp_path, listener, words):
     with pytest.raises(UsageError, match=words):
         make(tmp_path, "PPO", listeners=[listener]).start()
+
+
+def test_lagrangian_weights_need_the_metric_that_they_read(tmp_path):
+    settings = {"listeners": [LagrangianWeights({"1": 0.0})], "metrics": [AverageReturn(), AverageReward(name="mean")]}
+    with pytest.raises(UsageError, match="reads the metric average_reward, and there are average_return, mean; add @"):
+        make(tmp_path, "PPO", **settings).start()
 
 
 def test_a_weight_of_0_and_a_scalar_reward_are_refused_by_listeners(tmp_path):

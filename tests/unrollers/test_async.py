@@ -19,6 +19,7 @@ from scripted import FIRST, LAST, MID, PAD, Expert, ScriptedOffPolicy, check_sta
 from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
 
 from alfish import nest
+from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.batches import EpochBatches, ReplayBatches
 from alfish.data import Experience, TimeStep
 from alfish.environments import make_environment
@@ -1001,6 +1002,19 @@ def test_a_lambda_is_refused_with_the_remedy():
 def test_settings_that_do_not_fit_are_refused(settings, words):
     with pytest.raises(UsageError, match=words):
         unroller_of(**settings)
+
+
+class Remembering(SeeingOffPolicy):
+    """Trains on windows that begin with a state of its memory."""
+
+    replay_needs = ReplayNeeds(recurrent_state=True)
+
+
+def test_segments_are_as_short_as_unrolls_where_replay_stores_states(made):
+    assert made(algorithm=Remembering, length=4)._length == 4
+    assert made(algorithm=SeeingOffPolicy, length=4)._length == 8
+    with pytest.raises(UsageError, match="AsyncUnroller.unroll_length is 32 and Trainer.unroll_length 4; replay has"):
+        unroller_of(algorithm=Remembering, length=4, unroll_length=32)
 
 
 def test_gin_reaches_workers_scopes_included(made, tmp_path):

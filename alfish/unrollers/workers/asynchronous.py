@@ -63,7 +63,7 @@ class AsyncUnroller(Unroller):
         trains on the segment before, so that the same seed gives the same run.
       slots: slots of each worker; on-policy they include the segment in training. If workers are equally fast, rows are
         at most `slots - 1` iterations old.
-      unroll_length: rows of a segment; None: Trainer.unroll_length, off-policy at least 8.
+      unroll_length: rows of a segment; None: Trainer.unroll_length, off-policy at least 8 unless replay stores states.
       segments_per_unroll: on-policy, number of segments in an unroll; None: `num_workers`.
       max_unroll_length: off-policy, maximum rows of each environment in an unroll; None: no limit.
       max_policy_lag: on-policy, maximum age of a segment in iterations. Rows of older segments are masked and counted.
@@ -152,14 +152,16 @@ class AsyncUnroller(Unroller):
             )
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
-        at_least = 1 if self._algorithm.on_policy else OFF_POLICY_LENGTH
+        stores_states = self._algorithm.replay_needs.recurrent_state  # in replay, at the beginnings of segments
+        at_least = 1 if self._algorithm.on_policy or stores_states else OFF_POLICY_LENGTH
         self._length = self._length or max(at_least, math.ceil(unroll_length))
         self.unroll_length = unroll_length or self._length
+        found = f"AsyncUnroller.unroll_length is {self._length} and Trainer.unroll_length {unroll_length}"
         if self._algorithm.on_policy and self._length != unroll_length:
-            raise UsageError(
-                f"AsyncUnroller.unroll_length is {self._length} and Trainer.unroll_length {unroll_length}; on-policy "
-                "both must be equal: bind only Trainer.unroll_length"
-            )
+            raise UsageError(f"{found}; on-policy both must be equal: bind only Trainer.unroll_length")
+        if stores_states and self._length > math.ceil(self.unroll_length):
+            words = "replay has states of the memory only where segments start"
+            raise UsageError(f"{found}; {words}: bind only Trainer.unroll_length")
         maker = to_bytes(EnvironmentMaker(make_environment), "Trainer.environment")
         self._plan = functools.partial(self._plan, make_environment=maker, length=self._length, seed=seed)
 
