@@ -214,10 +214,10 @@ class ReplayBatches(SequenceBatches):
 
     def state_dict(self) -> dict[str, Any]:
         data = {} if self._recorded is None else {"offline": self._recorded.state_dict()}
-        return {"num_updates": self._schedule.num_updates, **data}
+        return {**self._schedule.state_dict(), **data}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._schedule.num_updates = state["num_updates"]
+        self._schedule.load_state_dict(state)
         if self._recorded is not None:
             self._recorded.load_state_dict(state["offline"])
 

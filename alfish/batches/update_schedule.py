@@ -1,13 +1,15 @@
 """Number of updates that are due at a point of a run."""
 
 import math
+from typing import Any
 
 
 class UpdateSchedule:
     """Counts the updates that are due for environment steps, independent of the unroll length.
 
     After `clock` steps of the run's clock, floor(ratio * (clock - warm-up)) updates are due in all, and offline ones
-    before them. Updates that are due before replay holds a batch are made when it does.
+    before them. Updates that are due before replay holds a batch are made when it does. In a run that continues with
+    another ratio, that ratio counts for the steps from there on.
 
     Args:
       ratio: updates for each environment step; positive, may be below 1.
@@ -25,6 +27,9 @@ class UpdateSchedule:
         self.ratio, self._warmup_env_steps, self._offline_updates = ratio, warmup_env_steps, offline_updates
         self.first_env_steps = warmup_env_steps
         self.num_updates, self.can_draw = 0, False
+        # After `_since` steps without warm-up `_made` updates were due; from there on `ratio` counts.
+        self._since, self._made = offline_updates, offline_updates
+        self._clock = 0  # of the run, when updates were last counted
         self._origin: int | None = None  # on the run's clock, where this process resumed without rows
 
     @property
@@ -39,6 +44,7 @@ class UpdateSchedule:
 
     def num_due(self, clock: int) -> int:
         """Returns the number of updates to make at `clock`, when all offline updates are made."""
+        self._clock = clock
         begin = self._offline_updates if self._origin is None else self._origin
         if clock < begin + self.first_env_steps:
             return 0  # too few rows, in a new run or in one that was resumed without them
@@ -51,6 +57,20 @@ class UpdateSchedule:
             self._origin = clock
             self.num_updates = max(self.num_updates, self._total(clock))
 
+    def state_dict(self) -> dict[str, Any]:
+        counted = {"ratio": self.ratio, "clock": self._clock, "since": self._since, "made": self._made}
+        return {"num_updates": self.num_updates, **counted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state`. If it was saved with another ratio, the new one counts from there on."""
+        self.num_updates = state["num_updates"]
+        if "ratio" not in state:  # of older versions
+            return
+        self._clock, self._since, self._made = state["clock"], state["since"], state["made"]
+        since = self._clock - self._warmup_env_steps
+        if state["ratio"] != self.ratio and since > self._since:
+            self._since, self._made = since, self.num_updates
+
     def _total(self, clock: int) -> int:
         """Returns the updates due after `clock` steps without warm-up, offline ones included."""
-        return self._offline_updates + max(0, math.floor(self.ratio * (clock - self._offline_updates) + 1e-9))
+        return self._made + max(0, math.floor(self.ratio * (clock - self._since) + 1e-9))

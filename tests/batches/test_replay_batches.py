@@ -14,6 +14,7 @@ from torch import nn
 from alfish import nest
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.batches import EpochBatches, ReplayBatches, take
+from alfish.batches.update_schedule import UpdateSchedule
 from alfish.data import AlgStep, LossInfo, StepType
 from alfish.environments import make_environment
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
@@ -160,6 +161,22 @@ def test_what_it_says_of_an_iteration_is_what_it_yields(tmp_path, ratio, window_
     [chunk] = trainer.batches.chunks(trainer.clock.env_steps + 8)
     assert {batch.mask.numel() for batch in minibatches(chunk)} == {trainer.batches.rows_per_update}
     assert trainer.batches.rows_per_update == 4 * (window_length - 1)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.8, 1.25])
+def test_another_ratio_counts_from_where_a_run_continues(ratio):
+    schedule = UpdateSchedule(1.0, 1000, 0)
+    schedule.num_updates += schedule.num_due(100_000)
+    assert schedule.num_updates == 99_000
+    for clock in (100_100, 100_300):  # the second one continues with the same ratio
+        state, schedule = schedule.state_dict(), UpdateSchedule(ratio, 1000, 0)
+        schedule.load_state_dict(state)
+        schedule.num_updates += schedule.num_due(clock)
+        assert schedule.num_updates == 99_000 + ratio * (clock - 100_000)
+    early, other = UpdateSchedule(1.0, 1000, 0), UpdateSchedule(ratio, 1000, 0)
+    assert early.num_due(600) == 0
+    other.load_state_dict(early.state_dict())
+    assert other.num_due(1400) == ratio * 400
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1 / 3, 0.7, 1.1])
