@@ -38,6 +38,7 @@ from alfish.learner.learner import Learner
 from alfish.learner.optimizers import TorchOptimizer
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, DeterministicActor, Torso
 from alfish.replay import Prioritized, RingBuffer
+from alfish.runs.stop_signals import GRACE_SECONDS, STUCK_SECONDS
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Summaries
 from alfish.transforms import ObservationNormalizer, Transforms
@@ -321,6 +322,25 @@ def hang(directory):
     return {"iterations": report.iterations, "signal": trainer.interrupted_by, "env_steps": report.env_steps}
 
 
+class Late(Hanging):
+    """Hangs in the second learner, as in its base class, and takes long in the first one."""
+
+    slept = False
+
+    def step(self, action):
+        if replicas.rank() == 0 and self._episode == 4 and not Late.slept:
+            Late.slept = True
+            time.sleep(GRACE_SECONDS + STUCK_SECONDS + 2.5)
+        return super().step(action)
+
+
+def late(directory):
+    """The second learner waits for the first one, longer than a main thread may that runs no Python."""
+    trainer = make(directory, Late, {}, 4, num_iterations=1000, transforms=[], listeners=[CheckpointSaver(0)])
+    report = trainer.train()
+    return {"iterations": report.iterations, "saved": trainer.directory.checkpoints.steps()}
+
+
 class Solved(Listener):
     def after_iteration(self, run, report):
         if report.iterations == 3:
@@ -582,6 +602,7 @@ SCENARIOS = {
     "resume": resume,
     "sigterm": sigterm,
     "hang": hang,
+    "late": late,
     "stop": stop,
     "seconds": seconds,
     "moments": moments,

@@ -220,6 +220,11 @@ class TestPair:
         first, second = pair[1]["hang"]
         assert first == second and first["signal"] == signal.SIGTERM and 0 < first["iterations"] < 100
 
+    @of("late")
+    def test_a_learner_that_was_broken_off_waits_for_the_iteration_of_the_other(self, pair):
+        first, second = pair[1]["late"]
+        assert first == second and len(first["saved"]) == 1 and 0 < first["iterations"] < 100
+
     @of("stop")
     def test_a_stop_by_a_listener_of_the_first_stops_both(self, pair):
         directory, found = pair

@@ -76,6 +76,7 @@ class SharedAgreement(Agreement):
             yield
         except BaseException:
             if self._signals.received is not None and self._signals.breakable:
+                self._signals.breakable = False  # from here on it waits for the others, which is no hang
                 self._exchange(breaks_off=True)
             raise
 

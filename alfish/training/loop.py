@@ -211,7 +211,7 @@ class Loop:
         if not self._is_of_others:
             parts.metrics.load_state_dict(state["metrics"])
         elif unroller is not None:
-            unroller = {"policy_version": unroller["policy_version"]}  # of no environments
+            unroller = {name: unroller[name] for name in ("policy_version", "generation") if name in unroller}
         if unroller is not None:  # as older versions left it after an error
             parts.unroller.load_state_dict(unroller)
         self._clock.load_state_dict(counters)

@@ -121,7 +121,13 @@ class RunDirectory:
         if rows is not None:
             # First, and without pruning the rows of the newest checkpoint that has any: it is never without its rows.
             self.replay_checkpoints.save(clock, rows, keep=self.with_rows()[-1:])
-        return self.checkpoints.save(clock, state, best, keep=self.with_rows())
+        path = self.checkpoints.save(clock, state, best, keep=self.with_rows())
+        # What earlier, further learners saved is needed until this checkpoint takes its place.
+        for directory in sorted(self.path.glob("ranks/rank-???"))[replicas.size() - 1 :]:
+            superseded = directory.with_name(directory.name + SUPERSEDED)
+            shutil.rmtree(superseded, ignore_errors=True)
+            os.rename(directory, superseded)
+        return path
 
     def with_rows(self) -> list[int]:
         """Returns the checkpoints whose rows of replay were saved, ascending."""
@@ -163,15 +169,11 @@ class RunDirectory:
         return None
 
     def begin(self) -> None:
-        """Writes the id of a new run, removes the file `done`, and sets aside what earlier, further learners saved."""
+        """Writes the id of a new run, and removes the file `done`."""
         if run_id(self.path) is None:
             self._set_origin(self.checkpoints.origin.run or new_run_id())
             write_atomically(self.path / RUN_FILE, f"{self.checkpoints.origin.run}\n")
         (self.path / "done").unlink(missing_ok=True)
-        for directory in sorted(self.path.glob("ranks/rank-???"))[replicas.size() - 1 :]:
-            superseded = directory.with_name(directory.name + SUPERSEDED)
-            shutil.rmtree(superseded, ignore_errors=True)
-            os.rename(directory, superseded)
 
     def mark_done(self, clock: Clock) -> None:
         """Writes the file `done`, which marks the run as finished."""

@@ -351,6 +351,19 @@ def stopped_twice(root_dir):
     return paths
 
 
+def test_what_further_learners_saved_stays_until_there_is_a_checkpoint_without_them(tmp_path):
+    """A start with too few learners that ends before it has saved loses nothing."""
+    settings = TensorPointMass, {"length": 6}, 8
+    stop_after(make(tmp_path, *settings), 2)
+    rank = tmp_path / "ranks" / "rank-001"
+    rank.mkdir(parents=True)
+    trainer = make(tmp_path, *settings)
+    trainer.start()
+    assert rank.is_dir()
+    trainer.save()
+    assert not rank.exists() and rank.with_name("rank-001.superseded").is_dir()
+
+
 def test_a_run_keeps_its_id_and_knows_its_own_checkpoints(tmp_path):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
     again = functools.partial(make, env_id=env_id, env_kwargs=env_kwargs, unroll_length=unroll_length)
