@@ -4,6 +4,7 @@ Runs are trained from the copy, so that a gin file may be edited while they are 
 """
 
 import math
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +59,10 @@ class Base(NamedTuple):
                 reading.read(gin_files, [*bindings, *variant])
             # On the CPU, because this process would keep its share of a GPU's memory as long as it runs.
             built = [*bindings, *variants[0], "Trainer.device='cpu'"]
-            with configured_run(Path(BASE), gin_files, built, makes_directory=False) as trainer:
+            with (
+                tempfile.TemporaryDirectory(prefix="alfish-") as nowhere,  # without a saved run
+                configured_run(Path(nowhere) / BASE, gin_files, built, makes_directory=False) as trainer,
+            ):
                 trainer.close()
             evaluations = [listener for listener in trainer.listeners if isinstance(listener, Evaluate)]
             periods = {listener.name: listener.period for listener in evaluations}

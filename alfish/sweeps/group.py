@@ -133,6 +133,8 @@ class Specification(abc.ABC):
             raise UsageError("--gin_file is missing: `alfish confs` lists what can be trained")
         if bindings and not gin_files:
             raise UsageError(f"--gin_param needs --gin_file; without both, the {cls.group} keeps its configuration")
+        if stored is not None and known[cls.varied] == getattr(stored, cls.varied):
+            known[cls.varied] = getattr(stored, cls.varied)  # in its order, which numbers and tables follow
         if cls.varied not in known:
             raise UsageError(f"--{cls.varied} is missing: name what differs, as in --{cls.varied}={cls.example}")
         variants = corners([cls.parse(f"{name}={values}") for name, values in known[cls.varied].items()])

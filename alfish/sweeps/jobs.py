@@ -12,12 +12,11 @@ from typing import NamedTuple, Protocol
 
 from alfish.processes.server import THREAD_VARIABLES
 from alfish.runs.files import writing
+from alfish.runs.processes import WITHOUT_WORKING_DIRECTORY, import_path
 
 OUTPUT = "output.txt"  # in a run's directory: what its newest process printed
-# `-c` puts the working directory first in sys.path; the command searches it last.
-PROGRAM = (
-    "import runpy, sys; sys.path[:] = filter(None, sys.path); "
-    "from alfish.sweeps.member import follow; follow(int(sys.argv.pop(1)), sys.argv.pop(1)); "
+PROGRAM = WITHOUT_WORKING_DIRECTORY + (  # which the command searches last
+    "import runpy; from alfish.sweeps.member import follow; follow(int(sys.argv.pop(1)), sys.argv.pop(1)); "
     "runpy.run_module('alfish', run_name='__main__', alter_sys=True)"
 )
 POLL_SECONDS = 0.05
@@ -81,14 +80,13 @@ class LocalJobs:
         return list(self._processes)
 
     def start(self, directory: Path, arguments: Sequence[str]) -> None:
-        path = [entry or os.getcwd() for entry in sys.path]
-        environment = os.environ | dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": os.pathsep.join(path)}
+        variables = {"PYTHONPATH": os.pathsep.join(import_path()), **dict.fromkeys(THREAD_VARIABLES, "1")}
         command = [str(self._lifeline), str(directory), "train", f"--root_dir={directory}", *arguments]
         with writing(directory / OUTPUT), open(directory / OUTPUT, "wb") as output:
             self._processes[directory] = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, *command],
                 pass_fds=[self._lifeline],
-                env=environment,
+                env=os.environ | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

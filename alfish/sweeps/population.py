@@ -106,6 +106,10 @@ class Population(Group[PopulationSpecification]):
             results += own
             self._write_csv(results)
             self._link_best(own)
+            is_last = generation + 1 == specification.generations
+            if not is_last and any(self._state(member).is_done for member in members):
+                self.log(f"Generation {generation} is the last one, because the budget of a member is spent")
+                return
             members = next_generation(
                 own, parameters, specification.seed, specification.num_replaced, specification.gap
             )

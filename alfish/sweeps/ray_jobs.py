@@ -5,12 +5,13 @@ Ray is imported in methods only, so that sweeps work without it.
 
 import math
 import os
+import platform
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError, first_line
 from alfish.sweeps.jobs import Ended, LocalJobs
 from alfish.unrollers.ray.cluster import Cluster
 
@@ -39,9 +40,11 @@ class RayJobs:
         self._cluster.connect()
         import ray
 
-        places = self._cluster.num_places(cpus)
+        places = self._cluster.num_places(cpus, gpus)
         if not places:
-            raise UsageError(f"no machine of the Ray cluster has {cpus:g} CPUs; lower --cpus_per_run, or join machines")
+            wanted = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+            flags = "--cpus_per_run" + (" or --gpus_per_run" if gpus else "")
+            raise UsageError(f"no machine of the Ray cluster has {wanted}; lower {flags}, or join machines")
         self.size = size or places
         # Ray takes fractions of one core only.
         cpus = cpus if cpus <= 1 else math.ceil(cpus)
@@ -98,11 +101,16 @@ class RayJobs:
             return int(ray.get(task))
         except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError, KeyboardInterrupt):
             return STOPPED if was_stopped else -signal.SIGKILL
+        except ray.exceptions.RayTaskError as error:
+            raise RunError(f"the run in {directory} could not be started: {first_line(error.cause)}") from error
 
 
 def train(directory: str, arguments: Sequence[str]) -> int:
     """Runs `alfish train` on a machine of the cluster until it ends, or is to stop; returns its exit status."""
-    path, jobs, is_asked = Path(directory), LocalJobs(1), False
+    path = Path(directory)
+    if not path.is_dir():
+        raise UsageError(f"{platform.node()} does not see it; take a --root_dir that all machines share")
+    jobs, is_asked = LocalJobs(1), False
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # with which Ray cancels a task
     try:
         if (path / STOP).exists():

@@ -91,8 +91,9 @@ class Endings:
 
 
 def _last_words(directory: Path, status: int) -> str:
-    """Returns the sentence with which `alfish train` ended, or the last line of a traceback."""
+    """Returns the sentence with which `alfish train` ended, with the last line of a cause, or that of a traceback."""
     text = (directory / OUTPUT).read_text(errors="replace") if (directory / OUTPUT).is_file() else ""
     lines = [line for line in text.splitlines() if line.strip()]
     said = [line.removeprefix("alfish train: ") for line in lines if line.startswith("alfish train: ")]
-    return printable((said or lines or [f"exit status {status}"])[-1].strip())
+    words = (said or lines or [f"exit status {status}"])[-1].strip()
+    return printable(f"{words} {lines[-1].strip()}" if words.endswith(":") and lines[-1] != words else words)

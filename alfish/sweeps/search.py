@@ -57,6 +57,14 @@ class Parameter:
         low, high = map(float, self.items)
         return low, high
 
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Each value of a list; the ends of a range, and a fraction where it has fractions."""
+        if self.kind not in ("uniform", "log"):
+            return self.items
+        low, high = self.ends
+        return *self.items, self.text(low + (high - low) / 81)
+
     def has(self, text: str) -> bool:
         """Returns True if a text is one of the values."""
         if not self.is_range:
@@ -102,11 +110,11 @@ def draw_log(low: float, high: float, generator: np.random.Generator) -> float:
 
 
 def corners(parameters: Sequence[Parameter]) -> list[list[str]]:
-    """Returns bindings of runs; each value of a list and each end of a range occurs in one of them."""
+    """Returns bindings of runs; all examples of each parameter occur in one of them."""
     first = [parameter.items[0] for parameter in parameters]
     points = [first]
     for k, parameter in enumerate(parameters):
-        points += [[*first[:k], item, *first[k + 1 :]] for item in parameter.items[1:]]
+        points += [[*first[:k], item, *first[k + 1 :]] for item in parameter.examples[1:]]
     return [[f"{one.name}={value}" for one, value in zip(parameters, point)] for point in points]
 
 

@@ -75,7 +75,7 @@ class Sweep(Group[SweepSpecification]):
         self._reported = {trial.number for trial in self._look() if trial.state != "running"}
         if self._reported:
             self.log(f"{counted(len(self._reported), 'trial')} of {self.specification.trials} are over already")
-        self._train(self._due, is_over, "ended before its budget was spent")
+        self._train(self._due, self._is_over, "ended before its budget was spent")
 
     def _due(self) -> Iterator[Due]:
         """Prunes and reports trials, and returns the runs that are to be trained."""
@@ -122,6 +122,11 @@ class Sweep(Group[SweepSpecification]):
                 return True
         return False
 
+    def _is_over(self, directory: Path) -> bool:
+        """Returns True if a run is done or was pruned, or its trial has ended by another of its runs."""
+        trials = [trial for trial in self._trials.read() if trial.state != "running"]
+        return is_over(directory) or any(run.state.directory == directory for trial in trials for run in trial.runs)
+
     def _report(self, trials: Sequence[Trial]) -> None:
         """Logs which trials have ended since the last call, and writes the table."""
         ended = [trial for trial in trials if trial.state != "running" and trial.number not in self._reported]
@@ -129,6 +134,8 @@ class Sweep(Group[SweepSpecification]):
             self._reported.add(trial.number)
             if trial.value is None:
                 self.log(f"Trial {trial.number} failed: {trial.failure}")
+                for run in trial.runs:  # other seeds of it are of no use
+                    self.jobs.stop(run.state.directory)
             elif trial.state == "pruned":
                 self.log(f"Trial {trial.number} was pruned at {trial.steps:,} steps")
             else:

@@ -37,6 +37,14 @@ def test_bindings_are_refused_before_anything_starts(toy, tmp_path, variants, wo
         Base.read([str(toy)], [], variants)
 
 
+def test_a_run_that_is_called_base_is_left_alone(toy, tmp_path, monkeypatch):
+    (tmp_path / BASE / "checkpoints").mkdir(parents=True)
+    (tmp_path / BASE / "checkpoints" / "checkpoint-000000000100.pt").touch()
+    (tmp_path / BASE / "config.gin").write_text(toy.read_text() + "Trainer.seed = 8\n")
+    monkeypatch.chdir(tmp_path)
+    assert Base.read([str(toy)], ["Trainer.seed=3"], RATES).seed == 3
+
+
 def test_an_unread_binding_is_refused_unless_a_variant_replaces_its_reader(toy):
     toy.write_text(toy.read_text() + "Learner.learning_rate = @rate/Linear()\nrate/Linear.start = 1e-3\n")
     Base.read([str(toy)], [], RATES)

@@ -130,6 +130,8 @@ def test_interrupted_runs_are_continued_and_failed_ones_are_not(tmp_path):
     assert endings.failure(Ended(run, 2)) == "a minibatch does not divide"
     (run / OUTPUT).write_text("Traceback\n  line\nValueError: shapes differ\n\n")
     assert endings.failure(Ended(run, 1)) == "ValueError: shapes differ"
+    (run / OUTPUT).write_text("alfish train: worker 0 failed:\nTraceback\n  line\nValueError: no such map\n")
+    assert endings.failure(Ended(run, 1)) == "worker 0 failed: ValueError: no such map"
 
 
 def test_a_run_that_is_killed_again_and_again_fails_unless_it_gets_on(tmp_path):

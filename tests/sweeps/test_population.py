@@ -304,6 +304,19 @@ def test_a_member_that_failed_is_replaced_and_all_that_failed_are_an_error(tmp_p
         run(tmp_path / "all", Runs(fails="g001/m0"), single)
 
 
+def test_a_population_ends_with_the_generation_that_spends_the_budget(tmp_path):
+    class Spends(Runs):
+        def wait(self, timeout):
+            (ended,) = super().wait(timeout)
+            if ended.directory.parent.name == "g002":
+                (ended.directory / "done").write_text("{}")
+            return [ended]
+
+    lines = run(tmp_path, Spends())
+    assert lines[-1] == "Generation 2 is the last one, because the budget of a member is spent"
+    assert os.readlink(tmp_path / BEST).startswith("g002/") and not (tmp_path / "g003").exists()
+
+
 def test_a_member_whose_last_evaluation_a_signal_prevented_is_continued(tmp_path):
     """Its checkpoint is that of the pause; the same command makes up for the evaluation."""
 

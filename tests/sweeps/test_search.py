@@ -81,10 +81,13 @@ def test_a_parameter_tells_its_own_values_from_others():
     assert not any(parameter.has(text) for parameter, text in others)
 
 
-def test_corners_hold_each_value_and_each_end():
+def test_corners_hold_each_value_each_end_and_a_fraction():
     found = corners(parsed(["a.b=grid(1, 2, 3)", "c.d=log(1e-3, 0.1)"]))
     assert found[0] == ["a.b=1", "c.d=1e-3"]
-    assert sorted(map(tuple, found[1:])) == [("a.b=1", "c.d=0.1"), ("a.b=2", "c.d=1e-3"), ("a.b=3", "c.d=1e-3")]
+    ends = [("a.b=1", "c.d=0.1"), ("a.b=2", "c.d=1e-3"), ("a.b=3", "c.d=1e-3")]
+    assert sorted(map(tuple, found[1:])) == sorted([*ends, ("a.b=1", "c.d=0.00222222")])
+    assert corners(parsed(["a.n=uniform(1, 20)"])) == [["a.n=1"], ["a.n=20"], ["a.n=1.23457"]]
+    assert corners(parsed(["a.n=int(1, 20)"])) == [["a.n=1"], ["a.n=20"]]
 
 
 @pytest.mark.parametrize("name", ["random", "tpe"])

@@ -235,14 +235,42 @@ def test_a_sweep_that_is_killed_at_any_moment_equals_an_uninterrupted_one(tmp_pa
     assert ("pruned" in states) == prune
 
 
+def test_with_several_jobs_kills_do_not_change_random_proposals(tmp_path):
+    expected, draw, kills = run(tmp_path / "whole", jobs=Jobs(3)), random.Random(0), 0
+    while True:
+        try:
+            assert run(tmp_path / "killed", jobs=Jobs(3, calls=draw.randrange(1, 12))) == expected
+            break
+        except Killed:
+            kills += 1
+    assert kills > 3
+
+
 @pytest.mark.parametrize("prune", [False, True])
-def test_with_several_jobs_a_kill_does_not_change_random_proposals_and_pruning(tmp_path, prune):
-    """A random draw depends on nothing; pruning on what had been seen, which trial.json keeps."""
+def test_a_sweep_that_is_over_stays_as_it_is(tmp_path, prune):
+    """Pruning depends on what had been seen, which trial.json keeps."""
     specification = dataclasses.replace(SPECIFICATION, prune=prune)
-    run(tmp_path / "s", specification, Jobs(3))
-    expected = (tmp_path / "s" / CSV).read_text()
-    for _ in range(3):
-        assert run(tmp_path / "s", specification, Jobs(3)) == expected
+    expected, jobs = run(tmp_path / "s", specification, Jobs(3)), Jobs(3)
+    assert run(tmp_path / "s", specification, jobs) == expected and not jobs.started
+
+
+def test_the_other_seeds_of_a_trial_that_is_over_are_stopped_for_good(tmp_path):
+    class First(Jobs):
+        """The first seed of each trial fails at its second evaluation."""
+
+        def wait(self, timeout):
+            ended = super().wait(timeout)
+            for directory in [one for one in self._arguments if one.name.endswith("-0")]:
+                if len(list((directory / "eval").iterdir())) == 2:
+                    del self._arguments[directory]
+                    ended.append(Ended(directory, 1))
+            return ended
+
+    lines, jobs = [], First(4)
+    run(tmp_path / "s", dataclasses.replace(SPECIFICATION, seeds=2, trials=2), jobs, lines.append)
+    assert sorted(jobs.started) == ["000-0", "000-1", "001-0", "001-1"]
+    assert not any("continued" in line for line in lines)
+    assert not (tmp_path / "s" / "000-1" / "done").exists()
 
 
 def test_a_kill_between_two_files_of_a_trial_leaves_no_half_a_trial(tmp_path):

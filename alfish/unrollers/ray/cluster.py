@@ -99,9 +99,13 @@ class Cluster:
                 "RayWorkers.per_host or cpus_per_worker, or begin with fewer hosts by RayWorkers.min_hosts"
             )
 
-    def num_places(self, cpus: float) -> int:
-        """Returns how many processes with this number of processor cores the idle machines of the cluster can run."""
-        return sum(math.floor(node.get("CPU", 0.0) / cpus) for node in _nodes().values())
+    def num_places(self, cpus: float, gpus: float = 0.0) -> int:
+        """Returns how many processes with so many processor cores and GPUs the idle machines of the cluster can run."""
+        places = 0
+        for node in _nodes().values():
+            of_cpus = math.floor(node.get("CPU", 0.0) / cpus)
+            places += min(of_cpus, math.floor(node.get("GPU", 0.0) / gpus)) if gpus else of_cpus
+        return places
 
     def store_bytes(self) -> float:
         """Returns the size of the object store of this machine."""
