@@ -40,7 +40,7 @@ class ReplayNeeds(NamedTuple):
 class UnrollUse(NamedTuple):
     """Ways in which an on-policy algorithm may use an unroll."""
 
-    single_epoch: bool = True  # False: the loss has a ratio to the policy that acted
+    single_epoch: bool = True  # False: the loss is right after updates, too (a ratio, or no policy gradient)
     preprocess_each_epoch: bool = False  # whether to call preprocess_experience again before each later epoch
     handles_stale_policies: bool = False  # corrects for rows of an older policy; asynchronous unrollers require it
 

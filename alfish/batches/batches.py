@@ -50,7 +50,7 @@ class Batches(abc.ABC):
       outlasts_acting: whether it has rows to train on after acting has ended.
       warmup_env_steps: environment steps before the first update.
       updates_per_iteration: mean number of minibatches for an unroll; known after `bind`.
-      rows_per_update: number of rows that a minibatch trains; known after `bind`.
+      rows_per_update: number of rows in a minibatch, without the last one of each window; known after `bind`.
     """
 
     on_policy: ClassVar[bool]

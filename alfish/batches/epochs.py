@@ -51,7 +51,8 @@ class EpochBatches(Batches):
             raise UsageError(
                 f"EpochBatches.num_epochs is {self._num_epochs}, and {type(algorithm).__name__} trains on an unroll "
                 "once: no ratio in its loss corrects for the updates before; set num_epochs to 1, or train with PPO "
-                "(an algorithm of your own that has such a ratio says unroll_use = UnrollUse(single_epoch=False))"
+                "(an algorithm of your own that has such a ratio, or no policy gradient, says unroll_use = "
+                "UnrollUse(single_epoch=False))"
             )
         if unroll_length < 1 or unroll_length != int(unroll_length):
             raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")

@@ -55,7 +55,7 @@ class GAIL(RewardPart):
       gradient_penalty: weight of (|gradient of L| - 1)^2 on random mixtures of both kinds of inputs; 0: none.
       normalize_reward: whether rewards are divided by the standard deviation of their discounted returns.
       gamma: discount of these returns.
-      clip: largest absolute entry of a normalized input.
+      clip: largest absolute entry of a normalized input, and of a normalized reward.
     """
 
     def __init__(
